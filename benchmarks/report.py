@@ -1,13 +1,14 @@
-"""Writes the tables and the picture of ``docs/explanation/performance.md`` from the records in ``benchmarks/results``.
+"""The tables and the picture of ``docs/explanation/performance.md``, written from the records in ``benchmarks/results``.
 
     python benchmarks/report.py
 
-What stands between ``<!-- NAME -->`` and ``<!-- end -->`` in the page is replaced; the words around it stay.
+The script replaces the text between ``<!-- NAME -->`` and ``<!-- end -->`` in the page. The other text stays.
 """
 
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "benchmarks/results", ROOT / "docs/explanation/performance.md"
 PICTURE = PAGE.with_suffix(".png")
+MARKDOWN_WIDTH = 119
 
 
 def main() -> None:
-    """Rewrites the page and draws the picture."""
+    """Rewrite the tables of the page and draw the picture."""
     text = PAGE.read_text()
     for name, table in TABLES.items():
         before, opening, rest = text.partition(f"<!-- {name} -->\n")
@@ -31,13 +33,13 @@ def main() -> None:
 
 
 def load(name: str) -> dict[str, Any]:
-    """The record of that name."""
+    """Return the record of this name."""
     record: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
     return record
 
 
 def number(value: float) -> str:
-    """Three digits that count."""
+    """Return a number with three significant digits, or as an integer from 100 on."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -49,7 +51,7 @@ def pairs_row(label: str, found: dict[str, Any], goal: str = "-", reached: bool 
 
 
 def where() -> str:
-    """What the records were measured on."""
+    """Return the machine, the versions and the commands of the records."""
     rows = "| record | commit | load before | command |\n|---|---|---|---|\n"
     for path in sorted(RESULTS.glob("*.json")):
         record = json.loads(path.read_text())
@@ -59,7 +61,8 @@ def where() -> str:
     machine = load("step")
     parts = [machine["machine"]["cpu"], f"{machine['machine']['cores']} cores", f"{machine['machine']['memory_gib']} GiB"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    return f"{', '.join(parts)}; {versions}; seed {machine['seed']}, {machine['pairs']} pairs each.\n\n{rows}"
+    text = f"{', '.join(parts)}; {versions}; seed {machine['seed']}, {machine['pairs']} pairs each."
+    return f"{textwrap.fill(text, MARKDOWN_WIDTH, break_on_hyphens=False)}\n\n{rows}"
 
 
 def step() -> str:
@@ -88,19 +91,24 @@ def step() -> str:
     return out
 
 
+def label_text(label: str) -> str:
+    """Return the label of a record as the page shows it."""
+    return label.removesuffix(", M steps/s").replace(" 1 senders", " 1 sender").replace(" a message", " per message")
+
+
 def ingress() -> str:
     results = load("ingress")["results"]["ingress"]
     out = "| M env-steps/s | ours | bare ROUTER | ratio | goal | reached |\n|---|---|---|---|---|---|\n"
     for label, found in results.items():
         if "ratio" not in found:
-            out += f"| {label.removesuffix(', M steps/s')} | - | {found['steps_per_s'] / 1e6:.3f} | - | - | - |\n"
+            out += f"| {label_text(label)} | - | {found['steps_per_s'] / 1e6:.3f} | - | - | - |\n"
         elif label.startswith("P1"):
             goal = ("8 M", found["ours"] >= 8.0) if "64 a message" in label else ()
-            out += pairs_row(label, found, *goal)
+            out += pairs_row(label_text(label), found, *goal)
         else:
-            out += pairs_row(label, found, "0.80 of raw", found["ratio"] >= 0.8)
+            out += pairs_row(label_text(label), found, "0.80 of raw", found["ratio"] >= 0.8)
     for label, found in load("durable")["results"]["durable"].items():
-        words = f"P1, on disk, {label}, {found['items_per_commit']:.0f} a commit (baseline: append + fdatasync)"
+        words = f"P1, on disk, {label_text(label)}, {found['items_per_commit']:.0f} per commit (baseline: append + fdatasync)"
         out += pairs_row(words, found, "0.50 of append", found["ratio"] >= 0.5)
     return out
 
@@ -179,7 +187,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def draw() -> None:
-    """Three panels: trajectories in, bytes of weights, time to solve a task."""
+    """Draw three panels: trajectories in, bytes of weights, time to solve a task."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,27 +1,31 @@
-"""rl4sys_zmq: learned policies inside real, running systems, over ZeroMQ.
+"""Reinforcement learning policies embedded in real, running systems, over ZeroMQ.
 
-A map of the house, from the ground up; a module imports only from its own room and from lower floors:
+An actor (`RL4SysAgent`) runs inside a host program and chooses its actions. A learner trains the policy on another thread,
+process or machine.
 
-- F0 `errors`, `resource`, `counters`, `late`: how things fail, who owns them, what is counted, what loads when it is first used.
-- F1 `values`: what flows: segments, policy specs, policy snapshots, spaces.
-- F2 `config`: what users say. `wire`: how it is written. `weights`: diffs and digests.
-- F3 `transports`: how it travels: tcp, ipc, inproc. `delivery`: the protocol of trajectories, without I/O. `policies`: acting
-  in numpy.
+The subpackages form layers. A module imports only from its own subpackage and from lower layers:
+
+- F0 `errors`, `resource`, `counters` and other small modules: exceptions, owned threads and sockets, counters.
+- F1 `values`: segments, policy specs, policy snapshots and spaces.
+- F2 `config`: options and configuration files. `wire`: the message format. `weights`: weight diffs and digests.
+- F3 `transports`: ZeroMQ sockets over tcp, ipc and inproc. `delivery`: the delivery protocol for segments, without I/O.
+  `policies`: inference in numpy.
 - F4 `security`: keys, the access list, authentication and authorization.
-- F5 `calls`: how one asks another: calls with deadlines, at most once, and notices.
-- F6 `actor` and `learner`: two wings with no connecting door; they meet only as bytes.
-- F7 `serving`: inference, environments, actions and trainers as services. `ops`: status, plots. `testing`: public test tools.
-- F8 `bench`: what benchmarks measure with.
+- F5 `rpc`: calls with deadlines, calls that run at most once, and topics to subscribe to.
+- F6 `actor` and `learner`: the two sides. Neither imports the other; they exchange only messages.
+- F7 `serving`: inference, environments, actions and trainers as services. `ops`: status, diagnosis and plots.
+  `testing`: public test tools.
+- F8 `bench`: the measurements behind the benchmarks.
 - F9 `cli`: the commands ``rl4sys-learner`` and ``rl4sys-actor``.
 
-The names below are loaded when first used; importing this package imports nothing heavy, and never torch.
+Public names are loaded when first used. Importing this package never imports torch.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rl4sys_zmq._lazy import load_late
+from rl4sys_zmq._lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from rl4sys_zmq.actor import RL4SysAction, RL4SysAgent, RL4SysTrajectory
@@ -32,7 +36,7 @@ __version__ = "0.1.0"
 
 __all__ = ["AgentConfig", "RL4SysAction", "RL4SysAgent", "RL4SysError", "RL4SysTrajectory", "__version__"]
 
-__getattr__ = load_late(
+__getattr__ = lazy_getattr(
     __name__,
     {
         "actor": (

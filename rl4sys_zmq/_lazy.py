@@ -1,4 +1,4 @@
-"""Names of a package that are loaded when first used: most programs are an actor or a learner, and need a part."""
+"""Names of a package that are imported at their first use. Most programs need only the actor or only the learner."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["load_late"]
+__all__ = ["lazy_getattr"]
 
 
-def load_late(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
-    """A `__getattr__` for a package.
+def lazy_getattr(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
+    """Return a `__getattr__` for a package.
 
     Args:
-        package: its name.
-        homes: for each module within it, the names that are looked up there.
+        package: The name of the package.
+        homes: For each module of the package, the names to look up there.
 
     Returns:
-        What loads the module of a name, and keeps the name's value in the package; it raises `AttributeError` for others.
+        A function that imports the module of a name and stores the value in the package. It raises `AttributeError` for a name
+        that is not listed.
     """
     home_of = {name: home for home, names in homes.items() for name in names}
 

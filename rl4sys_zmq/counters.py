@@ -1,7 +1,7 @@
-"""Counters that any room may raise; `ops` exports them.
+"""Counters that any module can raise. `ops` exports them.
 
-A `Counters` belongs to one object (an agent, a gateway, a server of calls). Any thread may raise it, without a lock: each has
-numbers of its own, which readers add up. Names are dotted: ``refused.checksum``, ``dropped_at_source.lag``.
+A `Counters` belongs to one object (an agent, a gateway, a `Server`). Any thread can raise its counters without a lock: each
+thread has numbers of its own, and reading adds them up. Names are dotted: ``refused.checksum``, ``dropped_at_source.lag``.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ class Counters:
         self._counts: dict[int, dict[str, int]] = {}
 
     def add(self, name: str, amount: int = 1) -> None:
-        """Adds `amount` (not negative) to the counter `name`."""
+        """Add `amount` (not negative) to the counter `name`."""
         mine = self._counts.get(get_ident())
         if mine is None:
             mine = self._counts[get_ident()] = {}
         mine[name] = mine.get(name, 0) + amount
 
     def get(self, name: str) -> int:
-        """The value of the counter `name`, 0 when it was never raised."""
+        """Return the value of the counter `name`. 0 if it was never raised."""
         return sum([counts.get(name, 0) for counts in self._counts.copy().values()])
 
     def under(self, prefix: str) -> dict[str, int]:
-        """The counters below ``prefix.``, by the rest of their names."""
+        """Return the counters below ``prefix.``, by the rest of their names."""
         start = prefix + "."
         return {name[len(start) :]: value for name, value in self._items() if name.startswith(start)}
 
     def total(self, prefix: str) -> int:
-        """The sum of all counters below ``prefix.``."""
+        """Return the sum of all counters below ``prefix.``."""
         return sum(self.under(prefix).values())
 
     def snapshot(self) -> dict[str, int]:
-        """Return all counters by name, as a copy."""
+        """Return a copy of all counters by name."""
         return dict(self._items())
 
     def _items(self) -> Iterator[tuple[str, int]]:

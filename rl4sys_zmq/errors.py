@@ -1,45 +1,45 @@
-"""Every way this library can fail, drawn once.
+"""The exceptions of this library, and the codes of refusals.
 
 ::
 
     RL4SysError
-    ├── ConfigError                 a key, a file or an argument is wrong (names the key and the nearest valid name)
-    ├── BadInput (ValueError)       the host handed over something that cannot be stored
+    ├── ConfigError                 a configuration key, file or argument is invalid (with the nearest valid key)
+    ├── BadInput (ValueError)       the host passed a value that cannot be stored
     │   ├── ObservationError        wrong shape or dtype, or not finite
-    │   ├── MaskError               wrong shape, or it forbids every action
-    │   ├── RewardError             missing at the end, not finite, or after the segment left
-    │   ├── ActionError             an action of another agent, or one already stored
-    │   └── DataError               data that do not fit their store (names the key, with both shapes or dtypes)
-    ├── CallError                   a call of a service that brought no answer
-    │   ├── CallTimeout             none came within the time (names the stage that was reached)
-    │   ├── CallRefused             the server would not run it (carries a `CallRefusal` code)
-    │   ├── CallFailed              the callback raised; its type and text
-    │   └── CallLost                the server forgot the session: whether it ran the call is unknown
-    ├── AnswerError                 a callback of a server answered something else than it was asked for
-    ├── CallbackStuck               a server was stopped while a callback of its user still ran
-    ├── PayloadError (TypeError)    a value that cannot travel (names its path in the tree)
-    ├── Closed                      the object was closed before the call
-    ├── PolicyStale                 the policy is older than the host allows, and it asked to be told
-    ├── LearnerUnavailable          no learner within the timeout (names the stage that was reached)
-    ├── HandshakeRefused            the learner said no (names the field and both values)
-    ├── ClientFailed                this client's learner thread stopped on an exception
-    ├── TrainingDiverged            each of several updates in a row was not finite (says how many, and what)
-    ├── TransportError              an address cannot be bound, dialled or parsed
-    │   └── AddressInUse
-    ├── ProtocolError               bytes that are not a message of ours (carries a `Refusal` code)
-    ├── WeightsError                a diff or a snapshot that does not fit or does not verify
-    ├── WorkerDied                  a thread of ours ended with an exception
-    ├── MemoryExceeded              a learner's process holds more memory than it may, and nothing helped (names both)
-    ├── CheckpointError             a checkpoint cannot be written or read, or is not what was written
-    ├── RunDirectoryError           the run directory cannot be written
-    ├── JournalError                the journal cannot be opened or read (names the file and the remedy)
-    │   └── JournalLost             it lacks what marks or checkpoints know of it (says how much)
-    ├── SpoolError                  an actor's spool is in use, cannot be opened, or is another actor's
-    ├── StoreEmpty                  a data store holds nothing that could be sampled yet
-    └── StoreError                  a data store's files are in use, damaged, or not its own (names the path and the remedy)
+    │   ├── MaskError               wrong shape, or no action is allowed
+    │   ├── RewardError             missing at the end, not finite, or too late: its segment was already sent
+    │   ├── ActionError             an action of another agent, or one that is already stored
+    │   └── DataError               data that do not fit a data store (with the key, and both shapes or dtypes)
+    ├── CallError                   a call to a service returned no result
+    │   ├── CallTimeout             no reply before the deadline (with the stage that was reached)
+    │   ├── CallRefused             the server refused to run the call (with a `CallRefusal` code)
+    │   ├── CallFailed              the server's callback raised an exception (with its type and text)
+    │   └── CallLost                the server no longer has the session; the call may or may not have run
+    ├── AnswerError                 a server's callback returned an invalid result
+    ├── CallbackStuck               a server was stopped while one of its callbacks was still running
+    ├── PayloadError (TypeError)    a value that cannot be sent (with its path in the tree)
+    ├── Closed                      the object was already closed
+    ├── PolicyStale                 the policy is older than `policy_max_age_s`, with ``on_stale: raise``
+    ├── LearnerUnavailable          no reply from the learner in time (with the stage that was reached)
+    ├── HandshakeRefused            the learner refused the actor (with the field and both values)
+    ├── ClientFailed                the learner thread of this client ended with an exception
+    ├── TrainingDiverged            several updates in a row were not finite
+    ├── TransportError              an address cannot be bound, connected to or parsed
+    │   └── AddressInUse            another socket is already bound to the address
+    ├── ProtocolError               bytes that are not a valid message (with a `Refusal` code)
+    ├── WeightsError                a weight diff or snapshot does not fit, or its digest is wrong
+    ├── WorkerDied                  a thread of this library ended with an exception
+    ├── MemoryExceeded              the learner's process is over its memory limit
+    ├── CheckpointError             a checkpoint cannot be written or read, or is damaged
+    ├── RunDirectoryError           the run directory cannot be created or written
+    ├── JournalError                the journal cannot be opened or read (with the file and the remedy)
+    │   └── JournalLost             the journal lacks segments that were acknowledged (with their number)
+    ├── SpoolError                  an actor's spool is in use, unreadable, or belongs to another actor
+    ├── StoreEmpty                  a data store holds nothing to sample
+    └── StoreError                  the files of a data store are in use, damaged, or belong to something else
 
-Errors carry their numbers as attributes and say in one line what to do. Foreign exceptions stop at our border: they are
-the ``__cause__`` of one of these.
+The exceptions have their numbers as attributes, and their text is one line with a remedy. An exception of another library
+becomes the ``__cause__`` of one of these.
 """
 
 from __future__ import annotations
@@ -89,15 +89,15 @@ __all__ = [
 
 
 class RL4SysError(Exception):
-    """The root of the tree: catch this to catch everything of ours."""
+    """The base class of all exceptions of this library."""
 
 
 class ConfigError(RL4SysError):
-    """A configuration key, file or argument is wrong.
+    """An invalid configuration key, file or argument.
 
     Attributes:
-        key: the offending key as the user wrote it, dotted when nested; empty when the file itself is the problem.
-        source: the file or the object that it was read from.
+        key: The invalid key as the user wrote it, dotted if nested; empty if the file itself is the problem.
+        source: The file or object that was read.
     """
 
     def __init__(self, message: str, *, key: str = "", source: str = "") -> None:
@@ -107,30 +107,30 @@ class ConfigError(RL4SysError):
 
 
 class BadInput(RL4SysError, ValueError):
-    """The host handed over something that cannot be used; nothing was stored."""
+    """An invalid value from the host; nothing was stored."""
 
 
 class ObservationError(BadInput):
-    """An observation has the wrong shape or dtype, or is not finite."""
+    """An observation with the wrong shape or dtype, or with values that are not finite."""
 
 
 class MaskError(BadInput):
-    """An action mask has the wrong shape, or forbids every action."""
+    """An action mask with the wrong shape, or that allows no action."""
 
 
 class RewardError(BadInput):
-    """A reward is missing, not finite, or came after its segment had left."""
+    """A reward that is missing, not finite, or too late because its segment was already sent."""
 
 
 class ActionError(BadInput):
-    """An action belongs to another agent, or is already stored in a trajectory."""
+    """An action of another agent, or one that is already stored in a trajectory."""
 
 
 class DataError(BadInput):
-    """Data, indices or priorities do not fit the store that they were handed to.
+    """Data, indices or priorities that do not fit a data store.
 
     Attributes:
-        key: which, as a path like ``observations/camera``; empty when it is all of it.
+        key: The path of the invalid part, such as ``observations/camera``; empty for the whole value.
     """
 
     def __init__(self, key: str, problem: str) -> None:
@@ -139,15 +139,15 @@ class DataError(BadInput):
 
 
 class Closed(RL4SysError):
-    """The object was closed before this call."""
+    """A call of an object that is already closed."""
 
 
 class CallError(RL4SysError):
-    """A call of a service brought no answer.
+    """A call to a service that returned no result.
 
     Attributes:
-        method: what was called.
-        address: where.
+        method: The name of the method.
+        address: The address of the server.
     """
 
     def __init__(self, method: str, address: str, problem: str) -> None:
@@ -156,11 +156,13 @@ class CallError(RL4SysError):
 
 
 class CallTimeout(CallError):
-    """No answer came in time. A call of a service that executes each call once may have run, or may run yet.
+    """A call without a reply before its deadline.
+
+    The server may have run the call, or may still be running it.
 
     Attributes:
-        stage: what was being waited for.
-        timeout_s: the time that was allowed, in seconds.
+        stage: What the caller was waiting for.
+        timeout_s: The time limit, in seconds.
     """
 
     def __init__(self, method: str, address: str, stage: str, timeout_s: float) -> None:
@@ -169,28 +171,28 @@ class CallTimeout(CallError):
 
 
 class CallRefusal(StrEnum):
-    """Why a server did not run a call. Each is a counter on the server."""
+    """The reason for which a server refused a call. The server counts each reason."""
 
     UNKNOWN = "unknown"  # no such method, interface, key or request
-    BUSY = "busy"  # more calls wait than the server takes
-    EXPIRED = "expired"  # the caller's time was over before its turn came
-    TOO_LARGE = "too_large"  # of a size beyond the limit
-    INVALID = "invalid"  # a payload that the method cannot use
-    MISMATCH = "mismatch"  # a configuration field that differs
-    NO_SESSION = "no_session"  # the server does not know this caller (any more)
-    FORBIDDEN = "forbidden"  # the key has no role that allows this
-    OCCUPIED = "occupied"  # somebody else holds what was asked for
-    RATE = "rate"  # more often than the rate limit allows
-    GONE = "gone"  # what the caller had here is no more: begin anew
+    BUSY = "busy"  # the server's queue of calls is full
+    EXPIRED = "expired"  # the deadline of the call passed before the server could run it
+    TOO_LARGE = "too_large"  # the call is larger than the limit
+    INVALID = "invalid"  # the method cannot use this payload
+    MISMATCH = "mismatch"  # a configuration field differs between caller and server
+    NO_SESSION = "no_session"  # the server has no session of this caller, or no longer has it
+    FORBIDDEN = "forbidden"  # no role of this key allows the call
+    OCCUPIED = "occupied"  # another caller holds the resource
+    RATE = "rate"  # the calls exceed the rate limit
+    GONE = "gone"  # the caller's resource no longer exists on the server: start again
     CLOSING = "closing"  # the server is stopping
 
 
 class CallRefused(CallError):
-    """The server would not run the call.
+    """A call that the server refused to run.
 
     Attributes:
-        code: why.
-        detail: the server's words.
+        code: The reason, as a code.
+        detail: The reason, as text from the server.
     """
 
     def __init__(self, method: str, address: str, code: CallRefusal, detail: str) -> None:
@@ -199,11 +201,11 @@ class CallRefused(CallError):
 
 
 class CallFailed(CallError):
-    """The server's callback raised.
+    """A call whose callback on the server raised an exception.
 
     Attributes:
-        kind: the name of the exception's class.
-        detail: its text.
+        kind: The name of the exception's class.
+        detail: The exception's text.
     """
 
     def __init__(self, method: str, address: str, kind: str, detail: str) -> None:
@@ -212,25 +214,26 @@ class CallFailed(CallError):
 
 
 class CallLost(CallError):
-    """The server was started again, or has forgotten this caller, while a call was under way that must run at most once.
+    """A call that must run at most once, and whose session the server no longer has.
 
-    Whether it ran is unknown; it is not sent again.
+    The server was restarted, or it discarded the session, for example because the caller's lease ended. The call may or may not
+    have run. It is not sent again.
     """
 
     def __init__(self, method: str, address: str) -> None:
-        super().__init__(method, address, "the server has forgotten this session; whether the call ran is unknown")
+        super().__init__(method, address, "the server no longer has this session; the call may or may not have run")
 
 
 class AnswerError(RL4SysError):
-    """A callback of a server answered something else than it was asked for; its caller gets a `CallFailed` that says so."""
+    """An invalid result of a server's callback. The caller receives it as `CallFailed`."""
 
 
 class CallbackStuck(RL4SysError):
-    """A server was stopped, and a callback did not return in time.
+    """A callback that was still running when the time to stop its server was over.
 
     Attributes:
-        concurrency_group: which callback: its concurrency group, and the method in brackets where a concurrency group has
-            several.
+        concurrency_group: The concurrency group of the callback. If the group has several methods, the method follows in
+            brackets.
     """
 
     def __init__(self, server: str, concurrency_group: str, timeout_s: float) -> None:
@@ -241,11 +244,11 @@ class CallbackStuck(RL4SysError):
 
 
 class PayloadError(RL4SysError, TypeError):
-    """A value that cannot travel; nothing was sent.
+    """A value that cannot be sent; nothing was sent.
 
     Attributes:
-        path: where in the tree, like ``payload['image'][0]``.
-        problem: what is wrong with the value there.
+        path: The place of the value in the tree, such as ``payload['image'][0]``.
+        problem: What is wrong with the value.
     """
 
     def __init__(self, path: str, problem: str) -> None:
@@ -254,12 +257,12 @@ class PayloadError(RL4SysError, TypeError):
 
 
 class LearnerUnavailable(RL4SysError):
-    """No learner answered in time.
+    """A learner that did not reply in time.
 
     Attributes:
-        address: the address that was dialled.
-        stage: what was being waited for when the time ran out.
-        timeout_s: the time that was allowed, in seconds.
+        address: The learner's address.
+        stage: What the actor was waiting for when the time was over.
+        timeout_s: The time limit, in seconds.
     """
 
     def __init__(self, address: str, stage: str, timeout_s: float, hint: str = "") -> None:
@@ -271,11 +274,13 @@ class LearnerUnavailable(RL4SysError):
 
 
 class PolicyStale(RL4SysError):
-    """The learner has not been heard for longer than ``policy_max_age_s``, with ``on_stale: raise``.
+    """A policy that is older than ``policy_max_age_s``, with ``on_stale: raise``.
+
+    The age of a policy is the time since the learner last confirmed that it is current.
 
     Attributes:
-        age_s: for how long, in seconds.
-        max_age_s: what is allowed.
+        age_s: The age of the policy, in seconds.
+        max_age_s: The limit, in seconds.
     """
 
     def __init__(self, age_s: float, max_age_s: float) -> None:
@@ -284,11 +289,11 @@ class PolicyStale(RL4SysError):
 
 
 class HandshakeRefused(RL4SysError):
-    """The learner refused this actor.
+    """A handshake that the learner refused.
 
     Attributes:
-        code: the refusal code.
-        field: the configuration field that differs, when one does.
+        code: The refusal code.
+        field: The configuration field that differs; empty if the reason is another one.
     """
 
     def __init__(self, code: Refusal, reason: str, field: str = "") -> None:
@@ -298,11 +303,11 @@ class HandshakeRefused(RL4SysError):
 
 
 class ClientFailed(RL4SysError):
-    """The learner thread of this client stopped on an exception; other clients go on.
+    """A client whose learner thread ended with an exception. Other clients continue.
 
     Attributes:
-        client_id: the client that failed.
-        error: the exception as the learner reported it, in one line.
+        client_id: The client that failed.
+        error: The exception as the learner reported it, in one line.
     """
 
     def __init__(self, client_id: str, error: str) -> None:
@@ -312,73 +317,76 @@ class ClientFailed(RL4SysError):
 
 
 class TrainingDiverged(RL4SysError):
-    """Updates come out not finite whatever they are made of: the parameters are to blame, or the algorithm, and not the data.
+    """Several updates in a row that were not finite, whatever data they used.
+
+    The cause is the parameters or the algorithm, not the data.
 
     Attributes:
-        updates: how many in a row were undone.
-        reason: what was not finite in the last one.
+        updates: The number of updates in a row that were undone.
+        reason: What was not finite in the last update.
     """
 
     def __init__(self, updates: int, reason: str) -> None:
         self.updates, self.reason = updates, reason
         super().__init__(
-            f"{updates} updates in a row were undone, and nothing was left to train on ({reason}); the weights before them are "
-            "kept. Is a learning rate too high, or max_magnitude? Remedy the parameters and restart the client"
+            f"{updates} updates in a row were undone, and no data was left to train on ({reason}); the weights before them are "
+            "kept. A learning rate or max_magnitude may be too high: correct the parameters and restart the client"
         )
 
 
 class TransportError(RL4SysError):
-    """An address cannot be parsed, bound or dialled."""
+    """An address that cannot be parsed, bound or connected to."""
 
 
 class AddressInUse(TransportError):
-    """Another process (or another socket of this one) already binds this address."""
+    """An address to which another process, or another socket of this process, is already bound."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         super().__init__(
-            f"{address} is already in use; stop the process that holds it or choose another port (0 picks a free one)"
+            f"{address} is already in use; stop the process that uses it or choose another port (0 picks a free one)"
         )
 
 
 class Refusal(StrEnum):
-    """Why a message or an item was refused. Each is a counter on the side that refuses."""
+    """The reason for which a message or an item was refused. The side that refuses counts each reason."""
 
-    FRAMES = "frames"  # no frames, or more than the limit
-    TOO_LARGE = "too_large"  # a frame, a message or a length over its limit
-    MAGIC = "magic"  # the prefix does not start with ours
+    FRAMES = "frames"  # the message has no frames, or more than the limit
+    TOO_LARGE = "too_large"  # a frame, a message or a length is over its limit
+    MAGIC = "magic"  # the prefix is not the prefix of this protocol
     VERSION = "version"  # another major version of the protocol
-    FEATURE = "feature"  # a must-understand flag that this side does not know, or images where there is no Pillow
+    FEATURE = "feature"  # an unknown must-understand flag, or coded images where Pillow is not installed
     KIND = "kind"  # an unknown message kind
-    CHECKSUM = "checksum"  # the bytes are not those that were sent
-    MALFORMED = "malformed"  # the header is not the map that this kind requires
-    DTYPE = "dtype"  # a column dtype outside the allow-list
-    SHAPE = "shape"  # dimensions that are negative, too many, or do not match the bytes
-    SPEC = "spec"  # columns that do not fit the client's spaces
-    RANGE = "range"  # a number outside its range
-    DIRECTION = "direction"  # a message that only the other side may send
-    NO_SESSION = "no_session"  # data before a handshake: say HELLO again
-    FENCED = "fenced"  # an incarnation below the one on record: take one above it if that is named
+    CHECKSUM = "checksum"  # the checksum is wrong: the bytes changed on the way
+    MALFORMED = "malformed"  # the header is not the map that this message kind requires
+    DTYPE = "dtype"  # the dtype of a column is not allowed
+    SHAPE = "shape"  # dimensions are negative, too many, or do not match the number of bytes
+    SPEC = "spec"  # columns do not fit the client's spaces
+    RANGE = "range"  # a number is out of its range
+    DIRECTION = "direction"  # only the other side may send this message
+    NO_SESSION = "no_session"  # data before a handshake: send HELLO again
+    FENCED = "fenced"  # the incarnation is lower than the recorded one: use a higher one if the recorded one is given
     CONFLICT = "conflict"  # two live incarnations of one actor
-    EXPIRED = "expired"  # an incarnation whose mark ran out with its lease: take a new one
-    GAP = "gap"  # a sequence number beyond the mark
-    EQUIVOCATION = "equivocation"  # a sequence number that had another content before
-    FORBIDDEN = "forbidden"  # the key has no role that allows this
-    IDENTITY = "identity"  # the key is not this client's
-    MISMATCH = "mismatch"  # a configuration field that differs from the learner's
-    CONFIG = "config"  # a configuration that the learner cannot use
-    QUOTA = "quota"  # more than the session's limits allow
-    FAILED = "failed"  # the client's learner thread has stopped
+    EXPIRED = "expired"  # the lease of this incarnation ran out and its mark was removed: use a new incarnation
+    GAP = "gap"  # the sequence number skips numbers after the mark
+    EQUIVOCATION = "equivocation"  # this sequence number had different content before
+    FORBIDDEN = "forbidden"  # no role of this key allows this
+    IDENTITY = "identity"  # the key is not valid for this client or actor
+    MISMATCH = "mismatch"  # a configuration field differs from the learner's
+    CONFIG = "config"  # the learner cannot use this configuration
+    QUOTA = "quota"  # a limit of the session, the user or the learner is exceeded
+    FAILED = "failed"  # the client's learner thread has failed
     CLOSING = "closing"  # the learner is shutting down
-    INTERNAL = "internal"  # a fault of the side that refuses; its log has the trace
+    INTERNAL = "internal"  # a bug on the side that refuses; its log has the traceback
 
 
 class ProtocolError(RL4SysError):
-    """Bytes that are not a valid message.
+    """An invalid message, or one that is not allowed.
 
     Attributes:
-        code: which rule they break.
-        incarnation: with ``FENCED``: the one on record, if the actor may take one above it; else 0.
+        code: The reason, as a code.
+        detail: The reason, as text.
+        incarnation: With ``FENCED``, the recorded incarnation if the actor may use a higher one; else 0.
     """
 
     def __init__(self, code: Refusal, detail: str, *, incarnation: int = 0) -> None:
@@ -389,11 +397,11 @@ class ProtocolError(RL4SysError):
 
 
 class WeightsError(RL4SysError):
-    """A diff or a snapshot does not fit the policy, or its digest does not verify.
+    """A weight diff or snapshot that does not fit the policy, or whose digest is wrong.
 
     Attributes:
-        reason: ``payload`` (damaged or malformed bytes), ``size`` (of another policy's size), ``gap`` (not from the version
-            that is held), ``digest`` (the result is not the learner's state) or ``finite`` (infinities or NaN).
+        reason: ``payload`` (damaged or malformed bytes), ``size`` (the size of another policy), ``gap`` (a diff from another
+            version than the current one), ``digest`` (the result is not the learner's state) or ``finite`` (infinity or NaN).
     """
 
     def __init__(self, message: str, *, reason: str = "payload") -> None:
@@ -402,37 +410,37 @@ class WeightsError(RL4SysError):
 
 
 class MemoryExceeded(RL4SysError):
-    """A learner's process holds more memory than it may, and to end its connections has not helped.
+    """A learner's process that is over its memory limit, even after all connections were ended.
 
     Attributes:
-        resident_bytes: what it holds.
-        limit_bytes: what it may hold.
+        resident_bytes: The resident size of the process, in bytes.
+        limit_bytes: The limit, in bytes.
     """
 
     def __init__(self, resident_bytes: int, limit_bytes: int) -> None:
         self.resident_bytes, self.limit_bytes = resident_bytes, limit_bytes
         super().__init__(
-            f"the process holds {resident_bytes >> 20} MiB, its limit is {limit_bytes >> 20} MiB (max_memory_bytes); to end all "
-            "connections has not helped. What was acknowledged is safe in the journal: start it again. If no peer floods it, its "
-            "clients need more: raise --max-memory, or lower buffer_size and batch sizes"
+            f"the process uses {resident_bytes >> 20} MiB, its limit is {limit_bytes >> 20} MiB (max_memory_bytes), and ending "
+            "all connections did not help. Acknowledged segments are safe in the journal: start the learner again. If no peer "
+            "floods it, its clients need more memory: raise --max-memory, or lower buffer_size and batch sizes"
         )
 
 
 class WorkerDied(RL4SysError):
-    """A thread of ours ended with an exception (its ``__cause__``)."""
+    """A thread of this library that ended with an exception, which is the ``__cause__``."""
 
 
 class RunDirectoryError(RL4SysError):
-    """The run directory cannot be created or written."""
+    """A run directory that cannot be created or written."""
 
 
 class CheckpointError(RL4SysError):
-    """A checkpoint cannot be written or read, or is not what was written.
+    """A checkpoint that cannot be written or read, or that is damaged.
 
     Attributes:
-        path: the file or folder, or the place in a state that cannot be stored.
-        damaged: what lies on the disk is not what was written; False when it may be whole and the reason is another one
-            (no permission, no space, another version of the library).
+        path: The file or folder, or the path within a state that cannot be stored.
+        damaged: True if the files on disk are not what was written. False if they may be intact and the reason is another
+            one, such as no permission, no space or another version of the library.
     """
 
     def __init__(self, path: object, problem: str, *, damaged: bool = False) -> None:
@@ -442,10 +450,10 @@ class CheckpointError(RL4SysError):
 
 
 class JournalError(RL4SysError):
-    """The journal cannot be opened or read.
+    """A journal that cannot be opened or read.
 
     Attributes:
-        path: the file.
+        path: The journal's file.
     """
 
     def __init__(self, path: str, problem: str, remedy: str) -> None:
@@ -454,12 +462,12 @@ class JournalError(RL4SysError):
 
 
 class JournalLost(JournalError):
-    """The journal, or a part of it, is gone: its file of marks, or checkpoints, know of more than it does.
+    """A journal that lacks segments which its file of marks, or a checkpoint, records as acknowledged.
 
-    Nothing was changed. A learner's start with ``resume: accept-loss`` goes on without what is gone, and counts it.
+    Nothing was changed. To start the learner without the missing segments, use ``resume: accept-loss``; it counts them.
 
     Attributes:
-        segments: by client, how many acknowledged segments the journal does not know.
+        segments: The number of acknowledged segments that are missing, by client.
     """
 
     def __init__(self, path: str, problem: str, remedy: str, segments: Mapping[str, int]) -> None:
@@ -468,18 +476,18 @@ class JournalLost(JournalError):
 
 
 class SpoolError(RL4SysError):
-    """An actor's spool is in use, cannot be read or written, or belongs to another client, actor or version of the library."""
+    """A spool that is in use, unreadable or unwritable, or belongs to another client, actor or library version."""
 
 
 class StoreEmpty(RL4SysError):
-    """A data store holds nothing that could be sampled yet; try again when more was inserted."""
+    """A data store that holds nothing to sample. Try again after an insert."""
 
 
 class StoreError(RL4SysError):
-    """The files of a data store cannot be opened or written, are in use or damaged, or belong to something else.
+    """Files of a data store that cannot be opened or written, are in use or damaged, or belong to something else.
 
     Attributes:
-        path: the file or folder.
+        path: The file or folder.
     """
 
     def __init__(self, path: object, problem: str) -> None:

@@ -1,8 +1,8 @@
-"""Arrays of images as PNG or JPEG files, and back from bytes that nobody vouches for.
+"""Arrays of images as PNG or JPEG files, and a decoder for untrusted files.
 
-The files lie one behind the other, each behind its length (u32, little-endian). What a decoder may be asked to do is known before
-Pillow sees a file: its size, its kind of pixels and all its parts are compared with what they must be. Pillow is loaded when
-something is coded or decoded, and comes with the extra ``images``.
+The files follow each other, each after its length (u32, little-endian). Before Pillow sees a file, its size, pixel format and all
+its parts are checked, so that the cost of decoding is known. Pillow is loaded at the first use and comes with the extra
+``images``.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __all__ = ["NEEDS_PILLOW", "BadImage", "ImageCodec", "ImageSize", "decode_images
 
 NEEDS_PILLOW = "images need Pillow: pip install 'rl4sys-zmq[images]'"
 MIN_SIDE, MAX_SIDE = 8, 65_500
-"""Of an image, in pixels: less is hardly one, and more is no JPEG."""
+"""Limits of an image's side, in pixels. The upper one is JPEG's."""
 PNG_LEVEL = 1
-"""Of zlib: on rendered frames level 6 takes several times as long for a few percent."""
+"""The zlib level of PNG. On rendered frames, level 6 takes several times as long for a few percent."""
 
 _LENGTH = struct.Struct("<I")
 _PNG_BEGIN = struct.Struct(">8sI4sIIBBBBBI")
@@ -43,16 +43,16 @@ ImageSize = tuple[int, int, int]
 
 
 class BadImage(RL4SysError):
-    """Bytes that are not the images that they should be."""
+    """Bytes that are not the expected images."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageCodec:
-    """How images are coded.
+    """The format of coded images.
 
     Attributes:
-        format: ``png`` (exact) or ``jpeg`` (not).
-        quality: of JPEG, 1 to 100.
+        format: ``png`` (lossless) or ``jpeg`` (lossy).
+        quality: Quality of JPEG, 1 to 100.
     """
 
     format: str
@@ -61,7 +61,7 @@ class ImageCodec:
 
 @functools.cache
 def has_pillow() -> bool:
-    """Whether Pillow can be loaded; this loads it, once."""
+    """Return True if Pillow can be loaded. The first call loads it."""
     try:
         from PIL import Image, JpegImagePlugin, PngImagePlugin  # noqa: F401
     except ImportError:
@@ -70,10 +70,10 @@ def has_pillow() -> bool:
 
 
 def image_size(shape: Sequence[int]) -> ImageSize | None:
-    """The size of the images in an array of this shape, None if it holds none.
+    """Return the size of the images in an array of this shape, or None if it holds no images.
 
-    They are its last dimensions: ``[..., height, width, 1 or 3]``, else ``[..., height, width]``; each side has 8 to 65,500
-    pixels. What stands before counts images.
+    Images are the last dimensions: ``[..., height, width, 1 or 3]``, else ``[..., height, width]``. Each side has 8 to 65,500
+    pixels. The dimensions before them count images.
     """
     if len(shape) > 2 and shape[-1] in (1, 3):
         height, width, channels = shape[-3:]
@@ -85,12 +85,12 @@ def image_size(shape: Sequence[int]) -> ImageSize | None:
 
 
 def encode_images(pixels: NDArray[np.uint8], size: ImageSize, codec: ImageCodec) -> bytes:
-    """All images of an array, as files.
+    """Return all images of an array as files.
 
     Args:
-        pixels: of any shape; images of `size` side by side.
-        size: of each.
-        codec: how.
+        pixels: An array of any shape that consists of images of `size`.
+        size: Size of each image.
+        codec: Format of the files.
     """
     from PIL import Image
 
@@ -104,17 +104,17 @@ def encode_images(pixels: NDArray[np.uint8], size: ImageSize, codec: ImageCodec)
 
 
 def decode_images(files: bytes | memoryview, shape: Sequence[int], size: ImageSize, form: str) -> NDArray[np.uint8]:
-    """An array of this shape out of the files of its images.
+    """Return an array of this shape from the files of its images.
 
     Args:
-        files: what `encode_images` made, or anything else.
-        shape: of the array, a multiple of `size`. As many bytes are allocated, and beside them those of one image in Pillow (four
-            for a pixel of three) and of a copy of it.
-        size: of each image.
+        files: The result of `encode_images`, or untrusted bytes.
+        shape: Shape of the array, a multiple of `size`. In addition to the array, memory is used for one image in Pillow (four
+            bytes for a pixel of three channels) and a copy of it.
+        size: Size of each image.
         form: ``png`` or ``jpeg``.
 
     Raises:
-        BadImage: when they are not exactly these images.
+        BadImage: If the files are not exactly these images.
     """
     height, width, channels = size
     count = prod(shape) // prod(size)
@@ -134,7 +134,7 @@ def decode_images(files: bytes | memoryview, shape: Sequence[int], size: ImageSi
 
 
 def _array_shape(size: ImageSize) -> tuple[int, ...]:
-    """Of one image: grey ones have no dimension of channels."""
+    """Return the shape of one image. Grey images have no channel dimension."""
     return size if size[2] == 3 else size[:2]
 
 
@@ -154,7 +154,7 @@ def _load(file: memoryview, form: str, mode: str, side: tuple[int, int]) -> NDAr
     try:
         with Image.open(io.BytesIO(file), formats=[form.upper()]) as image:
             if (image.format, image.mode, image.size) != (form.upper(), mode, side):
-                raise BadImage(f"{image.format} {image.mode} of {image.size}, not {mode} of {side}")
+                raise BadImage(f"it is {image.format} {image.mode} of {image.size}; expected {mode} of {side}")
             return np.asarray(image)
     except (BadImage, MemoryError):
         raise
@@ -163,17 +163,18 @@ def _load(file: memoryview, form: str, mode: str, side: tuple[int, int]) -> NDAr
 
 
 def _check_png(file: memoryview, size: ImageSize) -> None:
-    """The header must be the one of such an image, and nothing but its pixels may follow: text and profiles can expand, too.
+    """Check that a file has the header of such an image and contains only pixels.
 
-    Pillow takes a PNG of too few rows for one of black ones, so that their bytes are counted here.
+    Other chunks are refused, since text and profiles can expand too. Pillow fills missing rows of a PNG with black, so the bytes
+    of the rows are counted here.
     """
     height, width, channels = size
     if len(file) < _PNG_BEGIN.size:
-        raise BadImage(f"{len(file)} bytes are no PNG")
+        raise BadImage(f"{len(file)} bytes are too short for a PNG")
     wanted = b"\x89PNG\r\n\x1a\n", 13, b"IHDR", width, height, 8, _PNG_COLOUR[channels], 0, 0, 0
     found = _PNG_BEGIN.unpack_from(file)[:-1]
     if found != wanted:
-        raise BadImage(f"it begins with {found}, not with {wanted}")
+        raise BadImage(f"it begins with {found}; expected {wanted}")
     rows, missing = zlib.decompressobj(), height * (1 + width * channels)
     at, kind = _PNG_BEGIN.size, b""
     while kind != b"IEND":
@@ -181,40 +182,40 @@ def _check_png(file: memoryview, size: ImageSize) -> None:
             raise BadImage("it is cut short")
         length, kind = _PNG_CHUNK.unpack_from(file, at)
         if kind not in (b"IDAT", b"IEND"):
-            raise BadImage(f"it has a chunk {kind!r}")
+            raise BadImage(f"it has an unexpected chunk {kind!r}")
         at += _PNG_CHUNK.size + length + 4
         if kind == b"IDAT" and missing >= 0:
             try:
                 missing -= len(rows.decompress(file[at - length - 4 : at - 4], missing + 1))
             except zlib.error as exc:
-                raise BadImage(f"its rows do not expand: {exc}") from exc
+                raise BadImage(f"its rows cannot be decompressed: {exc}") from exc
     if at != len(file):
-        raise BadImage(f"its chunks take {at} bytes, it has {len(file)}")
+        raise BadImage(f"its chunks take {at} bytes, but it has {len(file)}")
     if missing or not rows.eof:
-        raise BadImage("its rows are too few, or too many")
+        raise BadImage("it has too few or too many rows")
 
 
 def _check_jpeg(file: memoryview, size: ImageSize) -> None:
-    """It must be a baseline JPEG of that size in one scan: of several, each costs work and memory for all pixels."""
+    """Check that a file is a baseline JPEG of that size in one scan. Further scans would be expensive."""
     height, width, channels = size
     if bytes(file[:2]) != b"\xff\xd8":
-        raise BadImage("it is no JPEG")
+        raise BadImage("it is not a JPEG")
     at, frames = 2, 0
     while True:
         if at + 16 > len(file):
             raise BadImage("it is cut short")
         begin, marker, length = _JPEG_SEGMENT.unpack_from(file, at)
         if begin != 0xFF or length < 2:
-            raise BadImage(f"it has no segment at {at}")
+            raise BadImage(f"it has no segment at byte {at}")
         if marker == _SOS:
             if frames != 1 or file[at + 4] != channels:
-                raise BadImage(f"a scan of {file[at + 4]} components in {frames} frames, not of {channels} in one")
+                raise BadImage(f"it has a scan of {file[at + 4]} components in {frames} frames; expected {channels} in one")
             return
         if marker == _SOF0:
             frames += 1
             found, wanted = _JPEG_FRAME.unpack_from(file, at + 4), (8, height, width, channels)
             if found != wanted:
-                raise BadImage(f"its frame is {found}, not {wanted}")
+                raise BadImage(f"its frame is {found}; expected {wanted}")
         elif marker not in _JPEG_OTHERS:
-            raise BadImage(f"it has a segment {marker:#x}")
+            raise BadImage(f"it has an unexpected segment {marker:#x}")
         at += 2 + length

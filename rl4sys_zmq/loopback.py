@@ -1,4 +1,4 @@
-"""The loopback rule: which addresses other machines can reach."""
+"""The loopback rule: the addresses that other machines cannot reach."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ __all__ = ["is_local"]
 
 
 def is_local(uri: str) -> bool:
-    """Return True if no other machine can reach what is bound at an address.
+    """Return True if no other machine can reach a socket that is bound to an address.
 
     That is so for ipc and inproc, and for tcp on ``localhost``, 127.0.0.0/8, ::1 and these written as IPv6
-    (``::ffff:127.0.0.1``). Other host names are not looked up: a name that happens to mean this machine counts as reachable.
+    (``::ffff:127.0.0.1``). Other host names are not looked up: even if one means this machine, it counts as reachable.
 
     Args:
-        uri: ``tcp://host:port``, ``host:port``, ``ipc://path`` or ``inproc://name``; an IPv6 host stands in brackets.
+        uri: ``tcp://host:port``, ``host:port``, ``ipc://path`` or ``inproc://name``. An IPv6 host stands in brackets.
     """
     scheme, separator, rest = uri.partition("://")
     if not separator:

@@ -1,4 +1,4 @@
-"""Names that come from outside: the rule for them, and the one function that makes a part of a path of one."""
+"""The rule for names that come from outside, and their conversion to names of files and folders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FORBIDDEN = frozenset("/\\:")
 
 
 def is_name(value: object) -> bool:
-    """True for a text that keeps `NAME_RULE`."""
+    """Return True for a text that follows `NAME_RULE`."""
     return (
         isinstance(value, str)
         and 1 <= len(value) <= MAX_NAME
@@ -28,28 +28,28 @@ def is_name(value: object) -> bool:
 
 
 def check_name(value: object, key: str) -> str:
-    """A name, if it is one.
+    """Return a name unchanged if it is valid.
 
     Raises:
-        ConfigError: naming `key` and the rule.
+        ConfigError: If it is not. The message gives `key` and the rule.
     """
     if not is_name(value):
-        raise ConfigError(f"{key} {value!r:.60} is not a name: {NAME_RULE}", key=key)
+        raise ConfigError(f"{key} {value!r:.60} is not a valid name; expected {NAME_RULE}", key=key)
     return str(value)
 
 
 def folder_name(name: str, most: int = MAX_FOLDER_NAME) -> str:
-    """The one part of a path that belongs to a name, whatever the name is: no two names share one, and none leads elsewhere.
+    """Return the folder name for a name. It is one part of a path, and different names have different folder names.
 
-    Everything but ASCII letters, digits, ``_ - ~`` and inner dots is percent-encoded. A name with capital letters ends in
-    ``%~`` and, in hexadecimal, the places of the capitals, so that two names differ on a file system that takes capital and
-    small letters for the same. One that is too long ends in ``%-`` and a digest of the whole. `name_of` reads the others back.
+    All characters except ASCII letters, digits, ``_ - ~`` and inner dots are percent-encoded. A name with capital letters ends in
+    ``%~`` and, in hexadecimal, the places of the capitals, so that two names also differ on a file system that ignores case. A
+    result that would be too long ends in ``%-`` and a digest of the whole. `name_of` decodes all others.
 
     Args:
-        name: any text.
-        most: how many characters the result may have, at least 64.
+        name: Any text.
+        most: Longest result, in characters. At least 64.
     """
-    from hashlib import sha256  # an actor has names to check, but no folder to make
+    from hashlib import sha256  # imported late: an actor checks names but creates no folder
     from urllib.parse import quote
 
     plain = quote(name, safe="", errors="surrogatepass")
@@ -63,7 +63,10 @@ def folder_name(name: str, most: int = MAX_FOLDER_NAME) -> str:
 
 
 def name_of(folder: str) -> str | None:
-    """The name whose `folder_name` this is; None for that of a name that was too long, and for what is none."""
+    """Return the name that belongs to a `folder_name`.
+
+    Return None if the name was too long to be decoded, or if `folder` is not the result of `folder_name`.
+    """
     from urllib.parse import unquote
 
     plain, _, _ = folder.partition("%~")
@@ -75,5 +78,5 @@ def name_of(folder: str) -> str | None:
 
 
 def file_name(*parts: str, most: int = 80) -> str:
-    """The file name that belongs to several names together, each with at most `most` characters of it."""
+    """Return the file name for several names together. Each contributes at most `most` characters."""
     return ",".join(folder_name(part, most) for part in parts)

@@ -1,7 +1,8 @@
-"""Registries of named entries, and the modules and distributions that add to them.
+"""Registries of named entries, and the modules and distributions that add entries.
 
-An entry comes from one of three places, in this order: a program (or a module named with ``--plugin``) registers it; it ships
-with this package; an installed distribution offers it under an entry-point group. Nothing is imported before its name is used.
+An entry has one of three origins: a program, or a module given with ``--plugin``, registers it; this package includes it; or an
+installed distribution offers it under an entry-point group. They take precedence in this order. Nothing is imported before its
+name is used.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ log = logging.getLogger(__name__)
 
 
 class Named(Protocol):
-    """An entry of a registry: an object that knows its name."""
+    """An entry of a registry: an object with a name."""
 
     @property
     def name(self) -> str:
-        """The name under which users ask for it."""
+        """The name that users write."""
 
 
 E = TypeVar("E", bound=Named)
 
 
 def load_object(target: str) -> Any:
-    """Import and return the object of ``"package.module:attribute"``."""
+    """Import and return the object that ``"package.module:attribute"`` names."""
     module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
@@ -42,12 +43,12 @@ def import_plugins(modules: Iterable[str]) -> None:
     """Import modules that register algorithms or policies as they are imported.
 
     Raises:
-        ConfigError: for a module that does not exist or raises while it is imported; the cause is chained.
+        ConfigError: If a module does not exist or raises while it is imported. That exception is the cause.
     """
     for module in modules:
         try:
             importlib.import_module(module)
-        except Exception as exc:  # a foreign module may raise anything; it is raised again as our error
+        except Exception as exc:  # a foreign module can raise anything; it is raised again as our error
             message = (
                 f"plugin {module!r} cannot be imported: {_reason(exc)}; give a module that `python -c 'import {module}'` finds"
             )
@@ -57,8 +58,11 @@ def import_plugins(modules: Iterable[str]) -> None:
 class Registry(Generic[E]):
     """Entries by name. Each entry is loaded when its name is first used, and only once.
 
-    An entry point that cannot be loaded, or that takes a name of another, is a fault of that entry point alone: `get` raises for
-    its name, `faults` lists it, and all other entries work.
+    If an entry point cannot be loaded or its name is taken, only that entry point is affected: `get` raises for its name,
+    `faults` lists it, and all other entries work.
+
+    Attributes:
+        noun: The word for an entry in messages.
     """
 
     def __init__(
@@ -71,15 +75,15 @@ class Registry(Generic[E]):
         key: str,
         fold: Callable[[str], str] = str,
     ) -> None:
-        """Make a registry.
+        """Create a registry.
 
         Args:
-            entry_type: the class of all entries.
-            shipped: by name, where the entry of this package is, as ``"package.module:attribute"``.
-            noun: what an entry is called in messages.
-            group: the entry-point group of installed distributions.
-            key: the option that names an entry, for `ConfigError.key`.
-            fold: brings a name into the form in which names are compared.
+            entry_type: The class of all entries.
+            shipped: The entries of this package by name, as ``"package.module:attribute"``.
+            noun: The word for an entry in messages.
+            group: The entry-point group of installed distributions.
+            key: The option that names an entry, for `ConfigError.key`.
+            fold: Converts a name to the form in which names are compared.
         """
         self.noun = noun
         self._type = entry_type
@@ -96,11 +100,11 @@ class Registry(Generic[E]):
         """Add an entry.
 
         Args:
-            entry: what `get` returns for its name from now on.
-            replace: whether it may take the place of another; adding the same entry again changes nothing.
+            entry: The entry that `get` returns for its name from now on.
+            replace: Allow it to replace another entry. Adding the same entry again is always allowed.
 
         Raises:
-            ConfigError: when the name is taken and `replace` is false.
+            ConfigError: If the name is taken and `replace` is false.
         """
         name = self._fold(entry.name)
         if not replace and (name in self._shipped or self._entries.get(name, entry) != entry):
@@ -108,23 +112,23 @@ class Registry(Generic[E]):
         self._entries[name] = entry
 
     def names(self) -> list[str]:
-        """All names, sorted. The distributions' metadata is read, and none of their modules is imported."""
+        """Return all names, sorted. This reads the metadata of distributions but imports none of their modules."""
         return sorted({*self._entries, *self._shipped, *self._found()})
 
     def has(self, name: str) -> bool:
-        """Return whether there is an entry of this name; nothing is imported."""
+        """Return True if there is an entry of this name. Nothing is imported."""
         key = self._fold(name)
         return key in self._entries or key in self._shipped or key in self._found()
 
     def require(self, name: str) -> None:
-        """Check a name; nothing is imported.
+        """Check a name. Nothing is imported.
 
         Raises:
-            ConfigError: for an unknown name, with the nearest one.
+            ConfigError: If the name is unknown. The message gives the closest name.
         """
         if self.has(name):
             return
-        import difflib  # only for a name that is mistyped
+        import difflib  # imported late: needed only for a mistyped name
 
         names = self.names()
         near = difflib.get_close_matches(self._fold(name), names, n=1)
@@ -135,7 +139,7 @@ class Registry(Generic[E]):
         """Return the entry of a name.
 
         Raises:
-            ConfigError: for an unknown name, or for an entry point that cannot be loaded.
+            ConfigError: If the name is unknown, or the entry point cannot be loaded.
         """
         key = self._fold(name)
         entry = self._entries.get(key)
@@ -145,7 +149,7 @@ class Registry(Generic[E]):
         return entry
 
     def faults(self) -> list[str]:
-        """Load everything that is installed, and return a line for each entry point that does not work."""
+        """Load all installed entries, and return a message for each entry point that does not work."""
         for key in self._found():
             if key not in self._entries and key not in self._broken:
                 try:
@@ -159,7 +163,7 @@ class Registry(Generic[E]):
             raise ConfigError(self._broken[key], key=self._key)
         target = self._shipped.get(key)
         entry = cast(E, load_object(target)) if target is not None else self._load_point(key, self._found()[key])
-        # Two threads may load at the same time; both get the entry that was kept first.
+        # Two threads can load at the same time. Both get the entry that was stored first.
         return self._entries.setdefault(key, entry)
 
     def _load_point(self, key: str, point: EntryPoint) -> E:
@@ -167,13 +171,13 @@ class Registry(Generic[E]):
         cause: Exception | None = None
         try:
             entry = point.load()
-        except Exception as exc:  # noqa: BLE001  # a foreign module may raise anything; it is raised again as our error
+        except Exception as exc:  # noqa: BLE001  # a foreign module can raise anything; it is raised again as our error
             problem, cause = _reason(exc), exc
         else:
             if not isinstance(entry, self._type):
                 problem = f"it is a {type(entry).__name__}, not a {self._type.__name__}"
             elif self._fold(entry.name) != key:
-                problem = f"its entry is called {entry.name!r}"
+                problem = f"its entry has the name {entry.name!r}"
             else:
                 return entry
         message = f"{self.noun} {key!r} cannot be loaded from {_origin(point)}: {problem}; repair or uninstall that distribution"
@@ -182,13 +186,13 @@ class Registry(Generic[E]):
         raise ConfigError(message, key=self._key) from cause
 
     def _found(self) -> Mapping[str, EntryPoint]:
-        """Entry points by name, without those whose name is taken."""
+        """Return the entry points by name, without those whose name is taken."""
         if self._points is None:
-            from importlib.metadata import entry_points  # some milliseconds, for a process that needs none of it
+            from importlib.metadata import entry_points  # imported late: it takes some milliseconds
 
             found: dict[str, EntryPoint] = {}
             clashes: list[str] = []
-            # The same distribution may be found twice on the path; its entry points are equal then.
+            # A distribution can be on the path twice. Its entry points are then equal.
             for point in sorted(set(entry_points(group=self._group)), key=_origin):
                 name = self._fold(point.name)
                 owner = "this package" if name in self._shipped else _origin(found[name]) if name in found else ""

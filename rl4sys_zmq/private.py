@@ -1,4 +1,4 @@
-"""Files and folders for their owner alone: 0600 and 0700, whatever the umask is."""
+"""Files and folders for their owner alone, with modes 0600 and 0700 whatever the umask is."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["create_private", "make_private", "open_private", "others_can_write",
 
 
 def make_private(folder: Path) -> None:
-    """Makes a folder, and those above it that are missing, with mode 0700. What is there already stays as its owner wants it.
+    """Create a folder and its missing parents with mode 0700. Existing folders keep their mode.
 
     Raises:
-        OSError: when it cannot be made, or a file stands there.
+        OSError: If the folder cannot be created, or the path is a file.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
@@ -24,35 +24,35 @@ def make_private(folder: Path) -> None:
 
 
 def open_private(path: Path, flags: int = os.O_WRONLY | os.O_CREAT | os.O_TRUNC) -> int:
-    """Opens a file and returns its descriptor; a new one has mode 0600.
+    """Open a file and return its descriptor. A new file has mode 0600.
 
     Raises:
-        OSError: when it cannot be opened.
+        OSError: If the file cannot be opened.
     """
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def create_private(path: Path) -> None:
-    """Makes an empty file with mode 0600, if none is there: what a library opens later by its name has that mode then.
+    """Create an empty file with mode 0600 if it does not exist, so that a library can open it by name later.
 
     Raises:
-        OSError: when it cannot be made.
+        OSError: If the file cannot be created.
     """
     os.close(open_private(path, os.O_WRONLY | os.O_CREAT))
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Writes a whole file; a new one has mode 0600.
+    """Write a whole file. A new file has mode 0600.
 
     Raises:
-        OSError: when it cannot be written.
+        OSError: If the file cannot be written.
     """
     with os.fdopen(open_private(path), "wb") as file:
         file.write(content)
 
 
 def others_can_write(*paths: Path) -> list[str]:
-    """For each file or folder that its group or everybody may write: a sentence with the remedy."""
+    """Return a sentence with the remedy for each path that its group or all users can write."""
     found = []
     for path in paths:
         try:
@@ -65,10 +65,10 @@ def others_can_write(*paths: Path) -> list[str]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Has the names in a folder written to the disk; returns when they are.
+    """Flush the names in a folder to the disk, and wait until that is done.
 
     Raises:
-        OSError: when that fails.
+        OSError: If the flush fails.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

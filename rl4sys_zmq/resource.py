@@ -1,4 +1,4 @@
-"""Ownership: things that are closed once, and threads that are named, joined and never silently dead."""
+"""Base classes: `Resource`, an object to close, and `Worker`, a thread whose error is kept for its owner."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ log = logging.getLogger(__name__)
 
 
 class Resource(ABC):
-    """Something with an owner and a ``close()``: idempotent, and closed even when it raises."""
+    """An object with a ``close()`` that can be called twice and that releases everything even if it raises."""
 
     @abstractmethod
     def close(self) -> None:
-        """Releases everything held. A second call does nothing."""
+        """Release all resources. A second call does nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -30,10 +30,14 @@ class Resource(ABC):
 
 
 class Worker(ABC):
-    """A named thread with an owner.
+    """A named thread.
 
-    The owner calls `start`, later `stop` (which must make `run` return) and `join`. An exception in `run` is kept in
-    `error`, logged once, and handed to `on_death` in the dying thread; nothing is swallowed.
+    Its owner calls `start`, and later `stop` (which must make `run` return) and `join`. An exception in `run` is kept in
+    `error`, logged once, and passed to `on_death` in the same thread.
+
+    Attributes:
+        name: The name of the thread.
+        error: The exception that `run` raised, or None.
     """
 
     def __init__(self, name: str) -> None:
@@ -43,17 +47,17 @@ class Worker(ABC):
 
     @abstractmethod
     def run(self) -> None:
-        """The thread's body; returns after `stop`."""
+        """Run the body of the thread. Return after `stop`."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Makes `run` return soon. Callable from any thread, more than once."""
+        """Make `run` return soon. Any thread can call this, more than once."""
 
     def on_death(self, error: BaseException) -> None:
-        """Called in the dying thread when `run` raised."""
+        """Handle an exception of `run`, in the thread that raised it."""
 
     def start(self) -> None:
-        """Starts the thread. A worker is started once."""
+        """Start the thread. A worker can be started only once."""
         self._thread.start()
 
     @property
@@ -63,28 +67,28 @@ class Worker(ABC):
 
     @property
     def ident(self) -> int | None:
-        """The thread's identifier, None before `start`."""
+        """The identifier of the thread. None before `start`."""
         return self._thread.ident
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Waits for the end of the thread; returns False when it is still alive after `timeout_s` seconds."""
+        """Wait for the end of the thread. Return False if it still runs after `timeout_s` seconds."""
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def raise_if_dead(self) -> None:
-        """Surfaces the death of the thread in its owner.
+        """Raise if the thread has ended with an error.
 
         Raises:
-            WorkerDied: when `run` raised.
+            WorkerDied: If `run` raised. The exception is its cause.
         """
         if self.error is not None:
-            raise WorkerDied(f"thread {self.name} died: {self.error!r}") from self.error
+            raise WorkerDied(f"thread {self.name} failed: {self.error!r}") from self.error
 
     def _main(self) -> None:
         try:
             self.run()
-        except BaseException as error:  # the border of a thread: nothing may vanish with it
+        except BaseException as error:  # no error of a thread can be lost
             self.error = error
-            log.exception("thread %s died", self.name)
+            log.exception("thread %s failed", self.name)
             self.on_death(error)

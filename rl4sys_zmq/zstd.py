@@ -1,4 +1,4 @@
-"""zstd frames without magic number, size or checksum, for where a header says what it is and a hash covers it."""
+"""Compression with zstd frames without magic number, size and checksum, which a header and a hash replace."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Buffer = bytes | memoryview
 
 
 class NotExpanded(RL4SysError):
-    """Bytes that are not the zstd frame that they should be."""
+    """Bytes that are not the expected zstd frame."""
 
 
 class _Tools(threading.local):
-    """They take as long to make as to compress a small array, and are not to be shared by threads."""
+    """The (de)compressors of a thread. They are expensive to create, and threads must not share them."""
 
     def __init__(self) -> None:
         self.searching, self.counting = (_compressor(), _compressor(hash_log=6))
@@ -37,29 +37,29 @@ _tools = _Tools()
 
 
 def compress(data: Buffer, *, repeats: bool = True) -> bytes:
-    """One frame, at zstd's level 1.
+    """Return one zstd frame, compressed at level 1.
 
     Args:
-        data: the bytes.
-        repeats: look for repetitions; where there are none, the frequencies of bytes are all that is to be had, and it is faster.
+        data: The bytes.
+        repeats: True to search for repetitions. False is faster, for data in which only the frequencies of bytes help.
     """
     return (_tools.searching if repeats else _tools.counting).compress(data)
 
 
 def expand(frame: Buffer, size: int) -> bytes:
-    """What is in a frame, which is exactly `size` bytes; no more than that is allocated, whatever the frame claims.
+    """Return the content of a frame, which must have exactly `size` bytes. No more is allocated.
 
     Raises:
-        NotExpanded: when it is something else.
+        NotExpanded: If the frame is invalid or its content has another size.
     """
     try:
-        # zstandard allocates what a frame declares, and looks at max_output_size only when it declares nothing.
+        # The zstandard library allocates what a frame declares. It uses max_output_size only if the frame declares nothing.
         declared = zstandard.get_frame_parameters(frame, format=_FORMAT).content_size
         if declared not in (zstandard.CONTENTSIZE_UNKNOWN, size):
-            raise NotExpanded(f"a zstd frame that declares {declared} bytes, not {size}")
+            raise NotExpanded(f"a zstd frame declares {declared} bytes; expected {size}")
         out = _tools.decompressor.decompress(frame, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as exc:
-        raise NotExpanded(f"a zstd frame that does not expand: {exc}") from exc
+        raise NotExpanded(f"a zstd frame cannot be decompressed: {exc}") from exc
     if len(out) != size:
-        raise NotExpanded(f"a zstd frame of {len(out)} bytes, not {size}")
+        raise NotExpanded(f"a zstd frame has {len(out)} bytes; expected {size}")
     return out

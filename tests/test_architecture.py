@@ -217,15 +217,15 @@ def without_type_checking(tree: ast.Module) -> ast.Module:
 
 
 def loaded_late(tree: ast.Module) -> Iterator[str]:
-    """The modules in the tables of a package's `load_late`."""
+    """The modules in the tables of a package's `lazy_getattr`."""
     for node in ast.walk(tree):
         match node:
-            case ast.Call(func=ast.Name(id="load_late"), args=[_, ast.Dict(keys=keys), *_]):
+            case ast.Call(func=ast.Name(id="lazy_getattr"), args=[_, ast.Dict(keys=keys), *_]):
                 yield from (key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str))
 
 
 def import_graph(root: Path) -> dict[str, set[str]]:
-    """The modules that each module imports, at the top or late. A package imports what its `load_late` table names."""
+    """The modules that each module imports, at the top or late. A package imports what its `lazy_getattr` table names."""
     modules = modules_of(root)
     graph: dict[str, set[str]] = {}
     for name, path in modules.items():
@@ -278,7 +278,7 @@ def test_a_planted_circle_is_found(tmp_path: Path, source: str, circle: bool) ->
 
 
 def test_a_circle_through_a_lazy_package_is_found(tmp_path: Path) -> None:
-    root = plant(tmp_path, "actor/__init__.py", "__getattr__ = load_late(__name__, {'a': ('x',)})")
+    root = plant(tmp_path, "actor/__init__.py", "__getattr__ = lazy_getattr(__name__, {'a': ('x',)})")
     (root / "actor" / "a.py").write_text("from rl4sys_zmq.actor import x\n")
     assert circles(import_graph(root)) == [["rl4sys_zmq.actor", "rl4sys_zmq.actor.a"]]
 
@@ -348,7 +348,7 @@ PLANTED = [
     ("learner/a.py", "print(1)", "prints outside cli/"),
     ("learner/a.py", "def f(message):\n    match message:\n        case _:\n            pass", "without assert_never"),
     ("learner/core.py", "import time", "imports time, and is one of the modules that do no I/O"),
-    ("learner/client_registry.py", "from rl4sys_zmq.learner.trainer_worker import TrainerWorker", "that do no I/O"),
+    ("learner/client_registry.py", "from rl4sys_zmq.learner.worker_pipe import TrainerWorker", "that do no I/O"),
     ("ops/a.py", "__all__ = ['missing']", "exports missing, which does not exist"),
 ]
 

@@ -63,7 +63,7 @@ def test_the_guard_compares_ratios_and_knows_what_is_better() -> None:
 
 def test_a_peer_that_cannot_run_says_what_would_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "FOLDER", tmp_path)
-    with pytest.raises(peers.PeerMissing, match="from a clone"):
+    with pytest.raises(peers.PeerMissing, match="a clone of the repository"):
         peers.run_peer("sb3_ppo")
     (tmp_path / "broken.py").write_text("import surely_not_installed")
     with pytest.raises(peers.PeerMissing, match=r"surely_not_installed.*make peers"):

@@ -113,11 +113,11 @@ def test_bytes_that_are_not_these_images() -> None:
     assert "missing" in refused(good, (2, 16, 24, 3))
     assert "follow" in refused(good + b"x")
     assert "beyond" in refused(good[:-1])
-    assert "no PNG" in refused(file_of(b"nonsense"))
+    assert "too short for a PNG" in refused(file_of(b"nonsense"))
     for wrong in (other, grey):
         assert "begins with" in refused(encode_images(wrong, size_of(wrong.shape), PNG))
     assert "begins with" in refused(encode_images(smooth((16, 24, 3)), (16, 24, 3), JPEG))
-    assert "no JPEG" in refused(good, form="jpeg")
+    assert "not a JPEG" in refused(good, form="jpeg")
     assert "frame is" in refused(encode_images(other, (24, 16, 3), JPEG), form="jpeg")
     assert "frame is" in refused(encode_images(grey, (16, 24, 1), JPEG), form="jpeg")
     palette = saved(Image.fromarray(smooth((16, 24, 3))).quantize(), "PNG")

@@ -84,7 +84,13 @@ def test_what_is_broken_fails_alone_and_is_listed(registry: Registry[Thing]) -> 
     faults = registry.faults()
     assert registry.faults() == faults
     assert len(faults) == 5
-    for words in ("'SHIPPED' of", "'OUTSIDE' of", "'RAISES' cannot", "it is a int, not a Thing", "its entry is called 'other'"):
+    for words in (
+        "'SHIPPED' of",
+        "'OUTSIDE' of",
+        "'RAISES' cannot",
+        "it is a int, not a Thing",
+        "its entry has the name 'other'",
+    ):
         assert any(words in fault for fault in faults), words
     assert registry.get("outside") is OUTSIDE
     with pytest.raises(ConfigError, match=r"unknown thing 'outsid'; valid: .*did you mean 'OUTSIDE'"):
@@ -108,10 +114,12 @@ def test_a_registration_is_an_entry_or_a_name_with_a_factory() -> None:
 
 
 def test_an_entry_whose_factory_cannot_be_imported_says_what_to_do() -> None:
-    with pytest.raises(ConfigError, match=r"algorithm X cannot be loaded from no_such:X .*: pip install 'rl4sys-zmq\[learner\]'"):
-        AlgorithmEntry(name="X", factory="no_such:X", extra="learner").load()
-    with pytest.raises(ConfigError, match="policy kind 'x' cannot be loaded from no_such:X"):
-        PolicyEntry(name="x", factory="no_such:X").load()
+    with pytest.raises(
+        ConfigError, match=r"algorithm X cannot be loaded from unknown_name_error:X .*: pip install 'rl4sys-zmq\[learner\]'"
+    ):
+        AlgorithmEntry(name="X", factory="unknown_name_error:X", extra="learner").load()
+    with pytest.raises(ConfigError, match="policy kind 'x' cannot be loaded from unknown_name_error:X"):
+        PolicyEntry(name="x", factory="unknown_name_error:X").load()
 
 
 def test_configurations_name_plugins(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +158,7 @@ def test_a_kind_that_the_actor_lacks_ends_its_constructor_at_once() -> None:
             )
         )
     assert caught.value.key == "kind"
-    assert "lacks the policy kind 'odd-kind' (it has: mlp" in str(caught.value)
+    assert "the policy kind 'odd-kind' is not registered in this process (registered: mlp" in str(caught.value)
 
 
 def test_a_learner_without_inference_ends_the_constructor_of_an_actor_that_asks_it() -> None:

@@ -1,13 +1,12 @@
-"""The actor: a light client that lives in somebody else's program. Never imports torch.
+"""The actor: a light client inside the host program. It never imports torch.
 
-- `RL4SysAgent`: what the host calls. `RL4SysTrajectory`, `RL4SysAction`: what it holds.
-- `policies`: policies in numpy, built from a `PolicySpec`.
-
-`agent` is a facade. `context` is what an agent consists of in one process. `acting` chooses actions; `fallback` does where no
-policy can, `remote` asks the learner. `trajectory` begins, cuts and ends episodes; `segments` writes the columns and waits for
-late rewards; `inputs` checks what the host gives. `outbox` is the bounded queue to the I/O thread. `io` is that thread and owns
-the sockets. There `weight_subscriber` keeps the policy current, `batch_sender` decides which segments leave, from a
-`segment_queue` (the outbox itself, or the spool), and `io_scheduler` when the thread rests.
+- `agent`: `RL4SysAgent`, the public interface. `context`: the parts of an agent in one process.
+- `acting`: chooses actions. `fallback`: actions for when no policy can choose. `remote`: actions from the learner's service.
+- `trajectory`: begins, cuts and ends episodes. `segments`: writes the columns and waits for late rewards. `inputs`: checks
+  observations and masks.
+- `outbox`: the bounded queue from host threads to the I/O thread.
+- `io`: the I/O thread, which owns the sockets. It uses `weight_subscriber` (keeps the policy current), `batch_sender` (decides
+  which segments leave), `segment_queue` (the outbox itself, or the spool) and `io_scheduler` (decides when the thread rests).
 """
 
 from rl4sys_zmq.actor.action import RL4SysAction

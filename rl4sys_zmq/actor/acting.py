@@ -1,12 +1,15 @@
-"""Choosing an action: by the policy, by the learner, or by a fallback.
+"""Choice of actions: by the local policy, by the learner, or by a fallback.
 
-Nearly every request is an ordinary one: a running trajectory, an observation as the space has it, nothing else going on. A few
-comparisons recognise it in `Acting.request`. `_request` handles every case, and does the same in an ordinary one.
+Nearly all requests are ordinary: a running trajectory, an observation of the plain shape and dtype, and no pending work.
+`Acting.request` recognises them with a few comparisons. `Acting._request` handles all cases, with the same results.
+`FallbackActions` serves invalid input, a stale policy, and a policy without a finite action.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import math
+from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import Any, cast
 
@@ -15,25 +18,123 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.action import RL4SysAction, new_action, new_actions
 from rl4sys_zmq.actor.context import AgentContext
-from rl4sys_zmq.actor.fallback import Baseline, FallbackActions, as_given
 from rl4sys_zmq.actor.inputs import Inputs
 from rl4sys_zmq.actor.segments import Stamp
 from rl4sys_zmq.actor.trajectory import Episodes, RL4SysTrajectory
-from rl4sys_zmq.errors import ActionError, BadInput, CallError
+from rl4sys_zmq.errors import ActionError, BadInput, CallError, PolicyStale
 from rl4sys_zmq.policies import Policy
-from rl4sys_zmq.values import PolicySpec
+from rl4sys_zmq.values import BoxSpace, PolicySpec
 
-__all__ = ["Acting"]
+__all__ = ["Acting", "Baseline", "FallbackActions", "with_leading_axis"]
 
-CallExecutor = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], Stamp]
-"""Raw actions ``[N, *act]``, actions ``[N, *act]``, log-probabilities ``[N]``, and the version that chose them."""
+
+log = logging.getLogger(__name__)
+
+Baseline = Callable[[NDArray[Any], NDArray[np.bool_] | None], Any]
+"""The host's own fallback function: an action from the observation and the mask."""
+
+
+class FallbackActions:
+    """The source of actions when no policy can choose. Actions that no policy chose are never stored.
+
+    Attributes:
+        max_age_s: The policy age in seconds above which the policy is stale. None: it is never stale.
+    """
+
+    def __init__(self, context: AgentContext, spec: PolicySpec, baseline: Baseline | None) -> None:
+        config = context.config
+        self._context = context
+        self._spec = spec
+        self._baseline = baseline
+        self._explore = config.explore
+        self._on_stale = config.on_stale
+        self.max_age_s = config.policy_max_age_s if config.on_stale != "keep" else None
+
+    def is_stale(self) -> bool:
+        """Return True if the policy is older than `max_age_s`."""
+        return self.max_age_s is not None and self._context.policy_age_s > self.max_age_s
+
+    def for_bad_input(self, traj: RL4SysTrajectory, error: BadInput) -> RL4SysAction:
+        """Return the thread's last action again, or an idle action if there is none."""
+        self._context.counters.add(f"bad_input.{type(error).__name__}")
+        last = self._context.threads.state.last_act
+        space = self._spec.observation_space
+        observation = np.zeros(space.shape, dtype=space.dtype)
+        if traj.writer.steps:  # the last valid observation is the best estimate
+            observation = traj.writer.last_observation
+        return self._unstored_action(observation, last if last is not None else _idle(self._spec))
+
+    def for_stale(self, observation: NDArray[Any], mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
+        """Return the baseline's action instead of the stale policy's.
+
+        Raises:
+            PolicyStale: With ``on_stale: raise``.
+        """
+        if self._on_stale == "raise":
+            raise PolicyStale(self._context.policy_age_s, self.max_age_s or 0.0)
+        return self.baseline(observation, mask, leading)
+
+    def for_unusable(
+        self,
+        bad: Policy,
+        traj: RL4SysTrajectory,
+        observation: NDArray[Any],
+        mask: NDArray[np.bool_] | None,
+        leading: bool = False,
+    ) -> RL4SysAction:
+        """Roll back a policy that gives no finite action, and act by the version before it, or by the baseline."""
+        context = self._context
+        context.counters.add("policies_not_finite")
+        previous = context.io.roll_back(bad)
+        traj.policy = traj.selected_under = None
+        if previous is not None and previous is not bad:
+            context.counters.add("rollbacks")
+            log.error("policy version %d gives no finite action; going back to version %d", bad.version, previous.version)
+            raw, act, log_prob = previous.act(observation, mask, context.threads.state.sampler, self._explore)
+            if math.isfinite(log_prob):
+                stamp = Stamp(previous.generation, previous.version, context.owner)
+                return new_action(observation, raw, with_leading_axis(act, leading), log_prob, stamp, mask)
+        return self._idle_action(observation, mask, leading)
+
+    def baseline(self, observation: NDArray[Any], mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
+        """Return the baseline's action, and count it."""
+        self._context.counters.add("baseline_actions")
+        return self._idle_action(observation, mask, leading)
+
+    def _idle_action(self, observation: NDArray[Any], mask: NDArray[np.bool_] | None, leading: bool) -> RL4SysAction:
+        act = self._baseline(observation, mask) if self._baseline is not None else _idle(self._spec, mask)
+        return self._unstored_action(observation, with_leading_axis(act, leading))
+
+    def _unstored_action(self, observation: NDArray[Any], act: Any) -> RL4SysAction:
+        policy = self._context.policy
+        stamp = Stamp(policy.generation, policy.version, self._context.owner)
+        return new_action(observation, None, act, 0.0, stamp, None)
+
+
+def with_leading_axis(act: Any, leading: bool) -> Any:
+    """Return an action with a leading axis of 1 if the observation had one."""
+    return act[None] if leading and isinstance(act, np.ndarray) else act
+
+
+def _idle(spec: PolicySpec, mask: NDArray[np.bool_] | None = None) -> Any:
+    """Return the first (allowed) discrete action, or the middle of a box (the value nearest to 0 if unbounded)."""
+    space = spec.action_space
+    if not isinstance(space, BoxSpace):
+        return np.int64(space.start + (int(np.argmax(mask)) if mask is not None else 0))
+    low, high = space.low_array(), space.high_array()
+    middle = np.where(np.isfinite(low) & np.isfinite(high), (low + high) / 2, np.clip(0.0, low, high))
+    return middle.astype(space.dtype)
+
+
+Choices = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], Stamp]
+"""A choice: raw actions ``[N, *act]``, actions ``[N, *act]``, log-probabilities ``[N]``, and the policy version."""
 
 
 class Acting:
-    """Chooses actions, for one environment or for many at once.
+    """The chooser of actions, for one environment or for a batch.
 
     Attributes:
-        episodes: the trajectories that it begins, and cuts where a segment is full.
+        episodes: The trajectories that it begins, and cuts when a segment is full.
     """
 
     def __init__(self, context: AgentContext, spec: PolicySpec, rollout: int, baseline: Baseline | None) -> None:
@@ -43,16 +144,17 @@ class Acting:
         self._fallback = FallbackActions(context, spec, baseline)
         self._weight_subscriber, self._pending, self._threads = context.io.weight_subscriber, context.pending, context.threads
         self._remote = context.remote
-        # Without these two, the policy alone decides, so the next request may be an ordinary one.
-        self._no_choice = context.remote is None and self._fallback.max_age_s is None
+        # Without these two the local policy always chooses, so the fast path of `request` can be used.
+        self._always_local = context.remote is None and self._fallback.max_age_s is None
         self._plain_shape, self._plain_dtype = self._inputs.plain_shape, self._inputs.plain_dtype
 
     def request(self, traj: RL4SysTrajectory | None, obs: object, mask: object) -> tuple[RL4SysTrajectory, RL4SysAction]:
-        """Choose an action: see `RL4SysAgent.request_for_action`."""
+        """Choose an action, as described in `RL4SysAgent.request_for_action`."""
         if traj is not None and mask is None and type(obs) is np.ndarray:
             writer, last = traj.writer, traj.last
             if (
-                traj.seen is self._weight_subscriber.policy  # so it is a running one that was asked about before
+                traj.selected_under
+                is self._weight_subscriber.policy  # true only for a running trajectory with an earlier request
                 and traj.episodes is self.episodes
                 and writer.steps < writer.limit
                 and (last is None or not last.done)
@@ -76,7 +178,7 @@ class Acting:
         if traj is not None and traj.episodes is not episodes:
             if traj.episodes.owner is not episodes.owner:
                 raise ActionError("this trajectory belongs to another agent")
-            traj = None  # it runs on in the parent of this forked process
+            traj = None  # the parent of this forked process keeps that trajectory
         try:
             observation, leading = self._inputs.observation(obs)
             allowed = self._inputs.mask(mask)
@@ -90,9 +192,9 @@ class Acting:
             self._pending.expire()
         episodes.end_done([traj])
         [traj] = episodes.running([traj], [observation], [allowed], self._context.policy.generation)
-        if not traj.admitted:
+        if not traj.has_credit:
             self._context.admit(episodes.rollout)
-            traj.admitted = True
+            traj.has_credit = True
         return traj, self._choose(traj, observation, allowed, leading)
 
     def _choose(
@@ -117,15 +219,15 @@ class Acting:
         raw, act, log_prob = thread.act(observation, mask)
         if not isfinite(log_prob):
             return self._fallback.for_unusable(policy, traj, observation, mask, leading)
-        thread.last_act = as_given(act, leading)
+        thread.last_act = with_leading_axis(act, leading)
         return new_action(observation, raw, thread.last_act, log_prob, thread.stamp, mask)
 
     def request_batch(
         self, trajs: Sequence[RL4SysTrajectory | None] | None, obs: object, masks: object
     ) -> tuple[list[RL4SysTrajectory], list[RL4SysAction]]:
-        """Choose actions for ``N`` environments: see `RL4SysAgent.request_for_actions`."""
+        """Choose actions for ``N`` environments, as described in `RL4SysAgent.request_for_actions`."""
         context, episodes, fallback = self._context, self.episodes, self._fallback
-        given = self._ours([None] * len(cast(Sequence[object], obs)) if trajs is None else trajs)
+        given = self._without_parents([None] * len(cast(Sequence[object], obs)) if trajs is None else trajs)
         count = len(given)
         observations = self._inputs.observations(obs, count)
         allowed = self._inputs.mask(masks, count)
@@ -134,13 +236,13 @@ class Acting:
             context.pending.expire()
         episodes.end_done(given)
         thread = context.threads.state
-        if thread.block_left <= 0 or count != thread.block_width:
+        if thread.calls_until_cut <= 0 or count != thread.batch_width:
             for traj, observation, mask in zip(given, observations, rows, strict=True):
                 if traj is not None and not traj.completed and traj.writer.steps:
                     episodes.cut(traj, observation, mask)
             context.admit(episodes.rollout * count)
-            thread.block_left, thread.block_width = episodes.rollout, count
-        thread.block_left -= 1
+            thread.calls_until_cut, thread.batch_width = episodes.rollout, count
+        thread.calls_until_cut -= 1
         running = episodes.running(given, observations, rows, context.policy.generation)
         policy = self._policy_for(running[0])
         if fallback.is_stale():
@@ -160,8 +262,8 @@ class Acting:
             answers = raws, acts, log_probs, thread.stamp
         return running, new_actions(observations, *answers, rows)
 
-    def _ours(self, trajs: Sequence[RL4SysTrajectory | None]) -> list[RL4SysTrajectory | None]:
-        """Return the trajectories, without those of the parent of this forked process."""
+    def _without_parents(self, trajs: Sequence[RL4SysTrajectory | None]) -> list[RL4SysTrajectory | None]:
+        """Return the trajectories, with None in place of those that belong to the parent of this forked process."""
         episodes, given = self.episodes, list(trajs)
         for i, traj in enumerate(given):
             if traj is not None and traj.episodes is not episodes:
@@ -170,11 +272,11 @@ class Acting:
                 given[i] = None
         return given
 
-    def _ask_learner(self, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> CallExecutor | None:
-        """Ask the learner for actions for ``[N, *obs]``; None if the local policy is to act.
+    def _ask_learner(self, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Choices | None:
+        """Request actions for ``[N, *obs]`` from the learner. Return None if the local policy is to act.
 
         Raises:
-            CallError: If there is no answer, and no local policy.
+            CallError: If the learner gives no actions and there is no local policy.
         """
         if self._remote is None:
             return None
@@ -187,10 +289,10 @@ class Acting:
         return raws, acts, log_probs, Stamp(*version, self._context.owner)
 
     def _policy_for(self, traj: RL4SysTrajectory) -> Policy:
-        """Return the policy to act by, and note it in the trajectory."""
+        """Return the policy to act by, and record it in the trajectory."""
         policy, chosen = self._context.policy, traj.policy
-        if self._no_choice:
-            traj.seen = policy
+        if self._always_local:
+            traj.selected_under = policy
         if chosen is None or self._context.config.swap == "step" or chosen.generation != policy.generation:
             traj.policy = chosen = policy
         return chosen

@@ -1,4 +1,4 @@
-"""The action that the host holds: a step, what to do in the environment, and the reward."""
+"""The action that the host holds: one step, with the action for the environment and the reward."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from rl4sys_zmq.errors import RewardError
 __all__ = ["RL4SysAction", "as_reward", "new_action", "new_actions"]
 
 LARGEST = float(np.finfo(np.float32).max)
-"""The largest reward that a column can hold."""
+"""The largest reward that a float32 column can hold."""
 LEAST = -LARGEST
 
 
 class RL4SysAction(Step):
-    """One decision of the policy. The agent makes them.
+    """One decision of the policy, created by the agent.
 
     Attributes:
-        act: what to give to the environment: a numpy integer for Discrete; for Box an array of the space's shape and dtype
-            (with a leading axis of 1 when the observation came with one).
-        obs: the observation that it answers, as stored.
-        log_prob: of the stored action under the policy that chose it.
-        done: may be set by hand: True ends the trajectory (as terminated) at the next `request_for_action`.
+        act: The action for the environment: a numpy integer for Discrete, an array of the space's shape and dtype for Box
+            (with a leading axis of 1 if the observation had one).
+        obs: The observation that it responds to, as stored.
+        log_prob: The log-probability of the stored action under the policy that chose it.
+        done: The host can set it to True. The next `request_for_action` then ends the trajectory as terminated.
     """
 
     __slots__ = ("act", "done")
 
-    # There is no constructor: it would take as long as setting all of this. `new_action` and `new_actions` make them.
+    # No constructor: the call would cost as much time as setting all attributes. `new_action` and `new_actions` create actions.
     act: Any
     done: bool
 
     @property
     def generation(self) -> int:
-        """The generation of the policy that chose it."""
+        """The generation of the policy that chose the action."""
         return self.stamp.generation
 
     @property
     def version(self) -> int:
-        """The version of the policy that chose it."""
+        """The version of the policy that chose the action."""
         return self.stamp.version
 
     @property
@@ -52,14 +52,14 @@ class RL4SysAction(Step):
 
     @property
     def stored(self) -> bool:
-        """True when the action is part of a trajectory."""
+        """True if the action is part of a trajectory."""
         return self.writer is not None
 
     def update_reward(self, reward: object) -> None:
-        """Set the reward, before or after the action is added; a later call replaces it until the segment leaves.
+        """Set the reward, before or after the action is added. A later call replaces it until the segment leaves.
 
         Raises:
-            RewardError: For a reward that is not one finite number (in float32), or when the segment has left.
+            RewardError: If the reward is not one number that is finite in float32, or the segment has left.
         """
         value = reward if type(reward) is float and LEAST <= reward <= LARGEST else as_reward(reward)
         writer = self.writer
@@ -75,7 +75,7 @@ class RL4SysAction(Step):
 def new_action(
     observation: NDArray[Any], raw: Any, act: Any, log_prob: float, stamp: Stamp, mask: NDArray[np.bool_] | None
 ) -> RL4SysAction:
-    """Return an action without a reward that is not stored. `raw` is the action to train on, None if no policy chose it."""
+    """Return an action that is not stored and has no reward. `raw` is None if no policy chose it."""
     action = RL4SysAction()
     action.obs = observation
     action.raw = raw
@@ -96,7 +96,7 @@ def new_actions(
     stamp: Stamp,
     masks: Iterable[NDArray[np.bool_] | None],
 ) -> list[RL4SysAction]:
-    """Return an action for each row of a batch: `new_action` without the calls, which would take a tenth of the request."""
+    """Return an action for each row of a batch. Calls of `new_action` would take a tenth of the request."""
     actions = []
     for observation, raw, act, log_prob, mask in zip(observations, raws, acts, log_probs.tolist(), masks, strict=True):
         action = RL4SysAction()
@@ -113,10 +113,10 @@ def new_actions(
 
 
 def as_reward(reward: object) -> float:
-    """Return a float that is finite in float32, from a number, a numpy scalar, or an array or tensor of one element.
+    """Return the reward as a float. It can be a number, a numpy scalar, or an array or tensor of one element.
 
     Raises:
-        RewardError: For anything else.
+        RewardError: If it is something else, or not finite in float32.
     """
     if isinstance(reward, float):
         reward = float(reward)  # numpy's float64 is one

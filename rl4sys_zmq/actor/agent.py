@@ -1,7 +1,7 @@
-"""The actor's light client: what somebody else's program holds.
+"""The public interface of an actor.
 
-With ``overflow: drop_oldest`` no call waits for anything but the constructor and those that say so (`wait_version`, `flush`,
-`close`): acting is in-process work on one immutable policy, and finished segments go into a bounded queue that the I/O thread
+With ``overflow: drop_oldest`` and ``inference: local`` only the constructor, `RL4SysAgent.wait_version`, `flush` and `close`
+wait. Acting uses one immutable policy in this process, and finished segments go into a bounded queue that the I/O thread
 empties.
 """
 
@@ -39,12 +39,12 @@ __all__ = ["RL4SysAgent"]
 
 log = logging.getLogger(__name__)
 
-AGENTS: weakref.WeakSet[RL4SysAgent] = weakref.WeakSet()
-"""The agents of this process, so that a forked child can tell them."""
+_open_agents: weakref.WeakSet[RL4SysAgent] = weakref.WeakSet()
+"""The open agents of this process. The fork handler marks them in a child process."""
 
 
 class RL4SysAgent(Resource):
-    """Acts with the learner's newest policy and sends what happened back to it.
+    """An actor: it acts with the learner's newest policy and sends the steps to the learner.
 
     ::
 
@@ -56,11 +56,11 @@ class RL4SysAgent(Resource):
                 action.update_reward(do(action.act))
             agent.mark_end_of_trajectory(traj, action)
 
-    Several threads may use one agent, each with trajectories of its own. The constructor waits for the learner, at most
-    ``connect_timeout_s``; not if a policy is there from an earlier start (`AgentConfig.policy_cache`).
+    Several threads can use one agent, each with its own trajectories. The constructor waits up to ``connect_timeout_s`` for the
+    learner. It does not wait if a policy from an earlier start is cached (`AgentConfig.policy_cache`).
 
-    A forked child may go on with the agent: at its first call there it becomes another actor, with sockets of its own, the
-    policy that was held, and no spool. Trajectories that were running belong to the parent.
+    A forked child can go on using the agent. At its first call there it becomes another actor, with its own sockets, the
+    policy of the parent, and no spool. Running trajectories stay with the parent.
     """
 
     def __init__(
@@ -71,22 +71,22 @@ class RL4SysAgent(Resource):
         debug: bool = False,
         baseline: Callable[[NDArray[Any], NDArray[np.bool_] | None], Any] | None = None,
     ) -> None:
-        """Joins the learner.
+        """Join the learner.
 
         Args:
-            conf_path: a configuration file, JSON or YAML; or
-            config: the configuration itself.
-            debug: logs this package at level DEBUG (where the host's logging shows it).
-            baseline: what to do instead of a policy that is stale (``on_stale: baseline``) or unusable, from the observation
-                and the mask; None: an action that does little.
+            conf_path: Path of a JSON or YAML configuration file. Give either this or `config`.
+            config: The configuration itself.
+            debug: True sets this package's logger to level DEBUG.
+            baseline: Function from the observation and the mask to an action. It acts when the policy is stale
+                (``on_stale: baseline``) or unusable. None: an action near zero, or the first allowed one.
 
         Raises:
-            ConfigError: for a wrong configuration, a plugin that cannot be imported, a policy of a kind that is not registered
-                here, keys that can't be used, or an ``image_codec`` for what are no images.
-            SpoolError: when the spool can't be used, or another process uses it.
-            LearnerUnavailable: when no learner answers in time; the message says what was waited for.
-            HandshakeRefused: when the learner refuses; the message names the field and both values.
-            ClientFailed: when this client's learner thread has stopped.
+            ConfigError: If the configuration is invalid, a plugin cannot be imported, the policy kind is not registered in this
+                process, the keys cannot be used, or ``image_codec`` is set for observations that are not images.
+            SpoolError: If the spool cannot be used, or another process uses it.
+            LearnerUnavailable: If no learner answers in time. The message names the stage.
+            HandshakeRefused: If the learner refuses this actor. The message names the field and both values.
+            ClientFailed: If this client's learner thread has stopped.
         """
         if (conf_path is None) == (config is None):
             raise ConfigError("give either conf_path or config", key="conf_path")
@@ -113,29 +113,30 @@ class RL4SysAgent(Resource):
         except BaseException:
             self.close(0.0)
             raise
-        AGENTS.add(self)
+        _open_agents.add(self)
 
-    # ---- the host's loop
+    # ---- acting
 
     def request_for_action(
         self, traj: RL4SysTrajectory | None, obs: object, mask: object = None
     ) -> tuple[RL4SysTrajectory, RL4SysAction]:
-        """Chooses an action.
+        """Choose an action.
 
         Args:
-            traj: the running trajectory; None or a completed one starts another.
-            obs: ``[*obs]`` or ``[1, *obs]``: an array, a tensor or a list, finite.
-            mask: ``[n]`` or ``[1, n]``, 1 where an action is allowed; None allows all.
+            traj: The running trajectory. None or a completed one starts a new trajectory.
+            obs: Observation ``[*obs]`` or ``[1, *obs]``: a finite array, tensor or list.
+            mask: ``[n]`` or ``[1, n]``, 1 where an action is allowed. None allows all actions.
 
         Returns:
-            The trajectory and the action. An action that is never added costs nothing.
+            The trajectory and the action. An action that is never added has no effect.
 
         Raises:
-            ObservationError, MaskError: for bad input, with ``on_bad_input: raise``; nothing has changed.
-            ActionError: for a trajectory of another agent.
-            Closed: after `close`.
-            LearnerUnavailable, ClientFailed: with ``overflow: wait`` only, when the learner does not grant in time.
-            CallError: with ``inference: remote``, when the learner gives no action in time (unless ``on_stale: baseline``).
+            ObservationError, MaskError: If the input is invalid and ``on_bad_input`` is ``raise``. Nothing has changed.
+            ActionError: If the trajectory belongs to another agent.
+            Closed: If the agent is closed.
+            LearnerUnavailable, ClientFailed: If the learner grants no credit in time. Only with ``overflow: wait``.
+            CallError: If the learner gives no action in time. Only with ``inference: remote``, and not with
+                ``on_stale: baseline``.
         """
         acting = self._open
         if acting is None:
@@ -145,35 +146,35 @@ class RL4SysAgent(Resource):
     def request_for_actions(
         self, trajs: Sequence[RL4SysTrajectory | None] | None, obs: object, masks: object = None
     ) -> tuple[list[RL4SysTrajectory], list[RL4SysAction]]:
-        """Chooses actions for ``N`` environments with one batched forward pass.
+        """Choose actions for ``N`` environments with one batched forward pass.
 
-        All segments are cut together, each `rollout_length` calls of this thread, so that credit is asked for once for all of
-        them.
+        All segments are cut together, once every `rollout_length` calls of this thread, so that one request for credit
+        covers them.
 
         Args:
-            trajs: ``N`` trajectories as in `request_for_action`; None for all new.
-            obs: ``[N, *obs]``.
+            trajs: ``N`` trajectories as in `request_for_action`. None starts ``N`` new ones.
+            obs: Observations ``[N, *obs]``.
             masks: ``[N, n]``, or None.
 
         Returns:
             ``N`` trajectories and ``N`` actions.
 
         Raises:
-            ObservationError, MaskError: for bad input, whatever ``on_bad_input`` says; nothing has changed.
-            Closed, LearnerUnavailable, ClientFailed: as `request_for_action` does.
+            ObservationError, MaskError: If the input is invalid, whatever ``on_bad_input`` is. Nothing has changed.
+            Closed, LearnerUnavailable, ClientFailed: As for `request_for_action`.
         """
         return (self._open or self._reopened()).request_batch(trajs, obs, masks)
 
     def add_to_trajectory(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
-        """Stores an action, before or after its reward is known, as the next step of `traj`.
+        """Store an action, before or after its reward is known, as the next step of `traj`.
 
         Raises:
-            ActionError: when the action or the trajectory belongs to another agent, the action is stored already, or the
+            ActionError: If the action or the trajectory belongs to another agent, the action is already stored, or the
                 trajectory has ended.
         """
         writer = traj.writer
         if (
-            action.stamp is writer.stamp  # an ordinary next step: the policy version of the step before has chosen it
+            action.stamp is writer.stamp  # an ordinary next step, chosen by the same policy version as the one before
             and traj.episodes is self._episodes
             and action.writer is None
             and action.raw is not None
@@ -185,24 +186,24 @@ class RL4SysAgent(Resource):
             self._episodes.add(traj, action)
 
     def update_action_reward(self, action: RL4SysAction, reward: object) -> None:
-        """Sets an action's reward; see `RL4SysAction.update_reward`."""
+        """Set an action's reward, as `RL4SysAction.update_reward` does."""
         action.update_reward(reward)
 
     def mark_end_of_trajectory(
         self, traj: RL4SysTrajectory, action: RL4SysAction | None = None, truncated: bool = False, final_obs: object = None
     ) -> None:
-        """Ends an episode.
+        """End an episode.
 
         Args:
-            traj: the trajectory.
-            action: its last action; stored now if it was not added.
-            truncated: the episode was ended from outside (a time limit), not by a terminal state.
-            final_obs: the observation after the last action; required when truncated, to bootstrap from.
+            traj: The trajectory.
+            action: Its last action. It is stored now if it was not added before.
+            truncated: True if a time limit or the host ended the episode, not a terminal state.
+            final_obs: The observation after the last action. Required if `truncated`, for bootstrapping.
 
         Raises:
-            RewardError: when a step has no reward; the message names the step.
-            ObservationError: for a missing or bad `final_obs`.
-            ActionError: as `add_to_trajectory` does.
+            RewardError: If a step has no reward. The message names the step.
+            ObservationError: If `final_obs` is missing or invalid.
+            ActionError: As for `add_to_trajectory`.
         """
         self._episodes.end(traj, action, truncated, final_obs)
 
@@ -215,60 +216,61 @@ class RL4SysAgent(Resource):
 
     @property
     def policy_age_s(self) -> float:
-        """For how many seconds the policy has not been known to be the newest."""
+        """The seconds since the policy was last known to be the newest."""
         return self._context.policy_age_s
 
     @property
     def version(self) -> int:
-        """The version of the policy that acts."""
+        """The version of the current policy."""
         return self._context.policy.version
 
     @property
     def generation(self) -> int:
-        """The generation of the policy that acts."""
+        """The generation of the current policy."""
         return self._context.policy.generation
 
     @property
     def digest(self) -> int:
-        """The xxh3-64 digest of that policy's weights."""
+        """The xxh3-64 digest of the current policy's weights."""
         return self._context.policy.snapshot.digest
 
     @property
     def spec(self) -> PolicySpec:
-        """The policy's description: its spaces and layers."""
+        """The description of the policy: its spaces and layers."""
         return self._spec
 
     def wait_version(self, version: int, timeout_s: float) -> int:
-        """Waits until the policy has `version` or a later one; returns the one it has.
+        """Wait until the policy has `version` or a later one, and return its version.
 
         Raises:
-            LearnerUnavailable: when that takes longer than `timeout_s` seconds.
-            HandshakeRefused, ClientFailed: when it will not come.
+            LearnerUnavailable: If the version does not arrive within `timeout_s` seconds.
+            HandshakeRefused, ClientFailed: If the learner refuses this actor, or the client's learner thread has stopped.
         """
         self._context.wait(lambda: self.version >= version, timeout_s, f"version {version}")
         return self.version
 
     def rollback(self) -> int:
-        """Goes back to the version before the current one, which the host found to be bad; returns the version that acts now.
+        """Go back to the version before the current one, and return the version that acts now.
 
-        The bad one is not taken up again; the next that the learner publishes is.
+        Call it when the host finds that the current version is bad. This actor does not use that version again; it uses the
+        next one that the learner publishes.
 
         Raises:
-            LearnerUnavailable: when no earlier version is held.
+            LearnerUnavailable: If this actor holds no earlier version.
         """
         bad = self._context.policy
         previous = self._io.roll_back(bad)
         if previous is None:
-            raise LearnerUnavailable(self.config.address, f"a version to go back to from {bad.version}", 0.0)
+            raise LearnerUnavailable(self.config.address, f"a version earlier than {bad.version} to go back to", 0.0)
         self._counters.add("rollbacks")
         return previous.version
 
     def flush(self, timeout_s: float) -> None:
-        """Waits until every finished segment is durable on the learner.
+        """Wait until every finished segment is durable on the learner.
 
         Raises:
-            LearnerUnavailable: when that takes longer than `timeout_s` seconds; it says how many are left.
-            HandshakeRefused, ClientFailed: when it will not happen.
+            LearnerUnavailable: If that takes longer than `timeout_s` seconds. The message has the number of segments left.
+            HandshakeRefused, ClientFailed: If the learner refuses this actor, or the client's learner thread has stopped.
         """
         self._io.flushing += 1
         try:
@@ -281,9 +283,10 @@ class RL4SysAgent(Resource):
             self._io.flushing -= 1
 
     def stats(self) -> dict[str, Any]:
-        """What this actor has done and where its segments are, as a copy.
+        """Return a copy of this actor's counters and state.
 
-        ``submitted = dropped_at_source + in_actor + refused + accepted`` holds whenever nothing is on its way.
+        The conservation law ``submitted = dropped_at_source + in_actor + refused + accepted`` holds for any copy that is taken
+        while no segment moves.
         """
         session, io, segment_queue = self._io.session, self._io, self._io.segment_queue
         dropped, spool = segment_queue.dropped, self._io.spool
@@ -325,14 +328,15 @@ class RL4SysAgent(Resource):
         }
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Sends what is finished, says goodbye and ends the I/O thread, within `timeout_s` seconds and at most half a second.
+        """Send the finished segments, end the session and stop the I/O thread.
 
-        What the learner has not taken by then is counted (``in_actor`` in `stats`) and dropped, or with a spool stays in it for
-        the next start. A second call does nothing.
+        It returns after at most `timeout_s` seconds plus half a second. Segments that the learner has not received by then
+        are counted (``in_actor`` in `stats`) and dropped; with a spool they stay on disk for the next start. A second call
+        does nothing.
         """
         context = self._context
         before, context.closed, self._open = context.closed, True, None
-        if self._forked or (before and not self._io.alive):  # a child that never used it has nothing to close
+        if self._forked or (before and not self._io.alive):  # a child that never used the agent has nothing to close
             return
         deadline = time.monotonic() + timeout_s
         if timeout_s > 0 and not self._io.idle and self._io.credit_gate.error is None:
@@ -348,9 +352,9 @@ class RL4SysAgent(Resource):
         self._io.stop()
         if self._io.join(max(0.5, deadline - time.monotonic())):
             self._io.release()
-        AGENTS.discard(self)
+        _open_agents.discard(self)
 
-    # ---- the rest
+    # ---- internals
 
     @property
     def _io(self) -> ActorIO:
@@ -361,7 +365,6 @@ class RL4SysAgent(Resource):
         return self._io.waiting_segments + self._io.session.unreceived
 
     def _begin(self) -> Acting:
-        """Act in the present context."""
         acting = self._open = Acting(self._context, self._spec, self._rollout, self._baseline)
         self._episodes = acting.episodes
         return acting
@@ -373,13 +376,13 @@ class RL4SysAgent(Resource):
             Closed: If the agent was closed.
         """
         with self._reopening:
-            if self._open is not None:  # another thread has
+            if self._open is not None:  # another thread has reopened it
                 return self._open
             if self._context.closed:
                 raise Closed("this agent is closed")
             self._forked = False
             if self.config.spool is not None:
-                log.warning("a forked child has no spool: that of its parent is in use")
+                log.warning("a forked child has no spool: its parent uses it")
             self._counters.add("forks")
             config = replace(self.config, actor_id=None, spool=None, policy_cache=None)
             self._context = AgentContext(config, self._keys, self._counters, parent=self._context)
@@ -387,7 +390,7 @@ class RL4SysAgent(Resource):
 
 
 def _after_fork() -> None:
-    for agent in list(AGENTS):
+    for agent in list(_open_agents):
         agent._forked, agent._open, agent._reopening = True, None, threading.Lock()
 
 

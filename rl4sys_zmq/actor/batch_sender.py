@@ -1,4 +1,4 @@
-"""Which segments leave now, in which company, and how much credit is asked for."""
+"""The choice of which segments leave now, how many share a message, and how much credit to request."""
 
 from __future__ import annotations
 
@@ -14,36 +14,33 @@ __all__ = ["BatchSender"]
 
 MAX_BATCH_STEPS = 16_384
 MAX_BATCH_ITEMS, MAX_BATCH_BYTES = 64, 1 << 20
-"""How much of what waits beyond `send_frequency` shares a message: one costs the learner nearly as much as sixteen."""
+"""The limits of a message beyond `send_frequency` segments. One segment costs the learner nearly as much as 16."""
 MAX_BODY_FRAMES = 200
-AHEAD_S = 0.5
-"""An actor whose last message is no older than this asks for the credit of the next one with it, and so saves a round trip for
-each. Half of what the learner lets it sit on (`delivery.credit.IDLE_S`): a batch that others could fill does not wait for it."""
+CREDIT_AHEAD_S = 0.5
+"""The age of the last message up to which the next one's credit is requested with the current one, in seconds.
+
+That saves a round trip for each message. It is half the time that the learner lets an actor keep unused credit
+(`delivery.credit.IDLE_S`), so a batch that other actors could fill does not wait for this one.
+"""
 
 
 class BatchSender:
-    """Between the supply and the session, which it alone feeds. Used in the I/O thread.
+    """The link between the segment queue and the session. Used in the I/O thread.
+
+    It calls `yield_to_host` in the middle of long work.
 
     Attributes:
-        session_parameters: the learner's; None before the first.
-        first_version: the one that the present generation began with, as far as this actor knows.
+        session_parameters: The learner's session parameters, None before the first.
+        first_version: The first version of the current generation, as far as this actor knows.
     """
 
     def __init__(
         self, config: AgentConfig, segment_queue: SegmentQueue, session: ActorSession, yield_to_host: Callable[[], None]
     ) -> None:
-        """Makes it.
-
-        Args:
-            config: the agent's.
-            segment_queue: where segments wait.
-            session: what sends them.
-            yield_to_host: called in the middle of long work.
-        """
         self.session_parameters: SessionParameters | None = None
         self.first_version = 0
         self._linger_s = config.linger_ms / 1000
-        self._asked = max(1, config.send_frequency)
+        self._min_batch_items = max(1, config.send_frequency)
         self._segment_queue, self._session, self._yield_to_host = segment_queue, session, yield_to_host
         self._oldest_since: float | None = None
         self._shipped_at = float("-inf")
@@ -51,26 +48,26 @@ class BatchSender:
 
     @property
     def next_deadline(self) -> float:
-        """When what waits has waited long enough; infinity when nothing does, or an ack must come first."""
+        """The time at which the oldest queued segment is due. Infinity if the queue is empty or an ack must arrive first."""
         if self._oldest_since is None or not self._session.can_take():
             return float("inf")
         return self._oldest_since + self._linger_s
 
     @property
     def assigned_steps(self) -> int:
-        """The steps that hosts have finished and that wait no more."""
+        """The number of finished steps that are no longer in the queue."""
         return self._segment_queue.outbox.put_steps - self._segment_queue.steps
 
-    def ship(self, now: float, held: tuple[int, int] | None, *, urgent: bool) -> Iterator[list[Action]]:
-        """Lets go of what may leave: enough for a message, or waiting long enough, or asked for.
+    def send_due(self, now: float, held: tuple[int, int] | None, *, urgent: bool) -> Iterator[list[Action]]:
+        """Send the segments that are due: enough for a message or for the credit, queued for long enough, or waited for.
 
         Args:
-            now: by the monotonic clock.
-            held: the (generation, version) of the policy, None without one.
-            urgent: somebody waits.
+            now: The monotonic time, in seconds.
+            held: The (generation, version) of the policy, None without one.
+            urgent: True if a host thread waits.
 
         Yields:
-            The actions of each message, to be done before the next one is asked for.
+            The actions for each message, to be carried out before the next iteration.
         """
         segment_queue, session = self._segment_queue, self._session
         if held is not None:
@@ -82,7 +79,7 @@ class BatchSender:
             self._oldest_since = now
         due = (
             urgent
-            or segment_queue.items >= self._asked
+            or segment_queue.items >= self._min_batch_items
             or now - self._oldest_since >= self._linger_s
             or session.sent_steps + segment_queue.steps >= session.credit_steps
         )
@@ -101,24 +98,24 @@ class BatchSender:
             self._oldest_since = None
 
     def wanted_steps(self, now: float, asked_steps: int) -> int:
-        """How many steps this actor would like to have sent in all; hosts ask for `asked_steps`, counted since the start."""
+        """Return the steps to request in all. Host threads request `asked_steps`, counted since the start."""
         need = max(self._segment_queue.steps, asked_steps - self.assigned_steps, self._ahead(now, self._shipped_steps))
         return self._session.sent_steps + need
 
     def _ahead(self, now: float, steps: int) -> int:
-        return steps if now - self._shipped_at < AHEAD_S else 0
+        return steps if now - self._shipped_at < CREDIT_AHEAD_S else 0
 
     def _take_batch(self) -> list[PackedSegment]:
         segment_queue = self._segment_queue
         batch: list[PackedSegment] = []
         steps = size = frames = 0
         limit = self.session_parameters.max_message_bytes if self.session_parameters is not None else 0
-        while steps < MAX_BATCH_STEPS and frames < MAX_BODY_FRAMES and len(batch) < max(self._asked, MAX_BATCH_ITEMS):
+        while steps < MAX_BATCH_STEPS and frames < MAX_BODY_FRAMES and len(batch) < max(self._min_batch_items, MAX_BATCH_ITEMS):
             self._yield_to_host()
             head = segment_queue.peek()
             if head is None or (batch and (not self._room(steps, len(batch)) or size + 2 * head.nbytes > limit)):
                 break
-            if len(batch) >= self._asked and size + head.nbytes > MAX_BATCH_BYTES:
+            if len(batch) >= self._min_batch_items and size + head.nbytes > MAX_BATCH_BYTES:
                 break
             if head.nbytes + ENTRY_BYTES > limit:
                 if not segment_queue.drop("too_large"):
@@ -139,7 +136,7 @@ class BatchSender:
         return session.sent_steps + steps < session.credit_steps and session.has_room(items)
 
     def _drop_stale(self, generation: int, version: int) -> None:
-        """Without a spool, drops at the source what has grown too old to be of use, where the learner would drop it anyway."""
+        """Without a spool, drop the segments that are too old. The learner would drop them anyway."""
         segment_queue, session_parameters = self._segment_queue, self.session_parameters
         if (
             segment_queue.spool is not None
@@ -150,7 +147,7 @@ class BatchSender:
             return
         while (head := segment_queue.peek()) is not None:
             oldest = head.oldest_version
-            if head.generation != generation:  # no newer than what the present generation began with
+            if head.generation != generation:  # no newer than the first version of the current generation
                 oldest = min(oldest, self.first_version)
             if version - oldest <= session_parameters.max_policy_lag or not segment_queue.drop("lag"):
                 return

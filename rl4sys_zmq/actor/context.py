@@ -1,4 +1,4 @@
-"""What an agent consists of in one process, what each host thread has of its own, and how those wait for the I/O thread."""
+"""The parts of an agent in one process, the state of each host thread, and the waits for the I/O thread."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rl4sys_zmq.actor.io import ActorIO
-from rl4sys_zmq.actor.outbox import Outbox
 from rl4sys_zmq.actor.remote import RemoteInference
+from rl4sys_zmq.actor.segment_queue import Outbox
 from rl4sys_zmq.actor.segments import PendingRewards, Stamp
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
@@ -32,19 +32,19 @@ __all__ = ["AgentContext", "ThreadState"]
 
 
 class ThreadState:
-    """State of one host thread of one agent.
+    """The state of one host thread of one agent.
 
     Attributes:
-        sampler: the thread's random numbers.
-        policy: the policy that `act` is bound to, None at first.
-        act: the `act` of that policy with this thread's numbers and buffers.
-        stamp: the version of that policy; all actions of the thread share the object.
-        last_act: the newest action.
-        block_left: the number of batched requests until segments are cut together.
-        block_width: the number of environments in the newest batched request.
+        sampler: The thread's random numbers.
+        policy: The policy that `act` is bound to, None at first.
+        act: The policy's `act`, bound to this thread's random numbers and buffers.
+        stamp: The version of that policy. All actions of the thread share the object.
+        last_act: The newest action.
+        calls_until_cut: The number of batched requests until segments are cut together.
+        batch_width: The number of environments in the newest batched request.
     """
 
-    __slots__ = ("_explore", "_owner", "act", "block_left", "block_width", "last_act", "policy", "sampler", "stamp")
+    __slots__ = ("_explore", "_owner", "act", "batch_width", "calls_until_cut", "last_act", "policy", "sampler", "stamp")
 
     act: Act
     stamp: Stamp
@@ -54,8 +54,8 @@ class ThreadState:
         self.sampler = Sampler(seed)
         self.policy: Policy | None = None
         self.last_act: Any = None
-        self.block_left = 0
-        self.block_width = 0
+        self.calls_until_cut = 0
+        self.batch_width = 0
 
     def take(self, policy: Policy) -> None:
         """Act by `policy` from now on."""
@@ -66,38 +66,38 @@ class ThreadState:
 
 
 class ThreadStates(threading.local):
-    """The `ThreadState` of the current thread. Its seed is made of one seed and of the order of first use."""
+    """The `ThreadState` of the current thread, seeded by the order in which threads first use the agent."""
 
     def __init__(self, seed: int, numbers: itertools.count[int], explore: bool, owner: object) -> None:
         self.state = ThreadState(seed << 32 | next(numbers), explore, owner)
 
 
 class AgentContext:
-    """What an agent consists of in one process. A forked child makes another one.
+    """The parts of an agent in one process. A forked child creates a new context.
 
     Attributes:
-        config: the agent's; in a forked child without what only the parent may use.
-        actor_id: the actor's name on the wire.
-        owner: identifies the agent; a forked child keeps its parent's.
-        counters: what happened on the host's side.
-        outbox: finished segments on their way to the I/O thread.
-        io: the I/O thread, which owns the sockets, the spool and the policy cache.
-        threads: the state of each host thread.
-        pending: closed segments that wait for rewards.
-        remote: asks the learner for actions; None with ``inference: local``.
-        closed: the agent was closed, so no thread may wait any more.
+        config: The agent's configuration. In a forked child, without the settings that only the parent can use.
+        actor_id: The actor's name on the wire.
+        owner: Identifies the agent. A forked child keeps its parent's.
+        counters: The counters of the host threads.
+        outbox: Finished segments on their way to the I/O thread.
+        io: The I/O thread, which owns the sockets, the spool and the policy cache.
+        threads: The state of each host thread.
+        pending: Closed segments that wait for rewards.
+        remote: The caller of the learner's inference service, None with ``inference: local``.
+        closed: True once the agent is closed. Then no thread can wait any more.
     """
 
     def __init__(
         self, config: AgentConfig, keys: UserKeys | None, counters: Counters, parent: AgentContext | None = None
     ) -> None:
-        """Start the I/O thread, and wait until it has opened what is on the disk.
+        """Start the I/O thread, and wait until it has opened the files on disk.
 
         Args:
-            config: the agent's.
-            keys: the keys to use, None for a learner without keys.
-            counters: where the host's side counts.
-            parent: in a forked child, the context that the parent process uses. The child begins with its policy.
+            config: The agent's configuration.
+            keys: The keys to use, None for a learner without keys.
+            counters: The counters of the host threads.
+            parent: In a forked child, the context of the parent process. The child begins with its policy.
 
         Raises:
             ConfigError: If the configuration cannot be encoded.
@@ -113,7 +113,7 @@ class AgentContext:
         try:
             encode(hello)
         except ProtocolError as exc:
-            raise ConfigError(f"the configuration cannot travel: {exc.detail}", key="algorithm_parameters") from exc
+            raise ConfigError(f"the configuration cannot be encoded: {exc.detail}", key="algorithm_parameters") from exc
         self.io = ActorIO(config, hello, self.outbox, keys)
         seed = config.seed if config.seed is not None else random.SystemRandom().getrandbits(128)
         if parent is not None:
@@ -127,7 +127,7 @@ class AgentContext:
 
     @property
     def policy(self) -> Policy:
-        """The newest policy; there is one once the constructor of the agent has returned."""
+        """The newest policy. It exists once the agent's constructor has returned."""
         policy = self.io.weight_subscriber.policy
         assert policy is not None
         return policy
@@ -138,7 +138,7 @@ class AgentContext:
         return max(0.0, time.monotonic() - self.io.current_at)
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the learner has answered and there is a policy.
+        """Wait until the learner has answered and a policy is available.
 
         Raises:
             LearnerUnavailable, HandshakeRefused, ClientFailed, SpoolError: If that fails.
@@ -148,7 +148,7 @@ class AgentContext:
             self.actor_id = self.io.spool.actor_id
 
     def admit(self, steps: int) -> None:
-        """Wait for the credit and the version that a segment of `steps` needs; only with ``overflow: wait``.
+        """Wait for the credit and the policy version that a segment of `steps` steps needs. Only with ``overflow: wait``.
 
         Raises:
             LearnerUnavailable, ClientFailed: If the learner does not grant them within ``wait_timeout_s``.
@@ -166,7 +166,7 @@ class AgentContext:
             io.waiting -= 1
 
     def _granted(self, steps: int) -> bool:
-        """Ask for credit beyond what all host threads have finished by now, and tell whether a segment may begin."""
+        """Request credit for the next segments, and return True if a segment can begin now."""
         io, finished = self.io, self.outbox.put_steps
         wanted = finished + 2 * steps
         if wanted > io.want_steps:
@@ -180,17 +180,17 @@ class AgentContext:
         )
 
     def wait(self, ready: Callable[[], bool], timeout_s: float, stage: str | Callable[[], str] | None = None) -> None:
-        """Wait for a condition that the I/O thread brings about; its errors and `close` end the wait.
+        """Wait for a condition that the I/O thread brings about.
 
         Args:
-            ready: the condition.
-            timeout_s: the longest wait, in seconds.
-            stage: names what is waited for, in the error; None: what the I/O thread waits for.
+            ready: The condition.
+            timeout_s: Longest time to wait, in seconds.
+            stage: Text for the error that names what is waited for. None: the stage of the I/O thread.
 
         Raises:
             LearnerUnavailable: If the condition does not hold in time.
             Closed: If another thread closes the agent.
-            RL4SysError: The error of the I/O thread.
+            RL4SysError: If the I/O thread reports an error.
         """
         io = self.io
         deadline = time.monotonic() + timeout_s

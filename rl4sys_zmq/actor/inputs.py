@@ -1,4 +1,4 @@
-"""Observations and masks as a host gives them, checked and copied."""
+"""Checks and copies of the observations and masks that a host passes in."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rl4sys_zmq.values import DiscreteSpace, Space
 __all__ = ["Inputs"]
 
 SMALL = 64
-"""Up to so many numbers, a sum of Python floats is faster than two numpy calls."""
+"""The largest number of elements for which a sum of Python floats is faster than two numpy calls."""
 
 
 class Inputs:
-    """Reads observations and masks for two spaces; what it returns is a copy that the host cannot change.
+    """The reader of observations and masks for one pair of spaces. It returns copies, which the host cannot change.
 
     Attributes:
-        plain_dtype, plain_shape: an observation with these needs no more than ``copy()`` and a finite sum; None where
-            no observation is so simple. An array of them is what `observation` is asked for nearly always.
+        plain_dtype, plain_shape: An observation of this dtype and shape needs only ``copy()`` and a check that its sum is
+            finite. Nearly all observations are like that. None if no observation of the space is.
     """
 
     def __init__(self, observation_space: Space, action_space: Space) -> None:
@@ -37,51 +37,51 @@ class Inputs:
         self._actions = action_space.n if isinstance(action_space, DiscreteSpace) else None
 
     def observation(self, given: object) -> tuple[NDArray[Any], bool]:
-        """One observation ``[*obs]``; True when it came as ``[1, *obs]``.
+        """Return one observation ``[*obs]``, and True if it came as ``[1, *obs]``.
 
         Raises:
-            ObservationError: for another shape, a dtype that loses information, or a number that is not finite.
+            ObservationError: If the shape differs, the dtype would lose information, or an element is not finite.
         """
         array = self._array(given)
         leading = False
         if array.shape != self._shape:
             if array.shape != self._one:
-                raise ObservationError(f"an observation of shape {array.shape}; the space has {self._shape} (or {self._one})")
+                raise ObservationError(f"the observation has shape {array.shape}; expected {self._shape} or {self._one}")
             array, leading = array[0], True
         self._check(array)
         return array, leading
 
     def observations(self, given: object, count: int) -> NDArray[Any]:
-        """A batch ``[count, *obs]``.
+        """Return a batch ``[count, *obs]``.
 
         Raises:
-            ObservationError: as `observation` does.
+            ObservationError: As for `observation`.
         """
         array = self._array(given)
         if array.shape != (count, *self._shape):
-            raise ObservationError(f"observations of shape {array.shape}; {count} of the space's have {(count, *self._shape)}")
+            raise ObservationError(f"the batch has shape {array.shape}; {count} observations have {(count, *self._shape)}")
         self._check(array)
         return array
 
     def mask(self, given: object, count: int | None = None) -> NDArray[np.bool_] | None:
-        """A mask ``[n]`` (given as ``[n]`` or ``[1, n]``), or ``[count, n]``; None stays None.
+        """Return a mask ``[n]`` (given as ``[n]`` or ``[1, n]``), or ``[count, n]`` for a batch. None stays None.
 
         Raises:
-            MaskError: for another shape, other values than 0 and 1, a continuous action space, or nothing allowed.
+            MaskError: If the shape differs, a value is not 0 or 1, the action space is continuous, or no action is allowed.
         """
         if given is None:
             return None
         if self._actions is None:
-            raise MaskError("a mask needs a discrete action space; this one is continuous")
+            raise MaskError("the action space is continuous; a mask needs a discrete one")
         array = np.asarray(_host(given))
         wanted = (self._actions,) if count is None else (count, self._actions)
         if array.shape != wanted:
             if count is not None or array.shape != (1, self._actions):
-                raise MaskError(f"a mask of shape {array.shape}; {wanted} is needed")
+                raise MaskError(f"the mask has shape {array.shape}; expected {wanted}")
             array = array[0]
         mask = array.astype(np.bool_)
         if array.dtype != np.bool_ and not np.array_equal(mask, array):
-            raise MaskError(f"a mask holds 0 and 1 (or booleans), not {array.tolist()!r:.80}")
+            raise MaskError(f"a mask must hold 0 and 1 (or booleans), not {array.tolist()!r:.80}")
         if not mask.any(axis=-1).all():
             raise MaskError(f"the mask forbids all {self._actions} actions")
         return mask
@@ -99,7 +99,7 @@ class Inputs:
             return np.array(array, dtype=self._dtype)
         except (TypeError, ValueError, OverflowError) as exc:
             raise ObservationError(
-                f"an observation of {self._dtype} {self._shape} is needed, not {type(given).__name__}: {exc}"
+                f"expected an observation of dtype {self._dtype} and shape {self._shape}, not {type(given).__name__}: {exc}"
             ) from exc
 
     def _check(self, array: NDArray[Any]) -> None:
@@ -110,14 +110,14 @@ class Inputs:
             return
         flat = array.ravel()
         if flat.size <= SMALL and math.isfinite(sum(flat.tolist())):
-            return  # a sum of finite numbers may be infinite, but one with others in it is never finite
+            return  # a finite sum proves that all are finite; finite numbers with an infinite sum are checked below
         if not np.isfinite(flat).all():
             index = int(np.flatnonzero(~np.isfinite(flat))[0])
             raise ObservationError(f"observation element {index} is {flat[index]}; every element must be finite")
 
 
 def _host(given: object) -> object:
-    """A tensor's numbers without knowing torch: whatever has ``detach`` and ``cpu`` is one."""
+    """Return a tensor as an array, anything else as given. A ``detach`` method marks a tensor: no import of torch."""
     detach = getattr(given, "detach", None)
     if detach is not None:
         return np.asarray(detach().cpu().numpy())

@@ -1,7 +1,7 @@
-"""The actor's I/O thread: owner of the DEALER, the SUB, the spool and the policy cache: of all that is network or disk.
+"""The actor's I/O thread, which owns the DEALER, the SUB, the spool and the policy cache.
 
-Host threads leave finished segments in the outbox and ring the wakeup; they read two references, `policy` and `credit_gate`,
-which are replaced whole. An exception in here is counted and the sockets are made anew; it never reaches the host.
+Host threads put finished segments into the outbox and set the wakeup. They read two references, `policy` and `credit_gate`, which
+are replaced as a whole. If this thread raises, it counts the error and creates new sockets; the host gets no exception.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from rl4sys_zmq.actor.batch_sender import BatchSender
 from rl4sys_zmq.actor.io_scheduler import REST_S, IoScheduler
-from rl4sys_zmq.actor.outbox import Outbox
-from rl4sys_zmq.actor.segment_queue import MemorySegmentQueue, SegmentQueue
+from rl4sys_zmq.actor.segment_queue import MemorySegmentQueue, Outbox, SegmentQueue
 from rl4sys_zmq.actor.session_parameters import CreditGate, SessionParameters
 from rl4sys_zmq.actor.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.config import AgentConfig
@@ -28,11 +27,11 @@ from rl4sys_zmq.delivery import (
     IncarnationRaised,
     Joined,
     Reconnect,
+    RefusedForNow,
     Rejected,
-    Renewed,
     Send,
     SessionState,
-    Waiting,
+    StreamRenewed,
 )
 from rl4sys_zmq.errors import ClientFailed, HandshakeRefused, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.policies import Policy
@@ -43,8 +42,8 @@ from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Fetch, Hello, Message, Refused, Weights, Welcome
 
-if TYPE_CHECKING:  # what only some actors have is loaded for them alone
-    from rl4sys_zmq.actor.last_policy import LastPolicy
+if TYPE_CHECKING:  # modules for optional features are imported only by actors that use them
+    from rl4sys_zmq.actor.policy_cache import LastPolicy
     from rl4sys_zmq.actor.spool import Spool
     from rl4sys_zmq.security import UserKeys
 
@@ -53,36 +52,29 @@ __all__ = ["ActorIO"]
 log = logging.getLogger(__name__)
 
 RESTART_S = (0.2, 5.0)
-"""The first pause before the sockets are made anew after an exception, and the longest."""
-ACKS_S = 0.25
-"""How long acks may lie unread when nobody needs them sooner: then they don't cost a turn of their own."""
+"""The first and the longest pause before new sockets are created after an exception, in seconds."""
+ACK_READ_INTERVAL_S = 0.25
+"""The longest time that acks stay unread while no thread waits for them, in seconds. It saves turns of the thread."""
 EVENTS_S = 1.0
-"""How often a joined actor looks for news of its connection."""
+"""The interval at which a joined actor reads the events of its connection, in seconds."""
 MAX_MESSAGE_FRAMES = 256
 SEND_HWM = 8192
-"""Messages in the DEALER: more than credit ever allows, for a message that does not fit leaves a gap to be mended."""
+"""The high-water mark of the DEALER: more messages than credit allows, because a dropped one must be resent."""
 
 
 class ActorIO(Worker):
-    """One actor's network and disk.
+    """The network and disk I/O of one actor.
 
     Attributes:
-        credit_gate: what waiting hosts look at.
-        changed: notified after `policy` or `credit_gate` changed, when somebody waits.
-        counters: what happened, by name.
-        opened: set when the spool and the cache have been looked at; `open_error` then says what can't be used.
-        current_at: when the policy was last known to be the newest, in the monotonic clock's seconds.
+        credit_gate: The conditions that waiting host threads check.
+        changed: Notified after `policy` or `credit_gate` changed.
+        counters: The counters of this thread.
+        opened: Set once the spool and the policy cache have been opened. `open_error` then has the error, if any.
+        current_at: The monotonic time at which the policy was last known to be the newest, in seconds.
     """
 
     def __init__(self, config: AgentConfig, hello: Hello, outbox: Outbox, keys: UserKeys | None = None) -> None:
-        """Makes it; `start` starts it.
-
-        Args:
-            config: the agent's.
-            hello: what to say; with a spool, all but what the spool knows.
-            outbox: where host threads leave segments.
-            keys: to be known by.
-        """
+        """Create the thread without starting it. With a spool, the spool's identity replaces the one in `hello`."""
         super().__init__(f"rl4sys-actor-{hello.actor_id[:8]}")
         self.opened = threading.Event()
         self.open_error: RL4SysError | None = None
@@ -113,8 +105,8 @@ class ActorIO(Worker):
         self._error: RL4SysError | None = None
         self._joined = False
         self._stage = self.credit_gate.stage
-        self._redial = False
-        self._foreign = 0
+        self._reconnect = False
+        self._version_errors = 0
         self._seen_items = 0
         self._events_at = 0.0
         self._dealer: Connection
@@ -124,31 +116,31 @@ class ActorIO(Worker):
     # ---- for host threads
 
     def wake(self) -> None:
-        """Makes the thread look at the outbox and the wishes, at once."""
+        """Make the thread look at the outbox and the requested credit at once."""
         self._wakeup.set()
 
     def wake_up(self) -> None:
-        """The same, after a rest if it is at one."""
+        """Make the thread look at the outbox and the requested credit, at once or at the end of its rest."""
         if not self._io_scheduler.resting:
             self._wakeup.set()
 
     def stop(self) -> None:
-        """Says goodbye and ends."""
+        """Make the thread end the session and stop."""
         self._stopping.set()
         self._wakeup.set()
 
     def release(self) -> None:
-        """Closes what outlives the thread; after `join`."""
+        """Close the wakeup. Call it after `join`."""
         self._wakeup.close()
 
     @property
     def session_parameters(self) -> SessionParameters | None:
-        """The learner's, as it said last, or from the policy cache; None before either."""
+        """The learner's newest session parameters, or those of the policy cache. None before either is known."""
         return self._batch_sender.session_parameters
 
     @property
     def weight_subscriber(self) -> WeightSubscriber:
-        """What keeps the policy current; read its policy only."""
+        """The keeper of the current policy. Other threads read only its policy."""
         return self._weight_subscriber
 
     @property
@@ -158,47 +150,47 @@ class ActorIO(Worker):
 
     @property
     def spec(self) -> PolicySpec | None:
-        """The policy's description, None before the handshake."""
+        """The description of the policy, None before the handshake."""
         return self._weight_subscriber.spec
 
     @property
     def session(self) -> ActorSession:
-        """The protocol's state; read its numbers only."""
+        """The state of the protocol. Other threads read only its numbers."""
         return self._session
 
     @property
     def segment_queue(self) -> SegmentQueue:
-        """Where unnumbered segments are; read its numbers only."""
+        """The queue of segments without a sequence number. Other threads read only its numbers."""
         return self._segment_queue
 
     @property
     def spool(self) -> Spool | None:
-        """The spool, if there is one; read its numbers only."""
+        """The spool, or None. Other threads read only its numbers."""
         return self._segment_queue.spool
 
     @property
     def waiting_segments(self) -> int:
-        """Segments that have no number yet."""
+        """The number of segments without a sequence number."""
         return self._segment_queue.items + self._segment_queue.in_hand
 
     @property
     def idle(self) -> bool:
-        """Nothing is queued or in hand, and everything sent is durable."""
+        """True if no segment is queued or in hand and all sent segments are durable."""
         return not self.waiting_segments and not self._session.in_flight
 
     def inherit(self, other: ActorIO) -> None:
-        """Before the start: takes the policy of another actor, the parent of a forked process."""
+        """Take over the policy of another actor, the parent of a forked process. Call it before `start`."""
         self._batch_sender.session_parameters, self.current_at = other.session_parameters, other.current_at
         self._weight_subscriber.inherit(other._weight_subscriber)
 
     def roll_back(self, bad: Policy) -> Policy | None:
-        """Goes back to the version before `bad`, which is not taken up again; from any thread. None when there is none."""
+        """Go back to the version before `bad`, as `WeightSubscriber.roll_back` does. Any thread can call it."""
         return self._weight_subscriber.roll_back(bad)
 
     # ---- the thread
 
     def run(self) -> None:
-        """Serves until `stop`; an exception is counted and the sockets are made anew."""
+        """Serve until `stop`. After an exception, count it and create new sockets."""
         try:
             try:
                 self._open()
@@ -216,10 +208,10 @@ class ActorIO(Worker):
                         while not self._stopping.is_set():
                             self._serve(network)
                             pause_s = RESTART_S[0]
-                except Exception as exc:  # the host must never notice; stats() and the log do
-                    log.exception("the I/O thread of an actor of %s starts again", self._config.client_id)
+                except Exception as exc:  # it must not reach the host; stats() and the log report it
+                    log.exception("the I/O thread of an actor of %s failed and restarts", self._config.client_id)
                     self.counters.add("io_restarts")
-                    self._set_stage(f"its I/O thread to start again ({type(exc).__name__}: {exc})")
+                    self._set_stage(f"its I/O thread to restart ({type(exc).__name__}: {exc})")
                     self._stopping.wait(pause_s)
                     pause_s = min(2 * pause_s, RESTART_S[1])
             if self._last_policy is not None:
@@ -228,10 +220,10 @@ class ActorIO(Worker):
             self._segment_queue.close()
 
     def _open(self) -> None:
-        """Opens what is on the disk.
+        """Open the spool and the policy cache.
 
         Raises:
-            SpoolError: when the spool can't be used.
+            SpoolError: If the spool cannot be used.
         """
         config = self._config
         if config.spool is not None:
@@ -239,7 +231,7 @@ class ActorIO(Worker):
             from rl4sys_zmq.actor.spooled_queue import SpooledSegmentQueue
 
             limits = SpoolLimits(config.spool_max_bytes, config.spool_max_age_s, config.queue_items, config.queue_bytes)
-            began_s = time.time() - time.monotonic()  # a clock that is set meanwhile makes no segment older
+            began_s = time.time() - time.monotonic()  # setting the clock later does not change the age of a segment
             spool = Spool(
                 config.spool,
                 config.client_id,
@@ -269,7 +261,7 @@ class ActorIO(Worker):
         return ActorSession(self._hello, self.counters, self._rng, coded=coded, images=config.images)
 
     def _serve(self, network: Network) -> None:
-        """One life of the sockets."""
+        """Serve with one set of sockets, until they must be replaced or the thread stops."""
         with network.poller() as poller, network.dealer(self._address, send_hwm=SEND_HWM, keys=self._keys) as dealer:
             self._dealer, self._poller = dealer, poller
             try:
@@ -277,15 +269,15 @@ class ActorIO(Worker):
                 self._listens = True
                 poller.register(self._wakeup)
                 self._weight_subscriber.network = network
-                self._do(self._session.open(time.monotonic(), self._weight_subscriber.held))
-                while not self._redial and not self._stopping.is_set():
+                self._perform(self._session.open(time.monotonic(), self._weight_subscriber.held))
+                while not self._reconnect and not self._stopping.is_set():
                     self._turn()
                 if self._stopping.is_set():
                     while self._segment_queue.fill():
                         pass
-                    self._do(self._session.close(time.monotonic()))
+                    self._perform(self._session.close(time.monotonic()))
             finally:
-                self._redial = False
+                self._reconnect = False
                 self._weight_subscriber.leave()
 
     def _turn(self) -> None:
@@ -297,7 +289,7 @@ class ActorIO(Worker):
         now = time.monotonic()
         segments, self._seen_items = self._outbox.put_items != self._seen_items, self._outbox.put_items
         io_scheduler.turn(now, segments=segments)
-        # Each look at a socket lets a host's thread have the interpreter, and takes it away again.
+        # Each read of a socket releases the GIL to a host thread and takes it back.
         if self._wakeup in ready:
             self._wakeup.clear()
         if any(source is not self._wakeup and source is not self._dealer for source in ready):
@@ -313,12 +305,12 @@ class ActorIO(Worker):
             io_scheduler.yield_to_host()
         self._reconcile()
         now = time.monotonic()
-        for actions in self._batch_sender.ship(
+        for actions in self._batch_sender.send_due(
             now, self._weight_subscriber.held if self.policy is not None else None, urgent=self._urgent
         ):
-            self._do(actions)
-        self._do(session.want(now, self._batch_sender.wanted_steps(now, self.want_steps)))
-        self._do(session.tick(now, self._weight_subscriber.held))
+            self._perform(actions)
+        self._perform(session.want(now, self._batch_sender.wanted_steps(now, self.want_steps)))
+        self._perform(session.tick(now, self._weight_subscriber.held))
         self._weight_subscriber.tick(now)
         self._segment_queue.tick()
         self._update_credit_gate()
@@ -328,10 +320,10 @@ class ActorIO(Worker):
         return bool(self.waiting or self.flushing)
 
     def _rest(self) -> Collection[object]:
-        """Lets segments and acks gather. Weights, and whoever waits, end the rest.
+        """Rest while segments and acks accumulate, and return the sources that ended the rest.
 
-        A host that leaves something in the outbox meanwhile does not ring; what it left before the end of the rest is seen after
-        it.
+        Weights and waiting host threads end the rest. A host thread that adds a segment meanwhile does not set the wakeup: this
+        thread reads the outbox after the rest.
         """
         self._listen(False)
         self._io_scheduler.resting = True
@@ -341,15 +333,15 @@ class ActorIO(Worker):
             self._io_scheduler.resting = False
 
     def _wait(self) -> tuple[Collection[object], bool]:
-        """Waits for something to do; whether it listened to the learner comes with it."""
+        """Wait for work. Return the sources that are ready, and True if the DEALER was among those polled."""
         listens = self._must_listen()
         self._listen(listens)
         deadlines = self._session.next_deadline(), self._weight_subscriber.next_deadline, self._segment_queue.next_deadline()
         left = min(*deadlines, self._batch_sender.next_deadline) - time.monotonic()
-        return self._poller.poll(min(max(0.0, left), 1.0 if listens else ACKS_S)), listens
+        return self._poller.poll(min(max(0.0, left), 1.0 if listens else ACK_READ_INTERVAL_S)), listens
 
     def _must_listen(self) -> bool:
-        """Whether what the learner says next must be heard at once; acks for segments that nobody asks about need not."""
+        """Return False if the learner's next messages can be read later: acks that no thread waits for."""
         session = self._session
         return (
             session.state is not SessionState.JOINED
@@ -368,7 +360,7 @@ class ActorIO(Worker):
             self._listens = listens
 
     def _reconcile(self) -> None:
-        """At the first Welcome of this start: numbers what the spool holds, from what the learner says it has."""
+        """At the first Welcome of this start, number the segments of the spool from what the learner has received."""
         segment_queue, session = self._segment_queue, self._session
         if segment_queue.spool is None or segment_queue.spool.reconciled or session.state is not SessionState.JOINED:
             return
@@ -376,7 +368,7 @@ class ActorIO(Worker):
         if kept is not None:
             session.recover(kept)
 
-    # ---- the learner's words
+    # ---- messages from the learner
 
     def _read_dealer(self) -> None:
         while True:
@@ -389,18 +381,18 @@ class ActorIO(Worker):
                     self._weight_subscriber.on_fetched(message)
             except ProtocolError as exc:
                 self.counters.add(f"refused.{exc.code.value}")
-                self._foreign += exc.code is Refusal.VERSION
-                # One may be a flipped bit, and a learner that has welcomed us speaks our version.
-                if exc.code is Refusal.VERSION and self._foreign > 1 and self._session.state is not SessionState.JOINED:
-                    self._set_error(HandshakeRefused(exc.code, f"it answers in {exc.detail}; install the same major version"))
+                self._version_errors += exc.code is Refusal.VERSION
+                # A single one can be a flipped bit, and a learner that has sent a Welcome uses this version.
+                if exc.code is Refusal.VERSION and self._version_errors > 1 and self._session.state is not SessionState.JOINED:
+                    self._set_error(HandshakeRefused(exc.code, f"it uses {exc.detail}; install the same major version"))
                 continue
-            self._foreign = 0
-            self._do(self._session.on_message(time.monotonic(), message))
+            self._version_errors = 0
+            self._perform(self._session.on_message(time.monotonic(), message))
             if self._session.state is SessionState.JOINED:
                 self.current_at = time.monotonic()
 
     def _read_events(self) -> None:
-        """Why no connection comes about, where libzmq says it: a wrong key must not look like a learner that is away."""
+        """Report the reason why the connection fails: a wrong key must not look like an absent learner."""
         for event in self._dealer.events():
             if not event.is_failure:
                 continue
@@ -414,7 +406,7 @@ class ActorIO(Worker):
             else:
                 self._set_stage(words)
 
-    def _do(self, actions: list[Action]) -> None:
+    def _perform(self, actions: list[Action]) -> None:
         for action in actions:
             self._io_scheduler.yield_to_host()
             match action:
@@ -422,27 +414,27 @@ class ActorIO(Worker):
                     self._send(message)
                 case Joined(welcome):
                     self._on_joined(welcome)
-                case Renewed(in_doubt):
-                    words = "%s: silent for longer than the lease; %d segments are in doubt, the rest goes on"
+                case StreamRenewed(in_doubt):
+                    words = "%s: silent for longer than the lease, so it joins as a new incarnation; %d segments are in doubt"
                     log.warning(words, self._config.client_id, in_doubt)
                 case IncarnationRaised(incarnation):
                     self._on_raised(incarnation)
                 case Rejected(refused):
                     self._on_rejected(refused)
-                case Waiting(refused):
+                case RefusedForNow(refused):
                     if refused.code != Refusal.NO_SESSION:
-                        self._set_stage(f"a place: {refused.reason}")
+                        self._set_stage(f"the learner to accept this actor: {refused.reason}")
                 case Reconnect():
                     self.counters.add("redials")
                     if self._joined:
-                        log.warning("%s: the learner at %s is silent; dialling again", self._config.client_id, self._address.uri)
+                        log.warning("%s: the learner at %s is silent; reconnecting", self._config.client_id, self._address.uri)
                     self._joined = False
                     self._set_stage("the learner to answer")
-                    self._redial = True
+                    self._reconnect = True
 
     def _send(self, message: Message) -> None:
         if not self._dealer.send(encode(message)):
-            self.counters.add("sends_refused.full")  # what matters is resent by the session's timers
+            self.counters.add("sends_refused.full")  # the session's timers resend the messages that need it
 
     def _fetch(self, message: Fetch) -> None:
         if self._session.state is SessionState.JOINED:
@@ -450,11 +442,11 @@ class ActorIO(Worker):
 
     def _on_joined(self, welcome: Welcome) -> None:
         if welcome.gap:
-            log.warning("%s: %d segments that were acknowledged are gone on the learner", self._config.client_id, welcome.gap)
+            log.warning("%s: the learner has lost %d segments that it had acknowledged", self._config.client_id, welcome.gap)
         if self._config.type not in (None, welcome.algorithm_type):
-            words = "%s: the configuration says type %r, but %s is %s"
+            words = "%s: the configuration has type %r, but the algorithm %s is %s"
             log.warning(words, self._config.client_id, self._config.type, welcome.algorithm_name, welcome.algorithm_type)
-        self._reconcile()  # whatever comes of this session, the next HELLO must not claim that these were let go
+        self._reconcile()  # even if this session fails next, the next HELLO must not claim that these were released
         self._io_scheduler.yield_to_host()
         try:
             self._weight_subscriber.join(welcome, self._poller)
@@ -472,23 +464,23 @@ class ActorIO(Worker):
         if spool is not None:
             spool.set_journal(welcome.journal_id)
         self._error, self._joined = None, True
-        self._update_credit_gate()  # before the first weights: who waits for those must not find the old error
+        self._update_credit_gate()  # before the first weights: a thread that waits for those must not see the old error
         self.counters.add("joined")
 
     def _on_new_policy(self) -> None:
         with self.changed:
             self._notify()
-        self._io_scheduler.give_way()  # to whoever waited for it
+        self._io_scheduler.yield_now()  # to the threads that waited for it
         if self._last_policy is not None:
             self._last_policy.save(self.session_parameters)
 
     def _on_raised(self, incarnation: int) -> None:
-        """Its number was too low: an answer to a HELLO with that, which may be on its way, must find no socket."""
-        words = "%s: a start of %s with a later clock is on record; this one goes on as incarnation %d"
+        """Continue as a higher incarnation, on new sockets, so that no answer to the old HELLO arrives."""
+        words = "%s: the learner knows a later incarnation of %s; this start continues as incarnation %d"
         log.warning(words, self._config.client_id, self._hello.actor_id, incarnation)
         if (spool := self.spool) is not None:
             spool.set_incarnation(incarnation)
-        self._redial = True
+        self._reconnect = True
 
     def _on_rejected(self, refused: Refused) -> None:
         if refused.code == Refusal.FAILED:
@@ -497,7 +489,7 @@ class ActorIO(Worker):
             code = Refusal(refused.code) if refused.code in set(Refusal) else Refusal.MALFORMED
             self._set_error(HandshakeRefused(code, refused.reason, refused.field))
 
-    # ---- the gate
+    # ---- the credit gate
 
     def _update_credit_gate(self) -> None:
         session = self._session
@@ -526,7 +518,7 @@ class ActorIO(Worker):
         self.credit_gate = CreditGate(0, self.credit_gate.generation, 0, self._error, stage)
 
     def _notify(self) -> None:
-        """Wakes waiting hosts; the caller holds `changed`. A host that only acts never takes that lock."""
+        """Wake waiting host threads. The caller holds `changed`, a lock that acting never takes."""
         self.changed.notify_all()
 
 
@@ -534,7 +526,7 @@ def _last_policy(config: AgentConfig, weight_subscriber: WeightSubscriber, count
     path = config.cache_file
     if path is None:
         return None
-    from rl4sys_zmq.actor.last_policy import LastPolicy
+    from rl4sys_zmq.actor.policy_cache import LastPolicy
 
     return LastPolicy(config, path, weight_subscriber, counters)
 

@@ -1,4 +1,4 @@
-"""How the I/O thread shares the interpreter with the host: when it rests, and how long it computes at a stretch."""
+"""The schedule by which the I/O thread leaves the interpreter to the host."""
 
 from __future__ import annotations
 
@@ -6,41 +6,41 @@ import time
 
 __all__ = ["REST_S", "IoScheduler"]
 
-HOLD_S, BREATH_S = 0.0005, 0.000_001
-"""How long the thread may compute at a stretch, and for how long it then sleeps: 0.05 ms, by the kernel's timer slack."""
+MAX_COMPUTE_S, PAUSE_S = 0.0005, 0.000_001
+"""The longest computation without a pause, and the pause (0.05 ms, by the kernel's timer slack), in seconds."""
 REST_S = 0.02
-"""How long it lets segments and acks gather when nobody waits for them: at each of its turns the host's threads stand still."""
+"""The length of a rest, in seconds. Each turn halts the host threads, so one turn handles all that accumulates."""
 BUSY_S = 0.05
-"""Segments that come further apart than this are few: each is sent at once, and no rest follows."""
+"""The interval above which segments are rare, in seconds: each is sent at once, and no rest follows."""
 
 
 class IoScheduler:
-    """The pace of one I/O thread. Used in that thread, but for `resting`, which hosts read.
+    """The timing of one I/O thread. Only that thread uses it, except for `resting`, which host threads read.
 
     Attributes:
-        resting: a host need not ring: the thread looks at the outbox at the end of its rest.
-        busy: the next turn may begin with a rest, since segments come one after the other.
+        resting: True while a host thread need not set the wakeup: the thread reads the outbox at the end of its rest.
+        busy: True if the next turn can begin with a rest, because segments arrive in quick succession.
     """
 
     def __init__(self) -> None:
         self.resting = False
         self.busy = False
         self._segments_at = float("-inf")
-        self._breath_at = 0.0
+        self._paused_at = 0.0
 
     def turn(self, now: float, *, segments: bool) -> None:
-        """Begins a turn, at `now` by the monotonic clock; `segments` says whether hosts have left any since the last one."""
-        self._breath_at = now
+        """Begin a turn at the monotonic time `now`. `segments` is True if host threads have added any since the last turn."""
+        self._paused_at = now
         self.busy = segments and now - self._segments_at < BUSY_S
         if segments:
             self._segments_at = now
 
     def yield_to_host(self) -> None:
-        """In the middle of long work, lets the host's threads have the interpreter: else they wait for its switch interval."""
-        if time.monotonic() - self._breath_at > HOLD_S:
-            self.give_way()
+        """In the middle of long work, let host threads run. Otherwise they wait for the interpreter's switch interval."""
+        if time.monotonic() - self._paused_at > MAX_COMPUTE_S:
+            self.yield_now()
 
-    def give_way(self) -> None:
-        """Lets the host's threads have the interpreter now."""
-        time.sleep(BREATH_S)
-        self._breath_at = time.monotonic()
+    def yield_now(self) -> None:
+        """Let host threads run now."""
+        time.sleep(PAUSE_S)
+        self._paused_at = time.monotonic()

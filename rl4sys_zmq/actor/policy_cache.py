@@ -1,4 +1,4 @@
-"""The newest verified policy in a file, so that an actor can start and act where no learner answers.
+"""A file with the newest verified policy, so that an actor can start and act without a learner.
 
 The file is 40 bytes, a msgpack header, and the weights as raw float32:
 
@@ -13,42 +13,105 @@ offset  size  field         meaning
 32      8     checksum      xxh3-64 of bytes 0-31, the header and the weights
 ======  ====  ============  =========================================================================
 
-All numbers are unsigned and little-endian. The lengths must add up to the file's own, so that no claim allocates anything.
-The header has the library's version, the time, the policy's spec, generation, version and digest, and the owner's `extras`.
-Nothing is unpickled. A file that can't be used is moved aside, one of them, and counted.
+All numbers are unsigned and little-endian. The lengths must add up to the size of the file, so that no length in it can cause an
+allocation. The header has the library's version, the time, the policy's spec, generation, version and digest, and the caller's
+`extras`. Nothing is unpickled. An invalid file is counted and renamed; only the last one is kept.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import struct
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
 
+from rl4sys_zmq.actor.session_parameters import SessionParameters
+from rl4sys_zmq.actor.weight_subscriber import WeightSubscriber
+from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import ProtocolError, RL4SysError
+from rl4sys_zmq.errors import ConfigError, ProtocolError, RL4SysError
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.weights import digest
 from rl4sys_zmq.wire import spec_from_document, spec_to_document
 from rl4sys_zmq.wire.values import MAX_HEADER_BYTES, pack_header, unpack_header
 
-__all__ = ["CachedPolicy", "PolicyCache"]
+__all__ = ["CachedPolicy", "LastPolicy", "PolicyCache"]
+
+
+log = logging.getLogger(__name__)
+
+CLOCK_SLACK_S = 60.0
+"""The lead of a cached policy's timestamp over the clock up to which its age counts as 0, in seconds."""
+
+
+class LastPolicy:
+    """The policy cache of one actor, which keeps the session parameters with the policy. Used in the I/O thread.
+
+    It counts cached policies that cannot be used (``policy_cache.refused``).
+    """
+
+    def __init__(self, config: AgentConfig, path: Path, weight_subscriber: WeightSubscriber, counters: Counters) -> None:
+        self._config, self._weight_subscriber, self._counters = config, weight_subscriber, counters
+        self._cache = PolicyCache(path)
+        self._saved = (0, 0)
+
+    def take_up(self) -> tuple[SessionParameters, float] | None:
+        """Make the cached policy the current one.
+
+        Returns:
+            The session parameters of the policy and its age in seconds. The age is infinite if the clock that saved it was
+            ahead of this one. None if no usable policy is cached.
+        """
+        cached = self._cache.load()
+        if cached is None:
+            return None
+        config = self._config
+        try:
+            if cached.extras["client_id"] != config.client_id:
+                raise ConfigError(f"it belongs to client {cached.extras['client_id']!r}", key="policy_cache")
+            session_parameters = SessionParameters(**cached.extras["session_parameters"])
+            for ours, theirs in (
+                (config.observation_space, cached.spec.observation_space),
+                (config.action_space, cached.spec.action_space),
+            ):
+                if ours is not None and ours != theirs:
+                    raise ConfigError(f"its space is {theirs}, this actor's is {ours}", key="policy_cache")
+            self._weight_subscriber.take_up(cached.spec, cached.snapshot)
+        except (KeyError, TypeError, RL4SysError) as exc:
+            self._counters.add("policy_cache.refused")
+            log.warning("%s: the policy in %s is not used: %s", config.client_id, config.cache_file, exc)
+            return None
+        age_s = time.time() - cached.saved_unix_s
+        return session_parameters, max(0.0, age_s) if age_s > -CLOCK_SLACK_S else math.inf
+
+    def save(self, session_parameters: SessionParameters | None, *, force: bool = False) -> None:
+        """Save the current policy, if there is one. `force` saves it at once, unless this version is already saved."""
+        policy, spec = self._weight_subscriber.policy, self._weight_subscriber.spec
+        if policy is None or spec is None or session_parameters is None:
+            return
+        if force and (policy.generation, policy.version) == self._saved:
+            return
+        extras = {"client_id": self._config.client_id, "session_parameters": asdict(session_parameters)}
+        if self._cache.save(spec, policy.snapshot, extras, force=force):
+            self._saved = policy.generation, policy.version
+
 
 log = logging.getLogger(__name__)
 
 MAGIC, FORMAT = b"R4PC", 1
 MAX_BYTES = 1 << 30
 ABANDONED_S = 60.0
-"""A temporary file of this age belongs to nobody any more."""
+"""The age in seconds at which a temporary file counts as left behind by a process that ended."""
 _FIELDS = struct.Struct("<4sIQQQ")
 _CHECKSUM = struct.Struct("<Q")
 _FIXED = _FIELDS.size + _CHECKSUM.size
@@ -64,19 +127,12 @@ _KEYS = {
 
 
 class _Unusable(Exception):
-    """The file is not one that this library may use, and why."""
+    """The file cannot be used. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedPolicy:
-    """What was saved.
-
-    Attributes:
-        spec: the policy.
-        snapshot: its weights, verified by their digest.
-        extras: as given to `save`; for the caller to check.
-        saved_unix_s: when.
-    """
+    """A policy, its weights (verified by their digest), the caller's `extras`, and the Unix time of the save in seconds."""
 
     spec: PolicySpec
     snapshot: PolicySnapshot
@@ -85,7 +141,9 @@ class CachedPolicy:
 
 
 class PolicyCache:
-    """One file with one policy. Several processes may use it: a reader finds the old policy or the new one, never a mixture.
+    """A file with one policy.
+
+    Several processes can use it: a reader gets the old policy or the new one, never a mixture.
 
     Attributes:
         counters: ``policy_cache.saves``, ``.save_errors``, ``.loads`` and ``.refused`` (files that could not be used).
@@ -99,13 +157,13 @@ class PolicyCache:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Remembers the path; touches nothing.
+        """Keep the path. No file is opened so far.
 
         Args:
-            path: the file; its folder is made when needed.
-            min_interval_s: between two saves.
-            clock: Unix time, in seconds.
-            monotonic: for the interval, in seconds.
+            path: The file. Its folder is created when needed.
+            min_interval_s: Shortest time between two saves, in seconds.
+            clock: Returns Unix time, in seconds.
+            monotonic: Returns monotonic time, in seconds. Used for the interval.
         """
         self.counters = Counters()
         self._path = path
@@ -115,16 +173,16 @@ class PolicyCache:
         self._warned = False
 
     def save(self, spec: PolicySpec, snapshot: PolicySnapshot, extras: dict[str, Any], *, force: bool = False) -> bool:
-        """Replaces the file; errors are counted and logged once, until a save succeeds.
+        """Replace the file. Errors are counted, and logged once until a save succeeds.
 
         Args:
-            spec: of the policy.
-            snapshot: of the same size.
-            extras: whatever the owner needs to act: a tree of JSON values.
-            force: does not mind the interval.
+            spec: The description of the policy.
+            snapshot: The weights, of the same size.
+            extras: Further values that the caller needs to act: a tree of JSON values.
+            force: True to save even within the interval.
 
         Returns:
-            True when the file is written and synced; False too soon after the last try, or after an error.
+            True if the file is written and synced. False if the last attempt was too recent, or after an error.
         """
         now = self._monotonic()
         if now < self._next_save and not force:
@@ -133,7 +191,7 @@ class PolicyCache:
         try:
             spec.views(snapshot.flat)
             self._replace(self._encode(spec, snapshot, extras))
-        except (RL4SysError, OSError, TypeError, ValueError) as exc:  # the host acts on, and the last file is still there
+        except (RL4SysError, OSError, TypeError, ValueError) as exc:  # the host continues, and the last file is still there
             self.counters.add("policy_cache.save_errors")
             if not self._warned:
                 log.warning("the policy can't be saved in %s: %s", self._path, exc)
@@ -144,7 +202,10 @@ class PolicyCache:
         return True
 
     def load(self) -> CachedPolicy | None:
-        """The saved policy; None when there is none, or none that may be used (counted, logged, moved aside)."""
+        """Return the saved policy, or None if there is none or it cannot be used.
+
+        A file that cannot be used is counted and logged. If its contents are invalid, it is renamed to ``*.refused``.
+        """
         try:
             data = self._read()
             cached = _decode(data) if data is not None else None
@@ -166,7 +227,7 @@ class PolicyCache:
         with open(descriptor, "rb") as file:
             size = os.fstat(descriptor).st_size
             if not _FIXED <= size <= MAX_BYTES:
-                raise _Unusable(f"it has {size} bytes")
+                raise _Unusable(f"its size is {size} bytes, out of range")
             fixed = file.read(_FIXED)
             _check_lengths(fixed, size)
             return fixed + file.read(size - _FIXED)
@@ -186,11 +247,11 @@ class PolicyCache:
         weights = np.ascontiguousarray(snapshot.flat, dtype="<f4").data.cast("B")
         fields = _FIELDS.pack(MAGIC, FORMAT, len(header), spec.size, 0)
         if _FIXED + len(header) + len(weights) > MAX_BYTES:
-            raise ValueError(f"a policy of {len(weights)} bytes; the limit is {MAX_BYTES}")
+            raise ValueError(f"the weights have {len(weights)} bytes; the limit for the file is {MAX_BYTES}")
         return [fields, _CHECKSUM.pack(_checksum(fields, header, weights)), header, weights]
 
     def _replace(self, parts: list[bytes | memoryview]) -> None:
-        """Writes beside the file, syncs, renames."""
+        """Write a temporary file, sync it, and rename it to the path."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = self._path.with_name(self._path.name + ".tmp")
         with contextlib.suppress(FileNotFoundError):
@@ -232,16 +293,16 @@ def _checksum(*parts: bytes | memoryview) -> int:
 
 
 def _check_lengths(fixed: bytes, size: int) -> tuple[int, int]:
-    """The lengths of the header and of the weights, in a file of `size` bytes."""
+    """Return the bytes of the header and of the weights. Raise `_Unusable` if they do not fit a file of `size` bytes."""
     if len(fixed) != _FIXED:
-        raise _Unusable("it ends in its first bytes")
+        raise _Unusable("it is cut off in its fixed fields")
     magic, form, header, elements, reserved = _FIELDS.unpack_from(fixed)
     if magic != MAGIC or reserved:
-        raise _Unusable("it is not a policy of this library")
+        raise _Unusable("it is not a policy file of this library")
     if form != FORMAT:
         raise _Unusable(f"it has format {form}; this library reads {FORMAT}")
     if header > MAX_HEADER_BYTES or _FIXED + header + 4 * elements != size:
-        raise _Unusable("its lengths are not those of the file")
+        raise _Unusable("the lengths in it do not match the size of the file")
     return header, 4 * elements
 
 
@@ -251,11 +312,11 @@ def _decode(data: bytes) -> CachedPolicy:
     start = _FIXED + header_bytes
     header, weights = view[_FIXED:start], view[start:]
     if _CHECKSUM.unpack_from(view, _FIELDS.size)[0] != _checksum(view[: _FIELDS.size], header, weights):
-        raise _Unusable("its bytes are not those that were written")
+        raise _Unusable("its checksum does not match")
     try:
         form = unpack_header(header)
         if type(form) is not dict or set(form) != set(_KEYS) or any(type(form[k]) is not kind for k, kind in _KEYS.items()):
-            raise _Unusable("its header is of another form")
+            raise _Unusable("its header has unexpected keys or types")
         if form["library"].partition(".")[0] != _library().partition(".")[0]:
             raise _Unusable(f"version {form['library']} of the library wrote it")
         spec = spec_from_document(form["spec"])
@@ -263,6 +324,6 @@ def _decode(data: bytes) -> CachedPolicy:
         raise _Unusable(str(exc)) from exc
     flat = np.frombuffer(weights, dtype="<f4").astype(np.float32)
     if 4 * spec.size != weight_bytes or digest(flat) != form["digest"] or not np.isfinite(flat).all():
-        raise _Unusable("its weights are not those of its policy")
+        raise _Unusable("its weights do not match its policy")
     snapshot = PolicySnapshot(form["generation"], form["version"], form["digest"], flat)
     return CachedPolicy(spec, snapshot, form["extras"], form["saved_unix_s"])

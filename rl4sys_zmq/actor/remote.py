@@ -1,4 +1,4 @@
-"""Acting by a policy that is elsewhere: the learner's inference service, asked by host threads within a deadline."""
+"""Acting by a policy in another process: host threads call the learner's inference service, with a deadline."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ __all__ = ["Answer", "RemotePolicy", "RemoteInference"]
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-"""After a failure ``auto`` acts locally for so long before it asks again, in seconds."""
-AGAIN_S = 0.01
-"""How soon a learner that has no such policy yet is asked again, in seconds."""
-LEAST_S = 0.001
-"""What a question waits at least, in seconds."""
+"""After a failure, ``inference: auto`` acts locally for this long before it calls the service again, in seconds."""
+NOT_READY_RETRY_S = 0.01
+"""The pause before a learner that has no such policy so far is called again, in seconds."""
+MIN_TIMEOUT_S = 0.001
+"""The shortest deadline of a call, in seconds."""
 
 Answer = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], tuple[int, int]]
-"""Raw actions ``[N, *act]``, actions ``[N, *act]``, log-probabilities ``[N]``, and the (generation, version) that chose them."""
+"""Raw actions ``[N, *act]``, actions ``[N, *act]``, log-probabilities ``[N]``, and (generation, version)."""
 
 
 class RemotePolicy:
-    """Stands for a policy that this process does not have: which version the learner has, and nothing to act by."""
+    """A placeholder for a policy that this process does not have. It has the learner's version and cannot act."""
 
     def __init__(self, spec: PolicySpec, generation: int, version: int, digest: int) -> None:
         self.spec = spec
@@ -54,17 +54,19 @@ class RemotePolicy:
         self.generation, self.version = generation, version
 
     def act(self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: Sampler, explore: bool) -> Any:
-        """Raises LearnerUnavailable."""
+        """Raise LearnerUnavailable."""
         raise LearnerUnavailable("the learner", "an action: this actor has no policy of its own", 0.0)
 
     act_batch = act
 
 
 class RemoteInference(Resource):
-    """Asks for actions. Any host thread may; each waits for its own answer, at most ``inference_timeout_s``.
+    """The caller of the learner's inference service.
+
+    Any host thread can call it. Each waits for its own answer, at most ``inference_timeout_s``.
 
     Attributes:
-        required: there is no local policy to fall back on.
+        required: True if there is no local policy to fall back on.
     """
 
     def __init__(self, config: AgentConfig, counters: Counters) -> None:
@@ -72,34 +74,34 @@ class RemoteInference(Resource):
         self._config, self._counters = config, counters
         self._method = f"policy/{config.client_id}"
         self._lock = threading.Lock()
-        self._client: Caller | None = None
-        self._offered = ""
+        self._caller: Caller | None = None
+        self._new_address = ""
         self._closed = False
         self._not_before = 0.0
 
-    def ask(self, offered: str, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Answer | None:
-        """Asks where the learner says that its service is; None when it is better to act locally.
+    def ask(self, new_address: str, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Answer | None:
+        """Request actions from the learner's service. Return None if the local policy must act.
 
         Args:
-            offered: the service's address as the learner's `Welcome` has it.
+            new_address: The address of the service, from the learner's `Welcome`.
             observations: ``[N, *obs]``, checked.
             masks: ``[N, n]`` or None, checked.
 
         Raises:
-            CallError: when there is no answer and nothing to fall back on.
+            CallError: If there is no answer and no local policy.
         """
         if not self.required and time.monotonic() < self._not_before:
             self._counters.add("inference.fallbacks")
             return None
         try:
-            answer = self._ask(offered, observations, masks)
+            answer = self._ask(new_address, observations, masks)
         except RL4SysError as exc:
             self._counters.add("inference.timeouts" if isinstance(exc, CallTimeout) else "inference.errors")
             if self.required:
                 if isinstance(exc, CallError):
                     raise
-                raise CallFailed(self._method, offered, type(exc).__name__, str(exc)) from exc
-            log.info("no action from %s, so the local policy acts: %s", offered, exc)
+                raise CallFailed(self._method, new_address, type(exc).__name__, str(exc)) from exc
+            log.info("no action from %s, so the local policy acts: %s", new_address, exc)
             self._not_before = time.monotonic() + RETRY_S
             self._counters.add("inference.fallbacks")
             return None
@@ -107,68 +109,68 @@ class RemoteInference(Resource):
         return answer
 
     def close(self) -> None:
-        """Ends its connections; questions under way, and later ones, fail."""
+        """Close the connections. Calls in progress, and later ones, fail."""
         with self._lock:
             self._closed = True
-            client, self._client = self._client, None
+            client, self._caller = self._caller, None
         if client is not None:
             client.close()
 
-    def _ask(self, offered: str, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Answer:
+    def _ask(self, new_address: str, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Answer:
         payload = {"obs": observations, "mask": masks, "explore": self._config.explore}
         deadline = time.monotonic() + self._config.inference_timeout_s
         while True:
-            client = self._client
-            if client is None or offered != self._offered:
-                client = self._dial(offered)
+            client = self._caller
+            if client is None or new_address != self._new_address:
+                client = self._dial(new_address)
             try:
-                said = client.call(self._method, payload, max(deadline - time.monotonic(), LEAST_S))
+                reply = client.call(self._method, payload, max(deadline - time.monotonic(), MIN_TIMEOUT_S))
                 break
             except Closed:
-                if client is self._client:
+                if client is self._caller:
                     raise
-                offered = self._offered  # another thread was told that the service has moved
+                new_address = self._new_address  # another thread has the new address of the service
             except CallRefused as exc:
                 left_s = deadline - time.monotonic()
                 if exc.code is not CallRefusal.UNKNOWN or left_s <= 0:
                     raise
-                time.sleep(min(AGAIN_S, left_s))  # a learner that was started again serves before it has its policies
+                time.sleep(min(NOT_READY_RETRY_S, left_s))  # a restarted learner serves before it has its policies
         try:
-            return _read(said, len(observations))
+            return _read(reply, len(observations))
         except (LookupError, TypeError, ValueError) as exc:
-            raise CallFailed(self._method, client.address, type(exc).__name__, f"the answer is none: {exc}") from exc
+            raise CallFailed(self._method, client.address, type(exc).__name__, f"the answer is malformed: {exc}") from exc
 
-    def _dial(self, offered: str) -> Caller:
-        from rl4sys_zmq.rpc import Caller  # most actors never ask
+    def _dial(self, new_address: str) -> Caller:
+        from rl4sys_zmq.rpc import Caller  # most actors never need it
 
-        if not offered:
+        if not new_address:
             raise CallFailed(self._method, self._config.address, "LearnerUnavailable", "the learner offers no inference")
         with self._lock:
             if self._closed:
                 raise Closed("the agent is closed")
-            before = self._client
-            if before is not None and self._offered == offered:
+            before = self._caller
+            if before is not None and self._new_address == new_address:
                 return before
-            address = Address.parse(offered)
+            address = Address.parse(new_address)
             if address.host == "*":
                 address = Address.parse(self._config.address).with_port(address.port)
-            client = self._client = Caller(address, keys=self._config.keys)
-            self._offered = offered
+            client = self._caller = Caller(address, keys=self._config.keys)
+            self._new_address = new_address
         if before is not None:
             before.close()
         return client
 
 
-def _read(said: Any, count: int) -> Answer:
-    """The parts of an answer.
+def _read(reply: Any, count: int) -> Answer:
+    """Return the parts of an answer.
 
     Raises:
-        LookupError, TypeError, ValueError: when it is none.
+        LookupError, TypeError, ValueError: If the answer is malformed.
     """
-    raw, act, log_probs = said["raw"], said["act"], said["log_prob"]
-    stamp = said["generation"], said["version"]
+    raw, act, log_probs = reply["raw"], reply["act"], reply["log_prob"]
+    stamp = reply["generation"], reply["version"]
     if not (len(raw) == len(act) == len(log_probs) == count and np.isfinite(log_probs).all()):
-        raise ValueError("it is not finite, or of another size")
+        raise ValueError("its log-probabilities are not finite, or it has the wrong number of actions")
     if not all(isinstance(part, np.ndarray) for part in (raw, act, log_probs)) or not all(type(n) is int for n in stamp):
-        raise TypeError("its parts are of other types")
+        raise TypeError("its actions or its version have the wrong type")
     return raw, act.copy(), log_probs, stamp

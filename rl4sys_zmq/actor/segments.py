@@ -1,4 +1,4 @@
-"""Steps on their way into segments: the columns that a host thread writes, and closed segments that wait for rewards."""
+"""The growth of segments: the columns that a host thread writes, and closed segments that wait for rewards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.outbox import Outbox
+from rl4sys_zmq.actor.segment_queue import Outbox
 from rl4sys_zmq.errors import RewardError
 from rl4sys_zmq.values import DiscreteSpace, Segment, Space
 from rl4sys_zmq.wire import action_dtype
@@ -26,10 +26,7 @@ NO_REWARDS = np.full(FIRST_ROWS, np.nan, dtype=np.float32)
 class Stamp:
     """The policy version that chose an action. All actions of one host thread and one version share one object.
 
-    Attributes:
-        generation: of the policy.
-        version: of the policy.
-        owner: identifies the agent. A forked child keeps its parent's.
+    `owner` identifies the agent. A forked child keeps its parent's.
     """
 
     generation: int
@@ -41,14 +38,14 @@ class Step:
     """One decision, and its row once it is stored. `SegmentWriter.write` copies it into the columns.
 
     Attributes:
-        obs: the observation ``[*obs]``.
-        raw: the action to train on, None if no policy chose it.
-        log_prob: of `raw` under the policy.
-        stamp: the policy version.
+        obs: The observation ``[*obs]``.
+        raw: The action to train on, None if no policy chose it.
+        log_prob: The log-probability of `raw` under the policy.
+        stamp: The policy version.
         mask: ``[n]``, or None.
-        known_reward: the reward, None while it is missing.
-        writer: the segment that holds the step, None before it is stored.
-        row: the row in that segment, once stored.
+        known_reward: The reward, None while it is missing.
+        writer: The segment that holds the step, None before it is stored.
+        row: The row in that segment, once stored.
     """
 
     __slots__ = ("known_reward", "log_prob", "mask", "obs", "raw", "row", "stamp", "writer")
@@ -67,21 +64,21 @@ class SegmentWriter:
     """The columns of one segment while it grows, and while it waits for late rewards.
 
     Attributes:
-        observations: ``[rows + 1, *obs]``; the last row in use may be the one to bootstrap from.
+        observations: ``[rows + 1, *obs]``. The last row in use can be the one to bootstrap from.
         actions: ``[rows, *act]``.
         rewards: ``[rows]``, NaN while missing.
         log_probs: ``[rows]``.
-        versions: ``[rows]``; the rows to come have the version of the last row already.
+        versions: ``[rows]``. Rows that are not written so far already have the version of the last row.
         masks: ``[rows + 1, n]``, None until a mask is given.
-        stamp: that of the last row, None before the first.
-        generation: of the policy that chose the actions; set by the first.
-        limit: the number of rows at which the segment is complete.
-        rows: the number of rows that the columns have room for; it grows.
-        steps: the number of rows written.
-        missing: the number of rows whose reward is missing.
-        pending: holds the segment once it is closed; None while it is open.
-        left: the segment was handed over or dropped, so a reward comes too late.
-        episode_length: the steps of the whole episode if the segment ends it, else None.
+        stamp: The stamp of the last row, None before the first.
+        generation: The generation of the policy that chose the actions, set by the first action.
+        limit: The number of rows at which the segment is complete.
+        rows: The number of rows that the columns have room for. It grows.
+        steps: The number of rows written.
+        missing: The number of rows without a reward.
+        pending: The holder of the segment once it is closed, None while it is open.
+        left: True once the segment was handed over or dropped. A reward then is too late.
+        episode_length: The steps of the whole episode if the segment ends it, else None.
     """
 
     __slots__ = (
@@ -118,7 +115,7 @@ class SegmentWriter:
         self._space = action_space
         self.observations = np.empty((rows + 1, *observation_space.shape), dtype=observation_space.dtype)
         self.actions = np.empty((rows, *action_space.shape), dtype=action_dtype(action_space))
-        self.rewards = NO_REWARDS[:rows].copy()  # a third of the time of np.full, at each cut
+        self.rewards = NO_REWARDS[:rows].copy()  # takes a third of the time of np.full, at each cut
         self.log_probs = np.empty(rows, dtype=np.float32)
         self.versions = np.empty(rows, dtype=np.uint64)
         self.masks: NDArray[np.bool_] | None = None
@@ -159,13 +156,13 @@ class SegmentWriter:
         self.steps = row + 1
 
     def set_reward(self, row: int, reward: float, first: bool) -> None:
-        """Write a reward into its row. `first` is False if the row has one already.
+        """Write a reward into its row. `first` is False if the row already has one.
 
         Raises:
             RewardError: If the segment has left.
         """
         if self.left:
-            raise RewardError(f"the segment with step {row} has left: a reward must come before that (see reward_timeout_s)")
+            raise RewardError(f"the segment with step {row} has left the actor; set rewards earlier (see reward_timeout_s)")
         if first:
             self.missing -= 1
         self._reward_cells[row] = reward
@@ -175,7 +172,7 @@ class SegmentWriter:
         return int(np.isnan(self.rewards[: self.steps]).argmax())
 
     def close(self, observation: NDArray[Any] | None, mask: NDArray[np.bool_] | None) -> None:
-        """End the segment; `observation` is the one to bootstrap from, None if the episode terminated."""
+        """End the segment. `observation` is the one to bootstrap from, None if the episode terminated."""
         if observation is not None:
             self._bootstrap = True
             self.observations[self.steps] = observation
@@ -184,7 +181,7 @@ class SegmentWriter:
 
     @property
     def last_observation(self) -> NDArray[Any]:
-        """A copy of the last row's observation. The segment must have one."""
+        """A copy of the last row's observation. The segment must have at least one row."""
         return np.array(self.observations[self.steps - 1])
 
     @property
@@ -193,7 +190,7 @@ class SegmentWriter:
         return float(np.add.reduce(self.rewards[: self.steps], dtype=np.float64))
 
     def build(self, episode_id: int, episode_return: float | None) -> Segment:
-        """Return the finished segment, which takes over the columns."""
+        """Return the finished segment. It takes over the columns."""
         self.left = True
         n = self.steps
         rows = n + self._bootstrap
@@ -233,20 +230,20 @@ class SegmentWriter:
         self._view()
 
     def _view(self) -> None:
-        """Prepare the columns for writing: a number is written to a memoryview in half the time that an array takes."""
+        """Prepare the columns: writing a number to a memoryview takes half as long as writing it to an array."""
         self._action_cells: Any = self.actions.data if isinstance(self._space, DiscreteSpace) else self.actions
         self._log_prob_cells: Any = self.log_probs.data
         self._reward_cells: Any = self.rewards.data
 
 
 class ClosedSegments:
-    """The closed segments of one episode that have not left yet, oldest first. `PendingRewards` guards it.
+    """The closed segments of one episode that have not left, oldest first. `PendingRewards` guards it.
 
     Attributes:
-        episode_id: identifies the episode.
-        writers: the segments.
-        reward_sum: of the segments that have left.
-        lost: a segment was dropped, so the episode's return is unknown.
+        episode_id: Identifies the episode.
+        writers: The segments.
+        reward_sum: The sum of the rewards of the segments that have left.
+        lost: True if a segment was dropped, so that the episode's return is unknown.
     """
 
     __slots__ = ("episode_id", "lost", "reward_sum", "writers")
@@ -259,13 +256,13 @@ class ClosedSegments:
 
 
 class PendingRewards:
-    """Closed segments on their way to the outbox: in order, and only when their last reward is there.
+    """The closed segments on their way to the outbox. They leave in order, each once its last reward is known.
 
-    Host threads share one lock. The I/O thread never takes it, and nothing waits under it. A thread may expire the late
-    segments of another thread's episode while a reward for one of them comes in.
+    Host threads share one lock. The I/O thread never takes it, and no thread waits while it holds it. A thread can expire the
+    late segments of another thread's episode while a reward for one of them arrives.
 
     Attributes:
-        late: the closed segments that wait for rewards, with the time until when; replaced or extended under the lock.
+        late: The closed segments that wait for rewards, with their deadlines. Replaced or extended under the lock.
     """
 
     def __init__(self, outbox: Outbox, reward_timeout_s: float, wake: Callable[[], None]) -> None:
@@ -276,7 +273,7 @@ class PendingRewards:
         self.late: list[tuple[float, ClosedSegments, SegmentWriter]] = []
 
     def close(self, closed: ClosedSegments, writer: SegmentWriter) -> None:
-        """Take the next closed segment of an episode."""
+        """Add the next closed segment of an episode."""
         with self._lock:
             writer.pending = self
             closed.writers.append(writer)
@@ -312,7 +309,7 @@ class PendingRewards:
                 self._release(closed)
 
     def _release(self, closed: ClosedSegments) -> None:
-        """Hand over an episode's closed segments, in order, up to the first that misses a reward."""
+        """Hand over an episode's closed segments, in order, up to the first without all rewards."""
         while closed.writers and not closed.writers[0].missing:
             writer = closed.writers.pop(0)
             closed.reward_sum += writer.reward_sum

@@ -1,4 +1,4 @@
-"""What an actor knows of its learner: the rules of the session, and what a waiting host thread looks at."""
+"""The parameters of the actor's session, and the conditions that a waiting host thread checks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["CreditGate", "SessionParameters"]
 
 @dataclass(frozen=True, slots=True)
 class SessionParameters:
-    """The rules that the learner said last, or that the policy cache kept. Each as in `Welcome`."""
+    """The session parameters that the learner sent last, or that the policy cache kept. Each field is as in `Welcome`."""
 
     generation: int
     algorithm_name: str
@@ -26,21 +26,21 @@ class SessionParameters:
 
     @classmethod
     def of(cls, welcome: Welcome) -> SessionParameters:
-        """Those that a learner says; a host can't act in segments of no steps."""
+        """Return the parameters of a `Welcome`, with `max_segment_steps` raised to 1 if it is lower."""
         said = {name: getattr(welcome, name) for name in cls.__slots__}
         return cls(**{**said, "max_segment_steps": max(1, welcome.max_segment_steps)})
 
 
 @dataclass(frozen=True, slots=True)
 class CreditGate:
-    """What a host that waits must know, as one value.
+    """The conditions that a waiting host thread checks, as one immutable value.
 
     Attributes:
-        limit_steps: it may start a segment while it has finished fewer steps than this, counted since the start.
-        generation: of the policy to start with.
-        min_version: the least version of it.
-        error: why nothing will come, or None.
-        stage: what the I/O thread is waiting for, for messages.
+        limit_steps: A segment can start while fewer steps than this are finished, counted since the start.
+        generation: The generation that the policy must have.
+        min_version: The lowest version that the policy can have.
+        error: The error that ends all waits, or None.
+        stage: What the I/O thread waits for, for messages.
     """
 
     limit_steps: int

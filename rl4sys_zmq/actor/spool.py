@@ -1,37 +1,38 @@
 """The actor's segments on disk, from the moment they are finished until the learner's journal has them.
 
-``DIR/spool.db`` (sqlite, WAL) survives the end of the process, ``kill -9`` included, and not a power cut. ``DIR/lock`` is
-held by the one process that uses it. The spool is a FIFO of packed segments: *rows* in the file, and behind them, while the
-disk refuses, segments in memory. From the head some are *taken*: numbered, and with the session.
+``DIR/spool.db`` (sqlite, WAL) survives the end of the process, also by ``kill -9``, but not a loss of power. The one process that
+uses it holds ``DIR/lock``. The spool is a FIFO of packed segments: *rows* in the file, then, while the disk fails, segments in
+memory. The first segments can be *taken*: they have a sequence number, and the session sends them.
 
-**Numbers are positions.** No number is written when a segment is sent. `base_seq`, the number of the oldest segment, changes in
-the same transaction that deletes rows; a segment's number is `base_seq` plus its position. So that this holds at any
-moment at which the process may die:
+**Numbers are positions.** No number is written when a segment is sent. A segment's number is `base_seq`, the number of the
+oldest segment, plus its position. `base_seq` changes in the same transaction that deletes rows. The following rules keep the
+numbers right whenever the process ends:
 
-- Only the tail that is not taken is ever dropped, and rows are gone from the file before the next one is taken. If the disk
-  refuses, the drop does not happen.
-- Deleting what is durable may be late or lost: the learner's next Welcome says so again.
-- What is in memory lies behind all rows, and goes into the file in order, what is taken included.
+- Only segments that are not taken are dropped, and their rows are deleted before the next segment is taken. If the disk
+  fails, they are not dropped.
+- The deletion of durable rows can be late or lost: the next Welcome repeats the durable mark.
+- Segments in memory are newer than all rows. They are written to the file in order, taken ones too.
 
-**After a start** nobody knows which rows have numbers: any, or none. The first Welcome says ``R`` (received) and ``D``
-(durable). Let ``B`` be `base_seq` in the file, ``e`` the rows evicted since the start, which were the oldest, and ``m`` what is
-left of those that the file had at the start. The learner has ``r = min(R - B, e + m)`` of these ``e + m``.
+**After a start** it is unknown which rows have numbers: it can be any, or none. The first Welcome has the marks ``R`` (received)
+and ``D`` (durable). Let ``B`` be `base_seq` in the file, ``e`` the number of rows evicted since the start (the oldest ones), and
+``m`` the number of rows left that the file had at the start. Of these ``e + m`` the learner has received
+``r = min(R - B, e + m)``.
 
-- ``min(e, r)`` of the evicted had arrived: they were not dropped, and the base moves over them. The other evicted ones had
-  not, so nobody knows them by a number, and ``R`` is the number of the oldest row.
-- The first ``r - min(e, r)`` rows have arrived: those below ``D`` are deleted, the others are taken. What follows is new.
-- ``R - B - r`` segments arrived that were in memory only when the process died. They count as submitted. While rows before
-  them must be kept, placeholders keep their numbers: segments that the learner refuses as items, should it ever ask.
+- It has received ``min(e, r)`` of the evicted rows. They do not count as dropped, and the base moves past them. It has not
+  received the other evicted rows, so they have no number, and ``R`` is the number of the oldest row.
+- It has received the first ``r - min(e, r)`` rows. Those below ``D`` are deleted, the others are taken. Later rows are new.
+- It has received ``R - B - r`` segments that were only in memory when the process ended. They count as submitted. If rows
+  before them must be kept, placeholders keep their numbers. If a placeholder is sent, the learner refuses that item.
 
-What was put in after the start can't have been received, and must not be counted among the ``e + m`` by a later start that finds
-no Welcome in between: the file says from which row on (`SpoolMeta.sure_from`). All this is committed before anything is taken, so
-that ``B``, ``e`` and `sure_from` can't be applied twice.
+Rows added after the start cannot have been received. A later start must not count them among the ``e + m`` if no Welcome came in
+between, so the file records the first of them (`SpoolMeta.sure_from`). All this is committed before a segment is taken, so that
+``B``, ``e`` and `sure_from` are applied only once.
 
-**The law of a spool**, at every moment and over all starts: ``submitted = dropped + base_seq + len(spool)``. It holds in the file
-too, for what is in the file; a file in which it does not hold is damaged.
+**The conservation law of a spool**, at every moment and over all starts: ``submitted = dropped + base_seq + len(spool)``. It also
+holds for the file alone; a file in which it does not hold is damaged.
 
-A damaged file can't say which numbers are in use. The new one takes a new `origin`, which makes it another stream, and a new
-`actor_id` unless one was given. A damaged row that has no number yet is dropped; one that may have one becomes a placeholder.
+A damaged file does not show which numbers are in use. The new file gets a new `origin`, which makes it another stream, and a new
+`actor_id` unless one was given. A damaged row without a number is dropped; one that can have a number becomes a placeholder.
 """
 
 from __future__ import annotations
@@ -62,19 +63,19 @@ __all__ = ["Spool", "SpoolLimits"]
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-RELEASE_S = 0.2
+DELETE_DELAY_S = 0.2
 MAX_HOLE = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolLimits:
-    """What a spool may hold. Beyond it, the oldest segments that are not taken are dropped.
+    """The limits of a spool. Beyond them, the oldest segments that are not taken are dropped.
 
     Attributes:
-        max_bytes: of the columns of all segments (``spool_bytes``).
-        max_age_s: the age of a segment (``spool_age``); None for no limit.
-        memory_items: how many may wait in memory while the disk refuses (``overflow``).
-        memory_bytes: the bytes of those (``overflow``).
+        max_bytes: Limit on the bytes of the columns of all segments (dropped as ``spool_bytes``).
+        max_age_s: Limit on the age of a segment, in seconds (``spool_age``). None for no limit.
+        memory_items: Limit on the segments in memory while the disk fails (``overflow``).
+        memory_bytes: Limit on the bytes of those (``overflow``).
     """
 
     max_bytes: int
@@ -84,17 +85,17 @@ class SpoolLimits:
 
 
 class Spool(Resource):
-    """A durable FIFO of segments, for one actor.
+    """A FIFO of segments on disk, for one actor.
 
-    One thread uses it at a time. After the constructor no method raises because of the disk: `error` says what it refuses,
+    One thread uses it at a time. After the constructor, no method raises because of the disk: `error` has the last error, and
     `counters` count ``spool_errors``, ``spool_damaged_files``, ``spool_damaged_rows`` and ``spool_placeholders``.
 
     Attributes:
-        actor_id: kept in the spool.
-        origin: the incarnation that began the numbering.
-        incarnation: of this start; larger than that of any start before.
-        error: why the disk refuses at the moment, or None.
-        reconciled: a Welcome has been applied; before that nothing can be taken.
+        actor_id: The actor's name, kept in the spool.
+        origin: The incarnation that began the numbering.
+        incarnation: The incarnation of this start, higher than that of any earlier start.
+        error: The reason why the disk fails now, or None.
+        reconciled: True once a Welcome has been applied. Before that no segment can be taken.
     """
 
     def __init__(
@@ -107,18 +108,19 @@ class Spool(Resource):
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Opens the spool, or makes it.
+        """Open the spool, or create it.
 
         Args:
-            folder: of its own; made with mode 0700.
-            client_id: whose segments it holds.
-            limits: what it may hold.
-            actor_id: the one that the spool must have; made up for a new one if None.
-            clock: Unix time in seconds; a jump of it is a jump of ages.
-            monotonic: in seconds, for what is retried or done later.
+            folder: A folder for this spool alone, created with mode 0700.
+            client_id: The client whose segments it holds.
+            limits: The limits of the spool.
+            actor_id: The actor's name that the spool must have. None: any; a new spool gets a random one.
+            clock: Returns Unix time, in seconds. If it jumps, the ages of segments jump too.
+            monotonic: Returns monotonic time, in seconds. Used for retries and late deletions.
 
         Raises:
-            SpoolError: it is in use, can't be read or written, or belongs to another client, actor or version of the library.
+            SpoolError: If the spool is in use, cannot be read or written, or belongs to another client, actor or version of the
+                library.
         """
         self.counters = Counters()
         self.error: str | None = None
@@ -128,7 +130,7 @@ class Spool(Resource):
         self._taken: deque[SpoolEntry] = deque()
         self._untaken: deque[SpoolEntry] = deque()
         self._memory: deque[SpoolEntry] = deque()
-        self._nbytes = self._untaken_steps = self._unsure = 0
+        self._nbytes = self._untaken_steps = self._possibly_received = 0
         self._dirty = False
         self._synced_at = self._retry_at = 0.0
         self._file = SpoolFile(folder)
@@ -140,71 +142,71 @@ class Spool(Resource):
         self.actor_id, self.origin, self.incarnation = self._meta.actor_id, self._meta.origin, self._meta.incarnation
         _open_spools.add(self)
 
-    # ---- what is in it
+    # ---- contents
 
     def __len__(self) -> int:
         return len(self._taken) + len(self._untaken)
 
     @property
     def base_seq(self) -> int:
-        """The number of the oldest segment, or of the next one: what a Hello says as its first."""
+        """The number of the oldest segment, or of the next one if the spool is empty. The first number in a Hello."""
         return self._meta.base_seq
 
     @property
     def journal_id(self) -> int:
-        """The journal of the learner that was met last; 0 for none."""
+        """The journal of the last learner, 0 for none."""
         return self._meta.journal_id
 
     @property
     def taken_items(self) -> int:
-        """How many are numbered."""
+        """The number of segments with a sequence number."""
         return len(self._taken)
 
     @property
     def untaken_items(self) -> int:
-        """How many are not numbered yet (or, before `reconcile`, perhaps)."""
+        """The number of segments without a sequence number. Before `reconcile` some of them can have one."""
         return len(self._untaken)
 
     @property
     def untaken_steps(self) -> int:
-        """The steps of those."""
+        """The steps of those segments."""
         return self._untaken_steps
 
     @property
     def memory_items(self) -> int:
-        """How many are in memory only, because the disk refuses: what a kill would lose."""
+        """The number of segments that are only in memory because the disk fails. The end of the process would lose them."""
         return len(self._memory)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all columns in it."""
+        """The bytes of the columns of all segments."""
         return self._nbytes
 
     @property
     def submitted(self) -> int:
-        """How many were put in since the spool was made."""
+        """The number of segments added since the spool was created."""
         return self._meta.submitted
 
     @property
     def dropped(self) -> dict[str, int]:
-        """How many were dropped since the spool was made, by reason. May fall, when the learner turns out to have them."""
+        """The drops since the spool was created, by reason. A count falls if the learner turns out to have the segment."""
         return dict(self._meta.dropped)
 
     def heads(self) -> Iterator[QueueHead]:
-        """Those that are not taken, oldest first; anything that changes the spool ends it."""
+        """Iterate over the segments that are not taken, oldest first. A change of the spool ends the iteration."""
         return (entry.head for entry in self._untaken)
 
     def peek(self) -> QueueHead | None:
-        """The oldest that is not taken."""
+        """Return the head of the oldest segment that is not taken, or None."""
         return self._untaken[0].head if self._untaken else None
 
-    # ---- in and out
+    # ---- changes
 
     def put(self, segments: Sequence[PackedSegment]) -> None:
-        """Adds segments, and drops the oldest beyond the bounds; in the file when this returns, unless the disk refuses.
+        """Add segments, and drop the oldest beyond the limits. They are in the file on return, unless the disk fails.
 
         Args:
-            segments: in order; their `large` frames must not change any more.
+            segments: The segments, in order. Their `large` frames must not change any more.
         """
         put_at, next_id = self._clock(), self._meta.next_id
         for p in segments:
@@ -222,9 +224,9 @@ class Spool(Resource):
         self._bound_memory()
 
     def take(self, max_items: int, max_bytes: int) -> list[PackedSegment]:
-        """The next segments, which become taken: the first has the number ``base_seq + taken_items``.
+        """Take and return the next segments. The first has the number ``base_seq + taken_items``.
 
-        The first is given whatever its size. Empty before `reconcile`, and while the disk can't be read.
+        The first can exceed `max_bytes`. The list is empty before `reconcile`, and while the disk cannot be read.
         """
         if not self.reconciled or not self._file.is_open:
             return []
@@ -245,35 +247,31 @@ class Spool(Resource):
                 log.error("%s: a segment in the spool is damaged and is dropped", self._file.path)
                 if self.drop_head(1, "spool_damaged"):
                     continue
-                sound = [placeholder()]  # the disk refuses: it stays, and takes a number
+                sound = [placeholder()]  # the disk fails: the row stays and gets a number
             for _ in sound:
                 self._take_one()
             return [p for p in sound if p is not None]
         return []
 
     def drop_head(self, count: int, reason: str) -> int:
-        """Drops the oldest `count` that are not taken, counted as `reason`; all of them, or none when the disk refuses.
-
-        Returns:
-            How many were dropped.
-        """
+        """Drop the oldest `count` segments not taken, counted as `reason`. Return how many: 0 if the disk fails."""
         count = min(count, len(self._untaken))
         if not count or self.error is not None or not self._sync([(reason, count)]):
             return 0
         return count
 
     def untake(self) -> None:
-        """Nothing is taken any more: a new session will say in its Welcome what it has; `reconcile` comes next."""
+        """Return all taken segments to the queue. The Welcome of a new session has other marks; call `reconcile` next."""
         if not self.reconciled:
             return
-        self._unsure = len(self._taken)
+        self._possibly_received = len(self._taken)
         self._untaken_steps += sum(e.head.steps for e in self._taken)
         self._untaken.extendleft(reversed(self._taken))
         self._taken.clear()
         self.reconciled = False
 
     def release(self, durable_seq: int) -> None:
-        """Forgets the taken segments below `durable_seq`; the file follows within `RELEASE_S`, or with the next `put`."""
+        """Release the taken segments below `durable_seq`. The file follows within `DELETE_DELAY_S`, or with the next `put`."""
         count = min(durable_seq - self._meta.base_seq, len(self._taken))
         if count <= 0:
             return
@@ -284,27 +282,27 @@ class Spool(Resource):
         self.tick()
 
     def reconcile(self, received: int, durable: int) -> list[PackedSegment] | None:
-        """Applies the first Welcome after a start or `untake`; see the module's text.
+        """Apply the first Welcome after a start or `untake`, as the module's docstring describes.
 
         Args:
-            received: the learner's marks, for a Hello that said `base_seq`; and
-            durable: likewise.
+            received: The learner's received mark, for a Hello with `base_seq` as its first number.
+            durable: The learner's durable mark.
 
         Returns:
-            The segments that are received and not durable, from `base_seq` on: they are taken. None when the disk refuses:
-            nothing can be taken yet; call it again. When it was called before: an empty list.
+            The segments that are received and not durable, from `base_seq` on, which are now taken. None if the disk fails:
+            then no segment can be taken, and the call must be repeated. An empty list if it was called before.
         """
         if self.reconciled or not self._file.is_open:
             return []
         base, evicted = self._meta.base_seq, sum(n for _, n in self._meta.evicted)
         received = max(received, base)
-        known = min(received - base, evicted + self._unsure)
+        known = min(received - base, evicted + self._possibly_received)
         back = min(evicted, known)
         held, hole = known - back, received - base - known
         gone = min(max(min(durable, received) - base - back, 0), held)
         kept = list(itertools.islice(self._untaken, gone, held))
         blanks = hole if kept and kept[-1].packed is None and hole <= MAX_HOLE else 0
-        if hole > blanks:  # nothing before the hole must be kept, or can be
+        if hole > blanks:  # no segment before the hole must be kept, or none can be
             gone, first = held, received
         else:
             first = base + back + gone
@@ -317,7 +315,7 @@ class Spool(Resource):
             dropped=_taken_back(self._meta.dropped, self._meta.evicted, back),
         )
         if hole:
-            log.warning("%s: the learner has %d segments that an earlier process did not store any more", self._file.path, hole)
+            log.warning("%s: the learner has %d segments that an earlier process did not store", self._file.path, hole)
             self.counters.add("spool_placeholders", blanks)
         if not self._apply(meta, held, gone, blanks):
             return None
@@ -327,63 +325,61 @@ class Spool(Resource):
             return None
         damaged = sum(p is None for p in packed) - blanks
         if damaged:
-            log.error(
-                "%s: %d segments that the learner has received, and not made durable, are damaged", self._file.path, damaged
-            )
+            log.error("%s: %d segments are damaged that the learner has received but not made durable", self._file.path, damaged)
             self.counters.add("spool_damaged_rows", damaged)
         return [p if p is not None else placeholder() for p in packed]
 
     def set_journal(self, journal_id: int) -> None:
-        """Notes the journal of the learner that was met."""
+        """Record the journal of the current learner."""
         if journal_id != self._meta.journal_id:
             self._meta = replace(self._meta, journal_id=journal_id)
             self._dirty = True
             self._sync()
 
     def set_incarnation(self, incarnation: int) -> None:
-        """Notes the higher incarnation that this start goes on as, so that the next one is higher still."""
+        """Record the higher incarnation of this start, so that the next start's is higher still."""
         self.incarnation = incarnation
         self._meta = replace(self._meta, incarnation=incarnation)
         self._dirty = True
         self._sync()
 
     def tick(self) -> None:
-        """Does what has become due: late deletions, drops by age, another try of the disk."""
+        """Do the work that has become due: late deletions, drops by age, a retry of the disk."""
         if self._monotonic() >= self.next_deadline():
             self._sync()
 
     def next_deadline(self) -> float:
-        """When `tick` wants to be called, monotonic in seconds; infinity when nothing is due."""
+        """Return the monotonic time at which `tick` must be called, in seconds. Infinity if no work is due."""
         if not self._file.is_open:
             return float("inf")
         if self.error is not None:
             return self._retry_at
         if self._memory:
             return self._synced_at
-        due = self._synced_at + RELEASE_S if self._dirty else float("inf")
+        due = self._synced_at + DELETE_DELAY_S if self._dirty else float("inf")
         if self._limits.max_age_s is not None and self._untaken:
             left = self._untaken[0].put_at + self._limits.max_age_s - self._clock()
             due = min(due, self._monotonic() + max(0.0, left))
         return due
 
     def close(self) -> None:
-        """Writes what can be written and gives the folder free."""
+        """Write the segments in memory if possible, close the file and release the folder."""
         if self._file.is_open:
             while self._sync() and self._memory:
                 pass
             if self._memory:
-                log.error("%s: %d segments in memory are lost, %s", self._file.path, len(self._memory), self.error)
+                log.error("%s: %d segments in memory are lost: %s", self._file.path, len(self._memory), self.error)
         self._abandon()
 
     def disown(self) -> None:
-        """In a forked child: lets go of the parent's file and lock without touching them. Called by itself after `os.fork`."""
+        """In a forked child, give up the parent's file and lock without changing them. Called after each `os.fork`."""
         _open_spools.discard(self)
         self._file.disown()
 
     # ---- the file
 
     def _open(self, client_id: str, actor_id: str | None) -> SpoolMeta:
-        """Reads the file, or makes it, and stores this start."""
+        """Read the file, or create it, and record this start."""
         try:
             try:
                 meta = self._file.open()
@@ -394,7 +390,9 @@ class Spool(Resource):
                     raise
                 aside = self._file.move_aside(int(self._clock() * 1e3))
                 self.counters.add("spool_damaged_files")
-                log.error("the spool %s is damaged (%s): it is now %s, and what it held is not sent", self._file.path, exc, aside)
+                log.error(
+                    "the spool %s is damaged (%s): it is renamed %s, its segments are not sent", self._file.path, exc, aside
+                )
                 meta = self._file.open()
             rng = random.SystemRandom()
             start = first_incarnation(self._clock(), rng)
@@ -418,20 +416,20 @@ class Spool(Resource):
         self._untaken.extend(entries)
         self._nbytes = sum(e.head.nbytes for e in entries)
         self._untaken_steps = sum(e.head.steps for e in entries)
-        self._unsure = sum(meta.sure_from is None or e.id < meta.sure_from for e in entries)
+        self._possibly_received = sum(meta.sure_from is None or e.id < meta.sure_from for e in entries)
 
     def _sync(self, drops: Sequence[tuple[str, int]] = ()) -> bool:
-        """One transaction: deletes what was released and what is to be dropped, inserts what is in memory.
+        """Delete released and dropped rows and insert the segments in memory, in one transaction.
 
         Args:
-            drops: reasons and how many to drop from the head of what is not taken; empty: what is beyond the bounds.
+            drops: Reasons and counts of the segments to drop from the head of those not taken. Empty: those beyond the limits.
 
         Returns:
-            False when the disk refused: nothing has changed then.
+            False if the disk failed. Then nothing has changed.
         """
         if not self._file.is_open:
             return False
-        drops = drops or self._excess()
+        drops = drops or self._over_limits()
         count = sum(n for _, n in drops)
         dropped = list(itertools.islice(self._untaken, count))
         lost = set(map(id, dropped))
@@ -452,7 +450,7 @@ class Spool(Resource):
             self._untaken.popleft()
             self._untaken_steps -= entry.head.steps
             self._forget(entry)
-        self._unsure = max(0, self._unsure - count)
+        self._possibly_received = max(0, self._possibly_received - count)
         for entry in inserted:
             self._memory.popleft()
             entry.packed = None
@@ -468,19 +466,22 @@ class Spool(Resource):
             self._refused(exc)
             return False
         if self.error is not None:
-            log.warning("%s: the disk works again", self._file.path)
+            log.warning("%s: the disk can be used again", self._file.path)
         self.error = None
         return True
 
     def _refused(self, exc: Exception) -> None:
         self.counters.add("spool_errors")
         if self.error is None:
-            log.error("%s: the disk refuses (%s); segments wait in memory", self._file.path, exc)
+            log.error("%s: the disk fails (%s); segments wait in memory", self._file.path, exc)
         self.error = f"{type(exc).__name__}: {exc}"
         self._retry_at = self._monotonic() + RETRY_S
 
     def _apply(self, meta: SpoolMeta, held: int, gone: int, blanks: int) -> bool:
-        """Commits what `reconcile` found, then makes it so here: `gone` deleted, the rest of `held` and `blanks` taken."""
+        """Commit the result of `reconcile`, then apply it here.
+
+        `gone` entries are deleted. The other ones of the first `held`, and `blanks` placeholders, are taken.
+        """
         entries = list(self._untaken)
         deleted, kept = entries[:gone], entries[gone:held]
         last = kept[-1].id if kept else 0
@@ -498,21 +499,21 @@ class Spool(Resource):
         for entry in deleted:
             self._forget(entry)
         self._taken.extend([*kept, *placeholders])
-        self._meta, self._unsure, self.reconciled = meta, 0, True
+        self._meta, self._possibly_received, self.reconciled = meta, 0, True
         return True
 
     def _read(self, entries: Sequence[SpoolEntry]) -> list[PackedSegment | None] | None:
-        """The segments of consecutive entries, None in the place of a damaged one; None when the disk refuses."""
+        """Return the segments of consecutive entries, with None for each damaged one. Return None if the disk fails."""
         try:
             return self._file.read(entries)
         except sqlite3.Error as exc:
             self._refused(exc)
             return None
 
-    # ---- small parts
+    # ---- helpers
 
-    def _excess(self) -> list[tuple[str, int]]:
-        """What must be dropped from the head of what is not taken: the reasons, and how many."""
+    def _over_limits(self) -> list[tuple[str, int]]:
+        """Return the reasons and counts of the segments to drop from the head of those not taken."""
         old = excess = 0
         size = self._nbytes
         horizon = self._clock() - self._limits.max_age_s if self._limits.max_age_s is not None else float("-inf")
@@ -527,8 +528,8 @@ class Spool(Resource):
         return [(reason, n) for reason, n in (("spool_age", old), ("spool_bytes", excess)) if n]
 
     def _counted(self, drops: Sequence[tuple[str, int]]) -> SpoolMeta:
-        """The numbers after these drops; those that the learner may have received are noted in order."""
-        dropped, evicted, unsure = dict(self._meta.dropped), list(self._meta.evicted), self._unsure
+        """Return the document after these drops. Drops that the learner can have received are recorded in order."""
+        dropped, evicted, unsure = dict(self._meta.dropped), list(self._meta.evicted), self._possibly_received
         for reason, count in drops:
             dropped[reason] = dropped.get(reason, 0) + count
             perhaps = min(count, unsure)
@@ -540,11 +541,11 @@ class Spool(Resource):
         return replace(self._meta, dropped=dropped, evicted=tuple(evicted))
 
     def _bound_memory(self) -> None:
-        """While the disk refuses: drops the oldest in memory that can't have a number."""
+        """While the disk fails, drop the oldest segments in memory that cannot have a number."""
         size = sum(e.head.nbytes for e in self._memory)
         while self.error is not None and (len(self._memory) > self._limits.memory_items or size > self._limits.memory_bytes):
-            ahead = len(self._untaken) - len(self._memory)  # not taken, and in the file; negative: taken, and in memory
-            at = max(0, self._unsure - ahead)
+            ahead = len(self._untaken) - len(self._memory)  # those in the file; negative: the number taken and in memory
+            at = max(0, self._possibly_received - ahead)
             if at >= len(self._memory):
                 return
             entry = self._memory[at]
@@ -558,7 +559,7 @@ class Spool(Resource):
             )
 
     def _first_id(self, meta: SpoolMeta) -> int:
-        """Of the oldest segment that is kept, or of the next one."""
+        """Return the id of the oldest segment, or of the next one if the spool is empty."""
         first = self._taken[0] if self._taken else self._untaken[0] if self._untaken else None
         return first.id if first is not None else meta.next_id
 
@@ -568,13 +569,13 @@ class Spool(Resource):
         self._taken.append(entry)
 
     def _forget(self, entry: SpoolEntry) -> None:
-        """It has left the deques of what is taken and what is not."""
+        """Adjust the totals after an entry has left both deques."""
         self._nbytes -= entry.head.nbytes
         if entry.packed is not None:
             self._memory.remove(entry)
 
     def _abandon(self) -> None:
-        """Closes the file, whatever happens."""
+        """Close the file even if that fails, and stop watching for forks."""
         _open_spools.discard(self)
         self._file.close()
 
@@ -591,7 +592,7 @@ os.register_at_fork(after_in_child=_disown_all)
 
 
 def _taken_back(dropped: dict[str, int], evicted: Sequence[tuple[str, int]], count: int) -> dict[str, int]:
-    """The drops without the first `count` of `evicted`, which the learner turned out to have."""
+    """Return the drops without the first `count` of `evicted`, which the learner turned out to have received."""
     dropped = dict(dropped)
     for reason, number in evicted:
         mistaken = min(number, count)

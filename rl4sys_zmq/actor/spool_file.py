@@ -1,7 +1,7 @@
-"""The file of a spool: its lock, its rows, and the one document of numbers that goes with them.
+"""The file of a spool: its lock, its rows, and the document of counts that belongs to them.
 
-What the numbers mean, and when they may change, is said in `spool`. Here they are read, checked and written: every record and the
-document have a checksum, and a file that does not hold together is `SpoolDamaged`.
+The docstring of `spool` defines the counts and when they change. This module reads, checks and writes them. Every record and the
+document have a checksum. An inconsistent file raises `SpoolDamaged`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ log = logging.getLogger(__name__)
 
 SCHEMA = 1
 FLUSH_BYTES = 8 << 20
-"""What one transaction inserts at most, so that a long time in memory does not become one long pause."""
+"""The bytes after which a transaction inserts no more, so that a full memory does not cause one long pause."""
 KEEP_DAMAGED = 3
 _APPLICATION_ID = 0x52345350  # R4SP
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _PREFIX = struct.Struct("<QI")
 _U64 = 1 << 64
 _NO_FLAGS = 0x81
-"""No segment of this library has them."""
+"""The flags of a placeholder. No segment of this library has them."""
 _TABLES = """
 CREATE TABLE rows (id INTEGER PRIMARY KEY, steps INTEGER NOT NULL, generation INTEGER NOT NULL, oldest_version INTEGER NOT NULL,
                    nbytes INTEGER NOT NULL, frames INTEGER NOT NULL, put_at REAL NOT NULL, record BLOB NOT NULL);
@@ -48,18 +48,18 @@ CREATE TABLE meta (one INTEGER PRIMARY KEY CHECK (one = 1), document BLOB NOT NU
 
 
 class SpoolDamaged(Exception):
-    """The file is a spool, and does not hold together."""
+    """The file is a spool, but inconsistent."""
 
 
 @dataclass(frozen=True)
 class SpoolMeta:
-    """The one row of ``meta``; together with the rows it is the whole truth.
+    """The one row of ``meta``. Together with the rows it is the complete state of a spool.
 
     Attributes:
-        rows: how many there are: a row that vanished would shift numbers.
-        next_id: of the next row; ids grow and are never used again while a row has one.
-        sure_from: rows from this id on have never been taken; None: any row may have been.
-        evicted: reasons and counts of the rows evicted while it was unknown whether they had been received, oldest first.
+        rows: The number of rows. It detects a lost row, which would shift the numbers.
+        next_id: The id of the next row. Ids grow, and no id is reused while its row exists.
+        sure_from: Rows from this id on have never been taken. None: any row can have been.
+        evicted: Reasons and counts of the rows evicted while it was unknown if they had been received, oldest first.
     """
 
     client_id: str
@@ -78,7 +78,7 @@ class SpoolMeta:
 
 @dataclass(slots=True, eq=False)
 class SpoolEntry:
-    """One segment. `packed` is None when it is in the file; `packed` of a stored one would only cost memory."""
+    """One segment. `packed` is None once it is in the file, to save memory."""
 
     id: int
     head: QueueHead
@@ -87,17 +87,17 @@ class SpoolEntry:
 
 
 class SpoolFile:
-    """``DIR/spool.db``, held by ``DIR/lock``. One thread uses it at a time.
+    """The database ``DIR/spool.db``, guarded by ``DIR/lock``. One thread uses it at a time.
 
     Attributes:
-        path: of the database.
+        path: The path of the database.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Takes the lock.
+        """Take the lock.
 
         Raises:
-            SpoolError: another process has it, or the folder can't be used.
+            SpoolError: If another process holds it, or the folder cannot be used.
         """
         self.path = folder / "spool.db"
         self._connection: sqlite3.Connection | None = None
@@ -105,40 +105,40 @@ class SpoolFile:
 
     @property
     def is_open(self) -> bool:
-        """There is a file to read and write."""
+        """True while the file can be read and written."""
         return self._connection is not None
 
     def open(self) -> SpoolMeta | None:
-        """Reads the document, or makes the file; None when there was none.
+        """Read the document, or create the file. Return None for a new file.
 
         Raises:
-            SpoolError: it is a database of something else, or of another version.
-            Damaged, ValueError, KeyError, TypeError: it does not hold together.
-            sqlite3.Error, OSError: the disk refuses.
+            SpoolError: If the file is another program's database, or of another version.
+            SpoolDamaged, ValueError, KeyError, TypeError: If the file is inconsistent.
+            sqlite3.Error, OSError: If the disk fails.
         """
         self._connection, meta = _connect(self.path)
         return meta
 
     def entries(self, meta: SpoolMeta) -> list[SpoolEntry]:
-        """All rows, oldest first, as they must be for this document.
+        """Return all rows, oldest first, after checking them against the document.
 
         Raises:
-            Damaged: they are not.
-            sqlite3.Error: the disk refuses.
+            SpoolDamaged: If they do not match it.
+            sqlite3.Error: If the disk fails.
         """
         query = "SELECT id, steps, generation, oldest_version, nbytes, frames, put_at FROM rows"
         entries = []
-        # All at once: an open cursor would keep the file from being closed.
+        # All at once: an open cursor would prevent the file from being closed.
         for row_id, steps, generation, oldest, nbytes, frames, put_at in self._opened().execute(query).fetchall():
             numbers = (row_id, steps, nbytes, frames, generation, oldest)
             if any(type(n) is not int for n in numbers) or min(numbers[:4]) < 0 or type(put_at) is not float:
-                raise SpoolDamaged(f"row {row_id!r} has impossible numbers")
+                raise SpoolDamaged(f"row {row_id!r} has invalid numbers")
             entries.append(SpoolEntry(row_id, QueueHead(generation % _U64, oldest % _U64, steps, nbytes, frames), put_at, None))
         ids = [e.id for e in entries]
         if len(ids) != meta.rows or any(a >= b for a, b in itertools.pairwise(ids)) or (ids and not 0 < ids[-1] < meta.next_id):
-            raise SpoolDamaged(f"it has {len(ids)} rows, not the {meta.rows} that were written")
+            raise SpoolDamaged(f"its {len(ids)} rows are not the {meta.rows} that were written")
         if meta.submitted != sum(meta.dropped.values()) + meta.base_seq + meta.rows:
-            raise SpoolDamaged("its counts contradict each other")
+            raise SpoolDamaged("its counts do not add up")
         return entries
 
     def write(
@@ -149,17 +149,17 @@ class SpoolFile:
         inserted: Sequence[SpoolEntry] = (),
         shift: tuple[int, int] = (0, 0),
     ) -> None:
-        """One transaction.
+        """Change the document and the rows in one transaction.
 
         Args:
-            meta: the new document.
-            first_id: rows below it are deleted, for they were released.
-            deleted: consecutive entries, which are deleted too.
-            inserted: entries in memory, which become rows.
-            shift: an id, and by how much those above it grow.
+            meta: The new document.
+            first_id: Rows below it were released and are deleted.
+            deleted: Consecutive entries to delete.
+            inserted: Entries in memory to insert as rows.
+            shift: An id, and the number by which to raise the ids above it.
 
         Raises:
-            sqlite3.Error, OSError: the disk refuses, and nothing has changed.
+            sqlite3.Error, OSError: If the disk fails. Then nothing has changed.
         """
         connection = self._opened()
         document = json.dumps(vars(meta), separators=(",", ":")).encode()
@@ -168,7 +168,7 @@ class SpoolFile:
             connection.execute("DELETE FROM rows WHERE id < ?", (first_id,))
             if deleted:
                 connection.execute("DELETE FROM rows WHERE id BETWEEN ? AND ?", (deleted[0].id, deleted[-1].id))
-            if shift[1]:  # in two steps, for ids must differ at every moment
+            if shift[1]:  # in two steps, because ids must be unique at every moment
                 connection.execute("UPDATE rows SET id = -id - ? WHERE id > ?", (shift[1], shift[0]))
                 connection.execute("UPDATE rows SET id = -id WHERE id < 0")
             if inserted:
@@ -181,10 +181,10 @@ class SpoolFile:
             raise
 
     def read(self, entries: Sequence[SpoolEntry]) -> list[PackedSegment | None]:
-        """The segments of consecutive entries, None in the place of a damaged one.
+        """Return the segments of consecutive entries, with None for each damaged one.
 
         Raises:
-            sqlite3.Error: the disk refuses.
+            sqlite3.Error: If the disk fails.
         """
         stored = [e.id for e in entries if e.packed is None]
         records: dict[int, bytes] = {}
@@ -199,7 +199,7 @@ class SpoolFile:
         return [e.packed if e.packed is not None else _unpack(records.get(e.id, b""), e.head) for e in entries]
 
     def move_aside(self, stamp: int) -> str:
-        """Closes the damaged file and gives it another name, for people; returns the name. The oldest of many are deleted."""
+        """Close and rename the damaged file, and return the new name. The newest `KEEP_DAMAGED` such files are kept."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -215,14 +215,14 @@ class SpoolFile:
         return aside
 
     def disown(self) -> None:
-        """In a forked child: lets go of the parent's file and lock without touching them."""
+        """In a forked child, give up the parent's file and lock without changing them."""
         if self._connection is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))  # closing it here would write to the parent's file
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))  # never closed: that would write to the parent's file
             self._connection = None
         self.close()
 
     def close(self) -> None:
-        """Closes what is open and gives the folder free, whatever happens."""
+        """Close the database and release the folder, even if an error occurs."""
         connection, self._connection = self._connection, None
         lock, self._lock = self._lock, -1
         try:
@@ -239,7 +239,7 @@ class SpoolFile:
         return self._connection
 
     def _read_singly(self, ids: Sequence[int]) -> dict[int, bytes]:
-        """What can still be read of a file in which sqlite has found damage."""
+        """Return the records that can still be read from a file in which sqlite has found damage."""
         records: dict[int, bytes] = {}
         for row_id in ids:
             try:
@@ -250,7 +250,7 @@ class SpoolFile:
 
 
 def _lock(folder: Path) -> int:
-    """Makes the folder and takes its lock, which goes with the process."""
+    """Create the folder and take its lock. The lock ends with the process."""
     path = folder / "lock"
     try:
         if not folder.is_dir():
@@ -265,7 +265,7 @@ def _lock(folder: Path) -> int:
     except BlockingIOError as exc:
         holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
         os.close(descriptor)
-        raise SpoolError(f"the spool {folder} is in use by process {holder or '?'}, says {path}; use another folder") from exc
+        raise SpoolError(f"the spool {folder} is in use by process {holder or '?'} (see {path}); use another folder") from exc
     except OSError as exc:
         os.close(descriptor)
         raise SpoolError(f"{path} can't be locked: {exc}; use a folder on a local disk") from exc
@@ -273,7 +273,7 @@ def _lock(folder: Path) -> int:
 
 
 def _connect(path: Path) -> tuple[sqlite3.Connection, SpoolMeta | None]:
-    """The file and what it says, None when it is new."""
+    """Return the connection and the document, None for a new file."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
     try:
@@ -294,19 +294,19 @@ def _read_meta(connection: sqlite3.Connection, path: Path) -> SpoolMeta | None:
         connection.executescript(create)
         return None
     if application != _APPLICATION_ID:
-        raise SpoolError(f"{path} is a database of something else; use another folder")
+        raise SpoolError(f"{path} is another program's database; use another folder")
     if schema != SCHEMA:
-        raise SpoolError(f"the spool {path} has format {schema}, this library reads {SCHEMA}; use the version that wrote it")
+        raise SpoolError(f"the spool {path} has format {schema}; this version reads {SCHEMA}; use the version that wrote it")
     if tables != {"rows", "meta"}:
-        raise SpoolDamaged(f"it has the tables {sorted(tables)}")
+        raise SpoolDamaged(f"its tables are {sorted(tables)}, not meta and rows")
     stored = connection.execute("SELECT document, checksum FROM meta").fetchone()
     if stored is None:
         if connection.execute("SELECT 1 FROM rows").fetchone() is not None:
-            raise SpoolDamaged("it has rows and no numbers")
-        return None  # made, and killed before the first start was stored
+            raise SpoolDamaged("it has rows but no document")
+        return None  # the process that created it ended before it recorded its start
     document, checksum = stored
     if type(document) is not bytes or checksum != _checksum(document):
-        raise SpoolDamaged("its numbers are not those that were written")
+        raise SpoolDamaged("the checksum of its document does not match")
     form = json.loads(document)
     return SpoolMeta(**{**form, "evicted": tuple((reason, count) for reason, count in form["evicted"])})
 
@@ -316,7 +316,7 @@ def _checksum(document: bytes) -> bytes:
 
 
 def is_damage(exc: Exception) -> bool:
-    """Whether it says that the file is damaged, rather than that the disk refuses."""
+    """Return True if the error means that the file is damaged, False if it means that the disk fails."""
     return not isinstance(exc, sqlite3.Error) or getattr(exc, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
 
 
@@ -339,12 +339,12 @@ def _row(entry: SpoolEntry) -> tuple[int, int, int, int, int, int, float, bytes]
 
 
 def _i64(number: int) -> int:
-    """SQLite has no unsigned integers."""
+    """Return the number as a signed 64-bit integer: SQLite has no unsigned ones."""
     return number - _U64 if number >= _U64 >> 1 else number
 
 
 def _pack(p: PackedSegment) -> bytes:
-    """A checksum of what follows, the length of the header, the header, the blob and the large columns."""
+    """Return a record: a checksum of the rest, the length of the header, the header, the blob and the large columns."""
     numbers = [p.steps, p.generation, p.oldest_version, p.nbytes]
     head = pack_header([p.layout, p.head, *numbers, [len(s) for s in p.small], [len(f) for f in p.large], list(p.digests)])
     body = b"".join((_PREFIX.pack(0, len(head))[8:], head, *p.small, *p.large))
@@ -352,7 +352,7 @@ def _pack(p: PackedSegment) -> bytes:
 
 
 def _unpack(record: bytes, expected: QueueHead) -> PackedSegment | None:
-    """The segment of a record, None when it is not what was written."""
+    """Return the segment of a record, or None if the record is not what was written."""
     view = memoryview(record)
     if len(view) < _PREFIX.size or xxhash.xxh3_64_digest(view[8:]) != record[:8]:
         return None
@@ -371,6 +371,6 @@ def _unpack(record: bytes, expected: QueueHead) -> PackedSegment | None:
 
 
 def placeholder() -> PackedSegment:
-    """Keeps a number whose segment is lost: the learner refuses it as an item, for its flags, and the mark moves on."""
+    """Return a segment that keeps a lost one's number. The learner refuses it for its flags and moves the mark on."""
     head = head_struct.pack(0, 0, 0, 0, 0.0, 0, 0, 0, _NO_FLAGS, 0, 0)
     return PackedSegment("o<f4 a<f4 r<f4 l<f4 v<u8", head, (b"",) * 5, (), (), 0, 0, 0, 0)

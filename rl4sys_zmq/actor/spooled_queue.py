@@ -1,22 +1,21 @@
-"""A spool as the I/O thread's supply. Loaded by those that have one: it brings sqlite."""
+"""The segment queue over a spool. Imported only by actors that have one, because it imports sqlite."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rl4sys_zmq.actor.outbox import Outbox
-from rl4sys_zmq.actor.segment_queue import QueueHead, SegmentQueue
+from rl4sys_zmq.actor.segment_queue import Outbox, QueueHead, SegmentQueue
 from rl4sys_zmq.actor.spool import Spool
 from rl4sys_zmq.wire import PackedSegment, pack_segment
 
 __all__ = ["SpooledSegmentQueue"]
 
 PUT_ITEMS = 32
-"""How many segments go into the spool in one transaction."""
+"""The largest number of segments that go into the spool in one transaction."""
 
 
 class SpooledSegmentQueue(SegmentQueue):
-    """The spool, in front of the outbox."""
+    """A spool that is filled from the outbox, as a segment queue."""
 
     def __init__(self, outbox: Outbox, spool: Spool) -> None:
         super().__init__(outbox)
@@ -24,28 +23,28 @@ class SpooledSegmentQueue(SegmentQueue):
 
     @property
     def items(self) -> int:
-        """How many wait, here or there."""
+        """The number of segments without a number, in the spool and in the outbox."""
         return self.spool.untaken_items + len(self.outbox)
 
     @property
     def steps(self) -> int:
-        """Their steps."""
+        """The steps of those segments."""
         return self.spool.untaken_steps + self.outbox.steps
 
     def peek(self) -> QueueHead | None:
-        """The oldest in the spool."""
+        """Return the head of the oldest segment in the spool, or None before `reconcile`."""
         return self.spool.peek() if self.spool.reconciled else None
 
     def take(self, max_items: int, max_bytes: int) -> list[PackedSegment]:
-        """The oldest in the spool, which keeps them until `release`."""
+        """Return the oldest segments of the spool, which keeps them until `release`."""
         return self.spool.take(max_items, max_bytes)
 
     def drop(self, reason: str) -> bool:
-        """Drops the oldest in the spool."""
+        """Drop the oldest segment in the spool."""
         return self.spool.drop_head(1, reason) == 1
 
     def fill(self) -> bool:
-        """Puts some of what the outbox holds into the spool."""
+        """Move some segments from the outbox into the spool."""
         batch: list[PackedSegment] = []
         self.in_hand = min(PUT_ITEMS, len(self.outbox))
         while len(batch) < self.in_hand and (segment := self.outbox.pop()) is not None:
@@ -56,37 +55,37 @@ class SpooledSegmentQueue(SegmentQueue):
         return bool(batch)
 
     def release(self, durable: int) -> None:
-        """Forgets what the learner has."""
+        """Release the segments that the learner's journal has."""
         self.spool.release(durable)
 
     def reconcile(self, received: int, durable: int) -> Sequence[PackedSegment] | None:
-        """See `Spool.reconcile`."""
+        """Apply the learner's marks, as `Spool.reconcile` does."""
         return self.spool.reconcile(received, durable)
 
     def tick(self) -> None:
-        """Late deletions, drops by age, another try of the disk."""
+        """Do the spool's work that has become due."""
         self.spool.tick()
 
     def next_deadline(self) -> float:
-        """When the spool has something to do."""
+        """Return the time at which the spool's next work is due."""
         return self.spool.next_deadline()
 
     @property
     def submitted(self) -> int:
-        """Over all starts."""
+        """The number of segments finished over all starts."""
         lost = sum(super().dropped.values())
         return self.spool.submitted + len(self.outbox) + lost
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Over all starts in the spool; those before it, in this one."""
+        """The number of segments dropped in the spool over all starts, and before the spool in this start, by reason."""
         counts = self.spool.dropped
         for reason, count in super().dropped.items():
             counts[reason] = counts.get(reason, 0) + count
         return counts
 
     def close(self) -> None:
-        """Closes the spool; a learner gets the rest another time."""
+        """Close the spool. Its segments stay on disk for the next start."""
         while self.fill():
             pass
         self.spool.close()

@@ -1,4 +1,4 @@
-"""Trajectories, and what becomes of them: begun, cut into segments, ended."""
+"""Trajectories: how they begin, are cut into segments, and end."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ __all__ = ["Episodes", "RL4SysTrajectory"]
 
 
 class RL4SysTrajectory:
-    """One episode, or the part of it that has not left yet.
+    """One episode, of which earlier segments can have left already.
 
     Attributes:
-        episode_id: a random 64-bit number.
-        completed: `mark_end_of_trajectory` was called; the next request starts another trajectory.
+        episode_id: A random 64-bit number.
+        completed: True after `mark_end_of_trajectory`. The next request then starts another trajectory.
     """
 
-    # The other slots are the library's own. `policy` chose last; with ``swap: episode`` it is that of the whole episode.
-    # `seen` is the agent's policy when a request decided by which to act: while it stays the same, there is nothing to decide.
-    # `admitted` says that the open segment has waited for its credit. `cap_left` counts down from ``max_traj_length``, and
+    # The other slots are internal. `policy` chose the last action; with ``swap: episode`` it acts for the whole episode.
+    # `selected_under` is the agent's policy at the time `policy` was selected: while the agent still has it, `policy` stays
+    # valid. # `has_credit` is True once the open segment has its credit. `cap_left` counts down from ``max_traj_length``, and
     # `steps_before` counts the steps of earlier segments.
     __slots__ = (
-        "admitted",
         "cap_left",
         "closed",
         "completed",
         "episode_id",
         "episodes",
+        "has_credit",
         "last",
         "policy",
-        "seen",
+        "selected_under",
         "steps_before",
         "writer",
     )
@@ -55,13 +55,13 @@ class RL4SysTrajectory:
         self.closed = ClosedSegments(episode_id)
         self.last: RL4SysAction | None = None
         self.policy: Policy | None = None
-        self.seen: Policy | None = None
+        self.selected_under: Policy | None = None
         self.cap_left = cap
-        self.admitted = False
+        self.has_credit = False
 
     @property
     def steps(self) -> int:
-        """How many actions were added in all."""
+        """The number of actions added, over all segments."""
         return self.steps_before + self.writer.steps
 
     def __len__(self) -> int:
@@ -69,11 +69,11 @@ class RL4SysTrajectory:
 
 
 class Episodes:
-    """The trajectories of one agent in one process: begins, cuts and ends them, and stores their steps.
+    """The trajectories of one agent in one process. It begins, cuts and ends them, and stores their steps.
 
     Attributes:
-        owner: identifies the agent; see `Stamp`.
-        rollout: the number of steps at which a segment is cut.
+        owner: Identifies the agent, as in `Stamp`.
+        rollout: The number of steps at which a segment is cut.
     """
 
     def __init__(self, context: AgentContext, spec: PolicySpec, inputs: Inputs, rollout: int) -> None:
@@ -100,7 +100,7 @@ class Episodes:
     ) -> list[RL4SysTrajectory]:
         """Return trajectories with room for a step by a policy of `generation`.
 
-        One that has no room is cut. In place of None and of one that has ended there is a new one.
+        A trajectory without room is cut. None and completed trajectories are replaced by new ones.
         """
         running = []
         for i, traj in enumerate(trajs):
@@ -123,10 +123,10 @@ class Episodes:
     def cut(
         self, traj: RL4SysTrajectory, observation: NDArray[Any], mask: NDArray[np.bool_] | None, *, follows: bool = True
     ) -> SegmentWriter:
-        """End the open segment, to bootstrap from `observation`, and return the next one.
+        """Close the open segment, with `observation` to bootstrap from, and return the next one.
 
-        With `follows` False there are steps missing between the two, so the indices leave one out: the learner does not join
-        the segments.
+        With `follows` False, steps are missing between the two segments. Their indices then differ by 2, so that the learner does
+        not join them.
         """
         writer = traj.writer
         writer.close(observation, mask)
@@ -136,28 +136,28 @@ class Episodes:
             writer.capped = True
             traj.cap_left = self._max_steps
         self._pending.close(traj.closed, writer)
-        traj.admitted = False
-        traj.seen = None
+        traj.has_credit = False
+        traj.selected_under = None
         index = writer.segment_index + (1 if follows else 2)
         traj.writer = SegmentWriter(*self._spaces, min(self.rollout, traj.cap_left), index)
         return traj.writer
 
     def add(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
-        """Store an action that is not an ordinary next step: see `RL4SysAgent.add_to_trajectory`."""
+        """Store an action that is not an ordinary next step, as described in `RL4SysAgent.add_to_trajectory`."""
         if action.stamp.owner is not self.owner or traj.episodes.owner is not self.owner:
             raise ActionError("the action and the trajectory must come from this agent")
         if action.writer is not None:
             raise ActionError("this action is stored already")
         if traj.episodes is not self:
             self._counters.add("forked_trajectories")
-            return  # the parent of this forked process has it
+            return  # the trajectory belongs to the parent of this forked process
         if traj.completed:
             raise ActionError("this trajectory has ended; request_for_action starts another")
         traj.last = action
         if not self._stores:
             return
         writer = traj.writer
-        if action.raw is None:  # no policy chose it: the step after it does not follow the step before it
+        if action.raw is None:  # no policy chose it: it is not stored, so the next step does not follow the last stored one
             if writer.steps:
                 self.cut(traj, action.obs, action.mask, follows=False)
             return
@@ -171,7 +171,7 @@ class Episodes:
     def end(
         self, traj: RL4SysTrajectory, action: RL4SysAction | None = None, truncated: bool = False, final_obs: object = None
     ) -> None:
-        """End an episode: see `RL4SysAgent.mark_end_of_trajectory`."""
+        """End an episode, as described in `RL4SysAgent.mark_end_of_trajectory`."""
         if traj.episodes.owner is not self.owner:
             raise ActionError("this trajectory belongs to another agent")
         if traj.completed or traj.episodes is not self:
@@ -189,12 +189,12 @@ class Episodes:
                 if part.missing:
                     step = f"step {part.first_missing()} of segment {part.segment_index}"
                     raise RewardError(f"{step} has no reward; call update_reward before mark_end_of_trajectory")
-            if writer.steps:  # else an automatic cut came after the last step: that segment was the last
+            if writer.steps:  # an empty one follows an automatic cut after the last step: the segment before it was the last
                 if action is not None:
                     action.done = True
                 writer.terminated, writer.truncated, writer.episode_length = not truncated, truncated, traj.steps
                 writer.close(final, None)
         traj.completed = True
-        traj.seen = traj.policy = None
+        traj.selected_under = traj.policy = None
         if writer.terminated or writer.truncated:
             self._pending.close(traj.closed, writer)

@@ -1,4 +1,4 @@
-"""Following the learner's policy: diffs from the PUB, verified and applied; whatever is missing, fetched."""
+"""The subscription to the learner's policy: diffs from the PUB are verified and applied, missing ones are fetched."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ WEIGHTS_TOPIC, BEACON_TOPIC = b"W", b"B"
 FETCH_RETRY_S = 1.0
 HWM = 64
 PREVIOUS_KEPT = 2
-SILENT_S = 5.0
-"""A PUB that has said nothing for so long, though it says a beacon each second, is dialled again."""
+SILENCE_TIMEOUT_S = 5.0
+"""The silence timeout of the PUB, in seconds. The learner publishes a beacon each second."""
 MAX_PARAMETERS = MAX_FRAME_BYTES // 4
-"""No larger state fits into a frame; a few bytes could announce one all the same, and have it allocated."""
+"""The parameters that fit into a frame. A header that announces more must not make this side allocate them."""
 
 
 class WeightSubscriber:
-    """Holds the newest verified policy. Used in the I/O thread; only `policy` and `spec` are read elsewhere.
+    """The holder of the newest verified policy. Used in the I/O thread; other threads read only `policy` and `spec`.
 
-    The order that leaves no hole: subscribe first, then ask for what is newer than what is held, then apply what comes on
-    the PUB if it fits on top. A diff that does not fit, a digest that does not verify, and a beacon that speaks of a version
-    that never came all lead to another fetch. A new version is a new policy over a new buffer; until it verifies, the
-    current one acts. An actor whose learner acts for it hears of the version only.
+    It subscribes first, then fetches what is newer than its policy, then applies the updates from the PUB that build on that.
+    So it misses no update in between. It fetches again after a diff that does not fit, a digest that does not verify, and a
+    beacon with a version that did not arrive. Each version is a new policy over a new buffer; the current one acts until the
+    new one is verified. An actor whose learner acts for it receives only the version.
 
     Attributes:
-        policy: the current policy, None before the first snapshot.
-        spec: what it is built from, None before the handshake.
-        network: what makes its socket; set before `join`.
-        alarms: how many alarms of each kind the learner has raised for this client, by its last beacon.
+        policy: The current policy, None before the first snapshot.
+        spec: The description that the policy is built from, None before the handshake.
+        network: The factory of its socket; set it before `join`.
+        alarms: The number of alarms of each kind that the learner has raised for this client, from its last beacon.
     """
 
     network: Network
@@ -60,16 +60,16 @@ class WeightSubscriber:
         swapped: Callable[[], None],
         acts: bool = True,
     ) -> None:
-        """Makes a follower of nothing yet.
+        """Create a subscriber without a policy.
 
         Args:
-            learner: the address that was dialled; its host stands in for the ``*`` of `Welcome.pub`.
-            keys: to be known by; None for a learner without keys.
-            counters: where it counts.
-            rng: for the jitter of retries.
-            fetch: sends a `Fetch` if there is a session, and returns in any case.
-            swapped: called after each new policy.
-            acts: False: weights are not wanted, only which version there is (`RemotePolicy`).
+            learner: The learner's address. Its host replaces a ``*`` in `Welcome.pub`.
+            keys: The keys to use, None for a learner without keys.
+            counters: The counters of the I/O thread.
+            rng: Source of the jitter of retries.
+            fetch: Sends a `Fetch` if there is a session. It must not raise.
+            swapped: Called after each new policy.
+            acts: False if this actor needs no weights, only the version (`RemotePolicy`).
         """
         self.policy: Policy | None = None
         self.spec: PolicySpec | None = None
@@ -80,7 +80,7 @@ class WeightSubscriber:
         self._previous: deque[Policy] = deque(maxlen=PREVIOUS_KEPT)
         self._rejected = (0, -1)
         self._pub: Address | None = None
-        self._heard_at = 0.0
+        self._received_at = 0.0
         self._sub: Connection | None = None
         self._poller: ConnectionPoller | None = None
         self._fetch_at = 0.0
@@ -93,30 +93,30 @@ class WeightSubscriber:
 
     @property
     def fetching(self) -> bool:
-        """True while an answer to a fetch is awaited."""
+        """True while the answer to a fetch is outstanding."""
         return bool(self._fetch_at)
 
     @property
     def next_deadline(self) -> float:
-        """When `tick` wants to be called; infinity when nothing is missing."""
+        """The time at which `tick` must be called. Infinity if nothing is missing."""
         return self._fetch_at or float("inf")
 
     def take_up(self, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
-        """Begins with a policy that was kept somewhere.
+        """Start with a policy that was kept from an earlier start.
 
         Raises:
-            RL4SysError: when this actor can't act by it.
+            RL4SysError: If this actor cannot act by it.
         """
         self.policy, self.spec = build_policy(spec, snapshot), spec
 
     def inherit(self, other: WeightSubscriber) -> None:
-        """Begins with what another one holds."""
+        """Start with the policy of another subscriber."""
         self.policy, self.spec = other.policy, other.spec
 
     def roll_back(self, bad: Policy) -> Policy | None:
-        """Goes back to the version before `bad`, which is not taken up again; None when there is none. From any thread.
+        """Go back to the version before `bad` and return it, or None if there is none. Any thread can call it.
 
-        When a newer one has come meanwhile, that stays.
+        `bad` is not used again. If a newer version than `bad` has arrived meanwhile, that one stays and is returned.
         """
         if self.policy is not bad:
             return self.policy
@@ -129,21 +129,21 @@ class WeightSubscriber:
         return previous
 
     def join(self, welcome: Welcome, poller: ConnectionPoller) -> None:
-        """Follows the policy that a handshake named.
+        """Subscribe to the policy that a handshake named.
 
         Raises:
-            ConfigError: when it is of a kind that this process lacks, or this actor asks the learner, which offers no inference.
-            HandshakeRefused: when this actor cannot act by it for another reason.
+            ConfigError: If this process has no policy of that kind, or this actor needs inference and the learner offers none.
+            HandshakeRefused: If this actor cannot act by the policy for another reason.
         """
         try:
             spec = spec_from_document(welcome.spec)
             pub = Address.parse(welcome.pub)
         except (ProtocolError, RL4SysError) as exc:
-            raise HandshakeRefused(Refusal.SPEC, f"its welcome cannot be used: {exc}", "spec") from exc
+            raise HandshakeRefused(Refusal.SPEC, f"its Welcome message is invalid: {exc}", "spec") from exc
         if not self._acts and not welcome.inference:
             message = (
-                "inference: remote, and the learner offers no inference; start it with inference: auto (--inference auto), "
-                "or act locally (inference: local)"
+                "this actor has inference: remote, but the learner offers no inference; start the learner with inference: auto "
+                "(--inference auto), or act locally (inference: local)"
             )
             raise ConfigError(message, key="inference")
         if self._acts:
@@ -152,15 +152,15 @@ class WeightSubscriber:
                 if entry.check is not None:
                     entry.check(spec)
             except ConfigError as exc:
-                raise HandshakeRefused(Refusal.SPEC, f"its welcome cannot be used: {exc}", "spec") from exc
+                raise HandshakeRefused(Refusal.SPEC, f"its Welcome message is invalid: {exc}", "spec") from exc
         if spec.size > MAX_PARAMETERS:
-            reason = f"its policy has {spec.size} parameters; this side takes {MAX_PARAMETERS}"
+            reason = f"its policy has {spec.size} parameters; this actor accepts at most {MAX_PARAMETERS}"
             raise HandshakeRefused(Refusal.TOO_LARGE, reason, "spec")
         if self.spec is not None and (spec.observation_space, spec.action_space) != (
             self.spec.observation_space,
             self.spec.action_space,
         ):
-            raise HandshakeRefused(Refusal.MISMATCH, "it came back with other spaces than before", "observation_space")
+            raise HandshakeRefused(Refusal.MISMATCH, "it now has other spaces than in the last session", "observation_space")
         if pub.host == "*":
             pub = Address("tcp", self._learner.host, pub.port)
         self.spec, self._welcome, self._pub = spec, welcome, pub
@@ -170,7 +170,7 @@ class WeightSubscriber:
 
     def _dial(self, welcome: Welcome, pub: Address, poller: ConnectionPoller) -> None:
         self.leave()
-        self._poller, self._heard_at = poller, time.monotonic()
+        self._poller, self._received_at = poller, time.monotonic()
         self._sub = self.network.sub(pub, hwm=HWM, keys=self._keys)
         self._sub.subscribe(BEACON_TOPIC + welcome.topic)
         poller.register(self._sub)
@@ -179,21 +179,21 @@ class WeightSubscriber:
             self._fetch()
 
     def leave(self) -> None:
-        """Closes the SUB; the policy stays."""
+        """Close the SUB. The policy stays."""
         if self._sub is not None and self._poller is not None:
             self._poller.unregister(self._sub)
             self._sub.close()
             self._sub = None
 
     def read(self) -> bool:
-        """Takes one message from the SUB; False when none is waiting."""
+        """Process one message from the SUB. Return False if none is waiting."""
         if self._sub is None:
             return False
         try:
             frames = self._sub.recv()
             if frames is None:
                 return False
-            self._heard_at = time.monotonic()
+            self._received_at = time.monotonic()
             topic = bytes(frames[0][:1])
             if topic == WEIGHTS_TOPIC and len(frames) == 3:
                 self._on_update(frames[1], frames[2])
@@ -204,19 +204,19 @@ class WeightSubscriber:
         return True
 
     def on_fetched(self, message: Weights) -> None:
-        """Takes the answer to a fetch.
+        """Process the answer to a fetch.
 
         Raises:
-            ProtocolError: when it is none.
+            ProtocolError: If the answer is malformed.
         """
         if len(message.body) % 2 or not message.body:
-            raise ProtocolError(Refusal.FRAMES, f"{len(message.body)} frames of weights; they come in pairs")
+            raise ProtocolError(Refusal.FRAMES, f"{len(message.body)} frames of weights; expected pairs of them")
         for header, payload in zip(message.body[::2], message.body[1::2], strict=True):
             self._on_update(header, payload)
 
     def tick(self, now: float) -> None:
-        """Asks again for what has not come; a PUB that is silent for too long is dialled again: it may be half open."""
-        quiet = self._sub is not None and now - self._heard_at > SILENT_S
+        """Repeat an unanswered fetch, and reconnect to a PUB that is silent for too long."""
+        quiet = self._sub is not None and now - self._received_at > SILENCE_TIMEOUT_S  # the connection can be half open
         if quiet and self._welcome is not None and self._pub is not None and self._poller is not None:
             self._counters.add("redials.weights")
             self._dial(self._welcome, self._pub, self._poller)
@@ -225,7 +225,7 @@ class WeightSubscriber:
             self._fetch(whole=self._whole)
 
     def _fetch(self, *, whole: bool = False) -> None:
-        """Asks for what is newer than what is held (or for all of it), until it comes."""
+        """Fetch what is newer than the policy, or all of it, and repeat that until it arrives."""
         self._whole = whole
         self._fetch_at = time.monotonic() + FETCH_RETRY_S * self._rng.uniform(0.8, 1.2)
         self._counters.add("fetches")
@@ -241,7 +241,7 @@ class WeightSubscriber:
         held = self.policy.snapshot if self.policy is not None else None
         if held is not None and held.generation == head.generation and head.new_version <= held.version and not self._whole:
             if head.new_version == held.version:
-                self._fetch_at = 0.0  # nothing was missing
+                self._fetch_at = 0.0  # the policy was current
             return
         if (head.generation, head.new_version) == self._rejected:
             self._fetch_at = 0.0
@@ -265,19 +265,19 @@ class WeightSubscriber:
         self._swapped()
 
     def saw(self, stamp: tuple[int, int]) -> None:
-        """The learner has acted by this (generation, version), for an actor that acts by none of its own. From any thread."""
+        """Record the (generation, version) by which the learner acted for this actor. Any thread can call it."""
         policy = self.policy
         if isinstance(policy, RemotePolicy) and stamp[0] == policy.generation and stamp[1] > policy.version:
             self.policy = RemotePolicy(policy.spec, *stamp, 0)
 
     def _note(self, generation: int, version: int, digest: int) -> None:
-        """Which version there is, for an actor that acts by none of its own."""
+        """Record the newest version, for an actor without a policy."""
         assert self.spec is not None
         self.policy = RemotePolicy(self.spec, generation, version, digest)
         self._swapped()
 
     def _before(self) -> PolicySnapshot | None:
-        """The snapshot that was held before the present one. From another thread the last of them may be taken away."""
+        """Return the snapshot before the current one, or None. Another thread can remove it at the same time."""
         try:
             return self._previous[-1].snapshot
         except IndexError:
@@ -290,13 +290,13 @@ class WeightSubscriber:
         if not isinstance(beacon, Beacon) or policy is None or self._welcome is None or self._fetch_at:
             return
         if beacon.generation != self._welcome.generation:
-            return  # another life of the learner: its ROUTER will tell
+            return  # another generation: the session over the ROUTER will report it
         if not self._acts:
             if beacon.version != policy.version:
                 self._note(beacon.generation, beacon.version, beacon.digest)
             return
         if (beacon.generation, beacon.version) == self._rejected:
-            return  # the one that was rolled back; the next will do
+            return  # this version was rolled back: wait for the next one
         if policy.generation != beacon.generation or beacon.version > policy.version:
             self._counters.add("resyncs.beacon")
             self._fetch()

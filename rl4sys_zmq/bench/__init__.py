@@ -1,6 +1,6 @@
-"""What benchmarks are made of: functions that measure and return figures. Scripts in ``benchmarks/`` print them.
+"""Functions that measure and return benchmark figures. The scripts in ``benchmarks/`` print them.
 
-- `machine`: what a figure was measured on. `pairs`: ours and a baseline in turn, and the ratios.
-- `counting`: a learner in a process of its own that only counts.
-- `step`: one step of an actor. `footprint`: import, memory, host overhead. `collect`: environment steps per second.
+- `machine`: the machine and versions of a measurement. `pairs`: ours and a baseline in turn, and their ratios.
+- `counting`: a learner process that only counts.
+- `step`: one step of an actor. `footprint`: import time, memory and overhead. `collect`: environment steps per second.
 """

@@ -1,4 +1,4 @@
-"""Environment steps per second that one actor process collects, by the count of a learner that only counts."""
+"""The benchmark of collecting: environment steps per second of one actor process, counted by the learner."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ print(json.dumps(done / (time.perf_counter() - began)))
 
 
 def missing_for(env_id: str) -> str:
-    """What must be installed for this environment; empty when all is there."""
+    """Return the package to install for this environment; empty if all is installed."""
     if importlib.util.find_spec("gymnasium") is None:
         return "gymnasium"
     return "gymnasium[box2d]" if env_id.startswith("LunarLander") and importlib.util.find_spec("Box2D") is None else ""
 
 
 def measure_collect(env_id: str, pairs: int, seconds: float, num_envs: int, seed: int) -> PairedFigures:
-    """Steps per second of ``rl4sys-actor run`` into a counting learner, and of bare ``env.step`` with random actions.
+    """Measure steps per second of ``rl4sys-actor run``, with plain ``env.step`` and random actions as the baseline.
 
-    Both in processes of their own, in turn; ours from when data flows.
+    Both run in processes of their own, in turn. The actor sends to a counting learner and is measured from its first data on.
     """
     return measure_pairs(
         lambda: _collected(env_id, seconds, num_envs, seed), lambda: _bare(env_id, seconds, seed), pairs, warm=False
@@ -67,7 +67,7 @@ def _collected(env_id: str, seconds: float, num_envs: int, seed: int) -> float:
             until = time.monotonic() + PATIENCE_S
             while learner.steps() < max(WARM_STEPS, 2 * 128 * num_envs):
                 if actor.poll() is not None or time.monotonic() > until:
-                    raise RuntimeError(f"no data came from {' '.join(command)}")
+                    raise RuntimeError(f"no data arrived from {' '.join(command)}")
                 time.sleep(0.05)
             first, began = learner.steps(), time.perf_counter()
             time.sleep(seconds)

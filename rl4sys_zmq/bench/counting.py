@@ -1,6 +1,6 @@
-"""A learner in a process of its own that trains on nothing: it counts what comes. The receiver's count is the truth.
+"""A learner process that does not train and only counts steps. Benchmarks use the receiver's count.
 
-Run as a module it is that process: it says its address, and then, for each line that it is given, how many steps have come.
+As a module this is the program of that process. It prints its address, then the number of steps for each line on its input.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ END_S = 10.0
 
 
 class CountingAlgorithm(FakeAlgorithm):
-    """Takes whatever comes and never learns."""
+    """An algorithm that accepts all data and never learns."""
 
     kind = "offpolicy"
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        """Counts its steps."""
+        """Count the steps of a segment."""
         self.steps += segment.steps
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
-        """Does nothing."""
+        """Do nothing."""
         return None
 
     def demand(self) -> int:
-        """Always more."""
+        """Return a large constant demand."""
         return DEMAND
 
 
 class CountingLearner(Resource):
-    """The process, from outside.
+    """A handle of the learner process.
 
     Attributes:
-        address: what actors dial.
+        address: Address for actors to connect to.
     """
 
     def __init__(self, bind: str = "tcp://127.0.0.1:*") -> None:
@@ -55,14 +55,14 @@ class CountingLearner(Resource):
         self.address = self._hear()
 
     def steps(self) -> int:
-        """How many steps have come so far."""
+        """Return the number of steps received so far."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         return int(self._hear())
 
     def close(self) -> None:
-        """Ends it."""
+        """End the process."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             self._process.stdin.close()
         try:

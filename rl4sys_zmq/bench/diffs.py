@@ -1,4 +1,4 @@
-"""How small weight diffs are, and how fast: each pair of versions beside XOR, byte shuffle and zstd-1, and a memcpy."""
+"""The benchmark of weight diffs: size and speed, compared with XOR, byte shuffle and zstd-1, and with a memcpy."""
 
 from __future__ import annotations
 
@@ -36,20 +36,21 @@ GOALS = {
     "transformer_lr3e-6_step": (2.8, 42.0),
     "transformer_lr1e-6_step": (3.1, 150.0),
 }
-"""For fp32 and bf16, from the study that the design goes back to."""
+"""Compression ratios for fp32 and bf16, from the study on which the design is based."""
 
 
 def measure_diffs(name: str, versions: Floats, repeat: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Says and returns the figures of one pair: float32 and bf16, at both levels.
+    """Print and return the figures of one pair of versions: float32 and bf16, at both levels.
 
-    Every diff is applied and compared before it counts. Times are the least of several, for the whole update: header, hashes,
-    coder; of applying also the check of the new state's digest. Rounding to bf16 is not in them.
+    Every diff is applied and compared before it counts. Times are the shortest of several, for the whole update: header, hashes
+    and coder. Applying includes the check of the new state's digest. Rounding to bf16 is not included.
 
     Args:
-        name: of the pair.
-        versions: three in a row, ``[3, n]``; measured is the step from the second to the third, the first is known.
-        repeat: how often each time is taken.
-        say: takes the lines.
+        name: Name of the pair.
+        versions: Three versions in a row, ``[3, n]``. The step from the second to the third is measured; the first is known to
+            the receiver.
+        repeat: Number of repetitions of each time.
+        say: Receives the lines.
     """
     rows: list[dict[str, Any]] = []
     for dtype in (WireDtype.FP32, WireDtype.BF16):
@@ -99,12 +100,12 @@ def measure_diffs(name: str, versions: Floats, repeat: int, say: Callable[[str],
 
 
 def snapshot(flat: Floats, version: int) -> PolicySnapshot:
-    """A state as a version of generation 1."""
+    """Return a state as a version of generation 1."""
     return PolicySnapshot(1, version, digest(flat), flat)
 
 
 def baseline(base: Floats, new: Floats, dtype: WireDtype) -> int:
-    """The bytes of XOR, byte shuffle and zstd-1, with a header of the same size."""
+    """Return the size of XOR, byte shuffle and zstd-1, in bytes, with a header of the same size."""
     mixed = base.view(np.uint32) ^ new.view(np.uint32)
     words = mixed if dtype is WireDtype.FP32 else (mixed >> 16).astype(np.uint16)
     planes = np.ascontiguousarray(words.view(np.uint8).reshape(-1, dtype.itemsize).T)
@@ -112,7 +113,7 @@ def baseline(base: Floats, new: Floats, dtype: WireDtype) -> int:
 
 
 def timed(call: Callable[[], Any], repeat: int) -> tuple[float, Any]:
-    """The least time of several, in microseconds, and what came out."""
+    """Return the shortest time of several calls, in microseconds, and the result of the last."""
     least = float("inf")
     for _ in range(repeat):
         began = time.perf_counter()

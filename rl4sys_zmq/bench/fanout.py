@@ -1,9 +1,9 @@
-"""From an update to the actors: how long a version takes until every actor acts by it, beside a bare PUB and as many SUBs.
+"""The benchmark of publishing: time from an update until every actor uses it, compared with a plain PUB.
 
-Layout, the same on both sides: the learner (or the PUB) in this process, all actors (or SUBs) in one other, a thread each.
-Ours begins when the algorithm gives its weights, and ends when the last actor's host is told: copying, encoding, sending,
-decoding, checking and building the policy are in it. The bare one begins at the send and ends when the last SUB has as many
-bytes as the weights have in float32.
+The layout is the same on both sides: the learner (or the PUB) in this process, and all actors (or SUBs) in one other, with one
+thread each. Our time begins when the algorithm returns its weights and ends when the host of the last actor is notified. It
+includes copying, encoding, sending, decoding, checking and building the policy. The baseline begins at the send and ends when the
+last SUB has as many bytes as the weights have in float32.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ __all__ = ["CASES", "LEVELS", "measure_fanout"]
 
 ALGORITHM = "WALKS"
 STEP = 1e-3
-"""How far each weight moves in an update, at most, of weights of size 0.1: dense, as PPO's are."""
+"""The largest change of each weight in an update. The weights have a size of 0.1. The update is dense, as with PPO."""
 CASES = ((75, 1), (730, 1), (1000, 8), (1000, 32))
-"""Kilobytes of the policy, and actors."""
+"""Pairs of the policy's size in kilobytes and the number of actors."""
 LEVELS = (0, 1)
-"""Of the coder: whole states, and diffs."""
+"""Levels of the coder: whole states, and diffs."""
 
 
 class RandomWalkAlgorithm(FakeAlgorithm):
-    """Its weights take a random walk; says when it gave them."""
+    """An algorithm whose weights do a random walk and that records the time of each snapshot."""
 
     def __init__(self, spec: PolicySpec, parameters: FakeParameters, seed: int) -> None:
         super().__init__(spec, parameters, seed)
@@ -49,7 +49,7 @@ class RandomWalkAlgorithm(FakeAlgorithm):
         self._weights = self._rng.normal(0.0, 0.1, spec.size).astype(np.float32)
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """The next step of the walk."""
+        """Return the next step of the walk."""
         self._weights += self._rng.uniform(-STEP, STEP, self._weights.size).astype(np.float32)
         self.given_at.append(time.monotonic())
         out, start = {}, 0
@@ -61,15 +61,15 @@ class RandomWalkAlgorithm(FakeAlgorithm):
 
 
 def measure_fanout(kilobytes: int, actors: int, level: int, pairs: int, versions: int, seed: int) -> PairedFigures:
-    """Milliseconds from an update to the last actor, the median over `versions`.
+    """Return the milliseconds from an update until the last actor has it, as the median over `versions`.
 
     Args:
-        kilobytes: of the policy in float32.
-        actors: how many.
-        level: of the coder.
-        pairs: of ours and the bare sockets.
-        versions: published in each.
-        seed: of the weights.
+        kilobytes: Size of the policy in float32.
+        actors: Number of actors.
+        level: Level of the coder.
+        pairs: Number of pairs of measurements.
+        versions: Versions published in each measurement.
+        seed: Seed of the weights.
     """
     spec = _spec(kilobytes)
     ours = functools.partial(_ours, spec, actors, level, versions, seed)
@@ -77,7 +77,7 @@ def measure_fanout(kilobytes: int, actors: int, level: int, pairs: int, versions
 
 
 def _spec(kilobytes: int) -> PolicySpec:
-    """A perceptron of about that size in float32, of two equal hidden layers."""
+    """Return the spec of a perceptron of about this size in float32, with two equal hidden layers."""
     inputs, outputs = 8, 4
     width = round((-(inputs + outputs + 2) + ((inputs + outputs + 2) ** 2 + 4 * 250 * kilobytes) ** 0.5) / 2)
     return mlp_spec(BoxSpace((inputs,)), DiscreteSpace(outputs), "categorical", (width, width))
@@ -95,14 +95,14 @@ def _ours(spec: PolicySpec, actors: int, level: int, versions: int, seed: int) -
     with Learner(config) as learner, child(_follow, learner.address, actors, versions) as ear:
         assert ear.recv() == "ready"
         for version in range(1, versions + 1):
-            assert ear.recv() == version  # all of them have it
+            assert ear.recv() == version  # all actors have it
         applied = np.array(ear.recv())
     given = np.array(made[-1].given_at[1 : versions + 1])
     return 1e3 * float(np.median(applied.max(axis=0) - given))
 
 
 def _follow(pipe: Connection, address: str, actors: int, versions: int) -> None:
-    """The actors' process: a thread for each, which notes when it is told of a version. The first one asks for them."""
+    """Run one thread per actor that records when it receives each version. The first actor triggers updates."""
     spaces: dict[str, Any] = {"observation_space": BoxSpace((8,)), "action_space": DiscreteSpace(4)}
     config = AgentConfig(
         client_id="lab", train_server_address=address, algorithm_name=ALGORITHM, linger_ms=0, overflow="wait", **spaces
@@ -125,7 +125,7 @@ def _follow(pipe: Connection, address: str, actors: int, versions: int) -> None:
 
 
 def _ask(agent: RL4SysAgent) -> None:
-    """An episode of one step, which is a batch of this algorithm."""
+    """Send an episode of one step, which is a batch of this algorithm."""
     traj, action = agent.request_for_action(None, np.zeros(8, np.float32))
     action.update_reward(0.0)
     agent.add_to_trajectory(traj, action)
@@ -149,7 +149,7 @@ def _bare(nbytes: int, actors: int, versions: int) -> float:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     pub = context.socket(zmq.XPUB)
     pub.linger = 0
-    pub.setsockopt(zmq.XPUB_VERBOSER, 1)  # it tells of every subscriber
+    pub.setsockopt(zmq.XPUB_VERBOSER, 1)  # report every subscriber
     port = pub.bind_to_random_port("tcp://127.0.0.1")
     payload, sent = np.random.default_rng(0).bytes(nbytes), []
     try:

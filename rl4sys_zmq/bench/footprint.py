@@ -1,4 +1,4 @@
-"""What an actor costs its host: import time, resident memory, and processor time in a control loop."""
+"""The cost of an actor to its host: import time, resident memory, and processor time in a control loop."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ print(json.dumps([used, wall]))
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Import seconds and resident KiB of fresh processes; the baseline imports numpy, pyzmq and msgpack alone."""
+    """Import seconds and resident KiB of fresh processes. The baseline imports only numpy, pyzmq and msgpack."""
 
     import_s: PairedFigures
     resident_kib: PairedFigures
@@ -75,12 +75,13 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """Processor time over wall time of control loops; the baseline of both is the loop that does nothing.
+    """Processor time over wall time of control loops. The baseline of both is an empty loop.
 
     Attributes:
-        ours: with the actor.
-        plain: with a plain function that does the forward pass, sampling and storing: what acting costs whoever does it. After a
-            pause of a millisecond a step finds cold caches, so both cost several times what they do in a tight loop.
+        ours: The loop with the actor.
+        plain: The loop with a plain function that does the forward pass, sampling and storing, which is the cost of acting in any
+            library. After a pause of a millisecond a step finds cold caches, so both cost several times as much as in a tight
+            loop.
     """
 
     ours: PairedFigures
@@ -88,7 +89,7 @@ class Overhead:
 
 
 def measure_footprint(pairs: int) -> Footprint:
-    """Fresh processes in turn. The package is compiled first, as an installed one is."""
+    """Measure fresh processes in turn. The package is compiled first, as an installed one is."""
     compileall.compile_dir(PACKAGE, quiet=2)
     memory: dict[str, list[float]] = {OURS: [], BASELINE: []}
 
@@ -98,22 +99,22 @@ def measure_footprint(pairs: int) -> Footprint:
         return took
 
     seconds = measure_pairs(lambda: one(OURS), lambda: one(BASELINE), pairs)
-    # Without the one that warmed the disk's cache.
+    # Leave out the first process, which warmed the disk's cache.
     return Footprint(seconds, PairedFigures(tuple(memory[OURS][1:]), tuple(memory[BASELINE][1:])))
 
 
 def measure_running(address: str, steps: int = 2000) -> float:
-    """Resident KiB of an actor process that has joined a learner and acted `steps` times.
+    """Return the resident KiB of an actor process that has joined a learner and acted `steps` times.
 
-    The process imports no more than an actor does.
+    The process imports only the modules of an actor.
     """
     return _fresh(f"import json\n{_ACTOR.format(address=address, steps=steps)}took = 0.0\n{_SAY}")[1]
 
 
 def measure_overhead(address: str, pairs: int, seconds: float = 5.0, rate_hz: int = 1000) -> Overhead:
-    """Processor time over wall time of a control loop with the actor, of one with a plain function, and of one with neither.
+    """Measure processor time over wall time of three control loops: with the actor, with a plain function, and empty.
 
-    The processor time is that of the whole process, the I/O thread included. Look at the differences.
+    The processor time is that of the whole process, including the I/O thread. The differences are meaningful.
     """
 
     def share(what: str | None) -> float:

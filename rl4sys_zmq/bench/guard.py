@@ -1,4 +1,4 @@
-"""Whether figures have become worse: ratios to a baseline against those of an earlier record, never times."""
+"""A comparison of benchmark ratios with an earlier record. It compares ratios to a baseline, never times."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 __all__ = ["TOLERANCE", "ratios", "regressions"]
 
 TOLERANCE = 1.25
-"""How much worse than the worst of the earlier pairs a median may be: medians of five drift by a tenth on a busy machine."""
+"""Allowed factor over the worst of the earlier pairs. Medians of five vary by 10 % on a busy machine."""
 
 
 def ratios(results: Any, path: str = "") -> Iterator[tuple[str, float, float, bool]]:
-    """All ratios in the ``results`` of a record: where, the median, the worst of its pairs, and whether more is better."""
+    """Iterate over the ratios in the ``results`` of a record: path, median, worst pair, True if higher is better."""
     if isinstance(results, dict):
         if "ratio_spread" in results:
             more = results.get("better") == "higher"
@@ -28,18 +28,18 @@ def ratios(results: Any, path: str = "") -> Iterator[tuple[str, float, float, bo
 
 
 def regressions(earlier: Any, now: Any, tolerance: float = TOLERANCE) -> list[str]:
-    """A sentence for each ratio that is worse now than `tolerance` times the worst of the earlier pairs, or that is missing.
+    """Return a sentence for each ratio that is missing, or worse than `tolerance` times the worst of the earlier pairs.
 
     Args:
-        earlier: the ``results`` of a committed record.
-        now: those of the same questions, measured again.
-        tolerance: a factor above 1.
+        earlier: The ``results`` of a committed record.
+        now: The ``results`` of a new measurement of the same questions.
+        tolerance: A factor above 1.
     """
     found = {path: median for path, median, _, _ in ratios(now)}
     out = []
     for path, median, worst, more in ratios(earlier):
         if path not in found:
-            out.append(f"{path}: was {median:.2f}, and was not measured now")
+            out.append(f"{path}: was {median:.2f} and is not measured now")
         elif found[path] < worst / tolerance if more else found[path] > worst * tolerance:
             out.append(f"{path}: {found[path]:.2f} of the baseline, was {median:.2f} (worst pair {worst:.2f})")
     return out

@@ -1,10 +1,13 @@
-"""Remote inference: the round trip of one caller, and the calls per second of several, beside a bare REQ/REP server.
+"""The benchmark of remote inference: round trips and calls per second, compared with a REQ/REP server.
 
-Layout, the same on both sides: a server in one process, each caller in its own, all over tcp on this machine. An observation of
-256 float32 (1 KB) goes in, four numbers come out; the server runs the same perceptron in numpy, each caller checks its answer.
-The bare server has pyzmq's REP socket, which answers one request after the other, and no format: raw bytes of the observation in,
-of the answer out. Batches pay where a forward pass for several costs less than as many passes for one: on processors for
-perceptrons that are large enough to wait for memory, on accelerators almost always; `DEVICES` stand for these: they sleep.
+The layout is the same on both sides: a server in one process and each caller in its own, all over tcp on this machine. An
+observation of 256 float32 (1 KB) goes in, and four numbers come out. The server runs the same perceptron in numpy, and each
+caller checks its answer. The baseline server uses a REP socket of pyzmq, which answers one request after the other, with the raw
+bytes of observation and answer.
+
+Batches help where one forward pass for several observations costs less than several passes for one. This holds for large
+perceptrons on processors, which wait for memory, and nearly always on accelerators. The policies in `DEVICES` sleep to simulate
+an accelerator.
 """
 
 from __future__ import annotations
@@ -33,25 +36,25 @@ INPUTS, OUTPUTS = 256, 4
 CALLERS = 8
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 SOME = 8
-"""How many different observations a caller has."""
+"""Number of different observations of a caller."""
 
 Forward = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)
 class ServedPolicy:
-    """What is served.
+    """The policy that a server serves.
 
     Attributes:
-        hidden: widths of the layers of a perceptron in numpy.
-        device_s: for how long a pass sleeps besides, in seconds, however many observations it is for: an accelerator's time.
+        hidden: Widths of the layers of a perceptron in numpy.
+        device_s: Additional sleep in each pass, in seconds, independent of the batch size: the time of an accelerator.
     """
 
     hidden: tuple[int, ...]
     device_s: float = 0.0
 
     def __str__(self) -> str:
-        """For a table."""
+        """Return a label for a table."""
         return f"{self.device_s * 1e3:g} ms a pass" if self.device_s else "-".join(map(str, self.hidden))
 
 
@@ -60,7 +63,7 @@ DEVICES = (ServedPolicy((64, 64), 0.001), ServedPolicy((64, 64), 0.005))
 
 
 def forward(policy: ServedPolicy) -> Forward:
-    """A perceptron with tanh; ``[N, 256]`` or ``[256]`` in, ``[N, 4]`` or ``[4]`` out."""
+    """Return a perceptron with tanh; ``[N, 256]`` or ``[256]`` in, ``[N, 4]`` or ``[4]`` out."""
     rng = np.random.default_rng(0)
     sizes = [INPUTS, *policy.hidden, OUTPUTS]
     weights = [rng.normal(0.0, n**-0.5, (n, m)).astype(np.float32) for n, m in itertools.pairwise(sizes)]
@@ -77,9 +80,9 @@ def forward(policy: ServedPolicy) -> Forward:
 
 
 def measure_round_trip(policy: ServedPolicy, pairs: int, seconds: float, pause_s: float = 0.0) -> PairedFigures:
-    """Microseconds of one caller's round trip, the median of a measurement.
+    """Return the median round trip of one caller in microseconds.
 
-    Without a pause the processors stay awake on both sides; a caller that pauses between its calls, as a control loop does, pays
+    Without a pause the processors stay awake on both sides. A caller that pauses between calls, like a control loop, also pays
     for waking them, on both sides.
     """
     load = policy, seconds, pause_s
@@ -88,7 +91,7 @@ def measure_round_trip(policy: ServedPolicy, pairs: int, seconds: float, pause_s
 
 
 def measure_calls(policy: ServedPolicy, pairs: int, seconds: float, callers: int = CALLERS) -> PairedFigures:
-    """Calls per second of all callers together; the callers' count is the truth."""
+    """Return the calls per second of all callers together, as counted by the callers."""
     ours = functools.partial(_rate, _serve, _call, policy, seconds, callers)
     return measure_pairs(ours, functools.partial(_rate, _serve_bare, _call_bare, policy, seconds, callers), pairs, warm=False)
 
@@ -103,7 +106,7 @@ def _rate(server: Any, caller: Any, policy: ServedPolicy, seconds: float, caller
 
 
 def _run(server: Any, caller: Any, policy: ServedPolicy, seconds: float, callers: int, pause_s: float = 0.0) -> list[list[float]]:
-    """The times of every call of every caller, once all of them are connected."""
+    """Return the time of each call of each caller, measured after all callers are connected."""
     with contextlib.ExitStack() as stack:
         with _one_thread():
             serving = stack.enter_context(child(server, policy))
@@ -165,7 +168,7 @@ def _call_bare(pipe: Connection, port: int, policy: ServedPolicy, seconds: float
 
 
 def _loop(pipe: Connection, policy: ServedPolicy, seconds: float, pause_s: float, ask: Forward) -> None:
-    """A caller's process: asks for `seconds`, one question after the other, and tells how long each took."""
+    """Call for `seconds`, one call after the other, and send the time of each through the pipe."""
     run = forward(policy)
     observations = np.random.default_rng().normal(size=(SOME, INPUTS)).astype(np.float32)
     answers = [run(o) for o in observations]
@@ -188,13 +191,13 @@ def _loop(pipe: Connection, policy: ServedPolicy, seconds: float, pause_s: float
 
 def _recv(pipe: Connection) -> Any:
     if not pipe.poll(PATIENCE_S):
-        raise TimeoutError(f"a process of the measurement said nothing for {PATIENCE_S:g} s")
+        raise TimeoutError(f"a process of the measurement did not respond for {PATIENCE_S:g} s")
     return pipe.recv()
 
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """What is started meanwhile computes with one thread: processes with as many as there are cores are in each other's way."""
+    """Limit processes started meanwhile to one thread. With one thread per core each, they would slow each other down."""
     before = {name: os.environ.get(name) for name in THREADS}
     os.environ.update(dict.fromkeys(THREADS, "1"))
     try:

@@ -1,6 +1,6 @@
-"""How fast a learner takes trajectories, beside what the parts below it can do: a bare ROUTER loop, and a file appended to.
+"""The benchmark of ingress: trajectories per second, compared with a ROUTER loop and a file.
 
-What counts is what reaches an algorithm that does nothing but count, in steps per second.
+The count is of steps that reach an algorithm that only counts. The figures are in steps per second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import zmq
 
 from rl4sys_zmq.bench.ingress_load import RAW_HWM, Payload, body_bytes, bytes_per_item, send_ours, send_raw
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.learner.memory import keep_freed_memory
+from rl4sys_zmq.learner.memory_watch import keep_freed_memory
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
 from rl4sys_zmq.values import BoxSpace, Segment, Space, space_to_json
@@ -36,12 +36,12 @@ ALGORITHM = "COUNTS"
 
 @dataclass(frozen=True)
 class Rate:
-    """What was measured.
+    """The result of a measurement.
 
     Attributes:
-        steps_per_s: that arrived.
-        cpu: of the receiving process, in cores.
-        items_per_commit: segments, with a journal; else 0.
+        steps_per_s: Steps received per second.
+        cpu: Processor time of the receiving process, in cores.
+        items_per_commit: Segments per commit of the journal; 0 without a journal.
     """
 
     steps_per_s: float
@@ -49,11 +49,11 @@ class Rate:
     items_per_commit: float = 0.0
 
 
-class _Counts(FakeAlgorithm):
-    """Counts, and wants everything."""
+class CountingAlgorithm(FakeAlgorithm):
+    """An algorithm that counts segments and always has demand."""
 
     kind: ClassVar[str] = "offpolicy"
-    made: ClassVar[list[_Counts]] = []
+    made: ClassVar[list[CountingAlgorithm]] = []
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
         self.segments += 1
@@ -66,14 +66,14 @@ class _Counts(FakeAlgorithm):
         return None
 
 
-def _build(observations: Space, actions: Space, parameters: Mapping[str, object], seed: int) -> _Counts:
+def _build(observations: Space, actions: Space, parameters: Mapping[str, object], seed: int) -> CountingAlgorithm:
     head = "gaussian" if isinstance(actions, BoxSpace) else "categorical"
-    _Counts.made.append(_Counts(mlp_spec(observations, actions, head, (8,)), FakeParameters(), seed))
-    return _Counts.made[-1]
+    CountingAlgorithm.made.append(CountingAlgorithm(mlp_spec(observations, actions, head, (8,)), FakeParameters(), seed))
+    return CountingAlgorithm.made[-1]
 
 
 def ours(payload: Payload, *, batch: int, actors: int, seconds: float, fsync: str = "", folder: Path | None = None) -> Rate:
-    """Our learner, in memory or with a journal (`fsync`), fed by `actors` processes. The process keeps memory as `serve` does."""
+    """Measure our learner, in memory or with a journal (`fsync`). It keeps freed memory, as `serve` does."""
     keep_freed_memory()
     register_algorithm(ALGORITHM, _build)
     with contextlib.ExitStack() as stack:
@@ -92,17 +92,17 @@ def ours(payload: Payload, *, batch: int, actors: int, seconds: float, fsync: st
         learner = stack.enter_context(Learner(LearnerConfig.from_mapping(config)))
         senders = [(send_ours, (learner.address, payload, batch, f"a{n}")) for n in range(actors)]
         with _processes(senders, seconds):
-            _wait_for(lambda: _Counts.made and _Counts.made[-1].steps)
-            counting = _Counts.made[-1]
+            _wait_for(lambda: CountingAlgorithm.made and CountingAlgorithm.made[-1].steps)
+            counting = CountingAlgorithm.made[-1]
             rate = _measure(lambda: counting.steps, seconds)
             journal = learner.status()["journal"] if fsync else None
         per = counting.segments / journal["commits"] if journal else 0.0
-    _Counts.made.clear()
+    CountingAlgorithm.made.clear()
     return Rate(*rate, per)
 
 
 def raw(payload: Payload, *, batch: int, actors: int, seconds: float) -> Rate:
-    """A bare ROUTER loop that takes the same bytes, in as many frames."""
+    """Measure a plain ROUTER loop that receives the same bytes in the same number of frames."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     router = context.socket(zmq.ROUTER)
     router.set_hwm(RAW_HWM)
@@ -131,7 +131,7 @@ def raw(payload: Payload, *, batch: int, actors: int, seconds: float) -> Rate:
 
 
 def append_rate(payload: Payload, *, batch: int, items_per_commit: float, seconds: float, folder: Path | None = None) -> Rate:
-    """Appending the same bytes to a file and `fdatasync` after as many items as a commit of ours has."""
+    """Measure appending the same bytes to a file, with `fdatasync` after as many items as in one of our commits."""
     block = os.urandom(round(bytes_per_item(payload, batch) * items_per_commit))
     with tempfile.TemporaryFile(dir=folder) as file:
         done, began, cpu = 0, time.monotonic(), time.process_time()
@@ -145,7 +145,7 @@ def append_rate(payload: Payload, *, batch: int, items_per_commit: float, second
 
 
 def _measure(count: Callable[[], int], seconds: float) -> tuple[float, float]:
-    """Steps per second and cores, over a window after a while of warming up."""
+    """Return steps per second and cores over a time window, after a warm-up."""
     time.sleep(WARM_UP_S)
     began, cpu, steps = time.monotonic(), time.process_time(), count()
     time.sleep(seconds)
@@ -164,7 +164,7 @@ def _wait_for(look: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def _processes(targets: list[tuple[Callable[..., None], tuple[Any, ...]]], seconds: float) -> Iterator[None]:
-    """Senders, each told when to end; joined in the end."""
+    """Run sender processes that end at a given time. They are joined at the end."""
     spawn = multiprocessing.get_context("spawn")
     until_s = time.time() + START_S + seconds
     running = [spawn.Process(target=target, args=(*args, until_s)) for target, args in targets]

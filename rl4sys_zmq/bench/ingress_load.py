@@ -1,6 +1,6 @@
-"""What flows into a learner in the ingress benchmark: three payloads, and senders that do nothing but send them.
+"""The load of the ingress benchmark: three payloads, and senders that only send them.
 
-Each sender is a process of its own. It has its messages ready, so that what is measured is the receiving side.
+Each sender is a process of its own and prepares its messages in advance, so that the receiving side is measured.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rl4sys_zmq.wire.messages import Ack, Heartbeat, Hello, Message, Refused, We
 __all__ = ["PAYLOADS", "RAW_HWM", "SEED", "Payload", "body_bytes", "bytes_per_item", "make_segment", "send_ours", "send_raw"]
 
 SEED = 20_240_501
-EVERYTHING = (1 << 63) - 1
+UNLIMITED = (1 << 63) - 1
 MAX_FRAMES = 256
 RAW_HWM = 64
 
@@ -33,11 +33,11 @@ class Payload:
     """A kind of trajectory.
 
     Attributes:
-        name: as the tables say it.
-        steps: how many each has.
-        observation_space, action_space: of its client.
-        masks: whether it has masks of allowed actions.
-        words: for people.
+        name: Name in the tables.
+        steps: Steps of each trajectory.
+        observation_space, action_space: Spaces of its client.
+        masks: True if it has masks of allowed actions.
+        words: Description for people.
     """
 
     name: str
@@ -61,7 +61,7 @@ PAYLOADS = {
 
 
 def make_segment(payload: Payload, generation: int) -> Segment:
-    """One trajectory of random numbers: a whole episode."""
+    """Return one trajectory of random numbers: a whole episode."""
     rng, steps = np.random.default_rng(SEED), payload.steps
     obs, act = payload.observation_space, payload.action_space
     actions: Any
@@ -92,28 +92,28 @@ def make_segment(payload: Payload, generation: int) -> Segment:
 
 
 def body_bytes(payload: Payload, batch: int) -> list[int]:
-    """The sizes of the frames of one of our messages, which the raw baseline sends too."""
-    return [memoryview(f).nbytes for f in encode(join_submit(0, EVERYTHING, [pack_segment(make_segment(payload, 1))] * batch))]
+    """Return the sizes of the frames of one of our messages. The baseline sends the same sizes."""
+    return [memoryview(f).nbytes for f in encode(join_submit(0, UNLIMITED, [pack_segment(make_segment(payload, 1))] * batch))]
 
 
 def bytes_per_item(payload: Payload, batch: int) -> float:
-    """What one trajectory takes on the wire, with its share of the message's header."""
+    """Return the bytes of one trajectory on the wire, including its share of the message's header."""
     return sum(body_bytes(payload, batch)) / batch
 
 
 def send_ours(address: str, payload: Payload, batch: int, name: str, until_s: float) -> None:
-    """A sender that speaks the protocol, and obeys credit; until `until_s` (Unix)."""
+    """Send with the full protocol and obey credit, until `until_s` (Unix time)."""
     with Socket.dealer(address, send_hwm=100_000) as dealer, Poller() as poller:
         poller.register(dealer)
         hear = _AckReader(dealer, poller)
         dealer.send(encode(Hello("lab", name, 1, 0, 0, 0)))
         while not isinstance(welcome := hear(10.0), Welcome):
             if isinstance(welcome, Refused) or welcome is None:
-                raise RuntimeError(f"no welcome: {welcome}")
+                raise RuntimeError(f"expected a Welcome, received {welcome}")
         packed = pack_segment(make_segment(payload, welcome.generation))
-        whole = join_submit(0, EVERYTHING, [packed] * batch)
+        whole = join_submit(0, UNLIMITED, [packed] * batch)
         ready = dataclasses.replace(whole, digests=tuple(xxhash.xxh3_64_intdigest(f) for f in whole.body))
-        dealer.send(encode(Heartbeat(EVERYTHING)))
+        dealer.send(encode(Heartbeat(UNLIMITED)))
         ack = Ack(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {})
         seq = 0
         while time.time() < until_s:
@@ -133,7 +133,7 @@ def send_ours(address: str, payload: Payload, batch: int, name: str, until_s: fl
 
 
 class _AckReader:
-    """Waits for the learner's words."""
+    """A reader of the learner's messages."""
 
     def __init__(self, dealer: Socket, poller: Poller) -> None:
         self._dealer, self._poller = dealer, poller
@@ -146,7 +146,7 @@ class _AckReader:
 
 
 def send_raw(address: str, sizes: list[int], until_s: float) -> None:
-    """A bare DEALER that sends frames of these sizes as fast as they go."""
+    """Send frames of these sizes from a plain DEALER as fast as possible."""
     frames = [np.random.default_rng(SEED).bytes(n) for n in sizes]
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     dealer = context.socket(zmq.DEALER)

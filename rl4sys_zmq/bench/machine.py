@@ -1,4 +1,4 @@
-"""What a figure was measured on: the machine, the versions and the commit. A figure without them says nothing."""
+"""The machine, the versions and the commit of a measurement."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PACKAGES = ("rl4sys-zmq", "numpy", "pyzmq", "msgpack", "gymnasium", "torch")
 
 
 def machine_record() -> dict[str, Any]:
-    """The machine, its load, the versions, the commit ("unknown" without one) and the command, as JSON values."""
+    """Return the machine, its load, the versions, the commit ("unknown" without one) and the command, as JSON values."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": _command(),

@@ -1,4 +1,4 @@
-"""The questions that can be measured, each with its baseline: the body of ``rl4sys-learner bench`` and of ``benchmarks/``."""
+"""The benchmark questions with their baselines, for ``rl4sys-learner bench`` and the scripts in ``benchmarks/``."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ INGRESS_PEERS = ("grpc_per_step", "reqrep_pickle")
 TRAINING_PEERS = ("sb3_ppo", "rllib_ppo")
 REPEAT = 9
 LOWER, HIGHER = "lower", "higher"
-"""What is better, of a ratio to the baseline."""
+"""The better direction of a ratio to the baseline."""
 
 Record = dict[str, Any]
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """How much is measured.
+    """The size of the measurements.
 
     Attributes:
-        pairs: of ours and the baseline.
-        seconds: of each measurement of a loop.
-        steps: of each measurement of a step.
-        versions: of each measurement of the fan-out.
-        num_envs: environments of a collecting actor.
-        seed: of everything random; trainings take it and the next ones.
-        peers: measure other people's ways beside ours too.
-        folder: where a journal and the file beside it lie; None for the temporary folder.
+        pairs: Pairs of our measurement and the baseline.
+        seconds: Duration of each measurement of a loop.
+        steps: Steps of each measurement of a step.
+        versions: Versions of each measurement of the fan-out.
+        num_envs: Environments of a collecting actor.
+        seed: Seed of all random choices. Trainings use it and the following ones.
+        peers: True to measure other libraries too.
+        folder: Folder of the journal and of the file for comparison; None for the temporary folder.
     """
 
     pairs: int = LEAST_PAIRS
@@ -71,12 +71,12 @@ class BenchOptions:
     folder: Path | None = None
 
 
-def measure(names: Sequence[str], options: BenchOptions, say: Say, path: Path | None = None) -> Record:
-    """Measures, says a line for each figure, and writes all of them as JSON to `path`."""
+def measure(names: Sequence[str], options: BenchOptions, say: PrintLine, path: Path | None = None) -> Record:
+    """Measure, print a line for each figure, and write all figures as JSON to `path`."""
     record: Record = {**machine_record(), "seed": options.seed, "pairs": options.pairs, "results": {}}
     say(f"{record['machine']['cpu']}, {record['machine']['cores']} cores, load {record['machine']['load']}")
     say(f"versions {record['versions']}, commit {record['commit']}, seed {options.seed}, {options.pairs} pairs\n")
-    say(f"{'':46} {'ours':>12} {'baseline':>12}   ratio [least, greatest]")
+    say(f"{'':46} {'ours':>12} {'baseline':>12}   ratio [lowest, highest]")
     for name in names:
         record["results"][name] = QUESTIONS[name](options, say)
     if path is not None:
@@ -85,13 +85,13 @@ def measure(names: Sequence[str], options: BenchOptions, say: Say, path: Path | 
     return record
 
 
-def script(text: str | None, names: Sequence[str], say: Say) -> None:
-    """The command line of a script in ``benchmarks/`` that measures some of the questions."""
+def script(text: str | None, names: Sequence[str], say: PrintLine) -> None:
+    """Run the command line of a script in ``benchmarks/`` that measures some of the questions."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--what", nargs="+", choices=names, default=names, help="what to measure")
     parser.add_argument("--json", type=Path, help="write the result here")
-    parser.add_argument("--peers", action="store_true", help="other people's ways too (make peers)")
-    parser.add_argument("--folder", type=Path, help="for journals (default: the temporary folder)")
+    parser.add_argument("--peers", action="store_true", help="measure other libraries too (make peers)")
+    parser.add_argument("--folder", type=Path, help="folder of journals (default: the temporary folder)")
     for field in fields(BenchOptions):
         if field.name not in ("peers", "folder"):
             parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
@@ -100,7 +100,7 @@ def script(text: str | None, names: Sequence[str], say: Say) -> None:
     measure(what, BenchOptions(**given), say, path)
 
 
-def _step(options: BenchOptions, say: Say) -> Record:
+def _step(options: BenchOptions, say: PrintLine) -> Record:
     record = {}
     with CountingLearner() as learner:
         for pause_s in PAUSES_S:
@@ -112,11 +112,11 @@ def _step(options: BenchOptions, say: Say) -> Record:
                 "p99_us": _line(say, f"step, us, {label}, p99", times.p99),
                 "forward_us": times.forward_us,
             }
-            say(f"{'  the forward pass alone, plainly':46} {'':12} {times.forward_us:12.2f}")
+            say(f"{'  forward pass alone, plain numpy':46} {'':12} {times.forward_us:12.2f}")
     return record
 
 
-def _footprint(options: BenchOptions, say: Say) -> Record:
+def _footprint(options: BenchOptions, say: PrintLine) -> Record:
     found = measure_footprint(options.pairs)
     with CountingLearner() as learner:
         running = spread([measure_running(learner.address) / 1024 for _ in range(options.pairs)])
@@ -129,7 +129,7 @@ def _footprint(options: BenchOptions, say: Say) -> Record:
     return record
 
 
-def _overhead(options: BenchOptions, say: Say) -> Record:
+def _overhead(options: BenchOptions, say: PrintLine) -> Record:
     with CountingLearner() as learner:
         shares = measure_overhead(learner.address, options.pairs, options.seconds)
     record = _line(say, "1 kHz loop, CPU over wall", shares.ours, 4)
@@ -145,18 +145,18 @@ def _overhead(options: BenchOptions, say: Say) -> Record:
     return record
 
 
-def _collect(options: BenchOptions, say: Say) -> Record:
+def _collect(options: BenchOptions, say: PrintLine) -> Record:
     record = {}
     for env_id in ENVS:
         if missing := missing_for(env_id):
-            say(f"{env_id}: left out, it needs {missing}")
+            say(f"{env_id}: skipped; it needs {missing}")
             continue
         pairs = measure_collect(env_id, options.pairs, options.seconds, options.num_envs, options.seed)
         record[env_id] = _line(say, f"{env_id} x {options.num_envs}, steps/s", pairs, 0, HIGHER)
     return record
 
 
-def _fanout(options: BenchOptions, say: Say) -> Record:
+def _fanout(options: BenchOptions, say: PrintLine) -> Record:
     record = {}
     for (kilobytes, actors), level in product(CASES, LEVELS):
         pairs = measure_fanout(kilobytes, actors, level, options.pairs, options.versions, options.seed)
@@ -165,7 +165,7 @@ def _fanout(options: BenchOptions, say: Say) -> Record:
     return record
 
 
-def _ingress(options: BenchOptions, say: Say) -> Record:
+def _ingress(options: BenchOptions, say: PrintLine) -> Record:
     record = {
         f"P1, {batch} a message, {actors} senders": _in_memory(options, say, "P1", batch, actors) for batch, actors in P1_CASES
     }
@@ -179,7 +179,7 @@ def _ingress(options: BenchOptions, say: Say) -> Record:
     return record
 
 
-def _in_memory(options: BenchOptions, say: Say, name: str, batch: int, actors: int) -> Record:
+def _in_memory(options: BenchOptions, say: PrintLine, name: str, batch: int, actors: int) -> Record:
     payload = PAYLOADS[name]
     load: Record = {"batch": batch, "actors": actors, "seconds": options.seconds}
     pairs = measure_pairs(
@@ -189,7 +189,7 @@ def _in_memory(options: BenchOptions, say: Say, name: str, batch: int, actors: i
     return {**figures, "bytes_per_trajectory": bytes_per_item(payload, batch)}
 
 
-def _infer(options: BenchOptions, say: Say) -> Record:
+def _infer(options: BenchOptions, say: PrintLine) -> Record:
     record = {}
     for policy, pause_s in product(PERCEPTRONS, INFER_PAUSES_S):
         label = f"round trip, {policy}, {f'{pause_s * 1e3:g} ms apart' if pause_s else 'tight loop'}, us"
@@ -206,7 +206,7 @@ def _infer(options: BenchOptions, say: Say) -> Record:
     return record
 
 
-def _durable(options: BenchOptions, say: Say) -> Record:
+def _durable(options: BenchOptions, say: PrintLine) -> Record:
     payload, record = PAYLOADS["P1"], {}
     for batch in DURABLE_BATCHES:
         commits: list[float] = []
@@ -226,24 +226,24 @@ def _durable(options: BenchOptions, say: Say) -> Record:
     return record
 
 
-def _coding(options: BenchOptions, say: Say) -> Record:
+def _coding(options: BenchOptions, say: PrintLine) -> Record:
     record = {}
     for env_id, batch in product(ENVS, (1, 16)):
         if missing := missing_for(env_id):
-            say(f"{env_id}: left out, it needs {missing}")
+            say(f"{env_id}: skipped; it needs {missing}")
             continue
         label = f"{env_id}, {batch} a message"
         record[label] = _coded_line(say, label, measure_coding(env_id, batch, options.seed))
     for scene, (name, codec) in product(SCENES, CODECS.items()):
         if codec is not None and not has_pillow():
-            say(f"{scene} images, {name}: left out, {NEEDS_PILLOW}")
+            say(f"{scene} images, {name}: skipped: {NEEDS_PILLOW}")
             continue
         label = f"{scene} images, {name}"
         record[label] = _coded_line(say, label, measure_images(scene, codec, options.seed))
     return record
 
 
-def _coded_line(say: Say, label: str, found: Coded) -> Record:
+def _coded_line(say: PrintLine, label: str, found: Coded) -> Record:
     say(
         f"{label}: {found.coded_bytes:,.0f} of {found.plain_bytes:,.0f} bytes, {found.encode_us:.0f} us to code,"
         f" {found.decode_us:.0f} us to decode; pays below {found.break_even_mbit_s:,.0f} Mbit/s; off by {found.error:.1f}"
@@ -251,11 +251,11 @@ def _coded_line(say: Say, label: str, found: Coded) -> Record:
     return {**asdict(found), "break_even_mbit_s": found.break_even_mbit_s}
 
 
-def _weights(options: BenchOptions, say: Say) -> Record:
+def _weights(options: BenchOptions, say: PrintLine) -> Record:
     return {name: measure_diffs(name, versions, REPEAT, say) for name, versions, _ in own_pairs(options.seed)}
 
 
-def _train(options: BenchOptions, say: Say) -> Record:
+def _train(options: BenchOptions, say: PrintLine) -> Record:
     rows = []
     for seed in range(options.seed, options.seed + options.pairs):
         mine = train_ours(ENVS[0], seed)
@@ -271,21 +271,21 @@ def _train(options: BenchOptions, say: Say) -> Record:
     return {"runs": rows}
 
 
-def _peer(say: Say, name: str, *arguments: object) -> Record | None:
+def _peer(say: PrintLine, name: str, *arguments: object) -> Record | None:
     try:
         return run_peer(name, *arguments)
     except PeerMissing as missing:
-        say(f"left out: {missing}")
+        say(f"skipped: {missing}")
         return None
 
 
-def _line(say: Say, label: str, pairs: PairedFigures, digits: int = 2, better: str = LOWER) -> Record:
+def _line(say: PrintLine, label: str, pairs: PairedFigures, digits: int = 2, better: str = LOWER) -> Record:
     mine, baseline, ratio = spread(pairs.ours).median, spread(pairs.baseline).median, spread(pairs.ratios)
     say(f"{label:46} {mine:12.{digits}f} {baseline:12.{digits}f}   {ratio.text()}")
     return {**pairs.record(), "better": better}
 
 
-QUESTIONS: dict[str, Callable[[BenchOptions, Say], Record]] = {
+QUESTIONS: dict[str, Callable[[BenchOptions, PrintLine], Record]] = {
     "step": _step,
     "footprint": _footprint,
     "overhead": _overhead,
@@ -298,4 +298,4 @@ QUESTIONS: dict[str, Callable[[BenchOptions, Say], Record]] = {
     "weights": _weights,
     "train": _train,
 }
-"""By name; each says its lines and returns them."""
+"""The questions by name. Each function prints its lines and returns its figures."""

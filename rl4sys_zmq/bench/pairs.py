@@ -1,4 +1,4 @@
-"""Two measurements in turn, on a machine that drifts: only the ratios of neighbours mean something."""
+"""Paired measurements, taken in turn. On a machine that drifts, only their ratios are meaningful."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ LEAST_PAIRS = 5
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median of some figures, with the least and the greatest."""
+    """The median of some figures, with the lowest and the highest."""
 
     median: float
     least: float
     greatest: float
 
     def text(self, digits: int = 2) -> str:
-        """For a table: ``median [least, greatest]``."""
+        """Return the text for a table: ``median [lowest, highest]``."""
         return f"{self.median:.{digits}f} [{self.least:.{digits}f}, {self.greatest:.{digits}f}]"
 
 
 def spread(figures: Sequence[float]) -> Spread:
-    """Of at least one figure."""
+    """Return the spread of at least one figure."""
     return Spread(median(figures), min(figures), max(figures))
 
 
 @dataclass(frozen=True, slots=True)
 class PairedFigures:
-    """Figures of ours and of a baseline; ``ours[i]`` and ``baseline[i]`` were measured one after the other."""
+    """Our figures and those of a baseline. ``ours[i]`` and ``baseline[i]`` were measured one after the other."""
 
     ours: tuple[float, ...]
     baseline: tuple[float, ...]
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """Ours over the baseline, pair by pair."""
+        """Ours divided by the baseline, pair by pair."""
         return tuple(a / b for a, b in zip(self.ours, self.baseline, strict=True))
 
     @property
     def differences(self) -> tuple[float, ...]:
-        """Ours less the baseline, pair by pair."""
+        """Ours minus the baseline, pair by pair."""
         return tuple(a - b for a, b in zip(self.ours, self.baseline, strict=True))
 
     def record(self) -> dict[str, Any]:
-        """All of it, as JSON values."""
+        """Return all figures as JSON values."""
         ratio = spread(self.ratios)
         return {
             "ours": spread(self.ours).median,
@@ -62,13 +62,13 @@ class PairedFigures:
 def measure_pairs(
     ours: Callable[[], float], baseline: Callable[[], float], count: int = LEAST_PAIRS, *, warm: bool = True
 ) -> PairedFigures:
-    """Measures both `count` times in turn; which one begins alternates, so that neither always follows the other.
+    """Measure both `count` times in turn. The order alternates, so that neither always follows the other.
 
     Args:
-        ours: one measurement.
-        baseline: one measurement of what it is compared with.
-        count: how many pairs.
-        warm: do each once before, uncounted.
+        ours: One measurement of ours.
+        baseline: One measurement of the baseline.
+        count: Number of pairs.
+        warm: True to run each once before, without counting it.
     """
     if warm:
         ours()

@@ -1,7 +1,7 @@
-"""Other people's ways of doing it, which ours is compared with: scripts in ``benchmarks/peers/`` of the repository.
+"""Other libraries for comparison: scripts in ``benchmarks/peers/`` of the repository.
 
-They are not in the package: they need what it does not, and one of them pickles. ``make peers`` installs what they need, in an
-environment of their own. Each prints one line of JSON.
+They are not in the package, since they need other packages, and one of them uses pickle. ``make peers`` installs their
+dependencies in a separate environment. Each script prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -24,25 +24,27 @@ LIMIT_S = 900.0
 
 
 class PeerMissing(RL4SysError):
-    """A peer can't run here: its script or a package that it needs is not installed."""
+    """A peer cannot run here: its script or a package that it needs is not installed."""
 
 
 def run_peer(name: str, *arguments: object) -> dict[str, Any]:
-    """Runs a peer in a process of its own, numpy and torch with one thread each; with this Python if there is none for peers.
+    """Run a peer in a process of its own, numpy and torch with one thread each.
+
+    It uses the Python of the peers' environment if that exists, else this one.
 
     Args:
-        name: of the script, without ``.py``.
-        arguments: for its command line.
+        name: Name of the script, without ``.py``.
+        arguments: Arguments of its command line.
 
     Returns:
-        What it printed.
+        The JSON value that it printed.
 
     Raises:
-        PeerMissing: when it can't run here; the message says what would help.
+        PeerMissing: If it cannot run here. The message says what to do.
     """
     script = FOLDER / f"{name}.py"
     if not script.exists():
-        raise PeerMissing(f"{name} is measured from a clone of the repository, by its benchmarks/peers/{name}.py")
+        raise PeerMissing(f"{name} needs a clone of the repository with benchmarks/peers/{name}.py")
     command = [str(PYTHON) if PYTHON.exists() else sys.executable, str(script), *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -50,6 +52,6 @@ def run_peer(name: str, *arguments: object) -> dict[str, Any]:
     )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
-        raise PeerMissing(f"{name} does not run here: {last} (`make peers` installs what peers need)")
+        raise PeerMissing(f"{name} does not run here: {last} (`make peers` installs the dependencies of peers)")
     record: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return record

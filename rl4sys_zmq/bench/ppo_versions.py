@@ -1,4 +1,4 @@
-"""Versions of a policy as a real training makes them: a plain PPO, for diffs to be measured on."""
+"""A plain PPO training that produces policy versions, to measure diffs on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OBSERVATIONS = 4096
 
 
 def own_pairs(seed: int) -> Iterator[tuple[str, Floats, tuple[int, ...]]]:
-    """Two triples of versions, one PPO iteration and one optimiser step apart, with the sizes of the tensors."""
+    """Yield two triples of versions, one PPO iteration and one optimiser step apart, with the sizes of the tensors."""
     iterations, steps, sizes, _ = train("CartPole-v1", 64, 4, seed)
     yield "cartpole_64_ppo_iteration (own)", np.stack(iterations[-3:]), sizes
     yield "cartpole_64_adam_step (own)", np.stack(steps[-3:]), sizes
@@ -24,7 +24,7 @@ def own_pairs(seed: int) -> Iterator[tuple[str, Floats, tuple[int, ...]]]:
 def train(
     env_id: str, hidden: int, iterations: int, seed: int, *, num_envs: int = 8, length: int = 256
 ) -> tuple[list[Floats], list[Floats], tuple[int, ...], Floats]:
-    """A plain PPO: the policy after each iteration, after each of the last optimiser steps, its sizes, and observations."""
+    """Train a plain PPO. Return its policies (by iteration, by last optimiser steps), sizes and observations."""
     import gymnasium
     import torch
     from torch import nn

@@ -1,4 +1,4 @@
-"""A process of a measurement, fresh and ended in the end, with a pipe to it."""
+"""A fresh process for a measurement, with a pipe to it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 __all__ = ["PATIENCE_S", "child"]
 
 PATIENCE_S = 60.0
-"""How long a process is waited for, in seconds."""
+"""Longest time to wait for a process, in seconds."""
 
 
 @contextlib.contextmanager
 def child(target: Any, *arguments: Any) -> Iterator[Connection]:
-    """A fresh process with one end of a pipe; ended in the end."""
+    """Start a fresh process with one end of a pipe, yield the other end, and end the process afterwards."""
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
     process = spawn.Process(target=target, args=(there, *arguments))

@@ -1,4 +1,4 @@
-"""One step of an actor: request, add, reward. Beside it a plain function that does the same work and nothing else."""
+"""The benchmark of one actor step (request, add, reward), compared with a plain function that does the same work."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ __all__ = ["ACTIONS", "OBSERVATION", "StepTimes", "forward_only", "measure_step"
 OBSERVATION, ACTIONS = 8, 4
 SEED = 1
 MANY = 256
-"""So many observations are used in turn."""
+"""Number of observations that are used in turn."""
 
 Step = Callable[[NDArray[Any], float], object]
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """What steps took, in microseconds: pair by pair, the medians and the 99th percentiles of ours and of the plain function."""
+    """The times of steps in microseconds: medians and 99th percentiles of ours and of the plain function, pair by pair."""
 
     medians: PairedFigures
     p99: PairedFigures
     forward_us: float
-    """The forward pass alone, written plainly."""
+    """The forward pass alone, in plain numpy."""
 
 
 def _layers() -> list[tuple[NDArray[np.float32], NDArray[np.float32]]]:
@@ -44,7 +44,7 @@ def _layers() -> list[tuple[NDArray[np.float32], NDArray[np.float32]]]:
 
 
 def forward_only() -> Step:
-    """An MLP 8-64-64-4 in numpy, as anybody would write it."""
+    """Return an MLP 8-64-64-4 in plain numpy."""
     (w0, b0), (w1, b1), (w2, b2) = _layers()
 
     def forward(observation: NDArray[Any], reward: float) -> NDArray[Any]:
@@ -57,7 +57,7 @@ def forward_only() -> Step:
 
 
 def plain_step() -> Step:
-    """The same network, tuned (in place, all names local), with sampling, log-probability and storing into columns."""
+    """Return the same network, tuned (in place, local names), with sampling, log-probability and storing."""
     (w0, b0), (w1, b1), (w2, b2) = _layers()
     dot0, dot1, dot2, add, tanh = w0.dot, w1.dot, w2.dot, np.add, np.tanh
     rng = np.random.default_rng(SEED)
@@ -103,7 +103,7 @@ def plain_step() -> Step:
 
 
 def agent_for(address: str, **options: Any) -> RL4SysAgent:
-    """An agent of the counting learner, with the spaces of this benchmark."""
+    """Return an agent of the counting learner, with the spaces of this benchmark."""
     given: dict[str, Any] = {
         "client_id": "bench-step",
         "algorithm_name": ALGORITHM,
@@ -116,7 +116,7 @@ def agent_for(address: str, **options: Any) -> RL4SysAgent:
 
 
 def agent_step(agent: RL4SysAgent) -> Step:
-    """The whole API in one endless episode; each 128th step cuts a segment, and the I/O thread sends it meanwhile."""
+    """Return a step with the whole API in one endless episode. The I/O thread sends a segment every 128 steps."""
     traj: Any = None
     request, add = agent.request_for_action, agent.add_to_trajectory
 
@@ -130,12 +130,12 @@ def agent_step(agent: RL4SysAgent) -> Step:
 
 
 def times_us(step: Step, count: int, pause_s: float = 0.0) -> NDArray[np.float64]:
-    """How long each of `count` calls took, in microseconds, less what reading the clock takes.
+    """Return the time of each of `count` calls in microseconds, without the time of reading the clock.
 
     Args:
-        step: what is measured.
-        count: how often.
-        pause_s: between two calls, spent computing: as a host does that has an environment to step.
+        step: The step to measure.
+        count: Number of calls.
+        pause_s: Busy time between two calls, in seconds, like that of a host with an environment.
     """
     rng = np.random.default_rng(SEED)
     observations = list(rng.normal(size=(MANY, OBSERVATION)).astype(np.float32))
@@ -155,13 +155,13 @@ def times_us(step: Step, count: int, pause_s: float = 0.0) -> NDArray[np.float64
 
 
 def measure_step(address: str, pairs: int, steps: int, pause_s: float = 0.0) -> StepTimes:
-    """Ours and the plain function in turn.
+    """Measure ours and the plain function in turn.
 
     Args:
-        address: of a `CountingLearner`; ours sends to it all the time.
-        pairs: how many pairs.
-        steps: how many steps each measurement has.
-        pause_s: as in `times_us`.
+        address: Address of a `CountingLearner`, to which ours sends all the time.
+        pairs: Number of pairs.
+        steps: Steps of each measurement.
+        pause_s: As in `times_us`.
     """
     with agent_for(address) as agent:
         ours, plain, forward = agent_step(agent), plain_step(), forward_only()

@@ -1,4 +1,4 @@
-"""Time to solve a task, from nothing: a learner and two actor processes over tcp, as ``rl4sys-learner demo`` runs them."""
+"""The benchmark of training: time to solve a task with ``rl4sys-learner demo``, a learner and two actor processes."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import numpy as np
 __all__ = ["LIMIT_S", "TARGETS", "Solved", "train_ours"]
 
 TARGETS = {"CartPole-v1": 475.0, "LunarLander-v3": 200.0}
-"""Mean returns of the last 100 training episodes."""
+"""Target for the mean return of the last 100 training episodes."""
 WINDOW = 100
 LIMIT_S = 95.0
-"""After so long a run is stopped, ours or a peer's: a ratio with one that did not finish is a bound."""
+"""Time limit of a run, ours or a peer's. A ratio with a run that did not finish is a bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """One run.
+    """The result of one run.
 
     Attributes:
-        seconds: from the moment the first actor joined until the target; None if that was not reached.
-        steps: of the environments, until then.
-        steps_per_s: while training, over the whole run.
-        held_steps, held_return: the end of a run that went on, and its mean return there.
+        seconds: Time from the first actor's join to the target; None if the target was not reached.
+        steps: Environment steps until then.
+        steps_per_s: Steps per second over the whole run.
+        held_steps, held_return: Steps and mean return at the end of a run that continued after the target.
     """
 
     seconds: float | None
@@ -38,14 +38,14 @@ class Solved:
 
 
 def train_ours(env_id: str, seed: int, limit_s: float = LIMIT_S, *, hold: bool = False, folder: Path | None = None) -> Solved:
-    """One run of the demo; the figures are read from its log.
+    """Run the demo once and read the figures from its log.
 
     Args:
-        env_id: a task of `TARGETS`.
-        seed: of everything.
-        limit_s: when it is stopped.
-        hold: go on to twice the steps.
-        folder: keep the run below it.
+        env_id: A task of `TARGETS`.
+        seed: Seed of all random choices.
+        limit_s: Time limit in seconds.
+        hold: True to continue to twice the steps.
+        folder: Keep the run directory in this folder.
     """
     from rl4sys_zmq.ops.curves import read_curves
 

@@ -1,6 +1,8 @@
-"""The commands ``rl4sys-learner`` and ``rl4sys-actor``: the only room that prints, configures logging or handles signals.
+"""The commands ``rl4sys-learner`` and ``rl4sys-actor``.
 
-- `app`: what both share: exit codes, one line per failure, missing extras. `signals`: how Ctrl-C and SIGTERM end a command.
-- `learner`, `actor`: the two groups of commands and their options; what a command does is in a module of its own.
-- `progress`: a live table on a terminal, plain lines elsewhere. `rundir`: which directory a run gets.
+Only this subpackage prints, configures logging and handles signals.
+
+- `app`: exit codes, one-line error messages and checks for extras. `signals`: the effect of Ctrl-C and SIGTERM.
+- `learner`, `actor`: the two groups of commands and their options. Each command is implemented in a separate module.
+- `progress`: a live table on a terminal, plain lines elsewhere. `rundir`: the choice of the directory of a run.
 """

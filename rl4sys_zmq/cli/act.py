@@ -1,4 +1,4 @@
-"""``rl4sys-actor run``: plain Gymnasium environments, acted in with one batched policy."""
+"""``rl4sys-actor run``: Gymnasium environments, with one batched policy for all of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rl4sys_zmq.actor import RL4SysAgent
-from rl4sys_zmq.cli.app import configure_logging, fold_usage, require, say
+from rl4sys_zmq.cli.app import as_config_error, configure_logging, print_line, require
 from rl4sys_zmq.cli.signals import Signals, end_with_stdin
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.config.files import read_mapping
@@ -30,7 +30,7 @@ CHECK_STEPS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The options of ``rl4sys-actor run``; its help says what they mean."""
+    """The options of ``rl4sys-actor run``; see its help."""
 
     env_id: str
     learner: str | None
@@ -50,11 +50,11 @@ class Run:
 
 
 def act(run: Run) -> None:
-    """Acts until it is done or a signal ends it.
+    """Run the environments until the given number of episodes or a signal.
 
     Raises:
-        ConfigError: for a wrong configuration or an environment that cannot be made.
-        RL4SysError: when the learner does not answer, or refuses.
+        ConfigError: If the configuration is invalid or the environment cannot be created.
+        RL4SysError: If the learner does not reply, or refuses the actor.
     """
     configure_logging(run.debug)
     if run.exit_with_stdin:
@@ -67,7 +67,7 @@ def act(run: Run) -> None:
         library = logging.getLogger("rl4sys_zmq")
         level = library.level
         if not run.debug:
-            library.setLevel(logging.ERROR)  # what goes wrong in joining is raised, and said once
+            library.setLevel(logging.ERROR)  # an error while joining is raised; do not log it as well
         try:
             agent = RL4SysAgent(config=config, debug=run.debug)
         finally:
@@ -75,7 +75,7 @@ def act(run: Run) -> None:
                 library.setLevel(level)
         flush_s = SIGNALLED_FLUSH_S
         try:
-            say(
+            print_line(
                 f"{run.num_envs} x {run.env_id} for client {config.client_id!r} at {config.address}, "
                 f"acting with version {agent.version} as actor {agent.actor_id}"
             )
@@ -83,20 +83,23 @@ def act(run: Run) -> None:
             flush_s = LAST_FLUSH_S
         finally:
             agent.close(flush_s)
-            say(f"{tally.summary()}; last version {agent.version}")
+            print_line(f"{tally.summary()}; last version {agent.version}")
     finally:
         for env in envs:
             env.close()
 
 
 def agent_config(run: Run, env: Any, seed: int) -> AgentConfig:
-    """The file, under what the command line and the environment say; where neither says anything, what suits a simulator."""
+    """Return the configuration of the actor.
+
+    The command line and the environment's spaces override the file. Options that neither sets have defaults for simulators.
+    """
     given = read_mapping(run.config_path) if run.config_path is not None else {}
     known = AgentConfig.from_mapping({"client_id": "?", **given}, source=str(run.config_path or ""))
     for key in ("observation_space", "action_space"):
         said, real = getattr(known, key), space_from(getattr(env, key))
         if said is not None and (said.shape, getattr(said, "n", None)) != (real.shape, getattr(real, "n", None)):
-            raise ConfigError(f"{run.config_path}: {key} is {said}, but {run.env_id} has {real}", key=key)
+            raise ConfigError(f"{run.config_path}: {key} is {said}, but {run.env_id} has {real}; correct one of them", key=key)
     overrides: dict[str, Any] = {
         "client_id": run.client_id,
         "train_server_address": run.learner,
@@ -112,31 +115,31 @@ def agent_config(run: Run, env: Any, seed: int) -> AgentConfig:
         "action_space": env.action_space if known.action_space is None else None,
     }
     if run.client_id is None and "client_id" not in given:
-        raise ConfigError("client_id is missing; say --client-id NAME or give it in the --config file", key="client_id")
+        raise ConfigError("client_id is missing; give --client-id NAME or set it in the --config file", key="client_id")
     chosen = {k: v for k, v in overrides.items() if v is not None}
     return AgentConfig.from_mapping(given, source=str(run.config_path or ""), **chosen)
 
 
 def make_environments(env_id: str, count: int) -> list[Any]:
-    """`count` environments of one kind.
+    """Create `count` environments of one kind.
 
     Raises:
-        ConfigError: when Gymnasium, the environment or what it needs is missing.
+        ConfigError: If Gymnasium, the environment or a package that it needs is missing.
     """
     require("gym", "gymnasium")
     import gymnasium
 
     try:
-        with fold_usage(gymnasium.error.Error, ModuleNotFoundError, TypeError):
+        with as_config_error(gymnasium.error.Error, ModuleNotFoundError, TypeError):
             return [gymnasium.make(env_id, disable_env_checker=True) for _ in range(count)]
     except ConfigError as exc:
         needs = isinstance(exc.__cause__, gymnasium.error.DependencyNotInstalled | ModuleNotFoundError)
-        hint = "; pip install 'rl4sys-zmq[gym]' brings Box2D" if needs else ""
+        hint = "; pip install 'rl4sys-zmq[gym]' installs Box2D" if needs else ""
         raise ConfigError(f"environment {env_id!r}: {exc}{hint}") from exc.__cause__
 
 
 class Tally:
-    """Counts episodes and steps, says so now and then, and knows when it is enough."""
+    """Counts of episodes and steps, with their limit and their periodic output."""
 
     def __init__(self, episodes: int | None = None, every_s: float | None = None) -> None:
         self.steps = 0
@@ -148,32 +151,32 @@ class Tally:
 
     @property
     def done(self) -> bool:
-        """True when all episodes that were asked for have ended."""
+        """True if the requested number of episodes have ended."""
         return self._limit is not None and self.episodes >= self._limit
 
     def ended(self, total: float) -> None:
-        """An episode ended."""
+        """Count an episode that has ended, with its return."""
         self.episodes += 1
         self.returns.append(total)
 
     def summary(self) -> str:
-        """What was done so far."""
+        """Return the counts so far, as text."""
         seconds = time.monotonic() - self._began
         mean = f", mean return of the last {len(self.returns)}: {np.mean(self.returns):.1f}" if self.returns else ""
         rate = self.steps / max(seconds, 1e-9)
         return f"{self.episodes:,} episodes, {self.steps:,} steps in {seconds:.1f} s ({rate:,.0f}/s){mean}"
 
-    def speak(self, version: Callable[[], int]) -> None:
-        """A line when it is time for one."""
+    def print_progress(self, version: Callable[[], int]) -> None:
+        """Print a line if the interval since the last one is over."""
         if self._every_s is not None and time.monotonic() - self._said >= self._every_s:
             self._said = time.monotonic()
-            say(f"{self.summary()}, version {version()}")
+            print_line(f"{self.summary()}, version {version()}")
 
 
 def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: Tally) -> None:
-    """Acts in all environments together until `tally` says that it is enough.
+    """Act in all environments until `tally` is done.
 
-    The hot loop of every actor process: one request for all environments, then one step in each.
+    This is the hot loop of an actor process: one request for all environments, then one step in each.
     """
     request, add = agent.request_for_actions, agent.add_to_trajectory
     indices = range(len(envs))
@@ -203,7 +206,7 @@ def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: T
         if rounds % CHECK_STEPS == 0:
             if signals is not None:
                 signals.check()
-            tally.speak(lambda: agent.version)
+            tally.print_progress(lambda: agent.version)
 
 
 def _number(seed: np.random.SeedSequence) -> int:

@@ -1,4 +1,4 @@
-"""What both commands share: exit codes, one line for each failure, and the extras that a command needs."""
+"""Shared parts of the commands: exit codes, one-line error messages, options, logging and checks for extras."""
 
 from __future__ import annotations
 
@@ -27,17 +27,28 @@ from rl4sys_zmq.errors import (
 )
 from rl4sys_zmq.plugins import import_plugins
 
-__all__ = ["FAILED", "USAGE", "Commands", "configure_logging", "fold_usage", "option", "plugin_option", "require", "say", "size"]
+__all__ = [
+    "FAILED",
+    "USAGE",
+    "Commands",
+    "configure_logging",
+    "as_config_error",
+    "option",
+    "plugin_option",
+    "require",
+    "print_line",
+    "size",
+]
 
 FAILED, USAGE = 1, 2
 
 option = functools.partial(click.option, show_envvar=True)
-"""An option that shows its environment variable in ``--help``."""
+"""`click.option` that shows the environment variable of the option in ``--help``."""
 
 
 def _import(_context: click.Context, _parameter: click.Parameter, modules: tuple[str, ...]) -> tuple[str, ...]:
     if modules and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # a console script does not look there
+        sys.path.append(os.getcwd())  # a console script does not have it on its path
     import_plugins(modules)
     return modules
 
@@ -48,10 +59,10 @@ plugin_option = functools.partial(
     multiple=True,
     metavar="MODULE",
     callback=_import,
-    help="Import this module first, repeatable: it may register algorithms and policies.",
+    help="Import this module first, for example to register algorithms and policies; repeatable.",
 )
-"""``--plugin MODULE``: imports modules, also of the working directory, before the command runs. It passes their names on as
-``plugin``, unless it is made with ``expose_value=False``."""
+"""The option ``--plugin MODULE``: it imports modules, also from the working directory, before the command runs. The command
+receives their names as ``plugin``, except with ``expose_value=False``."""
 
 
 MIN_SIZE = 1 << 20
@@ -63,10 +74,10 @@ _UNITS: dict[str, int] = {
 
 
 def size(value: str) -> int:
-    """A number of bytes, as an option's type: 0, 800MB, 8GiB, 1.5T.
+    """Convert a size such as 0, 800MB, 8GiB or 1.5T to a number of bytes; the type of an option.
 
     Raises:
-        click.BadParameter: for anything else, and for less than 1 MiB.
+        click.BadParameter: If the text is not a size, or the size is less than 1 MiB and not 0.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", value.strip())
     unit = _UNITS.get(found.group(2).upper()) if found else None
@@ -74,20 +85,21 @@ def size(value: str) -> int:
         raise click.BadParameter(f"{value!r} is not a size such as 800MB or 8GiB")
     count = round(float(found[1]) * unit)
     if 0 < count < MIN_SIZE:
-        raise click.BadParameter(f"{value!r} is less than 1 MiB")
+        raise click.BadParameter(f"{value!r} is less than 1 MiB; give at least 1MiB, or 0")
     return count
 
 
-def say(text: str = "", *, err: bool = False) -> None:
-    """Prints a line, now: whoever reads a pipe wants it too."""
+def print_line(text: str = "", *, err: bool = False) -> None:
+    """Print a line and flush it, also if the output is a pipe."""
     click.echo(text, err=err)
     (sys.stderr if err else sys.stdout).flush()
 
 
 class Commands(click.Group):
-    """A group whose exit codes are 0, 1 (failed), 2 (usage, configuration, or a place that can't be had) and 130 (Ctrl-C).
+    """A group of commands with common exit codes and error messages.
 
-    A failure of ours is one line on stderr. A command may return its exit code.
+    The exit codes are 0, 1 (failed), 2 (usage, configuration, or an address, file or directory that cannot be used) and 130
+    (Ctrl-C). A command can return its exit code. An exception of this library is printed as one line on stderr.
     """
 
     def main(
@@ -98,7 +110,7 @@ class Commands(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """Runs the command; in standalone mode it ends the process."""
+        """Run the command. In standalone mode this ends the process."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         name = prog_name or self.name
@@ -106,8 +118,8 @@ class Commands(click.Group):
             code = _exit_code(
                 name or "", lambda: super(Commands, self).main(args, name, complete_var, standalone_mode=False, **extra)
             )
-            if args is None:  # this process is the command's own, not a test's
-                _leave(code, at_once=signals.came)
+            if args is None:  # not called from a test: this process belongs to the command
+                _exit_process(code, at_once=signals.received)
         sys.exit(code)
 
 
@@ -126,13 +138,13 @@ def _exit_code(name: str, run: Any) -> int:
             context = getattr(exc, "ctx", None)
             path = context.command_path if context is not None else name
             hint = f" (see {path} --help)" if isinstance(exc, click.UsageError) else ""
-            say(f"{path}: {message.rstrip('.')}{hint}", err=True)
+            print_line(f"{path}: {message.rstrip('.')}{hint}", err=True)
         return exc.exit_code
     except (ConfigError, TransportError, RunDirectoryError, JournalError, CheckpointError, SpoolError) as exc:
-        say(f"{name}: {_one_line(exc)}", err=True)
+        print_line(f"{name}: {_one_line(exc)}", err=True)
         return USAGE
     except RL4SysError as exc:
-        say(f"{name}: {_one_line(exc)}", err=True)
+        print_line(f"{name}: {_one_line(exc)}", err=True)
         return FAILED
     return result if isinstance(result, int) else 0
 
@@ -141,10 +153,11 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _leave(code: int, *, at_once: bool) -> None:
-    """Ends the process without the second that taking torch apart costs, or waiting for a thread that did not end in time.
+def _exit_process(code: int, *, at_once: bool) -> None:
+    """End the process at once if torch is loaded, a thread still runs, or a signal has arrived.
 
-    And after a signal at once: while an interpreter ends, a second signal would find no handler, and spoil the exit code.
+    The normal exit takes a second with torch and waits for threads. During it a second signal would find no handler and change
+    the exit code.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -153,8 +166,8 @@ def _leave(code: int, *, at_once: bool) -> None:
 
 
 @contextmanager
-def fold_usage(*kinds: type[Exception]) -> Iterator[None]:
-    """Turns foreign exceptions that a user's input causes into a `ConfigError` of one line."""
+def as_config_error(*kinds: type[Exception]) -> Iterator[None]:
+    """Convert exceptions of other libraries, caused by a user's input, to a `ConfigError` of one line."""
     try:
         yield
     except kinds as exc:
@@ -162,10 +175,10 @@ def fold_usage(*kinds: type[Exception]) -> Iterator[None]:
 
 
 def require(extra: str, *modules: str) -> None:
-    """Checks that an extra is installed, without importing it.
+    """Check that the modules of an extra are installed, without importing them.
 
     Raises:
-        ConfigError: naming the extra and how to install it.
+        ConfigError: If a module is missing; the message has the command to install the extra.
     """
     missing = [m for m in modules if importlib.util.find_spec(m) is None]
     if missing:
@@ -173,7 +186,7 @@ def require(extra: str, *modules: str) -> None:
 
 
 def configure_logging(debug: bool, handler: logging.Handler | None = None) -> None:
-    """Sends the library's log to stderr (or to `handler`): warnings, or everything."""
+    """Send the log to stderr or to `handler`: warnings, or with `debug` everything of this library."""
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=logging.WARNING, format=form, handlers=[handler] if handler is not None else None)
     if debug:
@@ -181,9 +194,9 @@ def configure_logging(debug: bool, handler: logging.Handler | None = None) -> No
 
 
 def settings(prefix: str) -> dict[str, Any]:
-    """Of a group of commands: every option also from ``PREFIX_COMMAND_OPTION``, defaults shown."""
+    """Return click's settings for a group: options from variables ``PREFIX_COMMAND_OPTION``, and defaults in the help."""
     return {"auto_envvar_prefix": prefix, "help_option_names": ["-h", "--help"], "show_default": True, "max_content_width": 110}
 
 
-# The package itself stands above this floor; it is loaded, since this module is one of its own.
+# The package itself is above this layer and must not be imported. It is already loaded, because this module is part of it.
 version_option = click.version_option(sys.modules["rl4sys_zmq"].__version__, prog_name="rl4sys_zmq")

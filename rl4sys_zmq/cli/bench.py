@@ -1,4 +1,4 @@
-"""``rl4sys-learner bench``: the published figures, measured again on this machine, each beside its baseline."""
+"""``rl4sys-learner bench``: the published benchmarks, measured on this machine, each with its baseline."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rl4sys_zmq.bench.measurements import QUESTIONS, BenchOptions, measure
-from rl4sys_zmq.cli.app import say
+from rl4sys_zmq.cli.app import print_line
 
 __all__ = ["PARTS", "bench"]
 
@@ -18,11 +18,11 @@ PARTS = {
     "infer": ("infer",),
     "train": ("train",),
 }
-"""What `--what` may say, and the questions that it means."""
+"""The values of `--what`, and the measurements of each."""
 
 
 def bench(what: Sequence[str], pairs: int, seconds: float, *, peers: bool, path: Path | None) -> None:
-    """Measures all parts that are named, or all there are, in their order."""
+    """Measure the given parts, or all parts, in the order of `PARTS`."""
     names = [name for part in PARTS if part in what or not what for name in PARTS[part]]
     assert set(names) <= set(QUESTIONS)
-    measure(names, BenchOptions(pairs=pairs, seconds=seconds, peers=peers), say, path)
+    measure(names, BenchOptions(pairs=pairs, seconds=seconds, peers=peers), print_line, path)

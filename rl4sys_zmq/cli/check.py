@@ -1,4 +1,4 @@
-"""``rl4sys-learner config check`` and ``algorithms``: what a file means, and what may stand in it."""
+"""``rl4sys-learner config check`` and ``algorithms``: validation of files, and a list of algorithms and parameters."""
 
 from __future__ import annotations
 
@@ -8,43 +8,43 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.cli.app import say
+from rl4sys_zmq.cli.app import print_line
 from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.admission import algorithm_parameters, check_learning_options
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, AlgorithmEntry, make_algorithm
-from rl4sys_zmq.learner.algorithms.parameters import parameter_table
+from rl4sys_zmq.learner.algorithms.entry import parameter_table
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Space
 
 __all__ = ["check_file", "list_algorithms"]
 
 RL4SYS_GLOBAL = {"default_algorithm", "algorithms", "server", "model_paths", "tensorboard", "ensemble_algorithms"}
-STAND_INS = (BoxSpace((4,)), DiscreteSpace(2))
-"""Spaces to plan a policy with when a file names none."""
+EXAMPLE_SPACES = (BoxSpace((4,)), DiscreteSpace(2))
+"""Spaces for the plan of a policy if a file has none."""
 
 
 def check_file(path: Path) -> None:
-    """Validate a file, its algorithm's parameters too, and print what will be used.
+    """Validate a file with its algorithm's parameters, and print the resulting values.
 
     An algorithm whose entry has no plan is built, which may import torch.
 
     Raises:
-        ConfigError: in one line, with the key, the file and the nearest valid name.
+        ConfigError: If a key or value is invalid; in one line, with the key, the file and the nearest valid key.
     """
     given = read_mapping(path)
     try:
-        lines = list(_learner(given, path) if is_learners(given) else _agent(given, path))
+        lines = list(_learner(given, path) if is_learner_file(given) else _agent(given, path))
     except ConfigError as exc:
         raise exc if exc.source else ConfigError(str(exc), key=exc.key, source=str(path)) from exc
     for line in lines:
-        say(line)
-    say("ok")
+        print_line(line)
+    print_line("ok")
 
 
-def is_learners(given: Mapping[str, object]) -> bool:
-    """Whether a file is a learner's (or RL4Sys's global) rather than an agent's, by the keys that only one of them has."""
+def is_learner_file(given: Mapping[str, object]) -> bool:
+    """Return True if a file is a learner's (or RL4Sys's global one), not an actor's, by the keys that only one has."""
     agents, learners = _keys(AgentConfig), _keys(LearnerConfig) | RL4SYS_GLOBAL
     return len(given.keys() & (learners - agents)) > len(given.keys() & (agents - learners))
 
@@ -57,14 +57,14 @@ def _agent(given: Mapping[str, object], path: Path) -> Iterator[str]:
     missing = "client_id" not in given
     config = AgentConfig.from_mapping({"client_id": "?", **given}, source=str(path))
     import_plugins(config.plugins)
-    yield f"{path}: an agent's configuration"
+    yield f"{path}: an actor's configuration"
     if missing:
-        yield "  client_id: not in the file; the program gives it (rl4sys-actor run --client-id NAME)"
+        yield "  client_id: not in the file; the program must set it (rl4sys-actor run --client-id NAME)"
     yield from _values({k: v for k, v in config.to_json().items() if not (missing and k == "client_id")})
     if config.algorithm_name is None:
-        yield "  algorithm: the learner's file says it"
+        yield "  algorithm: from the learner's configuration"
         if config.algorithm_parameters:
-            yield "  algorithm_parameters: not checked, because no algorithm is named"
+            yield "  algorithm_parameters: not checked, because the file does not name an algorithm"
     else:
         yield from _algorithm(config.algorithm_name, config.algorithm_parameters, config.observation_space, config.action_space)
 
@@ -80,7 +80,7 @@ def _learner(given: Mapping[str, object], path: Path) -> Iterator[str]:
         if ALGORITHMS.has(name):
             yield from _algorithm(name, parameters, None, None, f"algorithms.{name}")
         else:
-            yield f"  algorithms.{name}: this learner has no such algorithm; the entry is not used"
+            yield f"  algorithms.{name}: this learner does not have this algorithm; the entry is not used"
     if config.default_algorithm is not None:
         ALGORITHMS.get(config.default_algorithm)
     for client_id, entry in config.clients.items():
@@ -97,11 +97,14 @@ def _client(client_id: str, name: str, entry: ClientConfig, config: LearnerConfi
 def _algorithm(
     name: str, parameters: Mapping[str, object], observations: Space | None, actions: Space | None, where: str = ""
 ) -> Iterator[str]:
-    """Read the parameters and plan the policy; an algorithm without a plan is built, because only that checks everything."""
+    """Check the parameters, plan the policy, and yield the result as lines.
+
+    An algorithm whose entry has no plan is built, because only that checks everything.
+    """
     try:
         check_learning_options(parameters)
         entry, own = ALGORITHMS.get(name), algorithm_parameters(parameters)
-        spaces = observations or STAND_INS[0], actions or STAND_INS[1]
+        spaces = observations or EXAMPLE_SPACES[0], actions or EXAMPLE_SPACES[1]
         if entry.plan is not None:
             kind, used, size = entry.kind, entry.read(own), entry.plan(*spaces, own).size
         else:
@@ -110,8 +113,8 @@ def _algorithm(
     except ConfigError as exc:
         raise ConfigError(f"{where}: {exc}" if where else str(exc), key=exc.key) from exc
     said = f"{name} ({kind})" if kind else name
-    note = "" if observations and actions else ", with stand-ins for the spaces that the file does not name"
-    yield f"  {where or 'algorithm'}: {said} can be built, {size:,} numbers in its policy{note}"
+    note = "" if observations and actions else ", with example spaces because the file does not give both"
+    yield f"  {where or 'algorithm'}: {said} can be built; its policy has {size:,} parameters{note}"
     if is_dataclass(used):
         yield from (f"    {key}: {_text(getattr(used, key))}" for key in (f.name for f in fields(used)))
 
@@ -131,12 +134,12 @@ def list_algorithms() -> None:
         try:
             entry = ALGORITHMS.get(name)
         except ConfigError:
-            continue  # among the broken ones
+            continue  # listed below as a fault
         for line in _described(entry):
-            say(line)
-        say()
+            print_line(line)
+        print_line()
     for fault in broken:
-        say(f"!! {fault}")
+        print_line(f"!! {fault}")
 
 
 def _described(entry: AlgorithmEntry) -> Iterator[str]:
@@ -145,7 +148,7 @@ def _described(entry: AlgorithmEntry) -> Iterator[str]:
     if about:
         yield f"  {about}"
     if entry.parameters is None:
-        yield "  (its parameters are its own: the entry does not list them)"
+        yield "  (the entry of this algorithm does not list its parameters)"
     else:
         for key, default, synonyms, meaning in parameter_table(entry.parameters):
             also = f"  [also: {', '.join(synonyms)}]" if synonyms else ""

@@ -1,4 +1,4 @@
-"""``rl4sys-learner client``: what an operator does to one client, of a learner that runs or in a run directory."""
+"""``rl4sys-learner client``: an operator's commands for one client, of a running learner or in a run directory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from rl4sys_zmq.cli.app import say
+from rl4sys_zmq.cli.app import print_line
 from rl4sys_zmq.ops.status import request_command
 from rl4sys_zmq.security import read_user_keys
 from rl4sys_zmq.wire.messages import Command
@@ -16,11 +16,11 @@ __all__ = ["Target", "run_command"]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whose client a command is about.
+    """The client to which a command applies.
 
     Attributes:
-        address: of a learner, or a run directory.
-        client_id: the client.
+        address: The address of a learner, or a run directory.
+        client_id: The client.
     """
 
     address: str
@@ -34,13 +34,13 @@ class Target:
 
 
 def run_command(target: Target, command: str, actor_id: str, *, keys: Path | None, timeout_s: float, as_json: bool) -> None:
-    """Has a command carried out, and says what was done.
+    """Send a command to a learner, or carry it out in a run directory, and print the result.
 
     Raises:
-        ConfigError: when there is no such client or actor, or the command does not fit; or the keys can't be used.
-        LearnerUnavailable: when the learner does not answer in time.
-        ProtocolError: when it refuses, our keys for instance, or the client fails again.
-        RunDirectoryError, JournalError, CheckpointError: when the run directory can't be used or written.
+        ConfigError: If there is no such client or actor, the command does not apply, or the keys cannot be used.
+        LearnerUnavailable: If the learner does not reply in time.
+        ProtocolError: If the learner refuses, for example because of the key, or the client fails again.
+        RunDirectoryError, JournalError, CheckpointError: If the run directory cannot be used or written.
     """
     message = Command(command, target.client_id, actor_id)
     if target.run_dir is not None:
@@ -50,4 +50,4 @@ def run_command(target: Target, command: str, actor_id: str, *, keys: Path | Non
     else:
         ours = read_user_keys(keys)[1] if keys is not None else None
         done = request_command(target.address, message, timeout_s, ours)
-    say(json.dumps(done.figures, sort_keys=True) if as_json else done.text)
+    print_line(json.dumps(done.figures, sort_keys=True) if as_json else done.text)

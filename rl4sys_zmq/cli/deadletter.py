@@ -1,4 +1,4 @@
-"""``rl4sys-learner deadletter``: the segments that a learner could not train on, and why."""
+"""``rl4sys-learner deadletter``: the segments that a learner could not train on, with the reasons."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.cli.app import say
+from rl4sys_zmq.cli.app import print_line
 from rl4sys_zmq.errors import ConfigError, ProtocolError, RunDirectoryError
 from rl4sys_zmq.learner.deadletters import StoredDeadLetter, list_letters, read_letter
 from rl4sys_zmq.ops.report import byte_text, printable
@@ -34,47 +34,47 @@ _COLUMNS = ("observations", "actions", "rewards", "log_probs", "versions", "mask
 
 
 def print_letters(run: Path, client_id: str | None, *, as_json: bool) -> None:
-    """Lists the letters of a run, oldest first.
+    """Print the dead letters of a run, oldest first.
 
     Raises:
-        RunDirectoryError: when there is no such run.
+        RunDirectoryError: If there is no such run.
     """
-    letters, nameless = _letters(run, client_id)
+    letters, undescribed = _letters(run, client_id)
     if as_json:
-        say(json.dumps([{"n": n, **_plain(letter)} for n, letter in letters], indent=2))
+        print_line(json.dumps([{"n": n, **_plain(letter)} for n, letter in letters], indent=2))
         return
     if letters:
         width = max(6, *(len(letter.client_id) for _, letter in letters))
-        say(f"{'n':>4}  {'when (UTC)':<19}  {'client':<{width}}  {'actor':<8}  {'seq':>8}  {'bytes':>7}  reason")
+        print_line(f"{'n':>4}  {'when (UTC)':<19}  {'client':<{width}}  {'actor':<8}  {'seq':>8}  {'bytes':>7}  reason")
         for n, letter in letters:
             line = f"{n:>4}  {_when(letter)}  {letter.client_id:<{width}}  {letter.actor_id[:8]:<8}  {letter.seq:>8}"
-            say(printable(f"{line}  {byte_text(letter.nbytes):>7}  {letter.reason}"))
-        say(f"rl4sys-learner deadletter {run} --show N says what is in one")
+            print_line(printable(f"{line}  {byte_text(letter.nbytes):>7}  {letter.reason}"))
+        print_line(f"to print one: rl4sys-learner deadletter {run} --show N")
     else:
-        say("no dead letters" + (f" of client {client_id}" if client_id is not None else ""))
-    if nameless:
-        say(f"{len(nameless)} more without a readable description: --show PATH, such as {nameless[0]}")
+        print_line("no dead letters" + (f" of client {client_id}" if client_id is not None else ""))
+    if undescribed:
+        print_line(f"{len(undescribed)} more without a readable description; to print one: --show PATH, such as {undescribed[0]}")
 
 
 def show_letter(run: Path, which: str, client_id: str | None, *, as_json: bool) -> None:
-    """Says what is in one letter.
+    """Print the content of one dead letter.
 
     Args:
-        run: the run directory.
-        which: the letter's number in the list, or its file.
-        client_id: whose letters are listed; None for all.
-        as_json: for a program.
+        run: The run directory.
+        which: The letter's number in the list, or its file.
+        client_id: The client whose letters are listed. None: all clients.
+        as_json: True to print JSON.
 
     Raises:
-        RunDirectoryError: when there is no such run, or the letter can't be read.
-        ConfigError: when there is no such letter.
+        RunDirectoryError: If there is no such run, or the letter cannot be read.
+        ConfigError: If there is no such letter.
     """
     letters, _ = _letters(run, client_id)
     letter: StoredDeadLetter | None
     if which.isascii() and which.isdigit():
         letter = dict(letters).get(int(which))
         if letter is None:
-            raise ConfigError(f"--show {which}: there are {len(letters)} letters, from 1 on", key="show")
+            raise ConfigError(f"--show {which}: there are {len(letters)} letters, counted from 1", key="show")
         path = letter.path
     else:
         path = Path(which)
@@ -83,28 +83,28 @@ def show_letter(run: Path, which: str, client_id: str | None, *, as_json: bool) 
     about: dict[str, Any] = _plain(letter) if letter is not None else {"path": str(path)}
     segments, problem = _content(path)
     if as_json:
-        say(json.dumps({**about, "problem": problem, "segments": segments}, indent=2, default=str))
+        print_line(json.dumps({**about, "problem": problem, "segments": segments}, indent=2, default=str))
         return
-    say(printable(f"file       {path}"))
+    print_line(printable(f"file       {path}"))
     if letter is not None:
-        say(printable(f"client     {letter.client_id}, actor {letter.actor_id}, origin {letter.origin}, seq {letter.seq}"))
-        say(f"when       {_when(letter)} UTC, {byte_text(letter.nbytes)}")
-        say(printable(f"reason     {letter.reason}"))
+        print_line(printable(f"client     {letter.client_id}, actor {letter.actor_id}, origin {letter.origin}, seq {letter.seq}"))
+        print_line(f"when       {_when(letter)} UTC, {byte_text(letter.nbytes)}")
+        print_line(printable(f"reason     {letter.reason}"))
     if problem:
-        say(printable(f"damaged    {problem}"))
+        print_line(printable(f"damaged    {problem}"))
     for segment in segments:
         for line in _segment_lines(segment):
-            say(printable(line))
+            print_line(printable(line))
 
 
 def clear_letters(run: Path, client_id: str | None) -> None:
-    """Removes the letters of a run, or those of one client.
+    """Remove the dead letters of a run, or those of one client.
 
     Raises:
-        RunDirectoryError: when there is no such run, or one can't be removed.
+        RunDirectoryError: If there is no such run, or a letter cannot be removed.
     """
-    letters, nameless = _letters(run, client_id)
-    paths = [letter.path for _, letter in letters] + (nameless if client_id is None else [])
+    letters, undescribed = _letters(run, client_id)
+    paths = [letter.path for _, letter in letters] + (undescribed if client_id is None else [])
     try:
         for path in paths:
             path.unlink(missing_ok=True)
@@ -113,21 +113,24 @@ def clear_letters(run: Path, client_id: str | None) -> None:
         raise RunDirectoryError(f"{run}/dead cannot be changed: {exc.strerror}") from exc
     today = time.strftime("%Y-%m-%d", time.gmtime())
     for day in {path.parent for path in paths}:
-        if day.name < today:  # a learner that runs may be writing into today's
+        if day.name < today:  # a running learner may be writing into today's folder
             with contextlib.suppress(OSError):
                 day.rmdir()
-    say(f"removed {len(paths):,} letter{'' if len(paths) == 1 else 's'}")
+    print_line(f"removed {len(paths):,} letter{'' if len(paths) == 1 else 's'}")
 
 
 def _letters(run: Path, client_id: str | None) -> tuple[list[tuple[int, StoredDeadLetter]], list[Path]]:
-    """The letters with their numbers, and those that nobody has described. A number does not depend on `client_id`."""
+    """Return the letters with their numbers, and the files without a description.
+
+    The numbers do not depend on `client_id`.
+    """
     if not run.is_dir():
-        raise RunDirectoryError(f"{run} is no run directory; it is what serve's --run-dir says")
+        raise RunDirectoryError(f"{run} is not a run directory; give the --run-dir of `rl4sys-learner serve`")
     dead = run / "dead"
     found = list_letters(dead)
     known = {letter.path for letter in found}
-    nameless = sorted(path for path in dead.glob("*/*.msg") if path not in known)
-    return [(n, letter) for n, letter in enumerate(found, 1) if client_id in (None, letter.client_id)], nameless
+    undescribed = sorted(path for path in dead.glob("*/*.msg") if path not in known)
+    return [(n, letter) for n, letter in enumerate(found, 1) if client_id in (None, letter.client_id)], undescribed
 
 
 def _when(letter: StoredDeadLetter) -> str:
@@ -141,14 +144,14 @@ def _plain(letter: StoredDeadLetter) -> dict[str, Any]:
     return {**asdict(letter), "path": str(letter.path)}
 
 
-# ---- what is in one
+# ---- the content of a letter
 
 
 def _content(path: Path) -> tuple[list[dict[str, Any]], str]:
-    """The segments in a letter, described, and what is wrong with it.
+    """Return descriptions of the segments in a letter, and the problem with the letter; empty if there is none.
 
     Raises:
-        RunDirectoryError: when it can't be read at all.
+        RunDirectoryError: If the file cannot be read.
     """
     try:
         problem = _outline(path)
@@ -156,7 +159,7 @@ def _content(path: Path) -> tuple[list[dict[str, Any]], str]:
             return [], problem
         message = decode(read_letter(path))
         if not isinstance(message, Submit):
-            return [], f"it is no Submit but a {type(message).__name__}"
+            return [], f"it contains a {type(message).__name__}, not a Submit"
         found = read_submit(message)
     except OSError as exc:
         raise RunDirectoryError(f"{path} cannot be read: {exc.strerror or exc}") from exc
@@ -168,9 +171,12 @@ def _content(path: Path) -> tuple[list[dict[str, Any]], str]:
 
 
 def _outline(path: Path) -> str:
-    """What is wrong with a letter's lengths, before anything is read for good: a damaged one may claim millions of frames."""
+    """Return the problem with a letter's frame lengths; empty if there is none.
+
+    This check runs before the letter is read, because a damaged letter can claim millions of frames.
+    """
     if not path.is_file():
-        raise OSError("no such file" if not path.exists() else "no regular file")
+        raise OSError("no such file" if not path.exists() else "not a regular file")
     size = path.stat().st_size
     if size > MAX_LETTER_BYTES:
         return f"{size:,} bytes, more than a letter can have"
@@ -207,7 +213,7 @@ def _described(segment: Segment) -> dict[str, Any]:
 
 
 def _column(column: NDArray[Any]) -> dict[str, Any]:
-    """The figures of one column; min and max are of its finite values."""
+    """Return figures of one column; min and max cover its finite values."""
     out: dict[str, Any] = {"dtype": str(column.dtype), "shape": list(column.shape), "min": None, "max": None, "not_finite": 0}
     values: NDArray[Any] = column
     if column.dtype.kind == "f":

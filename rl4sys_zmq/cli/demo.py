@@ -1,7 +1,7 @@
-"""``rl4sys-learner demo``: a task trained on this machine, from nothing to a picture.
+"""``rl4sys-learner demo``: training of a task on this machine, with a learning curve as the result.
 
-The learner binds first (that needs no torch), then the actor processes start, then this process imports torch while they
-import Gymnasium: nobody waits for anybody longer than necessary.
+To start fast, the learner binds first, which does not need torch. Then the actor processes start, and this process imports torch
+while they import Gymnasium.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rl4sys_zmq.cli.app import FAILED, USAGE, require, say
+from rl4sys_zmq.cli.app import FAILED, USAGE, print_line, require
 from rl4sys_zmq.cli.progress import make_progress
 from rl4sys_zmq.cli.rundir import fresh_run_dir
 from rl4sys_zmq.cli.serve import await_status, warm_up
@@ -43,7 +43,7 @@ SHUTDOWN_S = 1.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demo:
-    """The options of ``rl4sys-learner demo``; its help says what they mean."""
+    """The options of ``rl4sys-learner demo``; see its help."""
 
     env_id: str
     algorithm: str
@@ -59,11 +59,11 @@ class Demo:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a demo trains.
+    """The task that a demo trains.
 
     Attributes:
-        target: the mean return to reach; None when nobody knows one, then the demo runs until its time is up.
-        known: whether there is a preset.
+        target: The mean return to reach. None: unknown; the demo then runs until its time is up.
+        known: True if there is a preset for the task.
     """
 
     env_id: str
@@ -74,29 +74,31 @@ class Task:
 
     @property
     def client_id(self) -> str:
-        """The environment's name, fit for a file name."""
+        """The environment's name, with characters replaced that a file name cannot have."""
         return "".join(c if c.isalnum() or c in "-_." else "-" for c in self.env_id).strip(".")
 
 
 def demo(options: Demo) -> int:
-    """Trains until the target is reached or time is up; returns 0 when it was reached.
+    """Train until the target is reached or the time is up; return the exit code, 0 if the target was reached.
 
     Raises:
-        ConfigError: when something that it needs is not installed, or the environment cannot be made.
-        ClientFailed: when the algorithm raised.
+        ConfigError: If a required package is not installed, or the environment cannot be created.
+        ClientFailed: If the algorithm raised an exception.
     """
     ALGORITHMS.require(options.algorithm)
     require("learner", "torch", "tensorboard", "rich", "matplotlib")
     require("gym", "gymnasium")
     task = find_task(options)
     goal = f"to a mean return of {task.target:g}" if task.target is not None else f"for {options.max_seconds:g} s"
-    say(f"training {task.env_id} with {task.algorithm} {goal} (seed {options.seed}): starting a learner and {_actors(task)} ...")
+    print_line(
+        f"training {task.env_id} with {task.algorithm} {goal} (seed {options.seed}): starting a learner and {_actors(task)} ..."
+    )
     preferred = options.run_dir or Path("runs") / f"demo-{task.client_id}-{options.algorithm.lower()}-{options.seed}"
     with fresh_run_dir(preferred) as run_dir:
         learner = Learner(learner_config(task, options, run_dir)).start()
     outcome = Outcome()
     with learner, Actors(learner.address, task, options, run_dir) as actors:
-        say(f"learner at {learner.address}, files in {run_dir}; loading torch here and Gymnasium there ...")
+        print_line(f"learner at {learner.address}, files in {run_dir}; loading torch and Gymnasium ...")
         with make_progress(debug=options.debug, every_s=LINES_S) as progress:
             warm_up(task.algorithm)
             for report, elapsed_s in _reports(learner, actors, task.client_id):
@@ -109,10 +111,10 @@ def demo(options: Demo) -> int:
 
 
 def find_task(options: Demo) -> Task:
-    """The preset of the task, or a sensible start for one that has none.
+    """Return the task with its preset, or with default values if it has none.
 
     Raises:
-        ConfigError: for an environment that does not exist, or that the algorithm does not fit.
+        ConfigError: If the environment does not exist, or the algorithm does not support it.
     """
     name = options.algorithm.upper()
     preset = ALGORITHMS.get(name).presets.get(options.env_id)
@@ -130,10 +132,10 @@ def find_task(options: Demo) -> Task:
 
 
 def _probe(env_id: str, algorithm: str) -> float | None:
-    """Make an environment once, to find out that it exists and that the algorithm fits; return the return at which it is solved.
+    """Create the environment once to check it; return the mean return at which it counts as solved, or None.
 
     Raises:
-        ConfigError: when either is not so.
+        ConfigError: If the environment does not exist, or the algorithm does not support it.
     """
     from rl4sys_zmq.cli.act import make_environments
 
@@ -146,7 +148,7 @@ def _probe(env_id: str, algorithm: str) -> float | None:
 
 
 def learner_config(task: Task, options: Demo, run_dir: Path) -> LearnerConfig:
-    """A learner on a free port of this machine, that knows its one client beforehand."""
+    """Return the configuration of a learner on a free port of this machine, with an entry for its one client."""
     client = ClientConfig(
         algorithm_name=task.algorithm,
         algorithm_parameters=dict(task.preset.parameters),
@@ -163,7 +165,7 @@ def learner_config(task: Task, options: Demo, run_dir: Path) -> LearnerConfig:
 
 
 class Actors(Resource):
-    """The actor processes. They end with this one, however it ends: each watches the pipe that is its stdin."""
+    """The actor processes. Each watches the pipe at its stdin and so ends with this process, however that ends."""
 
     def __init__(self, address: str, task: Task, options: Demo, run_dir: Path) -> None:
         self._logs = [run_dir / f"actor-{i}.log" for i in range(task.preset.actors)]
@@ -186,7 +188,7 @@ class Actors(Resource):
                             stdout=output,
                             stderr=subprocess.STDOUT,
                             env=_child_environment(),
-                            start_new_session=True,  # a Ctrl-C in the terminal is for this process; it tells them
+                            start_new_session=True,  # Ctrl-C reaches only this process, which then ends the actors
                         )
                     )
         except BaseException:
@@ -194,20 +196,22 @@ class Actors(Resource):
             raise
 
     def check(self) -> None:
-        """Looks whether all of them still run.
+        """Check that all processes still run.
 
         Raises:
-            ConfigError: when one has ended because of what it was told, an environment that cannot be made for instance.
-            RL4SysError: when one has ended for another reason.
+            ConfigError: If one has ended because of its options, for example because its environment cannot be created.
+            RL4SysError: If one has ended for another reason.
         """
         for process, log in zip(self._processes, self._logs, strict=True):
             if process.poll() is not None:
                 lines = log.read_text(errors="replace").strip().splitlines() or ["nothing"]
                 kind = ConfigError if process.returncode == USAGE else RL4SysError
-                raise kind(f"an actor process ended with exit code {process.returncode}; it said: {lines[-1]} (all of it: {log})")
+                raise kind(
+                    f"an actor process ended with exit code {process.returncode}; its last output: {lines[-1]} (log file: {log})"
+                )
 
     def stop(self) -> None:
-        """Asks all of them to end, without waiting."""
+        """Send SIGTERM to all processes, without waiting."""
         if not self._stopped:
             self._stopped = True
             for process in self._processes:
@@ -215,7 +219,7 @@ class Actors(Resource):
                     process.terminate()
 
     def close(self) -> None:
-        """Ends all of them: asked first, then killed."""
+        """End all processes: send SIGTERM, wait up to `CHILD_TERM_S`, then kill the rest."""
         self.stop()
         deadline = time.monotonic() + CHILD_TERM_S
         for process in self._processes:
@@ -230,14 +234,14 @@ class Actors(Resource):
 
 
 class Outcome:
-    """What the run has come to so far."""
+    """The result of the run so far."""
 
     def __init__(self) -> None:
         self.reached_steps: int | None = None
         self.client: Mapping[str, Any] = {}
 
     def take(self, report: Mapping[str, Any], task: Task) -> None:
-        """Looks at a status report."""
+        """Update the result from a status report; raise ClientFailed if the client has failed."""
         self.client = report["clients"].get(task.client_id, {})
         if self.client and self.client["state"] == "failed":
             raise ClientFailed(task.client_id, self.client["error"])
@@ -247,19 +251,19 @@ class Outcome:
 
     @property
     def reached(self) -> bool:
-        """The mean return has been at the target."""
+        """True if the mean return has reached the target."""
         return self.reached_steps is not None
 
     def done(self, options: Demo) -> bool:
-        """There is nothing more to show: the target was reached, with ``--hold`` half of the steps ago."""
+        """Return True if the target was reached; with ``--hold``, only after twice as many steps."""
         return self.reached_steps is not None and (not options.hold or self.client["steps"] >= 2 * self.reached_steps)
 
 
 def _reports(learner: Learner, actors: Actors, client_id: str) -> Iterator[tuple[dict[str, Any], float]]:
-    """Status reports, with the seconds since the first actor joined.
+    """Yield status reports, with the seconds since the first actor joined.
 
     Raises:
-        RL4SysError: when an actor process ends by itself, or a thread of the learner dies.
+        RL4SysError: If an actor process ends by itself, or a thread of the learner ends with an error.
     """
     began: float | None = None
     signals = Signals.current
@@ -282,23 +286,23 @@ def _note(elapsed_s: float, task: Task) -> str:
 
 
 def summarise(task: Task, options: Demo, run_dir: Path, outcome: Outcome) -> int:
-    """Draws the curve and says what came out; every figure is read back from the run's own log."""
+    """Draw the curve, print a summary from the run's log, and return the exit code."""
     curves = [curve for curve in read_curves(run_dir) if curve.client_id == task.client_id]
-    say()
+    print_line()
     for name, value in _facts(task, curves[0] if curves else None, outcome):
-        say(f"  {name:<18}{value}")
+        print_line(f"  {name:<18}{value}")
     picture = run_dir / "curve.png"
     draw_curves([replace(c, label=f"{task.env_id}, {task.algorithm}") for c in curves], picture, target=task.target)
-    say(f"  {'curve':<18}{picture}")
-    say(f"  {'TensorBoard':<18}tensorboard --logdir {run_dir}{os.sep}tensorboard")
-    say(f"  {'everything else':<18}{run_dir}{os.sep} (config.json, log.jsonl, actor-*.log)")
-    say()
+    print_line(f"  {'curve':<18}{picture}")
+    print_line(f"  {'TensorBoard':<18}tensorboard --logdir {run_dir}{os.sep}tensorboard")
+    print_line(f"  {'everything else':<18}{run_dir}{os.sep} (config.json, log.jsonl, actor-*.log)")
+    print_line()
     if task.target is None:
-        say(f"{task.env_id} has no known target (--target sets one); its time was up")
+        print_line(f"{task.env_id} has no known target (--target sets one); the time is up")
         return 0
     if outcome.reached:
         return 0
-    say(f"the target of {task.target:g} was not reached within {options.max_seconds:g} s")
+    print_line(f"the target of {task.target:g} was not reached within {options.max_seconds:g} s")
     return FAILED
 
 
@@ -329,7 +333,7 @@ def _actors(task: Task) -> str:
 
 
 def _child_environment() -> dict[str, str]:
-    """This environment, with the package found where this process found it."""
+    """Return environment variables with which a child process imports the package from the same folder as this one."""
     package = Path(__file__).parents[2]
     path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH", "")]))
     ours = {k: v for k, v in os.environ.items() if not k.startswith("RL4SYS_ACTOR_")}

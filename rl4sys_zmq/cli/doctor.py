@@ -1,10 +1,10 @@
-"""``rl4sys-learner doctor``: why an actor does not reach its learner."""
+"""``rl4sys-learner doctor``: the diagnosis of a connection between an actor and its learner."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from rl4sys_zmq.cli.app import FAILED, say
+from rl4sys_zmq.cli.app import FAILED, print_line
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.errors import ConfigError
@@ -18,24 +18,24 @@ WIDTH = max(map(len, STAGES))
 
 
 def doctor(address: str, keys: Path | None, config_path: Path | None, timeout_s: float) -> int:
-    """Prints a line for each stage; returns the exit code.
+    """Print a line for each stage and return the exit code.
 
     Raises:
-        ConfigError: for an address, a configuration or keys that can't be used.
+        ConfigError: If the address, the configuration or the keys cannot be used.
     """
     given = read_mapping(config_path) if config_path is not None else {}
-    # The address is checked as an actor would; the rest of the configuration may name another, which is not dialled.
+    # Check the address as an actor does. The configuration may have another address, which is not used.
     config = AgentConfig.from_mapping({"client_id": "doctor", **given}, source=str(config_path or ""), server_address=address)
     if config_path is not None and "client_id" not in given:
         raise ConfigError(
-            "client_id is missing: an actor says it, so give it in the file", key="client_id", source=str(config_path)
+            "client_id is missing; an actor sends it, so add it to the file", key="client_id", source=str(config_path)
         )
     file = keys or config.keys
     ours = read_user_keys(file)[1] if file is not None else None
     code = 0
     for found in diagnose(config.address, keys=ours, config=config if config_path is not None else None, timeout_s=timeout_s):
-        say(printable(f"{found.stage:<{WIDTH}}  {found.state:<7}  {found.text}".rstrip()))
+        print_line(printable(f"{found.stage:<{WIDTH}}  {found.state:<7}  {found.text}".rstrip()))
         if found.remedy:
-            say(printable(f"{'':<{WIDTH}}           {found.remedy}"))
+            print_line(printable(f"{'':<{WIDTH}}           {found.remedy}"))
         code = FAILED if found.state == "FAIL" else code
     return code

@@ -1,7 +1,7 @@
-"""``rl4sys-learner keys``: a learner's keys, and the users that it lets in by theirs.
+"""``rl4sys-learner keys``: a learner's keys, and the users that may connect with their own keys.
 
-The list of users is a file that people edit: a table is appended or taken out as text, so that comments stay, and the
-result is read again before it takes the file's place.
+People also edit the list of users by hand. Therefore a table is appended or removed as text, which keeps comments, and the
+result is parsed before it replaces the file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.cli.app import say
+from rl4sys_zmq.cli.app import print_line
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.private import make_private, others_can_write, sync_folder
@@ -42,17 +42,17 @@ __all__ = ["add_user", "make_keys", "revoke_user"]
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
-_FIRST_WORDS = """\
-# The users that may reach this learner. A change is in force within a second; a mistake in here changes nothing.
-# `rl4sys-learner keys DIR --user NAME` appends a table, `--revoke NAME` takes it out. By hand:
+_FILE_HEADER = """\
+# The users that can connect to this learner. A change takes effect within a second; an invalid file has no effect.
+# `rl4sys-learner keys DIR --user NAME` appends a table, `--revoke NAME` removes it. By hand:
 #
 # [edge-7]                              # the user: a name, shown in status and logs
-# key = "40 characters of Z85"          # its public key
-# client_ids = ["luna"]                 # the policies that it may act for; ["*"] for all
-# roles = ["submit", "read_weights"]    # "admin" sees the status, "call" uses a service
+# key = "40 characters of Z85"          # the user's public key
+# client_ids = ["luna"]                 # the clients that the user may act for; ["*"] for all
+# roles = ["submit", "read_weights"]    # also "admin" for status and commands, "call" for services
 # expires = 2027-01-01                  # optional
 #
-# [edge-7.quota]                        # optional, each of them
+# [edge-7.quota]                        # optional, as is each key in it
 # messages_per_s = 200
 # bytes_per_s = 10_000_000
 # actors = 8
@@ -65,48 +65,48 @@ _FIRST_WORDS = """\
 
 
 def make_keys(folder: Path) -> None:
-    """Make the learner's keys and an empty list of users, unless they are there, and say what is there.
+    """Create the learner's keys and an empty list of users unless they exist, and print the state of each file.
 
     Raises:
-        ConfigError: when something can't be written, or what is there is damaged or open to others.
+        ConfigError: If a file cannot be written, or an existing one is damaged or accessible to other accounts.
     """
     secret, public = folder / LEARNER_SECRET, folder / LEARNER_PUBLIC
     with _locked(folder, make=True):
         if secret.exists() or secret.is_symlink():
             learner = read_server_keys(secret).learner
-            say(f"there already: {secret}")
+            print_line(f"already there: {secret}")
         else:
             learner = new_key_pair()
             write_server_keys(secret, ServerKeys(learner))
-            say(f"made {secret}: the learner's secret, which never leaves this machine")
+            print_line(f"created {secret}: the learner's secret; keep it on this machine")
         if public.exists():
             if read_learner_public(public) != learner.public:
-                raise ConfigError(f"not the key of {LEARNER_SECRET}; remove it, and run this again", source=str(public))
-            say(f"there already: {public}")
+                raise ConfigError(f"does not belong to {LEARNER_SECRET}; remove it, and run this again", source=str(public))
+            print_line(f"already there: {public}")
         else:
             write_learner_public(public, learner.public)
-            say(f"made {public}: its public key")
+            print_line(f"created {public}: the learner's public key")
         users = folder / USERS_FILE
         if users.exists():
             names = sorted(load_access(users).by_name)
-            say(f"there already: {users}: {', '.join(names) or 'no users yet'}")
+            print_line(f"already there: {users}: {', '.join(names) or 'no users yet'}")
         else:
-            _replace(users, _FIRST_WORDS, 0o600)
+            _replace(users, _FILE_HEADER, 0o600)
             names = []
-            say(f"made {users}: the list of users; no users yet")
+            print_line(f"created {users}: the list of users; no users yet")
     for warning in others_can_write(folder, users):
-        say(warning)
-    say(f"next: rl4sys-learner {'serve --keys ' + str(folder) if names else f'keys {folder} --user NAME'}")
+        print_line(warning)
+    print_line(f"next: rl4sys-learner {'serve --keys ' + str(folder) if names else f'keys {folder} --user NAME'}")
 
 
 # ---- the users
 
 
 def add_user(folder: Path, name: str, client_ids: Sequence[str], roles: Sequence[str], expires: str | None) -> None:
-    """Make ``NAME.keys`` and list its user.
+    """Create ``NAME.keys`` and add its user to the list.
 
     Raises:
-        ConfigError: If the name is listed or invalid, the date is invalid or over, or a file cannot be used.
+        ConfigError: If the name is invalid or already listed, the date is invalid or past, or a file cannot be used.
     """
     until = _date(expires) if expires is not None else None
     for client_id in client_ids:
@@ -114,9 +114,9 @@ def add_user(folder: Path, name: str, client_ids: Sequence[str], roles: Sequence
     users, file = folder / USERS_FILE, folder / f"{name}.keys"
     with _locked(folder):
         learner = read_server_keys(folder / LEARNER_SECRET).learner
-        text, mode = _read(users) if users.exists() else (_FIRST_WORDS, 0o600)
+        text, mode = _read(users) if users.exists() else (_FILE_HEADER, 0o600)
         if name in _parsed(text, users):
-            raise ConfigError(f"{name} is listed already; choose another name, or --revoke {name} first", source=str(users))
+            raise ConfigError(f"{name} is already listed; choose another name, or --revoke {name} first", source=str(users))
         own = new_key_pair()
         table = [
             f"[{name if _BARE.fullmatch(name) else json.dumps(name)}]",
@@ -129,23 +129,25 @@ def add_user(folder: Path, name: str, client_ids: Sequence[str], roles: Sequence
         try:
             _replace(users, text.rstrip("\n") + "\n\n" + "\n".join(table) + "\n", mode)
         except BaseException:
-            file.unlink(missing_ok=True)  # a key that is not listed is of no use
+            file.unlink(missing_ok=True)  # a key that is not listed is useless
             raise
     whom = "all clients" if "*" in client_ids else ", ".join(client_ids)
-    say(f"made {file}: {', '.join(dict.fromkeys(roles))} for {whom}" + (f", until {until}" if until is not None else ""))
-    say(f"listed in {users}; a running learner knows it within a second")
+    print_line(
+        f"created {file}: {', '.join(dict.fromkeys(roles))} for {whom}" + (f", until {until}" if until is not None else "")
+    )
+    print_line(f"added to {users}; a running learner accepts the key within a second")
     if "submit" in roles:
-        say(f"copy {file.name} to that machine (chmod 600), and say in the actor's configuration:")
-        say(f'  "keys": "{file.name}"')
+        print_line(f"copy {file.name} to the actor's machine (chmod 600), and add to the actor's configuration:")
+        print_line(f'  "keys": "{file.name}"')
     if "admin" in roles:
-        say(f"to see the status: rl4sys-learner status ADDRESS --keys {file}")
+        print_line(f"to see the status: rl4sys-learner status ADDRESS --keys {file}")
 
 
 def revoke_user(folder: Path, name: str) -> None:
-    """Take a user off the list.
+    """Remove a user from the list.
 
     Raises:
-        ConfigError: If the name is not listed, or its table cannot be taken out as text.
+        ConfigError: If the name is not listed, or its table cannot be removed as text.
     """
     users = folder / USERS_FILE
     with _locked(folder):
@@ -153,19 +155,23 @@ def revoke_user(folder: Path, name: str) -> None:
         tables = _parsed(text, users)
         if name not in tables:
             known = ", ".join(sorted(tables)) or "no users"
-            raise ConfigError(f"{name!r} is not listed; there are: {known}", source=str(users))
+            raise ConfigError(f"{name!r} is not listed; listed: {known}", source=str(users))
         rest = _without_table(text, name)
         del tables[name]
         if _parsed_or_none(rest) != tables:
-            raise ConfigError(f"{name} is not written as a table of its own lines; take it out by hand", source=str(users))
+            raise ConfigError(f"{name} is not in a separate table with separate lines; remove it by hand", source=str(users))
         _replace(users, rest, mode)
-    say(f"{name} is off the list in {users}; a running learner lets it in no more within a second")
+    print_line(f"removed {name} from {users}; a running learner refuses the key within a second")
     if (folder / f"{name}.keys").exists():
-        say(f"{folder / f'{name}.keys'} is of no use any more: remove it")
+        print_line(f"{folder / f'{name}.keys'} is now useless: remove it")
 
 
 def _date(text: str) -> str:
-    """A date or a time as TOML writes it."""
+    """Return a date or a time in TOML's notation.
+
+    Raises:
+        ConfigError: If it is invalid or past.
+    """
     try:
         if len(text) == len("2027-01-01"):
             day = datetime.date.fromisoformat(text)
@@ -177,9 +183,9 @@ def _date(text: str) -> str:
             moment = moment.astimezone(datetime.UTC)
             written = moment.isoformat().replace("+00:00", "Z")
     except (ValueError, OverflowError) as exc:
-        raise ConfigError(f"--expires {text!r} is no date like 2027-01-01 or 2027-01-01T12:00:00Z", key="expires") from exc
+        raise ConfigError(f"--expires {text!r} is not a date such as 2027-01-01 or 2027-01-01T12:00:00Z", key="expires") from exc
     if moment <= datetime.datetime.now(datetime.UTC):
-        raise ConfigError(f"--expires {text} is over already", key="expires")
+        raise ConfigError(f"--expires {text} is in the past; give a later date", key="expires")
     return written
 
 
@@ -187,9 +193,9 @@ def _date(text: str) -> str:
 
 
 def _without_table(text: str, name: str) -> str:
-    """The text without the lines of a table and of those within it.
+    """Return the text without the lines of a table and its subtables.
 
-    Comments between it and the next header stay: they may be the next table's.
+    Comments between the table and the next header stay, because they may belong to the next table.
     """
     kept: list[str] = []
     loose: list[str] = []
@@ -212,7 +218,7 @@ def _without_table(text: str, name: str) -> str:
 
 
 def _header(line: str) -> str:
-    """The first name in a table's header; empty for any other line."""
+    """Return the first name in a table's header; empty for any other line."""
     if not line.lstrip().startswith("["):
         return ""
     try:
@@ -223,7 +229,7 @@ def _header(line: str) -> str:
 
 
 def _read(path: Path) -> tuple[str, int]:
-    load_access(path)  # says what is wrong with it
+    load_access(path)  # raises ConfigError if the list is invalid
     return path.read_text(encoding="utf-8"), path.stat().st_mode & 0o777
 
 
@@ -242,19 +248,19 @@ def _parsed_or_none(text: str) -> dict[str, Any] | None:
 
 
 def _replace(path: Path, text: str, mode: int) -> None:
-    """Puts a new list in the place of the old one in one step, when it can be read.
+    """Replace the list atomically by a new one, after parsing the new one.
 
     Raises:
-        ConfigError: when it can't be, or be written.
+        ConfigError: If the new list is invalid or cannot be written.
     """
-    target = path.resolve()  # a link stays one
+    target = path.resolve()  # keep a symbolic link as it is
     try:
         fd, made = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
             with os.fdopen(fd, "w", encoding="utf-8") as file:
                 if target.exists():
                     found = target.stat()
-                    with contextlib.suppress(PermissionError):  # root edits a list that the learner's user must read
+                    with contextlib.suppress(PermissionError):  # keep the owner: root may edit the list of another account
                         os.fchown(file.fileno(), found.st_uid, found.st_gid)
                 os.fchmod(file.fileno(), mode)
                 file.write(text)
@@ -272,14 +278,14 @@ def _replace(path: Path, text: str, mode: int) -> None:
 
 @contextmanager
 def _locked(folder: Path, *, make: bool = False) -> Iterator[None]:
-    """Holds a lock on the folder, so that two commands at once do not lose each other's changes."""
+    """Hold a lock on the folder, so that two concurrent commands do not overwrite each other's changes."""
     try:
         if make:
             make_private(folder)
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as exc:
-        remedy = "choose another" if make else f"make it first: rl4sys-learner keys {folder}"
-        raise ConfigError(f"no folder to use ({exc.strerror}); {remedy}", source=str(folder)) from exc
+        remedy = "choose another" if make else f"create it first: rl4sys-learner keys {folder}"
+        raise ConfigError(f"the folder cannot be used ({exc.strerror}); {remedy}", source=str(folder)) from exc
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""Progress while a learner runs: a live table on a terminal, plain lines where somebody reads a pipe or a file."""
+"""Progress output of a running learner: a live table on a terminal, plain lines in a pipe or a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rl4sys_zmq.cli.app import configure_logging, say
+from rl4sys_zmq.cli.app import configure_logging, print_line
 from rl4sys_zmq.ops.status import HEADINGS, ClientRow, client_rows, text_table
 from rl4sys_zmq.resource import Resource
 
@@ -24,13 +24,13 @@ LINES_S = 3.0
 
 
 class Progress(Resource):
-    """Shows one status report after another."""
+    """The output of successive status reports."""
 
     def __init__(self) -> None:
         self._rates = _Rates()
 
     def show(self, report: Mapping[str, Any], note: str = "") -> None:
-        """Shows a learner's status, and a note of the command's own; far too often is fine."""
+        """Show a learner's status, with a note of the command. The output is limited in rate, so call this at any rate."""
         self._show(self._rates.applied(client_rows(report)), note)
 
     @abstractmethod
@@ -38,7 +38,7 @@ class Progress(Resource):
 
 
 def make_progress(*, debug: bool = False, every_s: float = LINES_S) -> Progress:
-    """What fits stdout; the library's log goes to the same place without tearing it."""
+    """Return a table if stdout is a terminal, else lines, and send the log where it does not break the table."""
     if sys.stdout.isatty():
         with contextlib.suppress(ModuleNotFoundError):
             return _Table(debug)
@@ -47,7 +47,7 @@ def make_progress(*, debug: bool = False, every_s: float = LINES_S) -> Progress:
 
 
 class _Rates:
-    """Steps per second over the last seconds, which falls to 0 when nothing comes any more."""
+    """Steps per second over the last `RATE_WINDOW_S` seconds; 0 if no data arrives."""
 
     def __init__(self) -> None:
         self._seen: dict[str, deque[tuple[float, int]]] = {}
@@ -68,7 +68,7 @@ class _Rates:
 
 
 class _Lines(Progress):
-    """A line for each client every few seconds, when it has changed; at once when its state has."""
+    """A line for each client every few seconds if its figures have changed, and at once if its state has changed."""
 
     def __init__(self, every_s: float) -> None:
         super().__init__()
@@ -84,10 +84,10 @@ class _Lines(Progress):
             urgent = last is None or last.state != row.state
             if urgent or (now - at >= self._every_s and _news(row) != _news(last)):
                 self._said[row.client_id] = now, row
-                say(row.line() + (f"; {note}" if note else ""))
+                print_line(row.line() + (f"; {note}" if note else ""))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing; there is nothing to release."""
 
 
 def _style(row: ClientRow) -> str:
@@ -145,7 +145,7 @@ class _Table(Progress):
         self._live.update(Group(*body, *errors, *notes), refresh=True)
 
     def close(self) -> None:
-        """Leaves the last table standing."""
+        """Draw the last table and leave it on the terminal."""
         if self._live.is_started:
             self._draw()
             self._live.stop()

@@ -1,4 +1,4 @@
-"""Which directory a run gets: runs are never mixed."""
+"""The choice of the directory of a run, so that two runs never share one."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["fresh_run_dir"]
 
 @contextmanager
 def fresh_run_dir(preferred: Path) -> Iterator[Path]:
-    """A directory that holds no run yet: `preferred`, or else `preferred`-2, -3, ...
+    """Reserve a directory without a run: `preferred`, or else `preferred`-2, -3, ...
 
-    It is taken by creating its ``config.json``, so that two processes never take the same one. When the block that starts
-    the run raises, an empty directory is given back.
+    Creating ``config.json`` reserves it, so that two processes never get the same directory. If the block that starts the run
+    raises an exception and has logged nothing, the directory is removed.
 
     Raises:
-        RunDirectoryError: when it cannot be written.
+        RunDirectoryError: If the directory cannot be written.
     """
     for number in itertools.count(1):
         run_dir = preferred if number == 1 else preferred.with_name(f"{preferred.name}-{number}")
@@ -48,7 +48,7 @@ def fresh_run_dir(preferred: Path) -> Iterator[Path]:
             if not log.exists() or not log.stat().st_size:
                 log.unlink(missing_ok=True)
                 for journal in (*run_dir.glob(f"{JOURNAL}*"), marks_path(run_dir / JOURNAL)):
-                    journal.unlink(missing_ok=True)  # made in this start, and nobody has written into it
+                    journal.unlink(missing_ok=True)  # created by this start, and still empty
                 (run_dir / "config.json").unlink()
                 run_dir.rmdir()
         raise

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.cli.app import require, say
+from rl4sys_zmq.cli.app import print_line, require
 from rl4sys_zmq.cli.progress import make_progress
 from rl4sys_zmq.cli.rundir import fresh_run_dir
 from rl4sys_zmq.cli.signals import Signals
@@ -18,7 +18,7 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable
 from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.algorithms import ALGORITHMS
-from rl4sys_zmq.learner.memory import available_bytes, keep_freed_memory
+from rl4sys_zmq.learner.memory_watch import available_bytes, keep_freed_memory
 from rl4sys_zmq.learner.resume import ACCEPT_LOSS, AUTO, NEVER, has_state, state_dir
 
 __all__ = ["await_status", "serve", "warm_up"]
@@ -30,18 +30,19 @@ MEMORY_SHARE = 0.8
 
 
 def serve(config_path: Path | None, options: Mapping[str, Any], *, debug: bool, max_memory_bytes: int | None = None) -> None:
-    """Serves until a signal ends it.
+    """Run a learner until a signal.
 
     Args:
-        config_path: a file with the learner's options.
-        options: what wins over them.
-        debug: log everything.
-        max_memory_bytes: the limit on the process's memory; 0: none; None: the file's, else `MEMORY_SHARE` of what there is.
+        config_path: A file with the learner's options.
+        options: Options that override those of the file.
+        debug: True to log everything.
+        max_memory_bytes: The limit on the process's memory. 0: no limit. None: the file's limit, else `MEMORY_SHARE` of the
+            available memory.
 
     Raises:
-        MemoryExceeded: when the process holds more than it may.
-        ConfigError, TransportError, RunDirectoryError: when it cannot start as asked.
-        WorkerDied: when the gateway or the recorder died.
+        MemoryExceeded: If the process is over its memory limit.
+        ConfigError, TransportError, RunDirectoryError: If the learner cannot start with these options.
+        WorkerDied: If the gateway or the recorder ended with an error.
     """
     require("learner", "torch", "tensorboard", "rich")
     config = LearnerConfig.load(config_path, **options) if config_path is not None else LearnerConfig.from_mapping(options)
@@ -56,10 +57,10 @@ def serve(config_path: Path | None, options: Mapping[str, Any], *, debug: bool, 
         signals.patience_s = config.shutdown_timeout_s + 0.35
     with start(config) as learner:
         files = f"files in {learner.config.run_dir}" if learner.config.run_dir is not None else "no files"
-        say(f"learner at {learner.address} (weights at {learner.pub_address}, {files}); Ctrl-C ends it")
+        print_line(f"learner at {learner.address} (weights at {learner.pub_address}, {files}); Ctrl-C ends it")
         if learner.config.run_dir != config.run_dir and config.resume in (AUTO, NEVER):
-            say(f"{config.run_dir} holds an earlier run, which is left as it is")
-        _say_resumed(learner)
+            print_line(f"{config.run_dir} has an earlier run, which is not changed")
+        _print_resumed(learner)
         with make_progress(debug=debug) as progress:
             warm_up(_likely(config))
             while True:
@@ -71,29 +72,31 @@ def serve(config_path: Path | None, options: Mapping[str, Any], *, debug: bool, 
                     progress.show(report, "" if report["clients"] else f"waiting for actors at {learner.address}")
 
 
-def _say_resumed(learner: Learner) -> None:
+def _print_resumed(learner: Learner) -> None:
     if learner.resumed_clients:
-        say(f"goes on with the run that is there: {', '.join(learner.resumed_clients)}")
+        print_line(f"continues the run in this directory, with the clients: {', '.join(learner.resumed_clients)}")
     if learner.loss is not None:
-        say(f"accepts that a part of the journal is gone: {learner.loss.words()}; what no checkpoint covers is rolled back")
+        print_line(
+            f"a part of the journal is lost, as accepted: {learner.loss.words()}; what no checkpoint covers is rolled back"
+        )
     back = learner.rollback
     if back is not None:
         newer = f"{len(back.abandoned)} newer checkpoint(s) are put aside" if back.abandoned else "it was the newest"
-        say(
-            f"client {back.client_id} goes back to checkpoint {back.checkpoint}, version {back.version} ({newer}): "
-            f"{back.undone_versions} versions are undone, and what became of {back.undone_segments} segments; those that the "
-            "journal still holds are trained on again, the others count as rolled back"
+        print_line(
+            f"client {back.client_id} returns to checkpoint {back.checkpoint}, version {back.version} ({newer}): "
+            f"{back.undone_versions} versions and the verdicts of {back.undone_segments} segments are undone; segments that are "
+            "still in the journal are trained on again, the others count as rolled back"
         )
 
 
 def _likely(config: LearnerConfig) -> str:
-    """The algorithm that the first actor probably needs."""
+    """Return the algorithm that the first actor probably needs."""
     named = [config.default_algorithm, *(entry.algorithm_name for entry in config.clients.values())]
     return next((name for name in named if name is not None and ALGORITHMS.has(name)), "PPO")
 
 
 def start(config: LearnerConfig) -> Learner:
-    """A learner that is bound, in a run directory of its own, or in that of the run that it goes on with."""
+    """Return a started learner, in a new run directory or in that of the run that it continues."""
     if config.run_dir is None:
         return Learner(config).start()
     if config.resume not in (AUTO, NEVER, ACCEPT_LOSS):
@@ -105,19 +108,20 @@ def start(config: LearnerConfig) -> Learner:
 
 
 def warm_up(algorithm: str) -> None:
-    """Import an algorithm, torch with it mostly, so that the first actor need not wait for it.
+    """Import an algorithm, usually with torch, so that the first actor does not wait for it.
 
-    In a thread of its own: a signal then leaves no half-imported torch to a gateway that still runs.
+    The import runs in a separate thread, because a signal in the main thread would leave torch half imported while the gateway
+    still runs.
 
     Raises:
-        ConfigError: when it cannot be imported.
+        ConfigError: If the algorithm cannot be imported.
     """
     failures: list[Exception] = []
 
     def load() -> None:
         try:
             ALGORITHMS.get(algorithm).load()
-        except Exception as exc:  # noqa: BLE001  # raised below, in the thread that asked
+        except Exception as exc:  # noqa: BLE001  # raised below, in the caller's thread
             failures.append(exc)
 
     thread = threading.Thread(target=load, name="import-torch", daemon=True)
@@ -127,20 +131,20 @@ def warm_up(algorithm: str) -> None:
     if failures:
         if isinstance(failures[0], ConfigError):
             raise failures[0]
-        raise ConfigError(f"algorithm {algorithm} cannot be imported ({failures[0]}): repair its packages") from failures[0]
+        raise ConfigError(f"algorithm {algorithm} cannot be imported ({failures[0]}); reinstall its packages") from failures[0]
 
 
 def await_status(learner: Learner) -> dict[str, Any] | None:
-    """The learner's status; None while its gateway is too busy to answer.
+    """Return the learner's status, or None while its gateway is too busy to reply.
 
     Raises:
-        WorkerDied: when a thread of it has died.
+        WorkerDied: If a thread of the learner has ended with an error.
     """
     try:
         learner.raise_if_dead()
         return learner.status()
     except LearnerUnavailable:
-        log.warning("the gateway has not answered for a while; the machine may be overloaded")
+        log.warning("the gateway does not reply; the machine may be overloaded")
         return None
     except Closed:
         learner.raise_if_dead()

@@ -1,4 +1,4 @@
-"""``rl4sys-actor serve-env``: environments that clients elsewhere step, in the foreground, until a signal."""
+"""``rl4sys-actor serve-env``: a server of environments in the foreground, until a signal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rl4sys_zmq.cli.app import configure_logging, require, say
+from rl4sys_zmq.cli.app import configure_logging, print_line, require
 from rl4sys_zmq.cli.signals import Signals, end_with_stdin
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ VERBOSE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeEnv:
-    """The options of ``rl4sys-actor serve-env``; its help says what they mean."""
+    """The options of ``rl4sys-actor serve-env``; see its help."""
 
     env: str
     count: int
@@ -40,11 +40,11 @@ class ServeEnv:
 
 
 def serve_env(options: ServeEnv) -> None:
-    """Serves until a signal ends it.
+    """Serve environments until a signal.
 
     Raises:
-        ConfigError, TransportError: when it cannot start as asked.
-        WorkerDied: when a thread of the server died.
+        ConfigError, TransportError: If the server cannot start with these options.
+        WorkerDied: If a thread of the server ended with an error.
     """
     if options.port is not None and options.bind is not None:
         raise click.UsageError("give either --port or --bind")
@@ -66,11 +66,11 @@ def serve_env(options: ServeEnv) -> None:
         insecure=options.insecure,
     ) as server:
         server.start()
-        say(f"{options.count} x {options.env} at {server.address}; Ctrl-C ends it")
+        print_line(f"{options.count} x {options.env} at {server.address}; Ctrl-C ends it")
         try:
             _watch(server, options.verbose)
         finally:
-            say(_summary(server))
+            print_line(_summary(server))
 
 
 def _watch(server: GymEnvServer, verbose: bool) -> None:
@@ -83,7 +83,7 @@ def _watch(server: GymEnvServer, verbose: bool) -> None:
         server.raise_if_dead()
         if verbose and time.monotonic() - said_s >= VERBOSE_S:
             said_s = time.monotonic()
-            say(_summary(server))
+            print_line(_summary(server))
 
 
 def _summary(server: GymEnvServer) -> str:

@@ -1,4 +1,4 @@
-"""How Ctrl-C and SIGTERM end a command: an exception in the main thread, once; then, if that is not enough, the process."""
+"""Handling of Ctrl-C and SIGTERM: first an exception in the main thread, then the end of the process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _ASKED_TO_END = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 class Stopping(BaseException):
-    """A signal asked this process to end. Like KeyboardInterrupt it is no Exception, so that nothing swallows it by mistake."""
+    """A request to end this process, by a signal.
+
+    Like KeyboardInterrupt it is not an Exception, so that ``except Exception`` does not catch it.
+    """
 
     def __init__(self, signum: int) -> None:
         self.signum = signum
@@ -24,15 +27,17 @@ class Stopping(BaseException):
 
     @property
     def exit_code(self) -> int:
-        """130 for Ctrl-C, 0 for an orderly request to end."""
+        """130 for Ctrl-C, 0 for other signals."""
         return INTERRUPTED if self.signum == signal.SIGINT else 0
 
 
 class Signals:
-    """While entered, the first signal raises `Stopping` in the main thread; a second one, or `patience_s`, ends the process.
+    """A context in which the first signal raises `Stopping` in the main thread, and a second one ends the process.
+
+    The process also ends `patience_s` after the first signal.
 
     Attributes:
-        patience_s: how long cleaning up may take after the first signal, in seconds.
+        patience_s: Longest time for cleaning up after the first signal, in seconds.
     """
 
     current: Signals | None = None
@@ -46,7 +51,7 @@ class Signals:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (getattr(signal, name) for name in _ASKED_TO_END):
-                if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP:  # nohup stays nohup
+                if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP:  # respect nohup
                     self._before[number] = signal.signal(number, self._on_signal)
         Signals.current = self
         return self
@@ -59,12 +64,12 @@ class Signals:
             self._timer.cancel()
 
     @property
-    def came(self) -> bool:
-        """A signal has come."""
+    def received(self) -> bool:
+        """True if a signal has arrived."""
         return self._stopping is not None
 
     def check(self) -> None:
-        """Raises `Stopping` again when a signal came and something (a finaliser, say) swallowed the first one."""
+        """Raise `Stopping` again if a signal has arrived, in case a finaliser, for example, swallowed the first one."""
         if self._stopping is not None:
             raise self._stopping
 
@@ -79,14 +84,17 @@ class Signals:
 
 
 def end_with_stdin() -> None:
-    """Asks this process to end when whoever holds the other end of its stdin is gone: a child then never outlives its parent."""
+    """Start a thread that sends SIGTERM to this process when its stdin is closed.
+
+    A child process thus ends with its parent.
+    """
 
     def watch() -> None:
         try:
             while os.read(0, 4096):
                 pass
         except OSError:
-            pass  # a closed stdin is an ended one
+            pass  # stdin is already closed
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="stdin-watch", daemon=True).start()

@@ -1,18 +1,17 @@
-"""Configuration: frozen values, validated once, read from RL4Sys's JSON or the same in YAML.
+"""Configuration classes: frozen, validated once, and read from RL4Sys's JSON files or the same in YAML.
 
-- `AgentConfig`: what one actor process needs to know.
-- `LearnerConfig`: what the learner process needs to know; `ClientConfig` is its entry for one client.
-- `WeightsConfig`: how weights travel, in both.
+- `AgentConfig`: the options of one actor process.
+- `LearnerConfig`: the options of the learner process; `ClientConfig` is its entry for one client.
+- `WeightsConfig`: the encoding of weights, for both.
 
-A key that is unknown, of a wrong type or impossible is a `ConfigError` of one line that names the key, the file and the
-nearest valid name.
+For an unknown key or an invalid value they raise a `ConfigError` of one line, with the key, the file and the nearest valid key.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rl4sys_zmq._lazy import load_late
+from rl4sys_zmq._lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from rl4sys_zmq.config.agent import AgentConfig
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AgentConfig", "ClientConfig", "LearnerConfig", "WeightsConfig"]
 
-__getattr__ = load_late(
+__getattr__ = lazy_getattr(
     __name__,
     {
         "agent": ("AgentConfig",),

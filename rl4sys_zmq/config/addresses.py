@@ -1,46 +1,46 @@
-"""Addresses as text: what a user writes becomes ``tcp://host:port``, ``ipc://path`` or ``inproc://name``."""
+"""Parsing of addresses: a user's text becomes ``tcp://host:port``, ``ipc://path`` or ``inproc://name``."""
 
 from __future__ import annotations
 
-from rl4sys_zmq.config.options import Unfit
+from rl4sys_zmq.config.options import InvalidValue
 
-__all__ = ["bind_uri", "dial_uri", "dialled"]
+__all__ = ["bind_uri", "connect_uri", "dialled"]
 
 _FORMS = "host:port, tcp://host:port, ipc://path or inproc://name"
 
 
-def dial_uri(value: object) -> str:
-    """The URI of a place to dial."""
+def connect_uri(value: object) -> str:
+    """Return the URI to connect to, or raise `InvalidValue`."""
     return _uri(value, least_port=1)
 
 
 def dialled(value: object) -> str:
-    """Text that `dial_uri` can read, kept as it was written."""
-    dial_uri(value)
+    """Return an address as the user wrote it, or raise `InvalidValue` if `connect_uri` cannot read it."""
+    connect_uri(value)
     return str(value)
 
 
 def bind_uri(value: object) -> str:
-    """The URI of a place to bind; port 0 and ``*`` leave the choice to the system."""
+    """Return the URI to bind to, or raise `InvalidValue`. For port 0 or ``*`` the operating system picks a free port."""
     return _uri(value, least_port=0)
 
 
 def _uri(value: object, least_port: int) -> str:
     if not isinstance(value, str):
-        raise Unfit(f"an address ({_FORMS})")
+        raise InvalidValue(f"an address ({_FORMS})")
     scheme, separator, rest = value.strip().partition("://")
     if not separator:
         scheme, rest = "tcp", value.strip()
     if scheme not in ("tcp", "ipc", "inproc") or not rest or not rest.isprintable():
-        raise Unfit(f"an address ({_FORMS})")
+        raise InvalidValue(f"an address ({_FORMS})")
     if scheme != "tcp":
         return f"{scheme}://{rest}"
     host, _, port = rest.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not host or any(c.isspace() or c in "/@" for c in host) or (":" in host and not bracketed):
-        raise Unfit(f"an address ({_FORMS}; an IPv6 host stands in brackets)")
+        raise InvalidValue(f"an address ({_FORMS}; an IPv6 host in brackets)")
     if port == "*" and least_port == 0:
         port = "0"
     if not (port.isascii() and port.isdigit() and least_port <= int(port) <= 65535):
-        raise Unfit(f"an address with a port from {least_port} to 65535")
+        raise InvalidValue(f"an address with a port from {least_port} to 65535")
     return f"tcp://{host}:{int(port)}"

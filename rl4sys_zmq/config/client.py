@@ -1,4 +1,4 @@
-"""The learner's entry for one client."""
+"""The entry for one client in the learner's configuration."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rl4sys_zmq.config.options import (
     SPACE,
     as_json,
     check_fields,
-    gather,
     integer,
     number,
     one_of,
     option,
     optional,
     parameters,
+    parse_options,
 )
 from rl4sys_zmq.config.rl4sys import algorithm_name, expand_sections
 from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
@@ -28,46 +28,48 @@ __all__ = ["ClientConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class ClientConfig:
-    """What the learner's file says of one client. What is None here comes from the learner's own options or from HELLO.
+    """The options of one client in the learner's configuration.
 
-    Beside the fields, ``input_size``, ``act_dim`` and ``continuous`` make flat spaces, as in `AgentConfig`.
+    An option that is None takes its value from the learner's own options or from the first actor's HELLO. As in `AgentConfig`,
+    ``input_size``, ``act_dim`` and ``continuous`` define flat spaces.
 
     Raises:
-        ConfigError: for a value that an option refuses, or two that contradict each other.
+        ConfigError: If an option refuses its value, or two values contradict each other.
     """
 
     algorithm_name: str | None = option(optional(algorithm_name), None, names=("algorithm",))
-    """The algorithm, in capitals; None: the first actor names it."""
+    """The algorithm, in capitals. Default: the first actor names it."""
     algorithm_parameters: Mapping[str, object] = option(parameters, {})
-    """Its parameters, by any of their names."""
+    """The algorithm's parameters, under any of their names."""
     type: str | None = option(optional(one_of("onpolicy", "offpolicy")), None, names=("algorithm_type",))
-    """What the user takes the algorithm for; None: the algorithm's own."""
+    """The expected type of the algorithm. Default: no expectation."""
     observation_space: Space | None = option(SPACE, None)
-    """None: the first actor says it."""
+    """The observation space. Default: the first actor sets it."""
     action_space: Space | None = option(SPACE, None)
-    """None: the first actor says it."""
+    """The action space. Default: the first actor sets it."""
     act_limit: float | None = option(optional(number(0, 1e30, above=True)), None)
     """The bound of continuous actions."""
     max_policy_lag: int | None = option(optional(integer(0, 1 << 31)), None)
-    """At most how many versions old a segment may be; None: the learner's option, or else the algorithm's own limit."""
+    """Largest lag of a segment, in versions. Default: the learner's option, or else the algorithm's own limit."""
     on_lag: str | None = option(optional(one_of("drop", "correct")), None)
-    """What happens to an older one."""
+    """Treatment of segments with a larger lag. Default: the learner's option."""
     pacing_lag: int | None = option(optional(integer(0, 1024)), None)
-    """How many batches simulators may collect ahead of the one that is trained on."""
+    """Number of batches that simulators may collect ahead of the training. Default: the learner's option."""
     publish_every_updates: int | None = option(optional(integer(1, 1 << 31)), None)
-    """How many updates make a version."""
+    """Number of updates between two versions. Default: the learner's option."""
     max_magnitude: float | None = option(optional(number(0, 1e39, above=True)), None)
-    """The greatest absolute value of an observation or a raw action, where the space has no bound of its own."""
+    """Largest absolute value of an observation or a raw action, if the space has no bound of its own. Default: the learner's
+    option."""
     max_reward: float | None = option(optional(number(0, 1e39, above=True)), None)
-    """The greatest absolute value of a reward."""
+    """Largest absolute value of a reward. Default: the learner's option."""
     weights: WeightsConfig = option(weights_options, WeightsConfig())
-    """How its weights travel; what is not said comes from the learner's option."""
+    """Encoding of the client's weights. The learner's option sets what is not set here."""
     input_size: InitVar[int | None] = None
-    """Makes a Box of that many float32."""
+    """Size of a float32 Box as the observation space."""
     act_dim: InitVar[int | None] = None
-    """Makes a Discrete of that many actions, or a Box of that size if `continuous`."""
+    """Number of actions of a Discrete space, or the size of a Box if `continuous` is true."""
     continuous: InitVar[bool | None] = None
-    """True: actions are a Box, bounded by `act_limit`."""
+    """True: the action space is a Box, bounded by `act_limit`."""
 
     def __post_init__(self, input_size: int | None, act_dim: int | None, continuous: bool | None) -> None:
         check_fields(self)
@@ -76,14 +78,14 @@ class ClientConfig:
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, object]) -> Self:
-        """Reads a mapping as it would stand in a file.
+        """Read a mapping with the content of a configuration file.
 
         Raises:
-            ConfigError: for an unknown key, or as the class says.
+            ConfigError: If a key is unknown or a value is invalid.
         """
         flat = tuple(key for key in FLAT_KEYS if key != "act_limit")
-        return cls(**gather(cls, expand_sections(given, ("network_architecture", "training")), extra=flat))  # type: ignore[arg-type]
+        return cls(**parse_options(cls, expand_sections(given, ("network_architecture", "training")), extra=flat))  # type: ignore[arg-type]
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values that `from_mapping` reads back."""
+        """Return the configuration as JSON values that `from_mapping` can read."""
         return as_json(self)

@@ -1,4 +1,4 @@
-"""Reading a file into a mapping, strictly: JSON, or the same in YAML."""
+"""Strict reading of a JSON or YAML file into a mapping."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ __all__ = ["read_mapping"]
 
 _SUFFIXES = (".json", ".yaml", ".yml")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)$")
-"""A number that JSON would read as a float; YAML 1.1, which pyyaml speaks, takes ``3e-4`` for text."""
+"""A number that JSON reads as a float. pyyaml follows YAML 1.1, which reads ``3e-4`` as text."""
 
 
 def read_mapping(path: str | os.PathLike[str]) -> dict[str, object]:
-    """Reads a JSON or YAML file, by its suffix, whose top level is a mapping.
+    """Read a JSON or YAML file whose top level is a mapping; the suffix determines the format.
 
-    Keys that begin with ``_comment`` are left out at every level, as RL4Sys's own files use them.
+    Keys that begin with ``_comment`` are removed at every level, because RL4Sys's own files use them.
 
     Raises:
-        ConfigError: when the file cannot be read, is not what its suffix says, says a key twice, or needs pyyaml and that
-            is not installed.
+        ConfigError: If the file cannot be read, does not have the format of its suffix, contains a key twice, or needs pyyaml,
+            which is not installed.
     """
     file = Path(path)
     source = str(file)
     if file.suffix.lower() not in _SUFFIXES:
-        raise ConfigError(f"the name of a configuration file ends in {', '.join(_SUFFIXES)}", source=source)
+        raise ConfigError(f"the name of a configuration file must end in {', '.join(_SUFFIXES)}", source=source)
     try:
         text = file.read_text(encoding="utf-8-sig")
     except FileNotFoundError as exc:
@@ -61,12 +61,12 @@ def _read_json(text: str, source: str) -> object:
         found: dict[str, object] = {}
         for key, value in pairs:
             if key in found:
-                raise ConfigError(f"{key}: said twice in one mapping", key=key, source=source)
+                raise ConfigError(f"{key}: given twice in one mapping", key=key, source=source)
             found[key] = value
         return found
 
     def no_constant(name: str) -> object:
-        raise ConfigError(f"{name} is not a number that JSON knows", source=source)
+        raise ConfigError(f"{name} is not a valid JSON number", source=source)
 
     try:
         return json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
@@ -92,7 +92,7 @@ def _read_yaml(text: str, source: str) -> object:
 
 
 def _strict_loader(yaml: ModuleType, source: str) -> type[Any]:
-    """PyYAML's safe loader that reads numbers as JSON does and refuses a key said twice."""
+    """Return a subclass of PyYAML's safe loader that reads numbers as JSON does and refuses duplicate keys."""
 
     class StrictLoader(yaml.SafeLoader):  # type: ignore[misc,name-defined]
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
@@ -100,7 +100,7 @@ def _strict_loader(yaml: ModuleType, source: str) -> type[Any]:
             for key_node, _ in node.value:
                 if key_node.value in seen:
                     line = key_node.start_mark.line + 1
-                    message = f"{key_node.value}: said twice in one mapping (line {line})"
+                    message = f"{key_node.value}: given twice in one mapping (line {line})"
                     raise ConfigError(message, key=str(key_node.value), source=source)
                 if isinstance(key_node.value, str):
                     seen.add(key_node.value)

@@ -1,4 +1,4 @@
-"""What the learner process needs to know."""
+"""The configuration of one learner process."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from rl4sys_zmq.config.options import (
     check_fields,
     check_value,
     flag,
-    gather,
     integer,
-    located,
     mapping,
     modules,
     name,
@@ -28,8 +26,10 @@ from rl4sys_zmq.config.options import (
     option,
     optional,
     parameters,
+    parse_options,
     path,
     text,
+    with_source,
 )
 from rl4sys_zmq.config.rl4sys import algorithm_name, translate_global
 from rl4sys_zmq.config.spaces import FLAT_KEYS
@@ -42,7 +42,7 @@ __all__ = ["LearnerConfig"]
 log = logging.getLogger(__name__)
 
 _INHERITED = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates", "max_magnitude", "max_reward")
-"""Options of a client that come from the learner's own where its entry does not say them."""
+"""Options of a client for which the learner's own option is used if the client's entry does not set them."""
 
 
 def _clients(value: object) -> dict[str, ClientConfig]:
@@ -71,90 +71,93 @@ class LearnerConfig:
     """The configuration of one learner process.
 
     Raises:
-        ConfigError: for a value that an option refuses, or an address that other machines reach without `insecure`.
+        ConfigError: If an option refuses its value, or if other machines can reach an address without keys or `insecure`.
     """
 
     bind: str = option(bind_uri, "tcp://127.0.0.1:50051")
-    """Where actors dial, as a URI; port 0 picks a free one."""
+    """The URI that actors connect to. Port 0 picks a free port."""
     pub: str | None = option(optional(bind_uri), None)
-    """Where weights are published, as a URI; None: on the same host or transport, at a free port or name."""
+    """The URI at which weights are published. Default: the same host or transport, at a free port or name."""
     inference: str | None = option(optional(_inference), None)
-    """Where actors may ask for actions (``inference: remote``), as a URI; ``auto``: on the same host or transport, at a free port
-    or name; None: nowhere, and no port or thread is made for it."""
+    """The URI of the inference service, for actors with ``inference: remote`` or ``auto``. ``auto``: the same host or transport,
+    at a free port or name. Default: no inference service."""
     advertise: str | None = option(optional(text), None)
-    """The host that actors are told for `pub` and `inference`; None: the one that they dialled."""
+    """The host of `pub` and `inference` that actors receive. Default: the host that they connected to."""
     run_dir: Path | None = option(optional(path), Path("runs/learner"))
-    """Where files go; None: none are written."""
+    """The run directory, for all files of the learner. None (null): the learner writes no files."""
     clients: Mapping[str, ClientConfig] = option(_clients, {})
-    """What is fixed for a client, by its id. It wins over what its actors say."""
+    """Options of single clients, by client_id. They override what the client's actors send."""
     algorithms: Mapping[str, Mapping[str, object]] = option(_algorithms, {})
-    """Parameters by algorithm, which fill what neither a client's entry nor its actors set."""
+    """Default parameters by algorithm, for parameters that neither a client's entry nor its actors set."""
     default_algorithm: str | None = option(optional(algorithm_name), None)
-    """The algorithm of a client for which nobody names one."""
+    """The algorithm of clients for which neither their entry nor an actor names one."""
     plugins: tuple[str, ...] = option(modules, ())
-    """Modules that are imported at the start, before any actor joins: they register algorithms and policies."""
+    """Modules to import at the start, before any actor joins, for example to register algorithms and policies."""
     resume: str = option(text, "auto")
-    """``auto``: goes on with what the run directory holds; ``never``: begins anew; a checkpoint's folder: goes back to it;
-    ``accept-loss``: as ``auto``, though a part of the journal is gone, which is counted."""
+    """``auto``: continue the run in the run directory. ``never``: begin a new run. ``accept-loss``: as ``auto``, even if a part
+    of the journal is lost; the loss is counted. The path of a checkpoint's folder: return to that checkpoint."""
     journal: str | None = option(optional(one_of("memory", "sqlite")), None)
-    """Where what was received is recorded; None: ``sqlite`` with a run directory, else ``memory``."""
+    """Storage of accepted segments. Default: ``sqlite`` with a run directory, else ``memory``."""
     fsync: str = option(one_of("normal", "always"), "normal")
-    """``normal``: what was acknowledged survives the end of the process; ``always``: a loss of power too."""
+    """``normal``: acknowledged segments survive the end of the process. ``always``: they also survive a loss of power."""
     journal_max_bytes: int = option(integer(1 << 20), 4 << 30)
-    """How many bytes of segments the journal on disk may hold."""
+    """Largest number of bytes of segments in the journal on disk."""
     log_max_bytes: int = option(integer(1 << 20), 256 << 20)
-    """How many bytes ``log.jsonl`` and what it has become with age, in ``log/``, may take. The newest lines are all there; of
-    older ones fewer and fewer are kept, events longer than figures, so that the whole run stays in sight."""
+    """Largest number of bytes of ``log.jsonl`` and of its older parts in ``log/``. The newest lines are complete. Older lines are
+    thinned with age, metrics more than events, so that the log always covers the whole run."""
     tensorboard_max_bytes: int = option(integer(1 << 20), 64 << 20)
-    """How many bytes of TensorBoard files each client may have; likewise thinned with age."""
+    """Largest number of bytes of TensorBoard files of each client, thinned with age like the log."""
     checkpoint_every_s: float = option(number(0, above=True), 10.0)
-    """How often the state of each client is written to the run directory."""
+    """Time between two checkpoints of a client, in seconds."""
     max_policy_lag: int | None = option(optional(integer(0, 1 << 31)), None)
-    """At most how many versions old a segment may be; None: the algorithm's own limit (PPO: 4, DQN: none)."""
+    """Largest lag of a segment, in versions. Default: the algorithm's own limit (PPO: 4, DQN: none)."""
     on_lag: str = option(one_of("drop", "correct"), "drop")
-    """What happens to an older one: dropped and counted, or corrected by importance weights."""
+    """Treatment of segments with a larger lag. ``drop``: drop and count them. ``correct``: train on them with importance
+    weights."""
     max_magnitude: float = option(number(0, 1e39, above=True), 1e15)
-    """The greatest absolute value of an observation or a raw action, where the space has no bound of its own."""
+    """Largest absolute value of an observation or a raw action, if the space has no bound of its own."""
     max_reward: float = option(number(0, 1e39, above=True), 1e12)
-    """The greatest absolute value of a reward."""
+    """Largest absolute value of a reward."""
     pacing_lag: int = option(integer(0, 1024), 1)
-    """How many batches simulators may collect ahead of the one that is trained on."""
+    """Number of batches that simulators may collect ahead of the training."""
     publish_every_updates: int | None = option(optional(integer(1, 1 << 31)), None)
-    """How many updates make a version; None: the algorithm's choice."""
+    """Number of updates between two versions. Default: the algorithm's choice."""
     weights: WeightsConfig = option(weights_options, WeightsConfig())
-    """How weights travel, where neither a client's entry nor its first actor says it: ``fp32`` at level 1."""
+    """Encoding of weights, if neither a client's entry nor its first actor sets it. What is not set here either is ``fp32`` at
+    level 1."""
     lease_s: float = option(number(0, above=True), 30.0)
-    """After how long a silence an actor's place is given up."""
+    """Time without a message after which an actor's slot is freed, in seconds."""
     idle_client_s: float = option(number(0, above=True), 60.0)
-    """After how long a client that has no live actor, no data and no checkpoint is forgotten."""
+    """Time after which a client without live actors, data and checkpoints is removed, in seconds."""
     shutdown_timeout_s: float = option(number(0), 1.5)
-    """How long closing may drain what has arrived."""
+    """Longest time that closing processes received data, in seconds."""
     max_clients: int = option(integer(1, 65_536), 64)
-    """How many clients are accepted."""
+    """Largest number of clients."""
     max_actors: int = option(integer(1, 1 << 24), 1024)
-    """How many actors a client may have."""
+    """Largest number of actors of a client."""
     max_parameters: int = option(integer(1, 1 << 36), 50_000_000)
-    """How many numbers a policy may have."""
+    """Largest number of parameters of a policy."""
     messages_per_s: float = option(number(0, 1e9, above=True), 100.0)
-    """How many messages a second each connection without a key may send over tcp or ipc, besides data that it has credit for.
-    Twice as many at once; a handshake counts as 20, a request for the status as 10."""
+    """Limit on the messages per second of each connection without a key over tcp or ipc. Data within the credit do not count. A
+    burst of two seconds' worth is allowed. A handshake counts as 20 messages, a status request as 10."""
     bytes_per_s: float = option(number(0, 1e15, above=True), 256e6)
-    """How many bytes of them, likewise."""
+    """Limit on the bytes per second of these messages, with the same burst."""
     max_memory_bytes: int | None = option(optional(integer(1 << 20)), None)
-    """From which resident size of the process on connections are ended, and then the learner; None: it is not watched."""
+    """Limit on the resident size of the process. Above it, the learner ends connections and, if that does not help, itself.
+    Default: no limit; ``rl4sys-learner serve`` sets one."""
     keys: Path | None = option(optional(path), None)
-    """The folder with the learner's keys (``rl4sys-learner keys DIR`` makes it); None: no encryption."""
+    """The folder with the learner's keys, created by ``rl4sys-learner keys DIR``. Default: no encryption."""
     users_file: Path | None = option(optional(path), None)
-    """The access list: what the user of each key may do; None: ``users.toml`` in `keys`."""
+    """The access list, with the rights of each user. Default: ``users.toml`` in `keys`."""
     insecure: bool = option(flag, False)
-    """True: other machines may connect without keys."""
+    """True: other machines can connect without keys."""
     torch_threads: int | None = option(optional(integer(1, 1024)), None)
-    """How many threads torch computes with, in the whole process; None: as the program has it. For small networks a second thread
-    doubles the CPU and gains nothing, so ``rl4sys-learner serve`` and ``demo`` say 1 where nothing is said."""
+    """Number of threads that torch computes with, for the whole process. Default: unchanged. For small networks a second thread
+    doubles the CPU time without a gain, so ``rl4sys-learner serve`` and ``demo`` use 1 by default."""
     seed: int | None = option(optional(integer(0, 2**63 - 1)), None)
-    """The seed of clients that set none; None: from the operating system."""
+    """The seed of clients that set none. Default: from the operating system."""
     ignored: tuple[str, ...] = option(_texts, ())
-    """Keys of the file that have no meaning here, dotted. Not itself a key."""
+    """Keys of the file that have no meaning here, dotted. This is a result of reading, not a key of the file."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -163,61 +166,69 @@ class LearnerConfig:
         for key, uri in (("bind", self.bind), ("pub", self.pub), ("inference", self.inference)):
             if uri not in (None, "auto") and not is_local(uri) and not self.insecure and self.keys is None:
                 message = (
-                    f"{key}: other machines can reach {uri}, without keys: give --keys DIR (keys), "
-                    "or if that is meant, say --insecure (insecure: true)"
+                    f"{key}: other machines can reach {uri} without keys; give --keys DIR (keys), "
+                    "or allow it with --insecure (insecure: true)"
                 )
                 raise ConfigError(message, key=key)
 
     @property
     def durable(self) -> bool:
-        """Whether acknowledged segments survive the process."""
+        """True if acknowledged segments survive the end of the process."""
         return (self.journal or ("memory" if self.run_dir is None else "sqlite")) == "sqlite"
 
     def client(self, client_id: str) -> ClientConfig:
-        """The entry for a client, with its lag, pacing, publishing and bounds filled in from the learner's options."""
+        """Return a client's entry, with the learner's options for lag, pacing, publishing and bounds that it does not set."""
         entry = self.clients.get(client_id, ClientConfig())
         inherited = {name: getattr(self, name) for name in _INHERITED if getattr(entry, name) is None}
         return replace(entry, **inherited)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], **overrides: object) -> Self:
-        """Reads a JSON or YAML file with our keys, or RL4Sys's global ``config.json``.
+        """Read a JSON or YAML file with the keys of this class, or RL4Sys's global ``config.json``.
 
         Args:
-            path: the file.
-            **overrides: options that win over the file's.
+            path: The file.
+            **overrides: Options that override those of the file.
 
         Raises:
-            ConfigError: in one line, with the key, the file and the nearest valid name.
+            ConfigError: If the file cannot be read, or a key or value is invalid.
         """
         return cls.from_mapping(read_mapping(path), source=str(path), **overrides)
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, object], *, source: str = "", **overrides: object) -> Self:
-        """Reads a mapping as it would stand in a file; `source` is named in errors, `overrides` as in `load`.
+        """Read a mapping with the content of a configuration file.
+
+        Args:
+            given: The mapping.
+            source: The name of the source in error messages.
+            **overrides: As for `load`.
 
         Raises:
-            ConfigError: see `load`.
+            ConfigError: If a key or value is invalid.
         """
-        with located(source):
+        with with_source(source):
             if "ignored" in given:
-                raise ConfigError("ignored: this is a result, not a key", key="ignored")
+                raise ConfigError("ignored: this is a result of reading a file, not a key; remove it", key="ignored")
             translated, ignored = translate_global(given)
-            values = gather(cls, translated)
-        values.update(gather(cls, overrides))
+            values = parse_options(cls, translated)
+        values.update(parse_options(cls, overrides))
         values["algorithms"], flat = _without_spaces(values.get("algorithms", {}))
         for key in (*ignored, *flat):
             log.warning("%s: %s has no meaning for the learner and is ignored", source or "configuration", key)
-        with located(source):
+        with with_source(source):
             return cls(**{**values, "ignored": (*ignored, *flat)})  # type: ignore[arg-type]
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values that `from_mapping` reads back."""
+        """Return the configuration as JSON values that `from_mapping` can read."""
         return {key: value for key, value in as_json(self).items() if key != "ignored"}
 
 
 def _without_spaces(algorithms: Any) -> tuple[dict[str, dict[str, object]], tuple[str, ...]]:
-    """Takes the keys of spaces out of the defaults by algorithm: RL4Sys has them there, but a client's spaces are its own."""
+    """Remove the keys of spaces from the defaults by algorithm; return the rest and the names of the removed keys.
+
+    RL4Sys's files have them there, but each client has its own spaces.
+    """
     kept = {name: {k: v for k, v in entry.items() if k not in FLAT_KEYS} for name, entry in algorithms.items()}
     ignored = tuple(f"algorithms.{name}.{k}" for name, entry in algorithms.items() for k in entry if k in FLAT_KEYS)
     return kept, ignored

@@ -1,6 +1,7 @@
-"""Options: what each accepts, and the strict reading of a mapping into them.
+"""Declaration of options with their checks, and strict reading of a mapping into them.
 
-A *check* takes a value as a user wrote it and returns the value that is kept, or raises `Unfit` with what was expected.
+A *check* is a function that converts a value as a user wrote it to the stored value. It raises `InvalidValue`, with the
+expected form as text, if the value is invalid.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from rl4sys_zmq.values import Space, space_from, space_to_json
 __all__ = [
     "SPACE",
     "Check",
-    "Unfit",
+    "InvalidValue",
     "as_json",
     "check_fields",
     "check_value",
     "flag",
-    "gather",
+    "parse_options",
     "integer",
-    "located",
+    "with_source",
     "mapping",
     "name",
     "number",
@@ -44,7 +45,7 @@ __all__ = [
     "sizes",
     "text",
     "unknown_key",
-    "whole",
+    "whole_number",
 ]
 
 T = TypeVar("T")
@@ -52,28 +53,28 @@ Check = Callable[[object], T]
 
 MAX_TEXT = 256
 MAX_COUNT = 1 << 40
-"""Of a count or of bytes for which no option says a lower limit."""
+"""Limit on counts and bytes, for options without a lower limit."""
 MAX_NUMBER = 1e9
-"""Of the absolute value of a number for which no option says a lower limit."""
+"""Limit on the absolute value of numbers, for options without a lower limit."""
 MAX_SPAN_S = 10 * 365 * 86_400
-"""Ten years, in seconds: what no time span of an option is longer than."""
+"""Limit on time spans: ten years, in seconds."""
 MAX_LAYERS, MAX_WIDTH = 64, 1 << 20
-"""Of a list of layers."""
+"""Limits on the length of a list of layers and on the width of a layer."""
 
 
-class Unfit(ValueError):
-    """A value that a check refuses; its text says what was expected."""
+class InvalidValue(ValueError):
+    """A value that a check refuses. The text of the exception is the expected form."""
 
 
 def option(check: Check[T], default: object = None, *, names: tuple[str, ...] = (), doc: str = "", required: bool = False) -> T:
     """Declare one field of a configuration.
 
     Args:
-        check: turns the value as a user wrote it into the one that is kept, or raises `Unfit`.
-        default: what holds when nothing is given.
-        names: synonyms under which files may name it.
-        doc: its meaning with its unit, where a command lists it.
-        required: whether it must be given; `default` has no meaning then.
+        check: Converts the value as a user wrote it to the stored value, or raises `InvalidValue`.
+        default: The value if none is given.
+        names: Synonyms of the key in files.
+        doc: The meaning, with the unit, if a command lists the option.
+        required: True if the option must be given; `default` is then ignored.
     """
     metadata = {"check": check, "names": names, "doc": doc}
     if required:
@@ -84,39 +85,39 @@ def option(check: Check[T], default: object = None, *, names: tuple[str, ...] = 
 
 
 def text(value: object) -> str:
-    """Text that is not empty, at most `MAX_TEXT` characters, on one line."""
+    """Return text of 1 to `MAX_TEXT` printable characters, or raise `InvalidValue`."""
     if not isinstance(value, str) or not value or len(value) > MAX_TEXT or not value.isprintable():
-        raise Unfit(f"text of 1 to {MAX_TEXT} printable characters")
+        raise InvalidValue(f"text of 1 to {MAX_TEXT} printable characters")
     return value
 
 
 def name(value: object) -> str:
-    """A name by the rule for all names (`rl4sys_zmq.names`)."""
+    """Return a name that follows the rule for all names (`rl4sys_zmq.names`), or raise `InvalidValue`."""
     if not is_name(value):
-        raise Unfit(NAME_RULE)
+        raise InvalidValue(NAME_RULE)
     return cast(str, value)
 
 
 def flag(value: object) -> bool:
-    """True or false."""
+    """Return a bool, or raise `InvalidValue`."""
     if not isinstance(value, bool | np.bool_):
-        raise Unfit("true or false")
+        raise InvalidValue("true or false")
     return bool(value)
 
 
 def integer(low: int, high: int = MAX_COUNT) -> Check[int]:
-    """A whole number in a range; a truth value is none."""
+    """Return a check for an integer in a range; a bool is refused."""
 
     def check(value: object) -> int:
         if not isinstance(value, int | np.integer) or isinstance(value, bool) or not low <= value <= high:
-            raise Unfit(f"an integer from {low} to {high}")
+            raise InvalidValue(f"an integer from {low} to {high}")
         return int(value)
 
     return check
 
 
-def whole(low: int, high: int = MAX_COUNT) -> Check[int]:
-    """A whole number in a range, as `integer`, that may also be written as a float: ``1e5`` steps."""
+def whole_number(low: int, high: int = MAX_COUNT) -> Check[int]:
+    """Return a check for an integer in a range that can also be written as a float, such as ``1e5``."""
     plain = integer(low, high)
 
     def check(value: object) -> int:
@@ -126,62 +127,64 @@ def whole(low: int, high: int = MAX_COUNT) -> Check[int]:
 
 
 def sizes(value: object) -> tuple[int, ...]:
-    """Positive integers, the widths of layers."""
+    """Return a list of layer widths as a tuple of positive integers, or raise `InvalidValue`."""
     if not isinstance(value, list | tuple) or not all(type(n) is int and 0 < n <= MAX_WIDTH for n in value):
-        raise Unfit(f"a list of integers from 1 to {MAX_WIDTH}")
+        raise InvalidValue(f"a list of integers from 1 to {MAX_WIDTH}")
     if len(value) > MAX_LAYERS:
-        raise Unfit(f"at most {MAX_LAYERS} integers from 1 to {MAX_WIDTH}")
+        raise InvalidValue(f"at most {MAX_LAYERS} integers from 1 to {MAX_WIDTH}")
     return tuple(value)
 
 
 def number(low: float, high: float = MAX_SPAN_S, *, above: bool = False) -> Check[float]:
-    """A finite number from `low` to `high`; with `above`, greater than `low`."""
+    """Return a check for a finite number from `low` to `high`; with `above`, greater than `low`."""
 
     def check(value: object) -> float:
         right = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-        # compared before it is made a float: an integer may be too long for one
+        # Compare before the conversion to float: an integer can be too large for a float.
         if not right or not low <= cast(float, value) <= high or (above and value == low):
-            raise Unfit(f"a number {'above' if above else 'from'} {low:.12g} {'and at most' if above else 'to'} {high:.12g}")
+            raise InvalidValue(
+                f"a number {'above' if above else 'from'} {low:.12g} {'and at most' if above else 'to'} {high:.12g}"
+            )
         return float(cast(float, value))
 
     return check
 
 
 def one_of(*choices: str) -> Check[str]:
-    """One of a few words."""
+    """Return a check for one of a few words."""
 
     def check(value: object) -> str:
         if value in choices:
             return str(value)
         near = _closest(value, choices) if isinstance(value, str) else []
-        raise Unfit(" or ".join(map(repr, choices)) + (f" (did you mean {near[0]!r}?)" if near else ""))
+        raise InvalidValue(" or ".join(map(repr, choices)) + (f" (did you mean {near[0]!r}?)" if near else ""))
 
     return check
 
 
 def optional(check: Check[T]) -> Check[T | None]:
-    """The same, or null."""
+    """Return a check that also accepts null."""
 
     def either(value: object) -> T | None:
         if value is None:
             return None
         try:
             return check(value)
-        except Unfit as exc:
-            raise Unfit(f"{exc}, or null") from None
+        except InvalidValue as exc:
+            raise InvalidValue(f"{exc}, or null") from None
 
     return either
 
 
 def mapping(value: object) -> dict[str, object]:
-    """A mapping with text keys; a copy."""
+    """Return a copy of a mapping with text keys, or raise `InvalidValue`."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise Unfit("a mapping")
+        raise InvalidValue("a mapping")
     return dict(value)
 
 
 def parameters(value: object) -> dict[str, object]:
-    """A mapping with text keys in which every number is finite, at every depth."""
+    """Return a copy of a mapping with text keys, and raise an error if a number in it is not finite, at any depth."""
     found = mapping(value)
     for key, item in found.items():
         _check_finite(key, item)
@@ -189,11 +192,11 @@ def parameters(value: object) -> dict[str, object]:
 
 
 def _check_finite(key: str, value: object) -> None:
-    """Raises ConfigError, which names the parameter, for a number in `value` that is not finite."""
+    """Raise ConfigError, with the name of the parameter, if a number in `value` is not finite."""
     if isinstance(value, float | np.floating) and not math.isfinite(value):
         raise ConfigError(f"{key}: {float(value)} is not a finite number", key=key)
     if isinstance(value, np.ndarray) and value.dtype.kind in "fc" and not np.isfinite(value).all():
-        raise ConfigError(f"{key}: holds a number that is not finite", key=key)
+        raise ConfigError(f"{key}: contains a number that is not finite", key=key)
     if isinstance(value, Mapping):
         for inner, item in value.items():
             _check_finite(f"{key}.{inner}", item)
@@ -203,36 +206,40 @@ def _check_finite(key: str, value: object) -> None:
 
 
 def modules(value: object) -> tuple[str, ...]:
-    """Names of Python modules, dotted."""
+    """Return dotted names of Python modules as a tuple, or raise `InvalidValue`."""
     given = [value] if isinstance(value, str) else value
     if not isinstance(given, list | tuple) or not all(isinstance(m, str) for m in given):
-        raise Unfit("a list of Python modules, such as my_package.plugin")
+        raise InvalidValue("a list of Python modules, such as my_package.plugin")
     if not all(part.isidentifier() for module in given for part in module.split(".")):
-        raise Unfit("a list of Python modules, such as my_package.plugin")
+        raise InvalidValue("a list of Python modules, such as my_package.plugin")
     return tuple(given)
 
 
 def path(value: object) -> Path:
-    """A path in the file system."""
+    """Return a path in the file system, or raise `InvalidValue`."""
     if not isinstance(value, str | os.PathLike) or not os.fspath(value) or isinstance(os.fspath(value), bytes):
-        raise Unfit("a path")
+        raise InvalidValue("a path")
     return Path(cast(str, value))
 
 
 def space(value: object) -> Space:
-    """One of our spaces, a Gymnasium space, or its JSON form."""
+    """Return a space from a space of this library, a Gymnasium space or a space in JSON form."""
     return space_from(value)
 
 
 SPACE: Check[Space | None] = optional(space)
-"""A space that may be left out."""
+"""The check for an optional space."""
 
 
 def check_value(key: str, value: object, check: Check[T]) -> T:
-    """Checks one value; an error names its key as the user wrote it."""
+    """Return what a check makes of a value.
+
+    Raises:
+        ConfigError: If the check refuses the value; the message has the key as the user wrote it.
+    """
     try:
         return check(value)
-    except Unfit as exc:
+    except InvalidValue as exc:
         raise ConfigError(f"{key}: expected {exc}, not {reprlib.repr(value)}", key=key) from None
     except ConfigError as exc:
         message = str(exc)
@@ -243,13 +250,13 @@ def check_value(key: str, value: object, check: Check[T]) -> T:
 
 
 def check_fields(config: Any) -> None:
-    """Checks every field of a configuration and keeps what its check returns."""
+    """Check every field of a frozen configuration and replace it with the result."""
     for field in fields(config):
         if "check" in field.metadata:
             object.__setattr__(config, field.name, check_value(field.name, getattr(config, field.name), field.metadata["check"]))
 
 
-def gather(
+def parse_options(
     cls: type[Any],
     given: Mapping[str, object],
     *,
@@ -258,19 +265,19 @@ def gather(
     section: str = "",
     owner: str = "",
 ) -> dict[str, object]:
-    """Turn keys as a user wrote them, synonyms too, into the arguments of the configuration `cls`.
+    """Convert keys as a user wrote them, with synonyms, to the arguments of the configuration `cls`.
 
     Args:
-        cls: a dataclass whose fields were declared with `option`.
-        given: values by name or synonym.
-        extra: further arguments of `cls` that are passed on as they are.
-        partial: whether required keys may be missing, because `given` is not all there is.
-        section: the key under which `given` stands; it comes before each key in messages.
-        owner: what has these keys, for the message about an unknown one.
+        cls: A dataclass whose fields were declared with `option`.
+        given: Values by name or synonym.
+        extra: Further arguments of `cls`, which are not checked.
+        partial: True if required keys may be missing, because `given` is only a part.
+        section: The key of `given` in its file. Messages put it before each key.
+        owner: The owner of these keys, for the message about an unknown one.
 
     Raises:
-        ConfigError: for an unknown key, a value that its check refuses, a required key that is missing, or two names of
-            one option that disagree.
+        ConfigError: If a key is unknown, a check refuses a value, a required key is missing, or two names of one option have
+            different values.
     """
     options = {f.name: f for f in fields(cls) if "check" in f.metadata}
     by_name = {name: f for f in options.values() for name in (f.name, *f.metadata["names"])}
@@ -302,13 +309,13 @@ def _dotted(section: str, key: str) -> str:
 
 
 def _closest(word: str, choices: Collection[str], cutoff: float = 0.6) -> list[str]:
-    import difflib  # for whoever mistypes
+    import difflib  # rarely needed: only for a message about a typing error
 
     return difflib.get_close_matches(word, choices, n=1, cutoff=cutoff)
 
 
 def unknown_key(key: str, valid: Collection[str], section: str = "", owner: str = "") -> ConfigError:
-    """Return the error for an unknown key; it names the nearest that is known, and `owner`, which lacks it."""
+    """Return the error for an unknown key, with the nearest valid key and the owner of the keys."""
     near = _closest(key, valid)
     nearest = near or _closest(key, valid, cutoff=0.0)
     hint = f"did you mean {near[0]!r}?" if near else f"the nearest valid key is {nearest[0]!r}"
@@ -318,8 +325,8 @@ def unknown_key(key: str, valid: Collection[str], section: str = "", owner: str 
 
 
 @contextmanager
-def located(source: str) -> Iterator[None]:
-    """Puts the file's name before an error that does not name one."""
+def with_source(source: str) -> Iterator[None]:
+    """Add the name of the source to a ConfigError that has none."""
     try:
         yield
     except ConfigError as exc:
@@ -329,7 +336,10 @@ def located(source: str) -> Iterator[None]:
 
 
 def as_json(config: Any) -> dict[str, Any]:
-    """A configuration as JSON values, which its ``from_mapping`` reads back; null options are left out."""
+    """Return a configuration as JSON values that its ``from_mapping`` can read.
+
+    An option that is None is left out if None is its default.
+    """
 
     def plain(value: object) -> object:
         if isinstance(value, Mapping):

@@ -1,10 +1,10 @@
-"""RL4Sys's own forms: its sections become keys of ours."""
+"""Translation of RL4Sys's configuration files into the keys of this library."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rl4sys_zmq.config.options import Unfit, check_value, mapping, text, unknown_key
+from rl4sys_zmq.config.options import InvalidValue, check_value, mapping, text, unknown_key
 from rl4sys_zmq.errors import ConfigError
 
 __all__ = ["algorithm_name", "expand_sections", "translate_global"]
@@ -14,22 +14,21 @@ _SECTIONS: dict[str, dict[str, str]] = {
     "training": {"batch_size": "algorithm_parameters", "epochs": "algorithm_parameters"},
     "communication": {"server_address": "", "timeout": ""},
 }
-"""Section, its keys, and where each goes: into the algorithm's parameters or to the top."""
+"""For each section, its keys and the place of each: the algorithm's parameters, or the top level if empty."""
 
 _NO_MEANING_HERE = ("ensemble_algorithms", "max_traj_length", "model_paths", "tensorboard")
 
 
 def algorithm_name(value: object) -> str:
-    """An algorithm's name; case does not matter, so it is kept in capitals."""
+    """Return an algorithm's name in capitals, because its case does not matter; or raise `InvalidValue`."""
     return text(value).upper()
 
 
 def expand_sections(given: Mapping[str, object], sections: tuple[str, ...] = tuple(_SECTIONS)) -> dict[str, object]:
-    """Moves the keys of ``network_architecture``, ``training`` and ``communication`` to where the first form has them.
+    """Move the keys of ``network_architecture``, ``training`` and ``communication`` to their places in the flat form.
 
     Raises:
-        ConfigError: for a section that is no mapping, an unknown key in one, or a key that is also said elsewhere
-            with another value.
+        ConfigError: If a section is not a mapping, a key in it is unknown, or a key has another value elsewhere.
     """
     out = {key: value for key, value in given.items() if key not in sections}
     if "algorithm_parameters" in given:
@@ -49,9 +48,12 @@ def expand_sections(given: Mapping[str, object], sections: tuple[str, ...] = tup
 
 
 def translate_global(given: Mapping[str, object]) -> tuple[dict[str, object], tuple[str, ...]]:
-    """Turns what is RL4Sys's in a learner's file into our keys; returns them and the keys that have no meaning here.
+    """Translate RL4Sys's keys in a learner's file.
 
-    ``server.training_server`` becomes ``bind``, unless that is given. Ours are passed on as they are.
+    ``server.training_server`` becomes ``bind``, unless ``bind`` is given. Keys of this library are kept.
+
+    Returns:
+        The translated mapping, and the keys that have no meaning for the learner.
     """
     out = {key: value for key, value in given.items() if key not in (*_NO_MEANING_HERE, "server")}
     ignored = [key for key in _NO_MEANING_HERE if key in given]
@@ -74,5 +76,5 @@ def _server_address(value: object) -> str:
             raise unknown_key(key, valid)
     prefix, host, port = parts.get("prefix", "tcp://"), parts.get("host", "localhost"), parts.get("port", 50051)
     if not isinstance(prefix, str) or not isinstance(host, str) or isinstance(port, bool) or not isinstance(port, int | str):
-        raise Unfit('{"prefix": text, "host": text, "port": number or text}')
+        raise InvalidValue('{"prefix": text, "host": text, "port": number or text}')
     return f"{prefix}{host}:{str(port).removeprefix(':')}"

@@ -1,4 +1,4 @@
-"""Spaces from RL4Sys's flat keys: ``input_size``, ``act_dim``, ``act_limit`` and ``continuous``."""
+"""Conversion of RL4Sys's flat keys ``input_size``, ``act_dim``, ``act_limit`` and ``continuous`` to spaces."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ FLAT_KEYS = tuple(_CHECKS)
 
 
 def resolve_spaces(config: Any, flat: Mapping[str, object]) -> None:
-    """Sets ``observation_space``, ``action_space`` and ``act_limit`` of `config` from flat keys.
+    """Set ``observation_space``, ``action_space`` and ``act_limit`` of `config` from flat keys.
 
-    The keys are those of `flat` and those among ``config.algorithm_parameters``, from which they are taken out: the spaces
-    say it from then on.
+    The keys come from `flat` and from ``config.algorithm_parameters``. They are removed from the parameters, because the spaces
+    then contain the same information.
 
     Raises:
-        ConfigError: when two of them disagree, or when a continuous action has no ``act_limit``.
+        ConfigError: If two of them disagree, or if a continuous action has no ``act_limit``.
     """
     parameters = dict(config.algorithm_parameters)
     found: dict[str, Any] = {}
@@ -74,5 +74,5 @@ def _action_space(given: Space | None, found: Mapping[str, Any]) -> Space | None
     if not continuous:
         return DiscreteSpace(size)
     if limit is None:
-        raise ConfigError("act_limit is missing: continuous actions need their bound (or an action_space)", key="act_limit")
+        raise ConfigError("act_limit is missing: continuous actions need act_limit or an action_space", key="act_limit")
     return BoxSpace((size,), low=-limit, high=limit)

@@ -1,18 +1,18 @@
-"""Delivery as a protocol, without I/O: what is promised, kept and counted, whatever carries the bytes.
+"""The delivery protocol, without network I/O: sequence numbers, acknowledgements, credit, and the journal.
 
-- `ActorSession`: the actor's side: handshake, window, resends, credit.
-- `Stream`: the learner's side of one actor's stream: marks, duplicates, verdicts. `StreamTable`: those of one client.
-- `take_submit`: what of a message is new, in order and well formed; `replay_entry`: the same after going back to a checkpoint.
-- `CreditPool`: a learner thread's demand shared between streams. `Transit`: what it was given and has not taken.
-- `StallWatch`: whether a client stands still although it could go on.
-- `Journal`: what is accepted and still needed: `MemoryJournal`, and on disk `DiskJournal`, the only thread in this room.
+- `ActorSession`: the actor's side: handshake, window of unacknowledged segments, resends, credit.
+- `Stream`: the learner's side of one actor's stream: marks, duplicates, verdicts. `StreamTable`: the streams of one client.
+- `take_submit`: sorts out new, duplicate and malformed segments of a message. `replay_entry`: does so after a rollback.
+- `CreditPool`: shares the demand of a learner thread between streams. `Transit`: the data on the way to that thread.
+- `StallWatch`: detects a client that makes no progress although it could.
+- `Journal`: the record of accepted segments. `MemoryJournal` is in memory, `DiskJournal` on disk. Only the latter has a thread.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rl4sys_zmq._lazy import load_late
+from rl4sys_zmq._lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from rl4sys_zmq.delivery.credit import CreditPool
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
         StreamRow,
     )
     from rl4sys_zmq.delivery.session import (
-        RATE,
+        FIELD_RATE,
         Action,
         ActorSession,
         IncarnationRaised,
         Joined,
         Reconnect,
+        RefusedForNow,
         Rejected,
-        Renewed,
         Send,
         SessionState,
-        Waiting,
+        StreamRenewed,
     )
     from rl4sys_zmq.delivery.stall import STALL_S, StallWatch, stall_reason
     from rl4sys_zmq.delivery.stream import Key, Stream
-    from rl4sys_zmq.delivery.table import Opened, StreamTable
-    from rl4sys_zmq.delivery.transit import Load, Transit
+    from rl4sys_zmq.delivery.table import HelloResult, StreamTable
+    from rl4sys_zmq.delivery.transit import Amount, Transit
 
 __all__ = [
-    "RATE",
+    "FIELD_RATE",
     "STALL_S",
     "Action",
     "ActorSession",
@@ -58,14 +58,14 @@ __all__ = [
     "Key",
     "Journal",
     "JournalState",
-    "Load",
+    "Amount",
     "MemoryJournal",
-    "Opened",
+    "HelloResult",
     "JournalPage",
     "IncarnationRaised",
     "Reconnect",
     "Rejected",
-    "Renewed",
+    "StreamRenewed",
     "Replay",
     "Restored",
     "Send",
@@ -75,13 +75,13 @@ __all__ = [
     "StreamRow",
     "StreamTable",
     "Transit",
-    "Waiting",
+    "RefusedForNow",
     "replay_entry",
     "stall_reason",
     "take_submit",
 ]
 
-__getattr__ = load_late(
+__getattr__ = lazy_getattr(
     __name__,
     {
         "credit": ("CreditPool",),
@@ -102,17 +102,17 @@ __getattr__ = load_late(
             "StreamRow",
         ),
         "session": (
-            "RATE",
+            "FIELD_RATE",
             "Action",
             "ActorSession",
             "Joined",
             "IncarnationRaised",
             "Reconnect",
             "Rejected",
-            "Renewed",
+            "StreamRenewed",
             "Send",
             "SessionState",
-            "Waiting",
+            "RefusedForNow",
         ),
         "stall": (
             "STALL_S",
@@ -124,11 +124,11 @@ __getattr__ = load_late(
             "Stream",
         ),
         "table": (
-            "Opened",
+            "HelloResult",
             "StreamTable",
         ),
         "transit": (
-            "Load",
+            "Amount",
             "Transit",
         ),
     },

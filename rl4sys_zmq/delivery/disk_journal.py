@@ -1,4 +1,4 @@
-"""The journal on disk: its thread, its transactions, and what happens when the disk is full or fails."""
+"""The journal on disk: its thread, its transactions, and its handling of full or failing disks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,23 @@ from rl4sys_zmq.delivery.journal_file import (
     Connect,
     Fsync,
     JournalFile,
-    Opening,
+    OpenParameters,
     Recovery,
     connect,
     open_journal_file,
     reopen,
 )
 from rl4sys_zmq.delivery.journal_loss import Loss
-from rl4sys_zmq.delivery.journal_rows import DropClient, DropEntries, DropStream, Gap, Read, RetireActor, Trim, Write
+from rl4sys_zmq.delivery.journal_rows import (
+    AddGap,
+    DropClient,
+    DropEntries,
+    DropStream,
+    ReadPage,
+    RetireActor,
+    TrimEntries,
+    Write,
+)
 from rl4sys_zmq.errors import JournalError
 from rl4sys_zmq.resource import Worker
 
@@ -35,29 +44,28 @@ __all__ = ["DiskJournal"]
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0
-"""How often a journal with nothing to do looks whether its file is still in its place, in seconds."""
+CHECK_S = 1.0
+"""The interval at which an idle journal checks that its files are still in place, in seconds."""
 
 
 class DiskJournal(Worker):
     """A journal in one SQLite file, written by one thread over one connection.
 
-    The owner calls `open`, then hands the `Journal` calls to one thread, then `stop` and `join`. Calls queue in order; the
-    thread takes what has gathered and commits it in one transaction, so that many small entries cost one commit.
+    Call `open`, then make the `Journal` calls from one thread, then call `stop` and `join`. Calls queue in order. The journal's
+    thread commits all queued operations in one transaction, so that many small entries cost one commit.
 
-    When the entries have reached `max_bytes`, or the disk fails, nothing is lost: operations stay queued in order,
-    `state().error` says why, and they are tried again each `retry_s` seconds. Trims, drops and reads do not wait behind
-    entries for which there is no room. The queue itself has no bound; its owner watches `state().queued_bytes` and stops credit.
+    If the entries reach `max_bytes`, or the disk fails, nothing is lost. Operations stay queued in order, `state().error`
+    contains the reason, and the thread retries every `retry_s` seconds. Trims, drops and reads do not wait behind entries for
+    which there is no room. The queue has no limit. The caller must watch `state().queued_bytes` and stop granting credit.
 
-    Beside it lies ``journal.marks``, which says what every commit has led to, before anybody is told of the commit. `open`
-    compares the two, and refuses a journal that lacks something (`JournalLost`) unless it is to accept that. A file that is
-    deleted, moved or replaced under the open journal is noticed at the next commit, or within a second, before anything more
-    is told. It is then made anew from what the connection still holds, which is everything.
+    The file ``journal.marks`` in the same folder records the result of each commit before `committed` returns its entries. `open`
+    compares the two files. It raises `JournalLost` if the journal lacks something, unless `recovery` accepts the loss. If a file
+    is deleted, moved or replaced under the open journal, the thread detects this at the next commit, or within a second, before
+    `committed` returns anything more. It then writes the file again from the open connection, which still has all data.
 
-    `max_bytes` counts the stored messages, not SQLite's own 200 to 300 bytes for each entry. The pages that a trim frees are
-    used again; the file never shrinks, and beside it lies a write-ahead log of some MB. One entry that is larger than
-    `max_bytes` is taken when nothing else is stored, so that it can't stop the journal for good. SQLite refuses an entry of
-    1 GB or more.
+    `max_bytes` counts the stored messages, without SQLite's overhead of 200 to 300 bytes per entry. Pages that a trim frees are
+    used again. The file never shrinks, and its write-ahead log takes some MB more. An entry larger than `max_bytes` is committed
+    if nothing else is stored, so that it cannot block the journal for good. SQLite rejects an entry of 1 GB or more.
     """
 
     durable = True
@@ -73,32 +81,34 @@ class DiskJournal(Worker):
         connect: Connect = connect,
         recovery: Recovery = NO_RECOVERY,
     ) -> None:
-        """Args:
-        path: the file, in a folder that exists; `path` + ".lock" keeps other processes out.
-        fsync: "normal" survives the process, "always" also the machine's loss of power.
-        max_bytes: what the entries may take.
-        wake: called in the journal's thread when `committed` or `state` has news.
-        retry_s: how long to wait after a failure, in seconds.
-        connect: makes the connection.
-        recovery: what to do when something of it is gone.
+        """Create the journal. Call `open` to start it.
+
+        Args:
+            path: The file, in a folder that exists. A lock on `path` + ".lock" excludes other processes.
+            fsync: "normal" survives the end of the process, "always" also a loss of power.
+            max_bytes: The limit on the size of all entries.
+            wake: Called in the journal's thread when `committed` has results, or `state().error` starts or ends.
+            retry_s: The delay between retries after a failure, in seconds.
+            connect: Opens the SQLite connection.
+            recovery: The reaction to lost data.
         """
         super().__init__("rl4sys-journal")
         self.journal_id = 0
         self.loss: Loss | None = None
         self._path = Path(path)
-        self._opening = Opening(self._path, fsync, connect, recovery)
+        self._opening = OpenParameters(self._path, fsync, connect, recovery)
         self._max_bytes, self._retry_s, self._wake = max_bytes, retry_s, wake
         self._opened = threading.Event()
         self._restored: Restored | None = None
         self._refusal: JournalError | None = None
-        # The thread's own.
+        # Used by the journal's thread only.
         self._backlog = Backlog()
         self._file: JournalFile
         self._unmarked: list[Changes] = []
-        self._unsaid: list[JournalEntry | JournalPage] = []
+        self._unreported: list[JournalEntry | JournalPage] = []
         self._look_at = 0.0
-        # Shared, under the lock.
-        self._news = threading.Condition()
+        # Shared between threads, protected by `_condition`.
+        self._condition = threading.Condition()
         self._incoming: deque[Operation] = deque()
         self._fresh: list[JournalEntry | JournalPage] = []
         self._stopping = self._hurry = False
@@ -108,86 +118,89 @@ class DiskJournal(Worker):
         self._commits = self._failures = self._damaged = self._rescued = 0
         self._commit_s = 0.0
 
-    # What the owner calls.
+    # The interface for other threads.
 
     def open(self) -> Restored:
-        """Starts the thread; returns what the file knows once it has been opened.
+        """Start the thread and open the file. Return its clients and streams.
 
-        Entries are not read here: damage among them shows when they are.
+        It does not read the entries. Damaged entries are detected by `read`.
 
         Raises:
-            JournalLost: when the journal, or a part of it, is gone, and that was not to be accepted.
-            JournalError: when the file is held by another process, can't be written, or is no journal of this version.
+            JournalLost: If the journal, or a part of it, is missing, and `recovery` does not accept the loss.
+            JournalError: If another process uses the file, or the file cannot be written or is not a journal of this version.
         """
         self.start()
         self._opened.wait()
         if self._restored is None:
             self.join()
             self.raise_if_dead()
-            raise self._refusal or JournalError(str(self._path), "the journal was stopped before it was open", "open another one")
+            raise self._refusal or JournalError(str(self._path), "the journal was stopped before it was open", "create a new one")
         return self._restored
 
     def stop(self) -> None:
-        """Commits what is queued, with one try if the journal is failing, and ends. What is called later is not done."""
-        with self._news:
+        """Make the thread commit what is queued and end. Operations that are queued later are not done.
+
+        If the journal is failing, the thread makes one more attempt.
+        """
+        with self._condition:
             self._stopping = True
-            self._news.notify()
+            self._condition.notify()
 
     def append(self, batch: Sequence[JournalEntry]) -> None:
-        """Takes entries."""
+        """Append entries."""
         nbytes = sum(entry.nbytes for entry in batch)
-        with self._news:
+        with self._condition:
             self._incoming.extend(batch)
             self._queued.update(entry.client_id for entry in batch)
             self._queued_bytes += nbytes
             if not self._problem:
-                self._news.notify()
+                self._condition.notify()
 
     def committed(self) -> list[JournalEntry | JournalPage]:
-        """What has become safe, or has been read, since the last call, in order."""
-        with self._news:
+        """Return the entries committed and the pages read since the last call, in order."""
+        with self._condition:
             fresh, self._fresh = self._fresh, []
         return fresh
 
     def put_client(self, row: ClientRow) -> None:
-        """A new client, with its totals, or the generation and settings of a known one."""
+        """Add a client with its totals, or change the generation and settings of an existing one."""
         self._enqueue(row)
 
     def put_stream(self, row: StreamRow) -> None:
-        """A new stream, or what a HELLO changes in a known one; marks only grow."""
+        """Add a stream, or change an existing one after a HELLO. Marks never decrease."""
         self._enqueue(row)
 
     def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
-        """Forgets a stream and its entries."""
+        """Remove a stream and its entries."""
         self._enqueue(DropStream(client_id, actor_id, origin, expires), hurry=True)
 
     def drop_client(self, client_id: str) -> None:
-        """Forgets a client with all that is its own."""
+        """Remove a client: its row, its streams and its entries."""
         self._enqueue(DropClient(client_id), hurry=True)
 
     def drop_entries(self, client_id: str) -> None:
-        """Gives up all entries of a client."""
+        """Remove all entries of a client."""
         self._enqueue(DropEntries(client_id), hurry=True)
 
     def retire_actor(self, client_id: str, actor_id: str) -> None:
-        """Lets the streams of an actor speak for it no more."""
+        """Retire the streams of an actor."""
         self._enqueue(RetireActor(client_id, actor_id), hurry=True)
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
-        """Counts segments that are gone, and moves their stream's mark over them in the same transaction."""
-        self._enqueue(Gap(client_id, count, stream))
+        """Count the segments of a GAP, and add or update their stream in the same transaction."""
+        self._enqueue(AddGap(client_id, count, stream))
 
     def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
-        """Gives up the entries below the marks."""
-        self._enqueue(Trim(client_id, tuple(marks.items())), hurry=True)
+        """Remove the entries below the marks."""
+        self._enqueue(TrimEntries(client_id, tuple(marks.items())), hurry=True)
 
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
-        """Asks for a `JournalPage`."""
-        self._enqueue(Read(client_id, token, after_row, max_bytes), hurry=True)
+        """Request a `JournalPage`."""
+        self._enqueue(ReadPage(client_id, token, after_row, max_bytes), hurry=True)
 
     def state(self) -> JournalState:
-        """How it fares."""
-        with self._news:
+        """Return the state of the journal."""
+        with self._condition:
             return JournalState(
                 durable=True,
                 used_bytes=self._used_bytes,
@@ -205,26 +218,26 @@ class DiskJournal(Worker):
 
     def queued(self, client_id: str) -> int:
         """Return how many operations of a client are not done."""
-        with self._news:
+        with self._condition:
             return self._queued[client_id]
 
     def _enqueue(self, operation: Operation, *, hurry: bool = False) -> None:
-        with self._news:
+        with self._condition:
             self._incoming.append(operation)
             self._queued[operation.client_id] += 1
             self._hurry |= hurry
             if hurry or not self._problem:
-                self._news.notify()
+                self._condition.notify()
 
     # The thread.
 
     def run(self) -> None:
-        """Opens the file, does what is queued until `stop`, closes it."""
+        """Open the file, do the queued operations until `stop`, and close the file."""
         try:
             with open_journal_file(self._opening) as opened:
                 self._file, self._used_bytes, self._damaged = opened, opened.used_bytes, opened.repaired
                 self.loss = opened.loss
-                self._restored = opened.tables.image.rows.restored()
+                self._restored = opened.tables.cache.rows.restored()
                 self.journal_id = self._restored.journal_id
                 self._opened.set()
                 self._serve()
@@ -234,9 +247,9 @@ class DiskJournal(Worker):
             self._opened.set()
 
     def on_death(self, error: BaseException) -> None:
-        """Says so in `state`."""
-        with self._news:
-            self._problem = f"the journal's thread died: {error!r}"
+        """Report the error in `state`."""
+        with self._condition:
+            self._problem = f"the journal's thread ended with an error: {error!r}"
         self._wake()
 
     def _serve(self) -> None:
@@ -245,27 +258,27 @@ class DiskJournal(Worker):
             done = self._work()
             if stopping and not (done and self._backlog):
                 if not done:
-                    log.error("%s: %d operations were never committed: %s", self._path, len(self._backlog), self._problem)
+                    log.error("%s: %d operations were not committed: %s", self._path, len(self._backlog), self._problem)
                 return
 
     def _gather(self) -> bool:
-        """Waits until there is something to do, to look at, or to try again; returns whether this is the end."""
-        with self._news:
+        """Wait for operations, the next check of the files, or the next retry. Return True after `stop`."""
+        with self._condition:
             if self._problem:
-                self._news.wait_for(lambda: self._stopping or self._hurry, self._retry_s)
+                self._condition.wait_for(lambda: self._stopping or self._hurry, self._retry_s)
             else:
-                self._news.wait_for(lambda: self._stopping or self._incoming or self._backlog, LOOK_S)
+                self._condition.wait_for(lambda: self._stopping or self._incoming or self._backlog, CHECK_S)
             self._hurry = False
             self._backlog.extend(self._incoming)
             self._incoming.clear()
             return self._stopping
 
     def _work(self) -> bool:
-        """Commits one group, after what frees room if the last one failed; returns whether that went well."""
+        """Commit one group of operations. After a failure, first do those that free room. Return True on success."""
         group: list[Operation] = []
         try:
-            self._stay()
-            self._say()
+            self._restore_files()
+            self._report()
             group = self._backlog.next_group(self._used_bytes, self._max_bytes)
             if self._problem or not group:
                 while relief := self._backlog.relief():
@@ -274,55 +287,55 @@ class DiskJournal(Worker):
             if group:
                 self._do(group)
         except (sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.IntegrityError):
-            raise  # a fault of this code: trying again will not cure it
+            raise  # a bug in this code, which a retry cannot fix
         except (sqlite3.Error, OSError) as error:
-            return self._settle(f"{self._path} can't be written: {error}")
+            return self._set_problem(f"{self._path} cannot be written: {error}")
         except JournalError as error:
-            return self._settle(str(error))
+            return self._set_problem(str(error))
         if not group and self._backlog:
-            return self._settle(
-                f"{self._path} is full: {self._used_bytes} of {self._max_bytes} bytes; a checkpoint frees room, or a larger limit"
+            return self._set_problem(
+                f"{self._path} is full: {self._used_bytes} of {self._max_bytes} bytes; save a checkpoint, or raise the limit"
             )
-        return self._settle("")
+        return self._set_problem("")
 
-    def _stay(self) -> None:
-        """Puts the file back in its place when it is not there any more: deleted, moved, or replaced.
+    def _restore_files(self) -> None:
+        """Write the file again if it was deleted, moved or replaced.
 
         Raises:
-            JournalError, OSError, sqlite3.Error: when that can't be done now.
+            JournalError, OSError, sqlite3.Error: If this is not possible now.
         """
         now = time.monotonic()
         if not self._problem and now < self._look_at:
-            return  # whatever is committed is told after another look
-        self._look_at = now + LOOK_S
+            return  # `_report` checks the files again before it reports a commit
+        self._look_at = now + CHECK_S
         missing = self._file.missing()
         if not missing:
             if not self._file.marks.present:
-                log.warning("the marks of %s were deleted or replaced, and are written anew", self._path)
+                log.warning("the marks file of %s was deleted or replaced; it is written again", self._path)
                 self._file.marks.renew()
             return
-        self._settle(f"{missing} was deleted, moved or replaced under the running learner; nothing is acknowledged meanwhile")
+        self._set_problem(f"{missing} was deleted, moved or replaced; no segments are acknowledged until it is written again")
         reopen(self._file)
-        with self._news:
+        with self._condition:
             self._rescued += 1
-        log.error("%s was made anew from what was open; nothing of it is lost", self._path)
+        log.error("%s was written again from the open journal; no data is lost", self._path)
 
-    def _say(self) -> None:
-        """Tells what has been committed, once the marks say it too and the file is known to be in its place.
+    def _report(self) -> None:
+        """Report commits to `committed`, after writing them to the marks file and checking that the files are in place.
 
         Raises:
-            FileNotFoundError: when it is not.
-            OSError: when the marks can't be written.
+            FileNotFoundError: If a file is not in place.
+            OSError: If the marks cannot be written.
         """
         while self._unmarked:
             self._file.marks.note(self._unmarked[0])
             del self._unmarked[0]
-        if not self._unsaid:
+        if not self._unreported:
             return
         if missing := self._file.missing(thorough=False):
             raise FileNotFoundError(f"{missing} was deleted, moved or replaced")
-        fresh, self._unsaid = self._unsaid, []
-        with self._news:
+        fresh, self._unreported = self._unreported, []
+        with self._condition:
             self._fresh += fresh
             self._note_done(item.client_id for item in fresh)
             self._queued_bytes -= sum(item.nbytes for item in fresh if isinstance(item, JournalEntry))
@@ -334,54 +347,54 @@ class DiskJournal(Worker):
         for client_id in [client_id for client_id, count in self._queued.items() if not count]:
             del self._queued[client_id]
 
-    def _settle(self, problem: str) -> bool:
-        with self._news:
+    def _set_problem(self, problem: str) -> bool:
+        with self._condition:
             changed = bool(problem) != bool(self._problem)
             self._problem = problem
             self._failures += bool(problem)
         if changed:
-            log.log(logging.ERROR if problem else logging.INFO, "%s", problem or f"{self._path} is written again")
+            log.log(logging.ERROR if problem else logging.INFO, "%s", problem or f"{self._path} works again")
             self._wake()
         return not problem
 
     def _do(self, group: Sequence[Operation]) -> None:
-        """One transaction, or one read; then `committed` has the results and the backlog has lost the group."""
+        """Do one transaction or one read. Then report the results and remove the group from the backlog."""
         fresh: list[JournalEntry | JournalPage]
-        rest: list[Trim] = []
-        if isinstance(group[0], Read):
+        rest: list[TrimEntries] = []
+        if isinstance(group[0], ReadPage):
             fresh, grown, seconds = [self._file.tables.read(group[0])], 0, None
         else:
             began = time.monotonic()
-            grown, rest = self._transact([operation for operation in group if not isinstance(operation, Read)])
+            grown, rest = self._transact([operation for operation in group if not isinstance(operation, ReadPage)])
             seconds = time.monotonic() - began
             fresh = [operation for operation in group if isinstance(operation, JournalEntry)]
         self._backlog.done(group)
         self._backlog.extend(rest)
-        self._unsaid += fresh
-        with self._news:
+        self._unreported += fresh
+        with self._condition:
             self._used_bytes += grown
             self._queued.update(trim.client_id for trim in rest)
             self._note_done(
-                o.client_id for o in group if not isinstance(o, JournalEntry | Read)
-            )  # those are done when they are told
+                o.client_id for o in group if not isinstance(o, JournalEntry | ReadPage)
+            )  # entries and reads count as done when they are reported
             self._damaged = len(self._file.tables.damaged) + self._file.repaired
             if seconds is not None:
                 self._commits += 1
                 self._commit_s = seconds
-        self._say()
+        self._report()
 
-    def _transact(self, group: Sequence[Write]) -> tuple[int, list[Trim]]:
+    def _transact(self, group: Sequence[Write]) -> tuple[int, list[TrimEntries]]:
         db, tables = self._file.db, self._file.tables
         db.execute("BEGIN IMMEDIATE")
         try:
             result = tables.apply(group)
-            self._file.marks.drop(tables.image.changes)
+            self._file.marks.drop(tables.cache.changes)
             db.execute("COMMIT")
         except BaseException:
-            tables.image.revert()
+            tables.cache.revert()
             if db.in_transaction:
-                with contextlib.suppress(sqlite3.Error):  # the first error is the one to tell
+                with contextlib.suppress(sqlite3.Error):  # report the first error, not this one
                     db.execute("ROLLBACK")
             raise
-        self._unmarked.append(tables.image.commit())
+        self._unmarked.append(tables.cache.commit())
         return result

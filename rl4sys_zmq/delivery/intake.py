@@ -1,4 +1,4 @@
-"""Taking a `Submit`: which of its segments are new, which are in order, which are well formed."""
+"""The intake of `Submit` messages: sort out duplicates, check the order, and validate the new segments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rl4sys_zmq.delivery.journal import JournalEntry
 from rl4sys_zmq.delivery.stream import Stream
-from rl4sys_zmq.delivery.transit import Load
+from rl4sys_zmq.delivery.transit import Amount
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
 from rl4sys_zmq.wire import Batch, SegmentSchema, decode
@@ -18,13 +18,13 @@ __all__ = ["Intake", "Replay", "replay_entry", "take_submit"]
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """What became of one `Submit`.
+    """The result of the intake of one `Submit`.
 
     Attributes:
-        entry: what to put into the journal, or None when nothing in the message was new.
-        duplicates: segments that had been seen before.
-        refused: the errors of the new segments that were refused as items; their numbers are used up.
-        accepted: the new segments that were not.
+        entry: The entry for the journal, or None if the message has only duplicates.
+        duplicates: How many segments were received before.
+        refused: The errors of the new segments that were refused as items. They keep their sequence numbers.
+        accepted: How many new segments were accepted.
     """
 
     entry: JournalEntry | None
@@ -34,21 +34,21 @@ class Intake:
 
 
 def take_submit(stream: Stream, schema: SegmentSchema, message: Submit, frames: Sequence[Frame]) -> Intake:
-    """Moves the stream's mark over the new segments of a message.
+    """Validate a message, and advance the stream's mark over its new segments.
 
     Args:
-        stream: whose message it is.
-        schema: what segments of this client look like.
-        message: the message; and
-        frames: its frames, which the journal keeps.
+        stream: The stream of the sender.
+        schema: The schema of the client's segments.
+        message: The message.
+        frames: The frames of the message, which the journal stores.
 
     Raises:
-        ProtocolError: when the message as a whole is refused (``GAP``, ``EQUIVOCATION``, ``FEATURE`` for images where
-            there is no Pillow, or it does not hold together); the mark has not moved.
+        ProtocolError: If the whole message is refused: ``GAP``, ``EQUIVOCATION``, ``FEATURE`` for images if Pillow is not
+            installed, or the code for a malformed message. The mark has not moved.
     """
     batch = Batch(message)
     if batch.has_images and not has_pillow():
-        raise ProtocolError(Refusal.FEATURE, f"this learner cannot take image_codec: {NEEDS_PILLOW}")
+        raise ProtocolError(Refusal.FEATURE, f"this learner cannot decode image_codec: {NEEDS_PILLOW}")
     checks = batch.checks.tolist()
     skip = stream.admit(message.first_seq, checks)
     first = stream.received
@@ -69,37 +69,37 @@ def take_submit(stream: Stream, schema: SegmentSchema, message: Submit, frames: 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The part of an entry that a learner thread is to be given again.
+    """The part of a journal entry to send to a learner thread again.
 
     Attributes:
-        skip: how many of the message's segments come before that part.
-        load: how much the part is, as the learner thread will take it.
+        skip: How many segments of the message come before that part.
+        load: The size of the part, without refused segments.
     """
 
     skip: int
-    load: Load
+    load: Amount
 
 
 def replay_entry(stream: Stream, schema: SegmentSchema, entry: JournalEntry) -> Replay | None:
-    """Take an entry that the journal gives back to a learner thread that has gone back to a checkpoint.
+    """Prepare a journal entry for replay to a learner thread that was rolled back to a checkpoint.
 
-    The checkpoint's mark may lie inside the entry. Then the segments below the mark are skipped and not counted.
+    If the checkpoint's mark lies inside the entry, the segments below the mark are skipped and not counted.
 
     Returns:
-        What to give the learner thread; None when its state has all of the entry.
+        The part to send to the learner thread; None if its state covers the whole entry.
     """
     known = stream.replay(entry.first_seq, entry.end_seq)
     if known is None:
         return None
     skip = entry.skip + known
     if not entry.refused and not known:
-        return Replay(skip, Load(entry.steps, entry.accepted, entry.nbytes))
+        return Replay(skip, Amount(entry.steps, entry.accepted, entry.nbytes))
     message = decode(entry.frames, verify=False)
-    assert isinstance(message, Submit)  # as it was when it was accepted; the journal checks its bytes
+    assert isinstance(message, Submit)  # it was one when it was accepted, and the journal has verified the checksum
     batch = Batch(message)
     refused = [place for place in (batch.errors(schema) if entry.refused else ()) if place >= skip]
     for place in refused:
         stream.refuse_again(message.first_seq + place)
     steps = batch.steps
-    load = Load(int(steps[skip:].sum()) - int(steps[refused].sum()), len(batch) - skip - len(refused), entry.nbytes)
+    load = Amount(int(steps[skip:].sum()) - int(steps[refused].sum()), len(batch) - skip - len(refused), entry.nbytes)
     return Replay(skip, load)

@@ -1,7 +1,8 @@
-"""What has been accepted and is still needed. An ack leaves after the journal has it.
+"""The journal: the record of accepted segments that are still needed.
 
-A journal is asynchronous: no call waits for a disk, and `committed` says later what is safe. `MemoryJournal` lives as long as
-the process, `DiskJournal` (its own module) is a file.
+The learner acknowledges a segment as durable after the journal has committed it. A journal is asynchronous: no call waits for a
+disk, and `committed` returns later what is safe. `MemoryJournal` lives as long as the process. `DiskJournal`, in
+`delivery.disk_journal`, is a file.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JournalEntry:
-    """The fresh segments of one `Submit`.
+    """The new segments of one `Submit`.
 
     Attributes:
-        client_id: whose learner they feed.
-        actor_id: whose stream they belong to; and
-        origin: the incarnation that began to number its segments.
-        first_seq: the first fresh sequence number.
-        end_seq: one past the last.
-        steps: how many decisions they hold.
-        skip: how many segments of the message came before (duplicates).
-        refused: how many of the fresh segments were refused as items.
-        frames: the message as it came.
+        client_id: The client.
+        actor_id: The actor of the stream.
+        origin: The incarnation that started the stream's sequence numbers.
+        first_seq: The first new sequence number.
+        end_seq: One past the last.
+        steps: The number of steps in the new segments, without refused ones.
+        skip: How many segments at the start of the message are duplicates.
+        refused: How many of the new segments were refused as items.
+        frames: The message as received.
     """
 
     client_id: str
@@ -54,31 +55,31 @@ class JournalEntry:
 
     @property
     def accepted(self) -> int:
-        """How many of the fresh segments were not refused."""
+        """The number of new segments that were not refused."""
         return self.end_seq - self.first_seq - self.refused
 
     @property
     def nbytes(self) -> int:
-        """The length of all frames."""
+        """The length of all frames in bytes."""
         return sum(f.nbytes if isinstance(f, memoryview) else len(f) for f in self.frames)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """What a journal remembers of a stream.
+    """The journal's record of one stream.
 
     Attributes:
-        client_id: whose learner it feeds.
-        actor_id: its actor; and
-        origin: the incarnation that began to number its segments.
-        incarnation: the latest incarnation that wrote to it.
-        first_seq: the segments below it were never counted here.
-        received: the next sequence number.
-        accepted_steps: the steps of all its entries so far.
-        refused: how many of its segments were refused as items.
-        submits: whether its actor sends segments at all.
-        spooled: whether it goes on across the actor's starts.
-        owner: the user that it belongs to; empty without keys.
+        client_id: The client.
+        actor_id: The actor.
+        origin: The incarnation that started the sequence numbers.
+        incarnation: The latest incarnation that sent to it; 0 for a retired stream.
+        first_seq: The segments below this number were never counted here.
+        received: The next sequence number.
+        accepted_steps: The steps of all its entries so far.
+        refused: How many of its segments were refused as items.
+        submits: True if its actor sends segments.
+        spooled: True if the stream continues across starts of the actor.
+        owner: The user that the stream belongs to; empty without keys.
     """
 
     client_id: str
@@ -96,16 +97,16 @@ class StreamRow:
 
 @dataclass(frozen=True, slots=True)
 class ClientRow:
-    """What a journal remembers of a client.
+    """The journal's record of one client.
 
     Attributes:
-        client_id: its name.
-        generation: the latest life of its learner thread.
-        settings: JSON values, whatever its owner needs to make it again.
-        accepted: segments accepted in all streams that there ever were, those of a GAP included.
-        refused: segments refused as items.
-        gap: how many of `accepted` were in a GAP.
-        expired: the latest origin of the streams that were dropped: an actor of a later one has not been forgotten.
+        client_id: The client.
+        generation: The latest generation of its learner thread.
+        settings: The JSON values that the learner needs to create the client again.
+        accepted: How many segments were accepted, in all streams that ever existed, with those of a GAP.
+        refused: How many segments were refused as items.
+        gap: How many of `accepted` were in a GAP.
+        expired: The latest origin among the streams that were dropped. Streams with a later origin were not dropped.
     """
 
     client_id: str
@@ -119,7 +120,7 @@ class ClientRow:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a journal knew when it was opened."""
+    """The content of a journal when it was opened."""
 
     journal_id: int
     clients: tuple[ClientRow, ...]
@@ -128,15 +129,15 @@ class Restored:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JournalPage:
-    """The answer to `Journal.read`.
+    """The result of `Journal.read`.
 
     Attributes:
-        client_id: whose entries.
-        token: what `read` was called with.
-        entries: in the order in which they were committed.
-        last_row: where the next page begins (`after_row`).
-        more: whether the client has entries beyond.
-        damaged: how many entries were left out of this page because their bytes are not those that were written.
+        client_id: The client.
+        token: The token passed to `read`.
+        entries: The entries, in the order in which they were committed.
+        last_row: The `after_row` for the next page.
+        more: True if the client has further entries.
+        damaged: How many entries were left out of this page because their checksums do not match.
     """
 
     client_id: str
@@ -149,21 +150,21 @@ class JournalPage:
 
 @dataclass(frozen=True, slots=True)
 class JournalState:
-    """How a journal fares.
+    """The state of a journal.
 
     Attributes:
-        durable: whether it survives the process.
-        used_bytes: what the entries take that are not trimmed.
-        max_bytes: what they may take; 0 for no limit.
-        queued_bytes: the entries that were appended and are not committed.
-        queued_items: all operations that are not done.
-        error: why nothing is committed at the moment, in one line; empty when all is well.
-        commits: how many transactions were committed.
-        failures: how many attempts failed, those included that found the journal full.
-        commit_s: how long the last transaction took, in seconds.
-        damaged: how many damaged entries have been met, and damaged rows of clients and streams were made good.
-        lost: how many acknowledged segments it did not know when it was opened, which the operator has accepted.
-        rescued: how often its file was gone or another one, and was made anew from the one that was open.
+        durable: True if the journal survives the process.
+        used_bytes: The size of the entries that are not trimmed.
+        max_bytes: The limit on `used_bytes`; 0 for no limit.
+        queued_bytes: The size of the entries that are appended and not committed.
+        queued_items: The number of operations that are not done.
+        error: Why the journal commits nothing at the moment, in one line; empty if there is no problem.
+        commits: How many transactions were committed.
+        failures: How many attempts failed, with those that found the journal full.
+        commit_s: How long the last transaction took, in seconds.
+        damaged: How many damaged entries were found, plus the damaged rows of clients and streams that were repaired.
+        lost: How many acknowledged segments were missing when it was opened, a loss that the operator accepted.
+        rescued: How often its file was missing or replaced and was written again from the open one.
     """
 
     durable: bool
@@ -181,74 +182,78 @@ class JournalState:
 
 
 class Journal(Protocol):
-    """Keeps accepted segments. All calls but `stop` and `join` come from one thread, and none of them waits for a disk.
+    """The interface of a journal.
 
-    Operations take effect in the order of their calls.
+    One thread makes all calls but `stop` and `join`, and none of its calls waits for a disk. Operations take effect in the order
+    of their calls.
 
     Attributes:
-        journal_id: the lineage: marks of another one mean nothing here. Not 0, below 2^63.
-        durable: whether there is anything to read again after a restart.
+        journal_id: The id of this journal's lineage, in 1 .. 2^63 - 1. Marks of another lineage are meaningless here.
+        durable: True if the journal survives a restart.
     """
 
     journal_id: int
     durable: bool
 
     def append(self, batch: Sequence[JournalEntry]) -> None:
-        """Takes entries; they come out of `committed` when they are safe.
+        """Append entries. `committed` returns them when they are safe.
 
-        Each moves its stream's `received`, `accepted_steps` and `refused`, and its client's totals.
+        Each entry advances `received`, `accepted_steps` and `refused` of its stream, and the totals of its client.
         """
 
     def committed(self) -> list[JournalEntry | JournalPage]:
-        """What has become safe, or has been read, since the last call, in order."""
+        """Return the entries committed and the pages read since the last call, in order."""
 
     def put_client(self, row: ClientRow) -> None:
-        """A new client, or the generation and settings of a known one, whose totals stay as they are."""
+        """Add a client, or change the generation and settings of an existing one. Its totals stay the same."""
 
     def put_stream(self, row: StreamRow) -> None:
-        """A new stream, or what a HELLO changes in a known one: incarnation, `first_seq` and `received`, which only grow."""
+        """Add a stream, or change an existing one after a HELLO. Its incarnation and marks never decrease."""
 
     def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
-        """Forgets a stream and its entries, but, if it `expires`, for its origin in its client's `expired`. The totals stay."""
+        """Remove a stream and its entries. The totals stay. With `expires`, `ClientRow.expired` records its origin."""
 
     def drop_client(self, client_id: str) -> None:
-        """Forgets a client: its row, its streams and its entries."""
+        """Remove a client: its row, its streams and its entries."""
 
     def drop_entries(self, client_id: str) -> None:
-        """Gives up all entries of a client that were appended before; its streams and totals stay."""
+        """Remove all entries of a client that were appended before. Its streams and totals stay the same."""
 
     def retire_actor(self, client_id: str, actor_id: str) -> None:
-        """Lets the streams of an actor speak for it no more: their incarnation is 0 then, and they have no owner and no spool."""
+        """Retire the streams of an actor: set their incarnation to 0, and clear `owner` and `spooled`."""
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
-        """Counts segments that were acknowledged by a lineage that is gone; `stream` is put with it, both or neither."""
+        """Count segments of a GAP as accepted, and add or update `stream` in the same transaction.
+
+        An earlier lineage acknowledged these segments, and this one has no record of them.
+        """
 
     def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
-        """Gives up the entries whose `end_seq` is not above the mark of their (actor_id, origin)."""
+        """Remove the entries whose `end_seq` is at or below the mark of their (actor_id, origin)."""
 
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
-        """Ask for a `JournalPage` of a client's entries beyond `after_row`: at most `max_bytes`, but at least one entry."""
+        """Request a `JournalPage` of a client's entries after `after_row`: at most `max_bytes`, but at least one entry."""
 
     def state(self) -> JournalState:
-        """How it fares."""
+        """Return the state of the journal."""
 
     def queued(self, client_id: str) -> int:
-        """Return how many operations of a client are not done. Once there are none, `committed` gives all of its entries."""
+        """Return how many operations of a client are not done. At 0, `committed` returns all of its entries."""
 
     def stop(self) -> None:
-        """Makes the journal commit what it can, once, and end."""
+        """Make the journal commit what it can, in one attempt, and end."""
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Waits for the end; False when it has not come after `timeout_s` seconds."""
+        """Wait for the journal to end. Return False if it has not ended after `timeout_s` seconds."""
 
 
 def new_journal_id() -> int:
-    """A random lineage, in 1 .. 2^63 - 1."""
+    """Return a random id for a lineage, in 1 .. 2^63 - 1."""
     return 1 + secrets.randbelow((1 << 63) - 1)
 
 
 class MemoryJournal:
-    """Safe as long as the process lives: everything is committed at once, and nothing can be read again."""
+    """A journal in memory. It commits every entry at once, keeps none, and ends with the process."""
 
     durable = False
 
@@ -258,45 +263,45 @@ class MemoryJournal:
         self._commits = 0
 
     def append(self, batch: Sequence[JournalEntry]) -> None:
-        """Takes entries."""
+        """Append entries."""
         self._fresh.extend(batch)
         self._commits += 1
 
     def committed(self) -> list[JournalEntry | JournalPage]:
-        """All entries appended, and the pages asked for, since the last call."""
+        """Return the entries appended and the pages requested since the last call."""
         fresh, self._fresh = self._fresh, []
         return fresh
 
     def put_client(self, row: ClientRow) -> None:
-        """Nothing: there is no restart to remember it for."""
+        """Do nothing: this journal does not survive a restart."""
 
     def put_stream(self, row: StreamRow) -> None:
-        """Nothing, as `put_client`."""
+        """Do nothing, as in `put_client`."""
 
     def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
-        """Nothing: entries are not kept."""
+        """Do nothing: this journal keeps no entries."""
 
     def drop_client(self, client_id: str) -> None:
-        """Nothing, as `put_client`."""
+        """Do nothing, as in `put_client`."""
 
     def drop_entries(self, client_id: str) -> None:
-        """Nothing: entries are not kept."""
+        """Do nothing: this journal keeps no entries."""
 
     def retire_actor(self, client_id: str, actor_id: str) -> None:
-        """Nothing, as `put_client`."""
+        """Do nothing, as in `put_client`."""
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
-        """Nothing, as `put_client`."""
+        """Do nothing, as in `put_client`."""
 
     def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
-        """Nothing: entries are not kept."""
+        """Do nothing: this journal keeps no entries."""
 
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
-        """Answers with an empty page."""
+        """Return an empty page from the next `committed`."""
         self._fresh.append(JournalPage(client_id, token, (), after_row, more=False, damaged=0))
 
     def state(self) -> JournalState:
-        """Always well."""
+        """Return the state of the journal, which never fails."""
         return JournalState(
             durable=False,
             used_bytes=0,
@@ -311,12 +316,12 @@ class MemoryJournal:
         )
 
     def queued(self, client_id: str) -> int:
-        """Return 0: everything is done at once."""
+        """Return 0: every operation is done at once."""
         return 0
 
     def stop(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Nothing to wait for."""
+        """Return True: there is no thread to wait for."""
         return True

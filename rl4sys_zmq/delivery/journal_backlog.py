@@ -1,4 +1,4 @@
-"""What a journal has still to do: in which order, and how much at once."""
+"""The backlog of a journal: its queued operations, and their division into transactions."""
 
 from __future__ import annotations
 
@@ -7,19 +7,28 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from rl4sys_zmq.delivery.journal import JournalEntry, StreamRow
-from rl4sys_zmq.delivery.journal_rows import DropClient, DropEntries, DropStream, Read, RetireActor, Trim, Write, stored_bytes
+from rl4sys_zmq.delivery.journal_rows import (
+    DropClient,
+    DropEntries,
+    DropStream,
+    ReadPage,
+    RetireActor,
+    TrimEntries,
+    Write,
+    stored_bytes,
+)
 
 __all__ = ["Backlog", "Operation"]
 
 GROUP_ITEMS = 512
 GROUP_BYTES = 8 << 20
-"""How much one transaction takes at most: it bounds how long an ack waits, and the write-ahead log."""
+"""The most bytes in one transaction. This limits the delay of an ack and the size of the write-ahead log."""
 
-Operation = Write | Read
+Operation = Write | ReadPage
 
 
 class Backlog:
-    """Operations in the order of their calls. Nothing leaves it before it is done."""
+    """The queued operations, in the order of their calls. An operation stays until it is done."""
 
     def __init__(self) -> None:
         self._operations: deque[Operation] = deque()
@@ -31,15 +40,15 @@ class Backlog:
         return iter(self._operations)
 
     def extend(self, operations: Iterable[Operation]) -> None:
-        """Takes operations."""
+        """Append operations."""
         self._operations.extend(operations)
 
     def next_group(self, used_bytes: int, max_bytes: int) -> list[Operation]:
-        """The head as far as one transaction takes it and there is room: writes, or one read. Empty when nothing fits."""
+        """Return the first operations that fit one transaction and the free room: writes, or one read. Can be empty."""
         group: list[Operation] = []
         size = 0
         for operation in islice(self._operations, GROUP_ITEMS):
-            if isinstance(operation, Read):
+            if isinstance(operation, ReadPage):
                 return group or [operation]
             if isinstance(operation, JournalEntry):
                 nbytes = stored_bytes(operation)
@@ -51,11 +60,12 @@ class Backlog:
         return group
 
     def relief(self) -> list[Operation]:
-        """What may overtake entries that can't be committed: a read, which writes nothing, else what frees room.
+        """Return operations that may overtake entries that cannot be committed: one read, or operations that free room.
 
-        A trim or a drop concerns entries that were committed before it was asked for. A drop stays behind when its own
-        stream has something queued before it; a client's reads stay behind such a drop, and behind an actor's retirement.
-        What gives up all entries of a client takes those along that are queued before it: together they need no room.
+        A trim or a drop applies to entries that were committed before its call. A drop is kept back if its own stream has
+        operations queued before it. A client's reads are kept back behind such a drop, and behind the retirement of an actor. An
+        operation that removes all entries of a client includes the client's operations queued before it: together they need no
+        room.
         """
         if given_up := self._given_up():
             return given_up
@@ -64,12 +74,12 @@ class Backlog:
         held: set[str] = set()
         frees: list[Operation] = []
         for operation in self._operations:
-            if isinstance(operation, Read) and operation.client_id not in held:
+            if isinstance(operation, ReadPage) and operation.client_id not in held:
                 return [operation]
-            if isinstance(operation, Trim):
+            if isinstance(operation, TrimEntries):
                 frees.append(operation)
             elif isinstance(operation, RetireActor):
-                held.add(operation.client_id)  # a read behind it tells that it is done
+                held.add(operation.client_id)  # a read behind it confirms that it is done
                 if (operation.client_id, operation.actor_id) not in named:
                     frees.append(operation)
             elif isinstance(operation, (JournalEntry, StreamRow)):
@@ -83,16 +93,16 @@ class Backlog:
         return frees[:GROUP_ITEMS]
 
     def _given_up(self) -> list[Operation]:
-        """The first operation that gives up a client's entries, behind what is queued for that client before it."""
+        """Return the first operation that removes all entries of a client, after the client's operations queued before it."""
         for place, drop in enumerate(self._operations):
             if isinstance(drop, DropClient | DropEntries):
                 before = islice(self._operations, place)
-                own = (o for o in before if o.client_id == drop.client_id and not isinstance(o, Read))
+                own = (o for o in before if o.client_id == drop.client_id and not isinstance(o, ReadPage))
                 return [*own, drop]
         return []
 
     def done(self, group: Sequence[Operation]) -> None:
-        """Takes a group away, which keeps the order that it had here."""
+        """Remove a group of operations, which must be in the order of the backlog."""
         operations = self._operations
         if operations[0] is group[0] and operations[len(group) - 1] is group[-1]:
             for _ in group:

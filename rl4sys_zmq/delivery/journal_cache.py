@@ -1,4 +1,4 @@
-"""The clients and streams of a journal in memory: as they were committed, and what the present transaction changes."""
+"""The in-memory copy of a journal's clients and streams, with the changes of the present transaction."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from rl4sys_zmq.delivery.journal import ClientRow, Restored, StreamRow
 __all__ = ["Changes", "JournalCache", "KnownRows", "RowKey"]
 
 MOST = (1 << 63) - 1
-"""What a column can hold. SQLite would go on with a float."""
+"""The largest integer in a column. Above it, SQLite would continue with a float."""
 
 RowKey = tuple[str, str, int]
-"""A stream: its client's id, its actor's id and its origin."""
+"""The key of a stream: the client's id, the actor's id and the origin."""
 
 
 @dataclass(slots=True)
 class KnownRows:
-    """The clients and streams of a journal, wherever that was written down.
+    """The clients and streams of a journal, read from the journal or from its marks file.
 
     Attributes:
-        journal_id: the lineage; 0 for one that is not known.
-        lineages: the earlier ones that an operator has given up (`--resume accept-loss`).
-        clients: by name.
-        streams: by key.
+        journal_id: The id of the lineage; 0 if unknown.
+        lineages: The earlier lineages that an operator has given up (`--resume accept-loss`).
+        clients: The clients by id.
+        streams: The streams by key.
     """
 
     journal_id: int = 0
@@ -36,27 +36,27 @@ class KnownRows:
 
     @staticmethod
     def read_settings(text: str) -> dict[str, Any]:
-        """The settings of a client from what was written.
+        """Parse the stored settings of a client.
 
         Raises:
-            ValueError: when that is no JSON.
+            ValueError: If the text is not JSON.
         """
         return dict(json.loads(text))
 
     def restored(self) -> Restored:
-        """The same as the journal's owner wants it."""
+        """Return the same rows as a `Restored`."""
         return Restored(self.journal_id, tuple(self.clients.values()), tuple(self.streams.values()))
 
 
 @dataclass(slots=True)
 class Changes:
-    """What a transaction does to clients and streams.
+    """The changes of one transaction to clients and streams.
 
     Attributes:
-        clients: new or changed, by name.
-        streams: new or changed, by key.
-        dropped_streams: forgotten on purpose: that they are missing is no loss.
-        dropped_clients: likewise, with all their streams.
+        clients: The new or changed clients by id.
+        streams: The new or changed streams by key.
+        dropped_streams: The streams that were removed on purpose, so that their absence is not a loss.
+        dropped_clients: The clients that were removed on purpose, with all their streams.
     """
 
     clients: dict[str, ClientRow] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Changes:
         return bool(self.clients or self.streams or self.dropped_streams or self.dropped_clients)
 
     def apply_to(self, clients: dict[str, ClientRow], streams: dict[RowKey, StreamRow]) -> None:
-        """Does the same to rows."""
+        """Apply the changes to rows."""
         for client_id in self.dropped_clients:
             clients.pop(client_id, None)
         gone = self.dropped_clients
@@ -81,11 +81,11 @@ class Changes:
 
 
 class JournalCache:
-    """The rows of one journal. Marks only grow, totals are sums.
+    """The rows of one journal. Marks never decrease, and totals are sums.
 
     Attributes:
-        rows: as they were committed.
-        changes: by the present transaction.
+        rows: The committed rows.
+        changes: The changes of the present transaction.
     """
 
     def __init__(self, rows: KnownRows) -> None:
@@ -94,32 +94,32 @@ class JournalCache:
         self._texts: dict[str, tuple[Mapping[str, Any], str]] = {}
 
     def commit(self) -> Changes:
-        """The transaction is done; returns what it has changed."""
+        """Commit the changes of the transaction, and return them."""
         done, self.changes = self.changes, Changes()
         done.apply_to(self.rows.clients, self.rows.streams)
         return done
 
     def revert(self) -> None:
-        """The transaction has not happened."""
+        """Discard the changes of the transaction."""
         self.changes = Changes()
 
-    # ---- what operations do
+    # ---- operations
 
     def put_client(self, row: ClientRow) -> None:
-        """Makes a client, with its totals, or changes the generation and settings of a known one."""
+        """Add a client with its totals, or change the generation and settings of an existing one."""
         known = self._client(row.client_id)
         if known is not None:
             row = replace(known, generation=max(known.generation, row.generation), settings=row.settings)
         self.changes.clients[row.client_id] = row
 
     def add_to_client(self, client_id: str, accepted: int, refused: int, gap: int) -> None:
-        """Counts segments in a client's totals."""
+        """Add to the totals of a client."""
         known = self._client(client_id) or ClientRow(client_id, 0, {}, 0, 0, 0)
         sums = _sum(known.accepted, accepted), _sum(known.refused, refused), _sum(known.gap, gap)
         self.changes.clients[client_id] = ClientRow(client_id, known.generation, known.settings, *sums, known.expired)
 
     def put_stream(self, row: StreamRow) -> None:
-        """Makes a stream, or changes what a HELLO may change in a known one."""
+        """Add a stream, or change the fields of an existing one that a HELLO can change."""
         key = row.client_id, row.actor_id, row.origin
         known = self._stream(key)
         if known is not None:
@@ -135,7 +135,7 @@ class JournalCache:
         self.changes.streams[key] = row
 
     def add_to_stream(self, key: RowKey, first_seq: int, received: int, steps: int, refused: int) -> None:
-        """Moves a stream's mark up to `received`, and counts its steps and refusals; a new one begins at `first_seq`."""
+        """Raise a stream's mark to `received`, and add its steps and refusals. A new stream starts at `first_seq`."""
         known = self._stream(key)
         if known is None:
             row = StreamRow(*key, key[2], first_seq, received, steps, refused, submits=True, spooled=False)
@@ -146,18 +146,18 @@ class JournalCache:
         self.changes.streams[key] = row
 
     def retire_actor(self, client_id: str, actor_id: str) -> None:
-        """Lets an actor's streams go once nothing of them is needed, and its name be taken by whatever start comes next."""
+        """Retire the streams of an actor, so that they can be discarded and any later start can use the actor's id."""
         for key in {*self.rows.streams, *self.changes.streams}:
             row = self._stream(key) if key[:2] == (client_id, actor_id) else None
             if row is not None:
                 self.changes.streams[key] = replace(row, incarnation=0, spooled=False, owner="")
 
     def drop_stream(self, key: RowKey, *, expires: bool = True) -> None:
-        """Forgets a stream.
+        """Remove a stream.
 
         Args:
-            key: of the stream.
-            expires: its client's `expired` remembers its origin.
+            key: The key of the stream.
+            expires: True to record its origin in the client's `expired`.
         """
         self.changes.streams.pop(key, None)
         self.changes.dropped_streams.add(key)
@@ -166,7 +166,7 @@ class JournalCache:
             self.changes.clients[key[0]] = replace(client, expired=max(client.expired, key[2]))
 
     def drop_client(self, client_id: str) -> None:
-        """Forgets a client and its streams."""
+        """Remove a client and its streams."""
         changes = self.changes
         changes.clients.pop(client_id, None)
         changes.streams = {key: row for key, row in changes.streams.items() if key[0] != client_id}
@@ -187,7 +187,7 @@ class JournalCache:
     # ---- rows as columns
 
     def client_values(self, row: ClientRow) -> tuple[object, ...]:
-        """The columns of a client."""
+        """Return the columns of a client."""
         known = self._texts.get(row.client_id)
         if known is None or known[0] is not row.settings:
             known = self._texts[row.client_id] = row.settings, json.dumps(row.settings, sort_keys=True)
@@ -195,7 +195,7 @@ class JournalCache:
 
     @staticmethod
     def stream_values(row: StreamRow) -> tuple[object, ...]:
-        """The columns of a stream."""
+        """Return the columns of a stream."""
         return (
             row.client_id,
             row.actor_id,

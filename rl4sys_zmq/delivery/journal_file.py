@@ -1,4 +1,4 @@
-"""Opening a journal's file: the lock, the settings, the tables, and what can be wrong with them."""
+"""The opening of a journal's file: lock, settings, tables, detection of damage, and repair."""
 
 from __future__ import annotations
 
@@ -15,13 +15,23 @@ from typing import Literal
 from rl4sys_zmq.delivery.journal import new_journal_id
 from rl4sys_zmq.delivery.journal_cache import KnownRows
 from rl4sys_zmq.delivery.journal_lock import JournalLock
-from rl4sys_zmq.delivery.journal_loss import Loss, Witness, find_loss, merge
-from rl4sys_zmq.delivery.journal_marks import MarksFile, Remembered, marks_path, read_marks
+from rl4sys_zmq.delivery.journal_loss import CheckpointRecord, Loss, find_loss, merge
+from rl4sys_zmq.delivery.journal_marks import MarksContent, MarksFile, marks_path, read_marks
 from rl4sys_zmq.delivery.journal_rows import SCHEMA_VERSION, Tables
 from rl4sys_zmq.errors import JournalError, JournalLost
 from rl4sys_zmq.private import create_private, make_private, sync_folder
 
-__all__ = ["NO_RECOVERY", "Connect", "Fsync", "JournalFile", "Opening", "Recovery", "connect", "open_journal_file", "reopen"]
+__all__ = [
+    "NO_RECOVERY",
+    "Connect",
+    "Fsync",
+    "JournalFile",
+    "OpenParameters",
+    "Recovery",
+    "connect",
+    "open_journal_file",
+    "reopen",
+]
 
 log = logging.getLogger(__name__)
 
@@ -29,46 +39,46 @@ Fsync = Literal["normal", "always"]
 Connect = Callable[[Path], sqlite3.Connection]
 
 PAGE_BYTES = 16_384
-"""Of a new file. Messages are long: with larger pages SQLite has fewer of them to look after."""
+"""The page size of a new file. Messages are long, so larger pages reduce SQLite's overhead."""
 CHECKPOINT_BYTES = 4 << 20
-"""From how long a write-ahead log on its pages move to the file. What is in it is lost with it."""
+"""The size of the write-ahead log at which its pages move to the file. If the log file is lost, so are the pages in it."""
 
 SETTLED_NS = 2_000_000_000
-"""For how long a folder must not have changed to be taken for unchanged by its time alone, in ns."""
+"""The age that a folder's modification time must have before it alone proves that nothing changed, in ns."""
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection to a journal's file; transactions are begun and ended by hand."""
+    """Open a connection to a journal's file, without automatic transactions."""
     return sqlite3.connect(path, timeout=0.0, isolation_level=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What to do about a journal of which something is gone.
+    """The reaction to a journal that lacks data.
 
     Attributes:
-        accept_loss: go on without it, and count it.
-        witnesses: what checkpoints remember of the journal.
-        remedy: what else a person can do, for the refusal.
+        accept_loss: True to continue without the data, and to count it.
+        witnesses: The state of the journal as recorded in checkpoints.
+        remedy: Advice for the error message.
     """
 
     accept_loss: bool = False
-    witnesses: Sequence[Witness] = ()
-    remedy: str = "bring the files back, or move them all away, with the file of marks, to begin anew"
+    witnesses: Sequence[CheckpointRecord] = ()
+    remedy: str = "restore the files, or move all of them away, including journal.marks, to start a new journal"
 
 
 NO_RECOVERY = Recovery()
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
-    """How to open a journal.
+class OpenParameters:
+    """The parameters for opening a journal.
 
     Attributes:
-        path: the file.
-        fsync: "normal" survives the process, "always" also the machine's loss of power.
-        connect: makes the connection.
-        recovery: what to do when something of it is gone.
+        path: The file.
+        fsync: "normal" survives the end of the process, "always" also a loss of power.
+        connect: Opens the SQLite connection.
+        recovery: The reaction to lost data.
     """
 
     path: Path
@@ -79,20 +89,20 @@ class Opening:
 
 @dataclass(slots=True)
 class JournalFile:
-    """An open journal. `reopen` changes it.
+    """An open journal. `reopen` changes it in place.
 
     Attributes:
-        opening: how it was opened.
-        lock: keeps others out.
-        db: the connection; `tables` are behind it.
-        tables: what operations do.
-        marks: its second place.
-        used_bytes: what the entries took at the start.
-        loss: what it lacks, and was opened all the same.
-        repaired: how many rows were damaged, and are back from the file of marks.
+        opening: The parameters that it was opened with.
+        lock: The lock that excludes other processes.
+        db: The SQLite connection.
+        tables: The tables of the connection.
+        marks: The marks file.
+        used_bytes: The size of the entries when it was opened.
+        loss: The accepted loss, if there was one.
+        repaired: How many damaged rows were restored from the marks file.
     """
 
-    opening: Opening
+    opening: OpenParameters
     lock: JournalLock
     db: sqlite3.Connection
     tables: Tables
@@ -103,8 +113,8 @@ class JournalFile:
     _places: dict[str, tuple[int, int]] = field(default_factory=dict)
     _folder: tuple[int, int, int] = (0, 0, 0)
 
-    def note_places(self) -> None:
-        """Notes which files these are, to know them again."""
+    def record_identities(self) -> None:
+        """Record the identity of the files (device and inode), for `missing`."""
         path = self.opening.path
         self._places, self._folder = {}, (0, 0, 0)
         for name in (str(path), f"{path}-wal"):
@@ -112,16 +122,16 @@ class JournalFile:
             self._places[name] = status.st_dev, status.st_ino
 
     def close(self) -> None:
-        """Lets go of the files, but for the lock's."""
+        """Close all files but the lock."""
         self.marks.close()
         self.db.close()
 
     def missing(self, *, thorough: bool = True) -> str:
-        """The file that is not in its place any more, if one is not: deleted, moved, or another one in its place.
+        """Return the path of a file that was deleted, moved or replaced; empty if all are in place.
 
         Args:
-            thorough: looks at each file. Else a folder of which no name has changed since the last look will do: each look at
-                a file gives the GIL up, and taking it back can cost 5 ms.
+            thorough: True to check each file. Otherwise an unchanged modification time of the folder is enough. Each check of a
+                file releases the GIL, and to get it back can take 5 ms.
         """
         folder = self._folder_now()
         if not thorough and folder == self._folder:
@@ -133,7 +143,7 @@ class JournalFile:
                 return name
             if (status.st_dev, status.st_ino) != identity:
                 return name
-        # The clock of a file system ticks: what changes twice within a tick looks as if it had changed once.
+        # File system times are coarse: two changes within one tick look like one.
         self._folder = folder if time.time_ns() - folder[2] > SETTLED_NS else (0, 0, 0)
         return ""
 
@@ -146,16 +156,16 @@ class JournalFile:
 
 
 @contextlib.contextmanager
-def open_journal_file(opening: Opening) -> Iterator[JournalFile]:
-    """A journal that is ours alone and can be written, until the end of the block.
+def open_journal_file(opening: OpenParameters) -> Iterator[JournalFile]:
+    """Open a journal for exclusive use and writing, until the end of the block.
 
     Raises:
-        JournalLost: when something of it is gone; the files are as they were.
-        JournalError: when it can't be opened.
+        JournalLost: If data is missing. The files are unchanged.
+        JournalError: If it cannot be opened.
     """
     path = opening.path
     with contextlib.closing(JournalLock(path)) as lock:
-        with _told(path):
+        with _convert_errors(path):
             found = _examine(opening)
             if found.broken:
                 rebuild(path, found)
@@ -167,38 +177,39 @@ def open_journal_file(opening: Opening) -> Iterator[JournalFile]:
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Makes errors of SQLite and of the disk ours."""
+def _convert_errors(path: Path) -> Iterator[None]:
+    """Convert errors of SQLite and of the disk to `JournalError`."""
     try:
         yield
     except (sqlite3.OperationalError, OSError) as error:
-        problem = f"can't be opened and written ({error})"
-        raise JournalError(str(path), problem, "see to its rights, to room on the disk, and that nothing else uses it") from error
+        problem = f"cannot be opened and written ({error})"
+        raise JournalError(str(path), problem, "check its permissions, free disk space, and other programs using it") from error
     except (sqlite3.Error, ValueError, TypeError) as error:
         raise damaged(path, error) from error
 
 
 def damaged(path: Path, error: object) -> JournalError:
-    """The error for a file that can't be read, of which nothing else tells."""
-    remedy = "move it and its -wal file away to begin a new journal, or bring back a copy"
+    """Return the error for a file that cannot be read, without another record of its content."""
+    remedy = "move it and its -wal file away to start a new journal, or restore a copy"
     return JournalError(str(path), f"is not a journal, or is damaged ({error})", remedy)
 
 
-# ---- looking, without changing anything
+# ---- examination, which changes no file
 
 
 @dataclass(slots=True)
-class Found:
-    """What was found where a journal should be, and what is remembered of it.
+class Examination:
+    """The result of the examination of a journal's file.
 
     Attributes:
-        known: what the journal is to know when it is open.
-        is_new: there is nothing.
-        used_bytes, last_row: of its entries.
-        broken: why what is there can't be read; empty when it can.
-        rewrite: the rows in the file are not those of `known`.
-        repaired: how many damaged rows the file of marks has made good.
-        loss: what is gone all the same.
+        known: The clients and streams that the journal will have once it is open.
+        is_new: True if there is no journal.
+        used_bytes: The size of its entries.
+        last_row: The number of its last entry.
+        broken: Why the file cannot be read; empty if it can.
+        rewrite: True if the rows in the file differ from `known`.
+        repaired: How many damaged rows were restored from the marks file.
+        loss: The data that is missing, and that the operator accepts to lose.
     """
 
     known: KnownRows = field(default_factory=KnownRows)
@@ -211,18 +222,18 @@ class Found:
     loss: Loss | None = None
 
 
-def _examine(opening: Opening) -> Found:
-    """Reads what is there, and compares it with what is remembered.
+def _examine(opening: OpenParameters) -> Examination:
+    """Read the file, and compare it with the marks file and the checkpoints.
 
     Raises:
-        JournalLost: when something is gone and nobody has accepted that.
-        JournalError: when the file can't be read and nothing tells what was in it, or it is another version's.
-        OSError, sqlite3.Error: when it can't be opened.
+        JournalLost: If data is missing, and the loss is not accepted.
+        JournalError: If the file cannot be read and there is no other record of its content, or it has another version.
+        OSError, sqlite3.Error: If it cannot be opened.
     """
     path, recovery = opening.path, opening.recovery
-    remembered = read_marks(marks_path(path)) or Remembered()
+    remembered = read_marks(marks_path(path)) or MarksContent()
     if remembered.damaged:
-        log.warning("%s: %d lines are damaged and are left out", marks_path(path), remembered.damaged)
+        log.warning("%s: %d lines are damaged and are ignored", marks_path(path), remembered.damaged)
     found = look_into(path)
     if found.repaired:
         _repair(path, found, remembered.rows)
@@ -231,52 +242,52 @@ def _examine(opening: Opening) -> Found:
     if found.broken and not loss and not recovery.accept_loss:
         raise damaged(path, found.broken)
     if loss or found.broken:
-        _say_lost(opening, found, loss)
+        _report_loss(opening, found, loss)
         found.loss, found.rewrite = loss, True
         found.known = merge(usable or KnownRows(remembered.rows.journal_id), remembered.rows, recovery.witnesses)
     found.known.journal_id = found.known.journal_id or new_journal_id()
     return found
 
 
-def _say_lost(opening: Opening, found: Found, loss: Loss) -> None:
+def _report_loss(opening: OpenParameters, found: Examination, loss: Loss) -> None:
     path = opening.path
     if found.broken:
         what = f"is damaged ({found.broken})"
     elif found.is_new:
-        what = "is gone or empty" if loss.whole else "is not there, but checkpoints are"
-    elif loss.strangers:
-        what = "is another one than that of the checkpoints or of journal.marks beside it"
+        what = "is missing or empty" if loss.whole else "is missing, but there are checkpoints"
+    elif loss.unknown_lineages:
+        what = "is not the one of the checkpoints, or of journal.marks in the same folder"
     else:
-        what = "knows less than was acknowledged"
+        what = "lacks segments that were acknowledged"
     problem = f"{what}: {loss.words()}"
     if not opening.recovery.accept_loss:
         raise JournalLost(str(path), problem, opening.recovery.remedy, loss.segments)
-    log.error("%s %s; accepted (resume: accept-loss)", path, problem)
+    log.error("%s %s; the loss is accepted (resume: accept-loss)", path, problem)
 
 
-def look_into(path: Path) -> Found:
-    """What is in a file, which stays as it is, with its write-ahead log.
+def look_into(path: Path) -> Examination:
+    """Read a file and its write-ahead log, without changing them.
 
     Raises:
-        JournalError: when it is another version's.
-        OSError, sqlite3.Error: when it can't be opened.
+        JournalError: If it has another version.
+        OSError, sqlite3.Error: If it cannot be opened.
     """
     if not path.exists() or not path.stat().st_size:
-        return Found(is_new=True)
+        return Examination(is_new=True)
     try:
         with read_only(path) as db:
             return _look(path, db)
     except (sqlite3.DatabaseError, ValueError, TypeError) as error:
-        # A table that is not there is an operational error to SQLite, like a disk that fails; here it is damage.
+        # SQLite reports a missing table and a failing disk both as an OperationalError. A missing table is damage.
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
         if isinstance(error, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR:
             raise
-        return Found(broken=str(error))
+        return Examination(broken=str(error))
 
 
 @contextlib.contextmanager
 def read_only(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection that changes neither the file nor its write-ahead log, not even when it is closed."""
+    """Open a connection that changes neither the file nor its write-ahead log, even when it is closed."""
     index, shared = Path(f"{path}-shm"), os.path.exists(f"{path}-shm")
     db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", timeout=0.0, isolation_level=None, uri=True)
     try:
@@ -288,21 +299,21 @@ def read_only(path: Path) -> Iterator[sqlite3.Connection]:
             index.unlink(missing_ok=True)
 
 
-def _look(path: Path, db: sqlite3.Connection) -> Found:
+def _look(path: Path, db: sqlite3.Connection) -> Examination:
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version == 0 and db.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
-        return Found(is_new=True)
+        return Examination(is_new=True)
     if version != SCHEMA_VERSION:
-        problem = f"is a database with the schema version {version}; a journal of this library has {SCHEMA_VERSION}"
-        raise JournalError(str(path), problem, "open it with the version that wrote it, or move it away to begin a new one")
+        problem = f"is a database with the schema version {version}; this version of rl4sys_zmq expects {SCHEMA_VERSION}"
+        raise JournalError(str(path), problem, "open it with the version that wrote it, or move it away to start a new one")
     tables = Tables(db)
     known, bad = tables.known()
     used_bytes, last_row = tables.size()
-    return Found(known, used_bytes=used_bytes, last_row=last_row, repaired=bad + (not known.journal_id))
+    return Examination(known, used_bytes=used_bytes, last_row=last_row, repaired=bad + (not known.journal_id))
 
 
-def _repair(path: Path, found: Found, remembered: KnownRows) -> None:
-    """Puts rows of the file of marks in the place of damaged ones; what it can't is `broken`."""
+def _repair(path: Path, found: Examination, remembered: KnownRows) -> None:
+    """Replace damaged rows by those of the marks file. If some are missing there, set `broken`."""
     known = found.known
     if remembered.journal_id and known.journal_id in (0, remembered.journal_id):
         filled = int(not known.journal_id)
@@ -313,17 +324,17 @@ def _repair(path: Path, found: Found, remembered: KnownRows) -> None:
             filled += known.streams.setdefault(key, stream) is stream
         if filled >= found.repaired:
             found.rewrite = True
-            log.error("%s: %d damaged rows are taken from %s", path, found.repaired, marks_path(path))
+            log.error("%s: %d damaged rows are restored from %s", path, found.repaired, marks_path(path))
             return
-    found.broken, found.repaired = f"{found.repaired} rows of clients and streams are not what was written", 0
+    found.broken, found.repaired = f"{found.repaired} rows of clients and streams do not match their checksums", 0
 
 
 # ---- opening
 
 
-def _open(opening: Opening, lock: JournalLock, found: Found) -> JournalFile:
+def _open(opening: OpenParameters, lock: JournalLock, found: Examination) -> JournalFile:
     path = marks_path(opening.path)
-    create_private(opening.path)  # what SQLite makes beside it has the same mode
+    create_private(opening.path)  # SQLite creates its other files with the same mode
     with contextlib.ExitStack() as stack:
         db = stack.enter_context(contextlib.closing(opening.connect(opening.path)))
         configure(db, opening.fsync)
@@ -340,23 +351,23 @@ def _open(opening: Opening, lock: JournalLock, found: Found) -> JournalFile:
         if found.is_new:
             sync_folder(opening.path.parent)
         if not path.exists() and found.known.clients and not found.loss:
-            log.warning("%s is missing, and is made anew from the journal", path)
-        marks = MarksFile(path, tables.image.rows, flush=opening.fsync == "always")
+            log.warning("%s is missing; it is written again from the journal", path)
+        marks = MarksFile(path, tables.cache.rows, flush=opening.fsync == "always")
         stack.callback(marks.close)
         opened = JournalFile(opening, lock, db, tables, marks, used_bytes, found.loss, found.repaired)
-        opened.note_places()
-        stack.pop_all()  # the owner closes them from here on
+        opened.record_identities()
+        stack.pop_all()  # from here on, `JournalFile.close` closes them
     return opened
 
 
 def configure(db: sqlite3.Connection, fsync: Fsync) -> None:
-    """Settings of the connection.
+    """Configure a connection.
 
     Raises:
-        sqlite3.OperationalError: when it can't have a write-ahead log.
+        sqlite3.OperationalError: If it cannot use a write-ahead log.
     """
-    db.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # what an older file has, it keeps
-    # Exclusive: nobody else reads or writes the file meanwhile, so that no reader can hold the write-ahead log back.
+    db.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # without effect on an existing file
+    # Exclusive: no other process can read the file, so no reader can keep the write-ahead log from being reset.
     db.execute("PRAGMA locking_mode = EXCLUSIVE")
     (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
@@ -367,11 +378,11 @@ def configure(db: sqlite3.Connection, fsync: Fsync) -> None:
     db.execute(f"PRAGMA journal_size_limit = {CHECKPOINT_BYTES}")
 
 
-# ---- a new file in the place of one that is damaged, or gone
+# ---- replacement of a damaged or missing file
 
 
-def rebuild(path: Path, found: Found) -> None:
-    """Puts a new file with what is known, and the entries that can be read, in the place of a damaged one, which is kept."""
+def rebuild(path: Path, found: Examination) -> None:
+    """Replace a damaged file by a new one with the known rows and all readable entries. Keep the damaged file."""
     new = _new_file(path)
     with contextlib.closing(connect(new)) as db:
         db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
@@ -384,17 +395,17 @@ def rebuild(path: Path, found: Found) -> None:
         db.execute("COMMIT")
     put_aside(path, "damaged")
     put_in_place(new, path)
-    log.error("%s was made anew, with %d entries of the damaged one, which is kept beside it", path, count)
+    log.error("%s was written again with %d entries of the damaged file, which is kept in the same folder", path, count)
 
 
 def reopen(opened: JournalFile) -> None:
-    """Puts a new file with all that the connection can still read in the place of one that has gone, and goes on with that.
+    """Write a missing file again from the open connection, and continue with the new file.
 
-    What was deleted, or moved, lives as long as the connection does. A file that has taken the place is put aside.
+    The connection can still read a file that was deleted or moved. A file that replaced it is put aside.
 
     Raises:
-        JournalError: when another learner has the place now.
-        OSError, sqlite3.Error: when the new file can't be written. The old connection is as it was.
+        JournalError: If another learner uses the path now.
+        OSError, sqlite3.Error: If the new file cannot be written. The old connection is unchanged.
     """
     opening, path = opened.opening, opened.opening.path
     make_private(path.parent)
@@ -404,12 +415,12 @@ def reopen(opened: JournalFile) -> None:
         opened.db.backup(db)
     put_aside(path, "replaced")
     put_in_place(new, path)
-    opened.db.close()  # which removes the name of its write-ahead log: the new file has none yet
+    opened.db.close()  # deletes the path of its write-ahead log, so do it before the new file has one
     db = opened.db = opening.connect(path)
     configure(db, opening.fsync)
-    opened.tables.go_on_with(db)
+    opened.tables.use_connection(db)
     opened.marks.renew()
-    opened.note_places()
+    opened.record_identities()
 
 
 def _new_file(path: Path) -> Path:
@@ -421,7 +432,7 @@ def _new_file(path: Path) -> Path:
 
 
 def put_aside(path: Path, why: str) -> None:
-    """Renames a file and its write-ahead log, to names that nothing has."""
+    """Rename a file and its write-ahead log to unused names."""
     number = 1
     while True:
         aside = Path(f"{path}.{why}" if number == 1 else f"{path}.{why}-{number}")
@@ -434,7 +445,7 @@ def put_aside(path: Path, why: str) -> None:
 
 
 def put_in_place(new: Path, path: Path) -> None:
-    """Renames a whole file to its name; when this returns, both are on the disk."""
+    """Rename a complete file to `path`. On return, the file and its name are on the disk."""
     with open(new, "rb") as file:
         os.fsync(file.fileno())
     os.rename(new, path)

@@ -1,4 +1,4 @@
-"""The lock of a journal: one process at a time."""
+"""The lock of a journal, which only one process can hold at a time."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ __all__ = ["JournalLock"]
 
 
 class JournalLock(Resource):
-    """Keeps other processes out of a journal. The lock file stays: to remove it would let two in."""
+    """The lock that excludes other processes from a journal.
+
+    Its file stays after `close`. If it were removed, two processes could each hold a lock.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Takes the lock of the journal at `path`.
+        """Acquire the lock of the journal at `path`.
 
         Raises:
-            JournalError: when another process is in, or the lock file can't be made.
+            JournalError: If another process holds the lock, or the lock file cannot be created.
         """
         self._path = path
         self._file = self._take()
 
     def renew(self) -> None:
-        """Takes the lock again when its file is not the one in its place any more.
+        """Acquire the lock again if its file was removed or replaced.
 
         Raises:
-            JournalError: when another process is in, or the lock file can't be made.
+            JournalError: If another process holds the lock, or the lock file cannot be created.
         """
         mine = os.fstat(self._file)
         try:
@@ -41,10 +44,10 @@ class JournalLock(Resource):
             self._file = file
 
     def close(self) -> None:
-        """Lets others in."""
+        """Release the lock."""
         file, self._file = self._file, -1
         if file >= 0:
-            fcntl.flock(file, fcntl.LOCK_UN)  # a forked child may still have the descriptor
+            fcntl.flock(file, fcntl.LOCK_UN)  # needed because a forked child can still have the descriptor
             os.close(file)
 
     def _take(self) -> int:
@@ -53,13 +56,13 @@ class JournalLock(Resource):
             fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise JournalError(
-                str(self._path), f"{lock} can't be made ({error.strerror})", "make its folder, and make it writable"
+                str(self._path), f"{lock} cannot be created ({error.strerror})", "create its folder, and make it writable"
             ) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(fd)
             raise JournalError(
-                str(self._path), f"is in use by another learner (it holds {lock})", "stop that one, or use another path"
+                str(self._path), f"is in use by another learner (it holds {lock})", "stop that learner, or use another path"
             ) from error
         return fd

@@ -1,4 +1,4 @@
-"""Finding out that a journal is not what it was: by its file of marks, and by what others remember of it."""
+"""The detection of lost journal data, by comparison with the marks file and with checkpoints."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from rl4sys_zmq.delivery.journal import ClientRow
 from rl4sys_zmq.delivery.journal_cache import KnownRows, RowKey
 
-__all__ = ["Loss", "Witness", "find_loss", "merge"]
+__all__ = ["Loss", "CheckpointRecord", "find_loss", "merge"]
 
 
 @dataclass(frozen=True, slots=True)
-class Witness:
-    """What a client's checkpoint remembers of the journal.
+class CheckpointRecord:
+    """The state of the journal as recorded in a client's checkpoint.
 
     Attributes:
-        client_id: whose checkpoint.
-        journal_id: the lineage that it belongs to.
-        judged: how many accepted segments it covers.
-        marks: up to where, by (actor_id, origin).
+        client_id: The client.
+        journal_id: The lineage of the journal.
+        judged: How many accepted segments the checkpoint covers.
+        marks: The marks of its streams, by (actor_id, origin).
     """
 
     client_id: str
@@ -31,54 +31,55 @@ class Witness:
 
 @dataclass(slots=True)
 class Loss:
-    """What a journal lacks.
+    """The data that a journal lacks.
 
     Attributes:
-        whole: there is no journal that can be read, though something is remembered of one.
-        segments: by client, how many accepted segments it should have counted and has not.
-        streams: how many streams stand below a mark that was acknowledged.
-        uncovered: by client, how many of the segments no checkpoint covers either: those are gone. As far as can be told.
-        strangers: the lineages of marks and checkpoints that it knows nothing of.
+        whole: True if there is no readable journal, although the marks file has a record of one.
+        segments: How many accepted segments are missing in its totals, by client.
+        streams: How many streams are below a mark that was acknowledged.
+        uncovered: How many of the missing segments are in no checkpoint either, and so are lost, by client. A client is absent
+            if the number cannot be determined.
+        strangers: The lineages of the marks file and of checkpoints that the journal has no record of.
     """
 
     whole: bool = False
     segments: dict[str, int] = field(default_factory=dict)
     uncovered: dict[str, int] = field(default_factory=dict)
     streams: int = 0
-    strangers: set[int] = field(default_factory=set)
+    unknown_lineages: set[int] = field(default_factory=set)
 
     def __bool__(self) -> bool:
-        return bool(self.whole or self.segments or self.streams or self.strangers)
+        return bool(self.whole or self.segments or self.streams or self.unknown_lineages)
 
     def words(self) -> str:
-        """The figures in one line."""
+        """Return the figures as one line of text."""
         parts = [
             f"client {client_id!r}: {count} acknowledged segments, {self._gone(client_id)}"
             for client_id, count in sorted(self.segments.items())
         ]
         if self.streams:
-            parts.append(f"{self.streams} streams stand below what their actors were told")
-        return "; ".join(parts) or "it can't be told how much"
+            parts.append(f"{self.streams} streams are below the marks acknowledged to their actors")
+        return "; ".join(parts) or "the amount is unknown"
 
     def figures(self) -> dict[str, Any]:
-        """The same as JSON values."""
+        """Return the figures as JSON values."""
         return {"segments": dict(self.segments), "uncovered": dict(self.uncovered), "streams": self.streams}
 
     def _gone(self, client_id: str) -> str:
         gone = self.uncovered.get(client_id)
         if gone is None:
-            return "and what came after its newest checkpoint"
+            return "and those accepted after its newest checkpoint"
         return f"of which {gone} are in no checkpoint"
 
 
-def find_loss(found: KnownRows | None, remembered: KnownRows | None, witnesses: Sequence[Witness]) -> Loss:
-    """What a journal lacks of what is remembered elsewhere.
+def find_loss(found: KnownRows | None, remembered: KnownRows | None, witnesses: Sequence[CheckpointRecord]) -> Loss:
+    """Return the data that a journal lacks compared with its marks file and the newest checkpoints.
 
     Args:
-        found: the clients and streams in the journal; None when there is no journal that can be read.
-        remembered: those in its file of marks; None when there is none. Streams and clients that were dropped on purpose are
-            in neither: the file of marks forgets them first.
-        witnesses: the newest checkpoints.
+        found: The clients and streams in the journal; None if there is no readable journal.
+        remembered: The clients and streams in the marks file; None if there is no such file. Those that were dropped on purpose
+            are in neither, because they are removed from the marks file first.
+        witnesses: The records of the journal in the newest checkpoints.
     """
     loss = Loss(whole=found is None and remembered is not None and bool(remembered.clients or remembered.streams))
     known = found or remembered or KnownRows()
@@ -88,15 +89,15 @@ def find_loss(found: KnownRows | None, remembered: KnownRows | None, witnesses: 
         if remembered.journal_id == known.journal_id:
             _compare(have, remembered, loss)
         elif remembered.journal_id not in ours and (remembered.clients or remembered.streams):
-            loss.strangers.add(remembered.journal_id)
+            loss.unknown_lineages.add(remembered.journal_id)
             _compare(KnownRows(), remembered, loss)
     for witness in witnesses:
         if witness.journal_id not in ours:
-            loss.strangers.add(witness.journal_id)
+            loss.unknown_lineages.add(witness.journal_id)
             loss.segments.setdefault(witness.client_id, witness.judged)
         elif witness.journal_id == have.journal_id:
             _compare_checkpoint(have, witness, loss)
-    _cover(loss, have, remembered, witnesses)
+    _count_uncovered(loss, have, remembered, witnesses)
     return loss
 
 
@@ -111,17 +112,17 @@ def _compare(have: KnownRows, remembered: KnownRows, loss: Loss) -> None:
         loss.streams += other is None or other.received < stream.received
 
 
-def _compare_checkpoint(have: KnownRows, witness: Witness, loss: Loss) -> None:
+def _compare_checkpoint(have: KnownRows, witness: CheckpointRecord, loss: Loss) -> None:
     known = have.clients.get(witness.client_id)
     missing = witness.judged - (known.accepted if known is not None else 0)
     if missing > 0:
         loss.segments[witness.client_id] = max(missing, loss.segments.get(witness.client_id, 0))
     for (actor_id, origin), mark in witness.marks.items():
-        stream = have.streams.get((witness.client_id, actor_id, origin))  # one that was dropped may still be in a checkpoint
+        stream = have.streams.get((witness.client_id, actor_id, origin))  # a dropped stream can still be in a checkpoint
         loss.streams += stream is not None and stream.received < mark
 
 
-def _cover(loss: Loss, have: KnownRows, remembered: KnownRows | None, witnesses: Sequence[Witness]) -> None:
+def _count_uncovered(loss: Loss, have: KnownRows, remembered: KnownRows | None, witnesses: Sequence[CheckpointRecord]) -> None:
     if remembered is None:
         return
     judged = {w.client_id: w.judged for w in witnesses if w.journal_id == remembered.journal_id}
@@ -132,10 +133,11 @@ def _cover(loss: Loss, have: KnownRows, remembered: KnownRows | None, witnesses:
             loss.uncovered[client_id] = max(0, missing - max(0, beyond))
 
 
-def merge(found: KnownRows, remembered: KnownRows | None, witnesses: Sequence[Witness]) -> KnownRows:
-    """The rows of a journal that goes on after a loss: its own, raised to all that is remembered of the same lineage.
+def merge(found: KnownRows, remembered: KnownRows | None, witnesses: Sequence[CheckpointRecord]) -> KnownRows:
+    """Return the rows with which a journal continues after a loss.
 
-    What lies between is then missing in its entries, and so is counted as rolled back. Other lineages are given up.
+    These are its own rows, raised to those of the marks file and the checkpoints of the same lineage. The segments between the
+    two are missing in the entries, and so are counted as rolled back. Other lineages are given up.
     """
     rows = KnownRows(found.journal_id, set(found.lineages), dict(found.clients), dict(found.streams))
     if remembered is not None and remembered.journal_id == rows.journal_id:
@@ -165,7 +167,7 @@ def _higher_client(known: ClientRow | None, row: ClientRow) -> ClientRow:
     return replace(best, generation=generation, expired=expired, settings=settings)
 
 
-def _raise_to(rows: KnownRows, witness: Witness) -> None:
+def _raise_to(rows: KnownRows, witness: CheckpointRecord) -> None:
     client = rows.clients.get(witness.client_id)
     if client is not None and client.accepted < witness.judged:
         rows.clients[witness.client_id] = replace(client, accepted=witness.judged)

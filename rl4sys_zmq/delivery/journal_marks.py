@@ -1,8 +1,8 @@
-"""A journal's second place: ``journal.marks``, a small file beside it that says what the journal must know.
+"""The marks file of a journal, ``journal.marks``: a second record of its clients and streams, to detect a loss.
 
-Lines of a checksum and JSON. The first ones say every client and stream, each later one what a transaction has changed. A line
-that is not what was written says nothing, and the others go on to hold. The file is made anew when it has grown to its size, so
-that writing costs what has changed, and no disk has to find room for it meanwhile.
+Each line consists of a checksum and JSON. The first lines contain all clients and streams. Each later line contains the changes
+of one transaction. A line with a wrong checksum is ignored, and the others stay valid. The file has a fixed size. When it is
+full, it is written again. So a write costs only what has changed, and needs no further disk space.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import xxhash
 from rl4sys_zmq.delivery.journal import ClientRow, StreamRow
 from rl4sys_zmq.delivery.journal_cache import Changes, KnownRows
 
-__all__ = ["MarksFile", "Remembered", "marks_path", "read_marks"]
+__all__ = ["MarksFile", "MarksContent", "marks_path", "read_marks"]
 
 SPARE_BYTES = 256 << 10
-"""How many bytes of changes fit a file beside its first lines, which may be as long as they need."""
+"""The least number of bytes that a new file reserves for changes, after its first lines."""
 
 ROWS_PER_LINE = 64
 _DIGITS = 16
 
 
 @dataclass(slots=True)
-class Remembered:
-    """What a file of marks says.
+class MarksContent:
+    """The content of a marks file.
 
     Attributes:
-        rows: the clients and streams; `journal_id` is 0 when no line could be read.
-        damaged: how many lines are not what was written.
+        rows: The clients and streams; `journal_id` is 0 if no line could be read.
+        damaged: How many lines have a wrong checksum.
     """
 
     rows: KnownRows = field(default_factory=KnownRows)
@@ -43,21 +43,21 @@ class Remembered:
 
 
 def marks_path(journal: Path) -> Path:
-    """Where the marks of a journal are."""
+    """Return the path of the marks file of a journal."""
     return journal.with_suffix(".marks")
 
 
-def read_marks(path: Path) -> Remembered | None:
-    """What a file of marks says; None when there is none.
+def read_marks(path: Path) -> MarksContent | None:
+    """Return the content of a marks file, or None if there is no such file.
 
     Raises:
-        OSError: when it can't be read.
+        OSError: If it cannot be read.
     """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
-    found = Remembered()
+    found = MarksContent()
     for line in data.rstrip(b"\0").split(b"\n"):
         if line:
             found.damaged += not _read_line(line, found.rows)
@@ -65,7 +65,7 @@ def read_marks(path: Path) -> Remembered | None:
 
 
 def _read_line(line: bytes, rows: KnownRows) -> bool:
-    """Does what a line says to the rows; False when it is not what was written."""
+    """Apply a line to the rows. Return False if its checksum is wrong."""
     if xxhash.xxh3_64_hexdigest(line[_DIGITS:]).encode() != line[:_DIGITS]:
         return False
     said = json.loads(line[_DIGITS:])
@@ -83,22 +83,21 @@ def _read_line(line: bytes, rows: KnownRows) -> bool:
 
 
 class MarksFile:
-    """Writes the marks of one journal. Used by the journal's thread.
+    """The writer of the marks file of one journal. Only the journal's thread uses it.
 
-    Each change leaves in one write, so that it survives the process; with `fsync` "always" it is on the disk when a call
-    returns.
+    Each change is one write, so it survives the end of the process. With `flush` it is on the disk when the call returns.
     """
 
     def __init__(self, path: Path, rows: KnownRows, *, flush: bool) -> None:
-        """Makes the file anew.
+        """Write a new file.
 
         Args:
-            path: the file.
-            rows: what the journal knows. It is read again whenever the file is made anew: the owner keeps it right.
-            flush: every change is to reach the disk at once.
+            path: The file.
+            rows: The rows of the journal. The caller must keep them up to date, because `renew` reads them again.
+            flush: True to flush every change to the disk.
 
         Raises:
-            OSError: when it can't be written; the one that was there is there still.
+            OSError: If the file cannot be written. The old file stays.
         """
         self._path, self._rows, self._flush = path, rows, flush
         self._settings: dict[str, dict[str, Any]] = {}
@@ -106,10 +105,10 @@ class MarksFile:
         self.renew()
 
     def renew(self) -> None:
-        """Puts a new file, which says what the rows are now, in the place of the old one.
+        """Replace the file by a new one with the present rows.
 
         Raises:
-            OSError: when it can't be written; the old one is there still.
+            OSError: If the file cannot be written. The old file stays.
         """
         lines = b"".join(self._lines_of_all())
         new = self._path.with_suffix(".marks.new")
@@ -118,7 +117,7 @@ class MarksFile:
         file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             size = len(lines) + max(SPARE_BYTES, len(lines))
-            _write(file, lines.ljust(size, b"\0"), 0)  # so that a flush of a later line need not flush the file's size
+            _write(file, lines.ljust(size, b"\0"), 0)  # full size, so that later flushes need not write the file's size
             os.fsync(file)
             os.rename(new, self._path)
         except BaseException:
@@ -130,20 +129,20 @@ class MarksFile:
         self._identity = status.st_dev, status.st_ino
 
     def drop(self, changes: Changes) -> None:
-        """Says what will be forgotten on purpose: before the journal does it, so that it never looks like a loss.
+        """Write the removals of a transaction. Call it before the commit, so that the removals never look like a loss.
 
         Raises:
-            OSError: when that can't be written.
+            OSError: If the file cannot be written.
         """
         if changes.dropped_streams or changes.dropped_clients:
             gone = Changes({}, {}, changes.dropped_streams, changes.dropped_clients)
             self._append(self._line(gone, {}))
 
     def note(self, changes: Changes) -> None:
-        """Says what the journal has committed; to be called after that, and before anybody is told.
+        """Write the changes of a transaction. Call it after the commit, and before the commit is reported.
 
         Raises:
-            OSError: when that can't be written. To call `renew` later is enough: it says what all changes have led to.
+            OSError: If the file cannot be written. A later `renew` is enough, because it writes the result of all changes.
         """
         if not changes.clients and not changes.streams:
             return
@@ -154,7 +153,7 @@ class MarksFile:
 
     @property
     def present(self) -> bool:
-        """Whether the file is still where it was made."""
+        """True if the file was not deleted, moved or replaced."""
         try:
             status = os.stat(self._path)
         except OSError:
@@ -162,7 +161,7 @@ class MarksFile:
         return (status.st_dev, status.st_ino) == self._identity
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file."""
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
@@ -171,7 +170,7 @@ class MarksFile:
         if self._end + len(line) > self._size:
             self.renew()
             if self._end + len(line) > self._size:
-                return  # what it says was in the rows already, or will be with the next change
+                return  # the new file contains the change already, or will with the next change
         _write(self._file, line, self._end)
         self._end += len(line)
         if self._flush:

@@ -1,4 +1,4 @@
-"""The tables of a journal: what each operation does to them. No threads, no files, no retries."""
+"""The SQLite tables of a journal and the operations on them, without threads, files or retries."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = [
     "DropClient",
     "DropEntries",
     "DropStream",
-    "Gap",
-    "Read",
+    "AddGap",
+    "ReadPage",
     "RetireActor",
     "Tables",
-    "Trim",
+    "TrimEntries",
     "Write",
     "stored_bytes",
 ]
@@ -33,9 +33,9 @@ log = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 3
 TRIM_ROWS = 2_000
-"""How many entries one operation deletes at once; what is left of it goes on in the next transaction."""
+"""The most entries that a trim deletes in one transaction. The rest follows in the next one."""
 INSERT_ROWS = 64
-"""How many rows one statement inserts. The GIL is given up per statement, and taking it back can cost 5 ms."""
+"""The most rows that one statement inserts. Each statement releases the GIL, and to get it back can take 5 ms."""
 
 _SCHEMA = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL, checksum INTEGER NOT NULL) WITHOUT ROWID",
@@ -57,7 +57,7 @@ _OF_STREAM = "client_id = ? AND actor_id = ? AND origin = ?"
 
 @dataclass(frozen=True, slots=True)
 class DropStream:
-    """Forget a stream and its entries; its origin stays in its client's `expired`, if it `expires`."""
+    """The operation that removes a stream and its entries. With `expires`, the client's `expired` records its origin."""
 
     client_id: str
     actor_id: str
@@ -67,29 +67,29 @@ class DropStream:
 
 @dataclass(frozen=True, slots=True)
 class DropClient:
-    """Forget a client, its streams and its entries."""
+    """The operation that removes a client, its streams and its entries."""
 
     client_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class DropEntries:
-    """Give up all entries of a client. Its streams and totals stay."""
+    """The operation that removes all entries of a client. Its streams and totals stay."""
 
     client_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class RetireActor:
-    """Let the streams of an actor speak for it no more: they fence nothing, keep no owner and outlive no lease."""
+    """The operation that retires the streams of an actor: incarnation 0, no owner, no spool."""
 
     client_id: str
     actor_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
-    """Count segments that are gone, and move their stream's mark over them: both or neither."""
+class AddGap:
+    """The operation that counts the segments of a GAP and adds or updates their stream, in one transaction."""
 
     client_id: str
     count: int
@@ -97,16 +97,16 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
-class Trim:
-    """Give up the entries below the marks: ((actor_id, origin), mark)."""
+class TrimEntries:
+    """The operation that removes the entries below the marks, given as ((actor_id, origin), mark)."""
 
     client_id: str
     marks: tuple[tuple[tuple[str, int], int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """Ask for a page."""
+class ReadPage:
+    """The request for a `JournalPage`."""
 
     client_id: str
     token: int
@@ -114,11 +114,11 @@ class Read:
     max_bytes: int
 
 
-Write = JournalEntry | ClientRow | StreamRow | DropStream | DropClient | DropEntries | RetireActor | Gap | Trim
+Write = JournalEntry | ClientRow | StreamRow | DropStream | DropClient | DropEntries | RetireActor | AddGap | TrimEntries
 
 
 def stored_bytes(entry: JournalEntry) -> int:
-    """How long the blob of an entry is."""
+    """Return the size of an entry's blob in bytes."""
     return entry.nbytes + 4 + 8 * len(entry.frames)
 
 
@@ -128,7 +128,7 @@ def _pack(frames: Sequence[Frame]) -> bytes:
 
 
 def _unpack(blob: bytes) -> tuple[bytes, ...]:
-    # Each frame is a copy: a slice of the blob would begin at any address, and columns want theirs aligned.
+    # Each frame is a copy: columns need aligned addresses, and a slice of the blob can start at any address.
     (count,) = struct.unpack_from("<I", blob)
     lengths = struct.unpack_from(f"<{count}Q", blob, 4)
     frames, start = [], 4 + 8 * count
@@ -145,30 +145,30 @@ def _checksum(metadata: tuple[object, ...], blob: bytes) -> int:
 
 
 class Tables:
-    """The tables behind one connection, whose owner begins and ends the transactions.
+    """The tables of one connection. The caller begins and ends the transactions.
 
     Attributes:
-        image: the clients and streams, which are in memory too: `apply` writes the rows that change, whole.
-        damaged: the rows of entries whose bytes are not those that were written, as far as they have been met.
+        image: The copy of the clients and streams in memory. `apply` writes each changed row as a whole.
+        damaged: The row numbers of the damaged entries found so far.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._db = connection
         self._next_row = 1
-        self.image = JournalCache(KnownRows())
+        self.cache = JournalCache(KnownRows())
         self.damaged: set[int] = set()
 
     def create(self, known: KnownRows) -> None:
-        """Makes the tables of an empty file, with these clients and streams."""
+        """Create the tables of an empty file, with these clients and streams."""
         for statement in _SCHEMA:
             self._db.execute(statement)
         self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         self.replace(known)
 
     def known(self) -> tuple[KnownRows, int]:
-        """The clients and streams that the tables know, and how many of their rows are not what was written.
+        """Return the clients and streams in the tables, and how many of their rows are damaged.
 
-        The lineage is 0 when that is not what was written.
+        `journal_id` is 0 if its row is damaged.
         """
         meta = dict(self._sound("SELECT * FROM meta"))
         lineages = {int(key.removeprefix("lineage ")) for key in meta if key.startswith("lineage ")}
@@ -183,69 +183,69 @@ class Tables:
         return rows, count - len(rows.clients) - len(rows.streams)
 
     def size(self) -> tuple[int, int]:
-        """How many bytes the entries take, and the number of the last one; 0 when there is none."""
+        """Return the size of all entries in bytes, and the row number of the last one or 0."""
         (used,) = self._db.execute("SELECT coalesce(sum(nbytes), 0) FROM entries INDEXED BY entries_by_mark").fetchone()
         (last,) = self._db.execute("SELECT coalesce(max(row), 0) FROM entries").fetchone()
         return int(used), int(last)
 
     def _sound(self, query: str) -> Iterator[tuple[Any, ...]]:
-        """The rows of a query that are what was written, without their checksums."""
+        """Yield the rows of a query whose checksums match, without the checksums."""
         for *values, checksum in self._db.execute(query):
             if checksum == _checksum(tuple(values), b""):
                 yield tuple(values)
 
     def replace(self, known: KnownRows) -> None:
-        """Puts these clients and streams in the place of those that are there."""
+        """Replace all clients and streams by these."""
         for table in ("meta", "clients", "streams"):
             self._db.execute(f"DELETE FROM {table}")
         lineages = [(f"lineage {journal_id}", 1) for journal_id in sorted(known.lineages)]
         self._put("meta", [("journal_id", known.journal_id), *lineages])
-        self.image = JournalCache(known)
-        self._put("clients", map(self.image.client_values, known.clients.values()))
-        self._put("streams", map(self.image.stream_values, known.streams.values()))
+        self.cache = JournalCache(known)
+        self._put("clients", map(self.cache.client_values, known.clients.values()))
+        self._put("streams", map(self.cache.stream_values, known.streams.values()))
 
     def restore(self, known: KnownRows, last_row: int) -> None:
-        """Goes on with what is there: the rows as `known` told them, and entries up to `last_row`."""
-        self.image = JournalCache(known)
+        """Continue with the existing file, which has the rows `known` and entries up to `last_row`."""
+        self.cache = JournalCache(known)
         self._next_row = last_row + 1
-        self._put("meta", [("journal_id", known.journal_id)])  # a file that can't be written shows at once
+        self._put("meta", [("journal_id", known.journal_id)])  # fails at once if the file cannot be written
 
     def sound_entries(self) -> Iterator[JournalEntry]:
-        """All entries that are what was written, in order, as far as the file can be read."""
+        """Yield all undamaged entries in order, as far as the file can be read."""
         try:
             rows = self._db.execute("SELECT row FROM entries NOT INDEXED ORDER BY row")
             for (row,) in rows:
                 entry = self._entry(row)
                 if entry is not None:
                     yield entry
-        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter of SQLite's own message, about damaged names
-            log.warning("no more entries of the damaged journal can be read: %s", error)
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter if SQLite's message quotes a damaged name
+            log.warning("no further entries of the damaged journal can be read: %s", error)
 
     def take_over(self, entries: Iterable[JournalEntry]) -> None:
-        """Stores entries of another file; those that `image` has not counted yet are counted."""
+        """Store entries from another file. Count those that `cache` does not include."""
         for entry in entries:
-            stream = self.image.rows.streams.get((entry.client_id, entry.actor_id, entry.origin))
+            stream = self.cache.rows.streams.get((entry.client_id, entry.actor_id, entry.origin))
             if stream is not None and entry.end_seq <= stream.received:
                 self._store([entry])
             else:
                 self.apply([entry])
-                self.image.commit()
+                self.cache.commit()
 
-    def go_on_with(self, connection: sqlite3.Connection) -> None:
-        """Takes another connection, to a copy of the same file."""
+    def use_connection(self, connection: sqlite3.Connection) -> None:
+        """Continue with another connection, to a copy of the same file."""
         self._db = connection
 
     def _put(self, table: str, rows: Iterable[tuple[object, ...]]) -> None:
-        """Writes whole rows with their checksums, in few statements."""
+        """Write whole rows with their checksums, in few statements."""
         whole = [(*row, _checksum(row, b"")) for row in rows]
         for chunk in (whole[i : i + INSERT_ROWS] for i in range(0, len(whole), INSERT_ROWS)):
             places = ", ".join([f"({', '.join('?' * len(chunk[0]))})"] * len(chunk))
             self._db.execute(f"REPLACE INTO {table} VALUES {places}", [value for row in chunk for value in row])
 
-    def apply(self, operations: Sequence[Write]) -> tuple[int, list[Trim]]:
-        """Does operations in order; returns by how much the entries grew, and what is left to trim.
+    def apply(self, operations: Sequence[Write]) -> tuple[int, list[TrimEntries]]:
+        """Do operations in order. Return the growth of the entries in bytes, and the trims that remain.
 
-        What changes in `image` is kept there apart, until its `commit` or `revert`.
+        `cache` keeps the changes apart until its `commit` or `revert`.
         """
         grown, left, run = 0, [], []
         for operation in operations:
@@ -256,36 +256,36 @@ class Tables:
             run = []
             match operation:
                 case ClientRow():
-                    self.image.put_client(operation)
+                    self.cache.put_client(operation)
                 case StreamRow():
-                    self.image.put_stream(operation)
-                case Gap():
-                    self.image.add_to_client(operation.client_id, operation.count, 0, operation.count)
+                    self.cache.put_stream(operation)
+                case AddGap():
+                    self.cache.add_to_client(operation.client_id, operation.count, 0, operation.count)
                     if operation.stream is not None:
-                        self.image.put_stream(operation.stream)
+                        self.cache.put_stream(operation.stream)
                 case DropStream():
                     grown -= self._drop(operation)
                 case DropClient():
                     grown -= self._drop_entries(operation.client_id)
                     self._db.execute("DELETE FROM streams WHERE client_id = ?", (operation.client_id,))
                     self._db.execute("DELETE FROM clients WHERE client_id = ?", (operation.client_id,))
-                    self.image.drop_client(operation.client_id)
+                    self.cache.drop_client(operation.client_id)
                 case DropEntries():
                     grown -= self._drop_entries(operation.client_id)
                 case RetireActor():
-                    self.image.retire_actor(operation.client_id, operation.actor_id)
-                case Trim():
+                    self.cache.retire_actor(operation.client_id, operation.actor_id)
+                case TrimEntries():
                     freed, rest = self._trim(operation)
                     grown -= freed
                     left.extend(rest)
         grown += self._insert(run)
-        changes = self.image.changes
-        self._put("clients", map(self.image.client_values, changes.clients.values()))
-        self._put("streams", map(self.image.stream_values, changes.streams.values()))
+        changes = self.cache.changes
+        self._put("clients", map(self.cache.client_values, changes.clients.values()))
+        self._put("streams", map(self.cache.stream_values, changes.streams.values()))
         return grown, left
 
     def _insert(self, entries: Sequence[JournalEntry]) -> int:
-        """Stores entries and moves their streams and clients, with few statements however many they are."""
+        """Store entries, and update their streams and clients, in few statements. Return the growth in bytes."""
         if not entries:
             return 0
         grown = self._store(entries)
@@ -300,9 +300,9 @@ class Tables:
             client[0] += e.accepted
             client[1] += e.refused
         for key, (first, received, steps, refused) in streams.items():
-            self.image.add_to_stream(key, first, received, steps, refused)
+            self.cache.add_to_stream(key, first, received, steps, refused)
         for client_id, (accepted, refused) in clients.items():
-            self.image.add_to_client(client_id, accepted, refused, 0)
+            self.cache.add_to_client(client_id, accepted, refused, 0)
         return grown
 
     def _store(self, entries: Sequence[JournalEntry]) -> int:
@@ -324,7 +324,7 @@ class Tables:
         (freed,) = self._db.execute(f"SELECT coalesce(sum(nbytes), 0) FROM entries WHERE {_OF_STREAM}", key).fetchone()
         self._db.execute(f"DELETE FROM entries WHERE {_OF_STREAM}", key)
         self._db.execute(f"DELETE FROM streams WHERE {_OF_STREAM}", key)
-        self.image.drop_stream(key, expires=drop.expires)
+        self.cache.drop_stream(key, expires=drop.expires)
         return int(freed)
 
     def _drop_entries(self, client_id: str) -> int:
@@ -334,8 +334,8 @@ class Tables:
         self._db.execute("DELETE FROM entries WHERE client_id = ?", (client_id,))
         return int(freed)
 
-    def _trim(self, trim: Trim) -> tuple[int, list[Trim]]:
-        """Deletes at most `TRIM_ROWS` entries; returns the bytes freed, and a trim for the rest if there is one."""
+    def _trim(self, trim: TrimEntries) -> tuple[int, list[TrimEntries]]:
+        """Delete at most `TRIM_ROWS` entries. Return the bytes freed, and a trim for the rest if there is one."""
         freed, room = 0, TRIM_ROWS
         for place, ((actor_id, origin), mark) in enumerate(trim.marks):
             key = (trim.client_id, actor_id, origin)
@@ -349,15 +349,15 @@ class Tables:
                 self._db.execute(f"DELETE FROM entries WHERE {_OF_STREAM} AND end_seq <= ?", (*key, end))
                 freed += sum(gone)
             if len(found) > room:
-                return freed, [Trim(trim.client_id, trim.marks[place:])]
+                return freed, [TrimEntries(trim.client_id, trim.marks[place:])]
             room -= len(found)
         return freed, []
 
-    def read(self, read: Read) -> JournalPage:
-        """A page of entries; damaged ones are left out of it."""
+    def read(self, read: ReadPage) -> JournalPage:
+        """Return a page of entries, without the damaged ones."""
         entries: list[JournalEntry] = []
         last, size, damaged, more = read.after_row, 0, 0, False
-        # Only the index is scanned here, so that a damaged page of the table costs its own entries and no others.
+        # This query reads only the index, so that a damaged page of the table loses only its own entries.
         rows = self._db.execute(
             "SELECT row FROM entries INDEXED BY entries_by_client WHERE client_id = ? AND row > ? ORDER BY row",
             (read.client_id, read.after_row),
@@ -378,7 +378,7 @@ class Tables:
         return JournalPage(read.client_id, read.token, tuple(entries), last, more, damaged)
 
     def _entry(self, row: int) -> JournalEntry | None:
-        """One entry, or None when its bytes are not those that were written."""
+        """Return one entry, or None if it is damaged."""
         try:
             found = self._db.execute(
                 "SELECT client_id, actor_id, origin, first_seq, end_seq, steps, skip, refused, checksum, frames"
@@ -386,7 +386,7 @@ class Tables:
                 (row,),
             ).fetchone()
         except sqlite3.DatabaseError as error:
-            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)  # none: Python can't decode a text
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)  # without a code: Python cannot decode a text
             if code & 0xFF != sqlite3.SQLITE_CORRUPT:
                 raise
             return None

@@ -3,13 +3,14 @@
 States::
 
     JOINING ──Welcome──▶ JOINED ──silence, NO_SESSION──▶ JOINING
-       │ refused for a reason that waiting may cure: stays JOINING and asks again
-       │ FENCED with the number that is on record: takes a higher one, stays JOINING and asks again
-       └─ refused for good ──▶ REFUSED (tries again slowly; never gives up the queue)
+       │ temporary refusal: stays JOINING and retries
+       │ FENCED with the incarnation on record: takes a higher one, stays JOINING and retries
+       └─ permanent refusal ──▶ REFUSED (retries slowly; keeps the queue)
 
-A segment gets its sequence number when it leaves the droppable queue for the in-flight window, so a drop makes no gap. The
-window is released by the durable mark and resent from the received mark (go-back-N). An actor whose mark the learner has
-forgotten (`Refusal.EXPIRED`) begins again as another incarnation; what was in its window then is *in doubt*.
+A segment gets its sequence number when it moves from the outbox, which can drop segments, to the in-flight window. So a drop
+leaves no gap in the numbers. The durable mark releases segments from the window. Resends start at the received mark (go-back-N).
+An actor whose mark the learner has discarded (`Refusal.EXPIRED`) starts again with a new incarnation. The segments that were in
+its window at that time are *in doubt*.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ from rl4sys_zmq.wire.messages import (
 )
 
 __all__ = [
-    "RATE",
+    "FIELD_RATE",
     "Action",
     "ActorSession",
     "Joined",
     "IncarnationRaised",
     "Reconnect",
     "Rejected",
-    "Renewed",
+    "StreamRenewed",
     "Send",
     "SessionState",
-    "Waiting",
+    "RefusedForNow",
 ]
 
 HELLO_RETRY_S = 0.5
@@ -66,18 +67,18 @@ SILENT_BEATS = 3.0
 RESEND_S = (0.5, 10.0)
 MAX_BATCH_ITEMS = 64
 MAX_BATCH_BYTES = 1 << 20
-_PASSING = {Refusal.NO_SESSION, Refusal.CLOSING, Refusal.CONFLICT, Refusal.GAP, Refusal.CHECKSUM}
-RIGHTS = "keys"
-"""The field of a refusal that concerns the actor's rights, not one message."""
+_TEMPORARY = {Refusal.NO_SESSION, Refusal.CLOSING, Refusal.CONFLICT, Refusal.GAP, Refusal.CHECKSUM}
+FIELD_RIGHTS = "keys"
+"""The `field` of a refusal that concerns the actor's rights instead of one message."""
 
-RATE = "rate"
-"""The field of a refusal of a message that came too fast: the same message is taken later."""
+FIELD_RATE = "rate"
+"""The `field` of a refusal because of a rate limit: the same message is accepted later."""
 
 _SESSION_LOST = {Refusal.NO_SESSION, Refusal.CLOSING}
 
 
 class SessionState(Enum):
-    """Where the conversation stands."""
+    """The states of a session."""
 
     JOINING = "joining"
     JOINED = "joined"
@@ -87,54 +88,54 @@ class SessionState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Put this message on the DEALER."""
+    """A message to send on the DEALER."""
 
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The learner answered; ``welcome.gap`` segments that were acknowledged are unknown to it."""
+    """An event: the learner accepted the session, but lacks ``welcome.gap`` segments that were acknowledged."""
 
     welcome: Welcome
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The learner refused the session (or, joined, stopped this client)."""
+    """An event: the learner refused the session, or, in a joined session, stopped this client."""
 
     refused: Refused
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """The learner cannot take this actor just now; it will be asked again."""
+class RefusedForNow:
+    """An event: the learner cannot accept this actor now. The session retries."""
 
     refused: Refused
 
 
 @dataclass(frozen=True, slots=True)
 class Reconnect:
-    """Nothing was heard for `silence_s` seconds: close the sockets and make new ones."""
+    """An action: replace the sockets, because no message arrived for `silence_s` seconds."""
 
     silence_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Renewed:
-    """The learner had forgotten this incarnation, which begins anew; `in_doubt` segments are not sent again."""
+class StreamRenewed:
+    """An event: the learner discarded the stream. A new one starts, and `in_doubt` segments are not resent."""
 
     in_doubt: int
 
 
 @dataclass(frozen=True, slots=True)
 class IncarnationRaised:
-    """This incarnation was too low, and is higher now: make new sockets, so that no answer to the lower one is heard."""
+    """An action: replace the sockets after the incarnation was raised, so that no reply to the lower one arrives."""
 
     incarnation: int
 
 
-Action = Send | Joined | Rejected | Waiting | Reconnect | Renewed | IncarnationRaised
+Action = Send | Joined | Rejected | RefusedForNow | Reconnect | StreamRenewed | IncarnationRaised
 
 
 @dataclass(slots=True)
@@ -144,34 +145,34 @@ class _InFlight:
     before_steps: int
     before_bytes: int
     fresh: bool = True
-    """Never sent: not looked at for images yet."""
+    """True until the segment is sent for the first time. Its images are encoded then."""
 
 
 class ActorSession:
-    """One actor's conversation with one learner.
+    """The session of one actor with one learner. The actor's I/O thread makes all calls; other threads only read.
 
     Attributes:
-        state: where it stands.
-        credit_steps: as in `Ack`; 0 before the handshake.
-        sent_steps: the steps accepted or in flight, in the same units.
-        min_version: the least version to start a segment with.
-        generation: of the client's policy in this session; 0 before the first.
-        journal_id: of the learner that welcomed it last; 0 before the first.
-        in_doubt: segments that were in the window when the learner forgot this actor.
+        state: The state of the session.
+        credit_steps: The limit on `sent_steps`, as in `Ack`; 0 before the handshake.
+        sent_steps: The steps accepted or in flight.
+        min_version: The lowest policy version to start a segment with.
+        generation: The generation of the client's policy in this session; 0 before the first session.
+        journal_id: The journal of the learner that last sent `Welcome`; 0 before the first.
+        in_doubt: How many segments were in the window when the learner discarded this actor's stream.
     """
 
     def __init__(
         self, hello: Hello, counters: Counters, rng: random.Random, *, coded: bool = False, images: ImageCodec | None = None
     ) -> None:
-        """Makes a session that numbers from ``hello.first_seq`` on.
+        """Create a session whose sequence numbers start at ``hello.first_seq``.
 
         Args:
-            hello: what to say first. With a spool, the number of its oldest segment, which must be given to `recover` or
-                `take` in order.
-            counters: where it counts.
-            rng: for the jitter of retries.
-            coded: send bodies in fewer bytes, where that is possible.
-            images: how to code large observations that are images; each segment is coded once, when it is sent first.
+            hello: The first message. With a spool, its `first_seq` is the number of the oldest segment in the spool. Pass the
+                segments of the spool to `recover` or `take` in order.
+            counters: The counters to update.
+            rng: The source of jitter for retries.
+            coded: True to compress message bodies where possible.
+            images: The codec for large observations that are images. Each segment is encoded once, before its first send.
         """
         self.state = SessionState.JOINING
         self.credit_steps = 0
@@ -192,7 +193,7 @@ class ActorSession:
         self._credit_items = 0
         self._credit_bytes = 0
         self._recovers = hello.spooled
-        self._welcomed = hello.welcomed
+        self._previously_welcomed = hello.previously_welcomed
         self._verdicts = dict.fromkeys(Verdict.ALL, 0)
         self._verdicts_of = 0
         self._earlier = dict.fromkeys(Verdict.ALL, 0)
@@ -202,26 +203,26 @@ class ActorSession:
         self._want_steps = 0
         self._gap_at: int | None = None
 
-    # ---- what the owner does
+    # ---- the interface for the I/O thread
 
     def open(self, now: float, held: tuple[int, int]) -> list[Action]:
-        """Begins (again) on fresh sockets; `held` is the (generation, version) that the actor acts with."""
+        """Start the session, or restart it on new sockets. `held` is the (generation, version) that the actor acts with."""
         self._last_heard = now
         return self._join(now, held)
 
     def can_take(self) -> bool:
-        """True when the next segment may leave the queue."""
+        """Return True if the next segment may leave the outbox."""
         credit = self.sent_steps < self.credit_steps and self._taken_bytes < self._credit_bytes
         return self.state is SessionState.JOINED and credit and self._next_seq < self._credit_items
 
     def has_room(self, items: int) -> bool:
-        """True when the segment after `items` further ones may leave too, as far as their number goes."""
+        """Return True if the credit in segments allows one more segment after `items` others."""
         return self._next_seq + items < self._credit_items
 
     def take(self, now: float, packed: Sequence[PackedSegment], ahead_steps: int = 0) -> list[Action]:
-        """Sends segments, which the session keeps until they are durable. Call it only while `can_take`.
+        """Send segments. The session keeps them until they are durable. Call it only while `can_take` is true.
 
-        With them it asks for the credit of `ahead_steps` more, which saves the next ones a round trip.
+        The message also requests credit for `ahead_steps` more steps, which saves the next segments a round trip.
         """
         items = [self._hold(p) for p in packed]
         self.sent_steps += sum(p.steps for p in packed)
@@ -232,18 +233,19 @@ class ActorSession:
         return self._submit(now, items, len(items), limit)
 
     def recover(self, packed: Sequence[PackedSegment]) -> None:
-        """Takes what a spool still holds of the segments that the learner had received when it first welcomed this start.
+        """Put segments of the spool that the learner has already received back into the window.
 
-        They are the last ones below `received`: sent by an earlier start, and kept until they are durable.
+        Call it once, after the first `Welcome` of this start. The segments are the last ones below `received`. An earlier start
+        of the actor sent them, and the session keeps them until they are durable.
         """
         self._next_seq = self.received - len(packed)
         for p in packed:
             self._hold(p)
 
     def want(self, now: float, steps: int) -> list[Action]:
-        """Says that the actor would like to have sent `steps` steps in all; silent when that is granted already.
+        """Request credit up to `steps` steps in all. Return no action if that much is already granted.
 
-        Wanting less gives credit back, which the next message that leaves anyway tells the learner.
+        A lower number than before gives credit back. The learner receives it with the next message.
         """
         if self.state is not SessionState.JOINED or steps == self._want_steps:
             return []
@@ -252,7 +254,7 @@ class ActorSession:
         return [self._send(now, Heartbeat(steps))] if more and steps > self.credit_steps else []
 
     def tick(self, now: float, held: tuple[int, int]) -> list[Action]:
-        """Does what the clock asks for: hellos, heartbeats, resends, and giving up on a silent learner."""
+        """Do what is due at this time: HELLOs, heartbeats, resends, and `Reconnect` after the silence timeout."""
         if self.state is SessionState.CLOSED:
             return []
         if self.state is not SessionState.JOINED:
@@ -272,14 +274,14 @@ class ActorSession:
         return []
 
     def next_deadline(self) -> float:
-        """When `tick` wants to be called at the latest."""
+        """Return the latest time for the next call of `tick`."""
         if self.state is not SessionState.JOINED:
             return self._next_hello
         deadline = min(self._last_sent + self.heartbeat_s, self._last_heard + SILENT_BEATS * self.heartbeat_s)
         return min(deadline, self._resend_at) if self._resend_at else deadline
 
     def on_message(self, now: float, message: Message) -> list[Action]:
-        """Takes a message from the learner."""
+        """Handle a message from the learner."""
         self._last_heard = now
         if self.state is SessionState.CLOSED:
             return []
@@ -297,42 +299,42 @@ class ActorSession:
                 assert_never(message)
 
     def reject(self, now: float) -> None:
-        """The owner can do nothing with the session that the learner offered: asks again later."""
+        """Reject the session that the learner offered, because the caller cannot use it. The session retries later."""
         self.state = SessionState.REFUSED
         self._next_hello = now + REFUSED_RETRY_S
 
     def close(self, now: float) -> list[Action]:
-        """Says goodbye."""
+        """Close the session. Return the `Bye` to send, if the session was joined."""
         joined = self.state is SessionState.JOINED
         self.state = SessionState.CLOSED
         return [self._send(now, Bye())] if joined else []
 
     @property
     def in_flight(self) -> int:
-        """Segments that are not durable yet."""
+        """The number of segments in the window: sent, and not yet durable."""
         return len(self._window)
 
     @property
     def unreceived(self) -> int:
-        """Segments that have left the queue and that the learner has not received yet, as far as is known."""
+        """The number of segments that left the outbox and are not yet known to be received."""
         return self._next_seq - self.received
 
     @property
     def origin(self) -> int:
-        """The incarnation that began to number."""
+        """The incarnation that started the sequence numbers."""
         return self._hello.origin or self._hello.incarnation
 
     @property
     def accepted(self) -> int:
-        """Segments that the learner has taken, refused ones not counted."""
+        """The number of segments that the learner has accepted, without those it refused."""
         return self._earlier_accepted + max(0, self.received - self._refused_of_origin)
 
     @property
     def verdicts(self) -> dict[str, int]:
-        """What became of this actor's segments, over all sessions, as the learner says now."""
+        """The number of this actor's segments per verdict, over all sessions, as last reported by the learner."""
         return {verdict: self._earlier[verdict] + self._verdicts[verdict] for verdict in Verdict.ALL}
 
-    # ---- the rest
+    # ---- internals
 
     def _join(self, now: float, held: tuple[int, int]) -> list[Action]:
         if self.state is not SessionState.REFUSED:
@@ -346,19 +348,19 @@ class ActorSession:
             held_generation=held[0],
             held_version=held[1],
             journal_id=self.journal_id,
-            welcomed=self._welcomed,
+            previously_welcomed=self._previously_welcomed,
         )
         return [self._send(now, hello)]
 
     def _on_welcome(self, now: float, welcome: Welcome) -> list[Action]:
         known = welcome.journal_id == self.journal_id and welcome.generation <= self.generation
         if self.state is SessionState.JOINED and known:
-            return []  # a second answer; that of another life of the learner, to a HELLO that it found queued, is news
+            return []  # a repeated reply. A Welcome of a restarted learner, to a HELLO that was still queued, is not one
         beyond = welcome.received > self._next_seq and not self._recovers
         if beyond or welcome.durable > welcome.received:
             self._counters.add("ignored.welcome")
             return []
-        self.state, self._welcomed = SessionState.JOINED, True
+        self.state, self._previously_welcomed = SessionState.JOINED, True
         first = self._window[0].seq if self._window else self._next_seq
         if welcome.gap:
             self._counters.add("gap_segments", welcome.gap)
@@ -369,7 +371,7 @@ class ActorSession:
         self._recovers = False
         self._release()
         if welcome.journal_id != self.journal_id:
-            self._count_as_earlier()  # another journal, whose verdicts count from 0 again
+            self._count_as_earlier()  # another journal, whose verdicts start at 0
         self.journal_id = welcome.journal_id
         self.generation = welcome.generation
         self._gap_at = None
@@ -381,7 +383,7 @@ class ActorSession:
 
     def _on_ack(self, now: float, ack: Ack) -> None:
         if self.state is SessionState.JOINED and ack.generation > self.generation:
-            # A later life of the learner thread takes this actor for one of its own, and its Welcome was lost.
+            # A later generation of the learner thread has this actor in a session, and its Welcome was lost.
             self._counters.add("sessions_lost.learner")
             self.state = SessionState.JOINING
             self._next_hello = now
@@ -395,13 +397,13 @@ class ActorSession:
             self._resend_s = RESEND_S[0]
             self._arm(now)
         self.durable = ack.durable
-        if ack.received >= self.received:  # else it is older than what is known, or has not seen a GAP
+        if ack.received >= self.received:  # else the ack is outdated, or was sent before a GAP
             self.sent_steps = ack.accepted_steps + self._steps_from(ack.received)
         self.credit_steps = min(ack.credit_steps, max(self._want_steps, self.sent_steps))
         self._credit_items = ack.credit_items
         self._credit_bytes = self._taken_bytes - self._bytes_from(ack.received) + ack.credit_bytes
         self.min_version = ack.min_version
-        newer = ack.generation != self._verdicts_of  # a learner that went back to a checkpoint may have counted further
+        newer = ack.generation != self._verdicts_of  # after a rollback to a checkpoint, the counts can be lower
         self._verdicts_of = ack.generation
         for verdict in Verdict.ALL:
             count = ack.verdicts.get(verdict, 0)
@@ -423,35 +425,37 @@ class ActorSession:
                 self.state = SessionState.JOINING
                 self._next_hello = now
                 return []
-            if code is not Refusal.FAILED and refused.field != RIGHTS:
-                return []  # a message refusal: the mark did not move, the resend timer takes care
-        if code is Refusal.EXPIRED:  # a second answer to the same incarnation finds no journal here any more
+            if code is not Refusal.FAILED and refused.field != FIELD_RIGHTS:
+                return []  # a refusal of one message: the mark did not move, and the resend timer sends it again
+        if code is Refusal.EXPIRED:  # `_renew` sets journal_id to 0, so a repeated reply does nothing
             return self._renew(now) if self.journal_id and not self._hello.spooled else []
         if code is Refusal.FENCED and refused.incarnation:
             return self._raise(now, refused.incarnation)
-        if code in _PASSING or refused.field == RATE:
+        if code in _TEMPORARY or refused.field == FIELD_RATE:
             if code in _SESSION_LOST and self.state is SessionState.REFUSED:
-                self.state = SessionState.JOINING  # what was refused for good has been mended
+                self.state = SessionState.JOINING  # the reason for the permanent refusal is gone
                 self._next_hello = now
-            return [Waiting(refused)]
+            return [RefusedForNow(refused)]
         self.state = SessionState.REFUSED
         self._next_hello = now + REFUSED_RETRY_S
         return [Rejected(refused)]
 
     def _raise(self, now: float, known: int) -> list[Action]:
-        """Takes an incarnation above the one on record; what has been numbered keeps its numbers."""
+        """Take an incarnation above the one on record. Segments keep their sequence numbers."""
         hello = self._hello
-        if known < hello.incarnation or (known == hello.incarnation and self._welcomed):
-            return []  # a second answer to a lower one, or to a HELLO from before the first Welcome
+        if known < hello.incarnation or (known == hello.incarnation and self._previously_welcomed):
+            return []  # a repeated reply to a lower incarnation, or to a HELLO from before the first Welcome
         self._counters.add("raised")
         incarnation = next_incarnation(known, self._rng)
-        self._hello = replace(hello, incarnation=incarnation, origin=self.origin if self._welcomed or hello.spooled else 0)
+        self._hello = replace(
+            hello, incarnation=incarnation, origin=self.origin if self._previously_welcomed or hello.spooled else 0
+        )
         self.state = SessionState.JOINING
         self._next_hello = now
         return [IncarnationRaised(incarnation)]
 
     def _renew(self, now: float) -> list[Action]:
-        """Begins anew as another incarnation. What was in the window may have been accepted: nobody can know."""
+        """Start a new stream with a new incarnation. The segments in the window are in doubt: perhaps accepted."""
         doubtful = len(self._window)
         self.in_doubt += doubtful
         self._counters.add("expired")
@@ -459,15 +463,15 @@ class ActorSession:
         refused = self._refused_of_origin
         self._earlier_accepted += max(0, self.durable - refused)
         self._count_as_earlier()
-        self._earlier[Verdict.REFUSED] -= max(0, refused - self.durable)  # those are in doubt, and counted there
+        self._earlier[Verdict.REFUSED] -= max(0, refused - self.durable)  # these are counted as in doubt
         self._earlier_refused = self._earlier[Verdict.REFUSED]
         self._next_seq = self.received = self.durable = 0
         self._taken_steps = self._taken_bytes = self._resend_at = 0
         incarnation = self._hello.incarnation + 1
         self._hello = replace(self._hello, incarnation=incarnation, origin=incarnation, first_seq=0)
-        self.journal_id, self._welcomed = 0, False
+        self.journal_id, self._previously_welcomed = 0, False
         self._next_hello = now
-        return [Renewed(doubtful)]
+        return [StreamRenewed(doubtful)]
 
     @property
     def _refused_of_origin(self) -> int:
@@ -479,11 +483,11 @@ class ActorSession:
             self._verdicts[verdict] = 0
 
     def _on_gap(self, now: float, expected: int) -> list[Action]:
-        """The learner misses something: sends it again, once for each place where it waits; the timer does the rest."""
+        """Resend from `expected`, once for each value of it. The resend timer handles further losses."""
         first = self._window[0].seq if self._window else self._next_seq
         if expected > self._next_seq:
             self._counters.add("ignored.gap")
-        elif expected < first:  # nobody holds that any more, which only a HELLO says
+        elif expected < first:  # the segments before the window are gone; only a HELLO reports that
             self._counters.add("sessions_lost.gap")
             self.state = SessionState.JOINING
             self._next_hello = now + HELLO_RETRY_S * self._rng.uniform(0.8, 1.2)
@@ -493,7 +497,7 @@ class ActorSession:
         return []
 
     def _submit(self, now: float, items: Iterable[_InFlight], max_items: int, max_bytes: int | None) -> list[Action]:
-        """Sends consecutive segments, in messages within these limits, if more than one segment is in them."""
+        """Send consecutive segments in messages within these limits. A single segment may exceed `max_bytes`."""
         batch: list[_InFlight] = []
         size = 0
         actions: list[Action] = []
@@ -516,7 +520,7 @@ class ActorSession:
         return join_submit(items[0].seq, self._want_steps, [item.packed for item in items], coded=self._coded)
 
     def _resend(self, now: float) -> list[Action]:
-        """Everything that the learner has not received, in batches."""
+        """Send every segment that the learner has not received, in batches."""
         missing = (item for item in self._window if item.seq >= self.received)
         actions = self._submit(now, missing, MAX_BATCH_ITEMS, MAX_BATCH_BYTES)
         self._counters.add("resent_messages", len(actions))
@@ -525,7 +529,7 @@ class ActorSession:
         return actions
 
     def _arm(self, now: float) -> None:
-        """Sets the resend timer, or clears it when everything has been received."""
+        """Set the resend timer, or clear it if every segment has been received."""
         waiting = self.received < self._next_seq
         self._resend_s = max(self._resend_s, RESEND_S[0])
         self._resend_at = now + self._resend_s * self._rng.uniform(0.9, 1.3) if waiting else 0.0
@@ -539,12 +543,12 @@ class ActorSession:
         return item
 
     def _steps_from(self, seq: int) -> int:
-        """The steps in flight from `seq` on."""
+        """Return the number of steps in the window from `seq` on."""
         first = self._held_from(seq)
         return self._taken_steps - first.before_steps if first is not None else 0
 
     def _bytes_from(self, seq: int) -> int:
-        """The bytes in flight from `seq` on."""
+        """Return the number of bytes in the window from `seq` on."""
         first = self._held_from(seq)
         return self._taken_bytes - first.before_bytes if first is not None else 0
 

@@ -1,6 +1,6 @@
-"""Notice that a client stands still although it could go on: its learner thread wants data, an actor has some, nothing moves.
+"""The detection of a stalled client: its learner thread can use data, an actor requests credit, and nothing moves.
 
-That is a fault of this library, never of the network: where a message is lost, an actor has credit or sends again.
+A stall is a fault of this library, never of the network. If a message is lost, the actor still has credit or resends.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from rl4sys_zmq.delivery.stream import Stream
 __all__ = ["STALL_S", "StallWatch", "stall_reason"]
 
 STALL_S = 1.0
-"""How long a client may stand still while it could go on, in seconds."""
+"""The longest time without progress before a client counts as stalled, in seconds."""
 
 
 def stall_reason(pool: CreditPool, live: Sequence[Stream]) -> str:
-    """Return why nothing can move, or an empty string when something can.
+    """Return why a client can make no progress, or an empty string if it can.
 
-    Call this only while the journal takes data, and while the learner thread runs and has caught up with the journal.
+    Call this only while the journal commits entries and the learner thread runs and has received all replayed entries.
 
     Args:
-        pool: the credit of the learner thread's life.
-        live: the streams of the actors that are in touch.
+        pool: The credit of the learner thread.
+        live: The streams of the live actors.
     """
     transit, usable = pool.transit, pool.usable_steps
     if transit.messages_on_way or usable <= 0:
@@ -34,28 +34,28 @@ def stall_reason(pool: CreditPool, live: Sequence[Stream]) -> str:
     if not wanting:
         return ""
     return (
-        f"the learner thread can use {usable} more steps, {len(wanting)} of {len(live)} actors ask for credit, and none has any; "
+        f"the learner thread can use {usable} more steps; {len(wanting)} of {len(live)} actors request credit, and none has any; "
         f"{transit.waiting} are counted as waiting for the journal"
     )
 
 
 class StallWatch:
-    """Measure for how long a client has stood still without a reason."""
+    """The time for which one client has been stalled."""
 
     def __init__(self) -> None:
         self._progress: object = None
         self._since = 0.0
 
     def look(self, now: float, progress: object, reason: str) -> float:
-        """Look at a client.
+        """Record the present state of the client. Call it regularly.
 
         Args:
-            now: the time, in seconds.
-            progress: changes whenever anything moves.
-            reason: why nothing can move; empty when something can.
+            now: The time, in seconds.
+            progress: A value that changes with any progress.
+            reason: The result of `stall_reason`.
 
         Returns:
-            For how many seconds it has stood still, by what earlier looks have seen; 0 when it does not.
+            For how many seconds the client has been stalled, as seen by earlier calls; 0 if it is not.
         """
         if not reason or progress != self._progress:
             self._progress, self._since = progress if reason else None, now

@@ -1,4 +1,4 @@
-"""The learner's side of one actor's stream: what came, what became of it, how much more may come."""
+"""The learner's side of one actor's stream: received segments, their verdicts, and credit."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ __all__ = ["Key", "Stream"]
 CHECKSUMS_KEPT = 64
 
 Key = tuple[str, int]
-"""A stream within its client: the actor's id and the origin of its numbers."""
+"""The key of a stream within its client: the actor's id and the origin."""
 
 
 class Stream:
-    """Marks, verdicts and credit of one (client, actor, origin).
+    """The marks, verdicts and credit of one (client, actor, origin).
 
-    All marks are "the next sequence number": everything below has the property.
+    A mark is a sequence number: all segments below it have the property. A segment *refused as an item* is a malformed segment in
+    a message that was accepted. It keeps its sequence number and counts in `refused`.
 
     Attributes:
-        origin: the incarnation that began to number the segments.
-        incarnation: the one that speaks now; the same unless the actor has a spool.
-        spooled: numbers and segments outlive the actor's process, so the mark must never be forgotten.
-        owner: the authenticated user that it belongs to; empty without keys.
-        received: accepted (or refused as an item).
-        durable: in the journal.
-        trained: disposed of.
-        checkpointed: in a checkpoint of the learner.
-        accepted_steps: the steps of all segments below `received`.
-        refused: how many numbers were used up by segments refused as items.
-        credit_steps: a segment may leave the actor while fewer steps than this are accepted or in flight.
-        want_steps: up to where the actor would like credit, in the same units.
-        verdicts: how many segments met each verdict.
-        last_seen: when the actor was last heard, in the owner's clock.
-        progress_at: when it last delivered, or first got credit after it had none.
+        origin: The incarnation that started the sequence numbers.
+        incarnation: The present incarnation of the actor; the same as `origin` unless the actor has a spool or raised it.
+        spooled: True if numbers and segments survive the actor's process. The mark must then never be discarded.
+        owner: The authenticated user that the stream belongs to; empty without keys.
+        received: The mark of accepted segments, those refused as items included.
+        durable: The mark of segments in the journal.
+        trained: The mark of segments that have a verdict.
+        checkpointed: The mark of segments covered by a checkpoint of the learner.
+        accepted_steps: The steps of all segments below `received`.
+        refused: How many segments were refused as items.
+        credit_steps: The actor may send a segment while fewer steps than this are accepted or in flight.
+        want_steps: The credit that the actor requests, in the same units.
+        verdicts: The number of segments per verdict.
+        last_seen: The time of the actor's last message, by the clock of the caller.
+        progress_at: The time of its last delivery, or of the first credit after it had none.
     """
 
     def __init__(
@@ -75,36 +76,36 @@ class Stream:
 
     @property
     def key(self) -> Key:
-        """Its name within the client."""
+        """The key of the stream within the client."""
         return self.actor_id, self.origin
 
-    # ---- what comes
+    # ---- receiving
 
     def admit(self, first_seq: int, checksums: Sequence[int]) -> int:
-        """How many of the segments `first_seq`, ... were seen before; the rest are accepted by `accept`.
+        """Return how many of the given segments are duplicates. Pass the rest to `accept_all`.
 
         Args:
-            first_seq: the number of the first.
-            checksums: of the segments; one that was seen before must be what it was.
+            first_seq: The sequence number of the first segment.
+            checksums: The checksums of the segments. Those of duplicates are compared with the last `CHECKSUMS_KEPT`.
 
         Raises:
-            ProtocolError: ``GAP`` when a segment before them is missing; ``EQUIVOCATION`` when one was something else before.
+            ProtocolError: ``GAP`` if a segment before them is missing; ``EQUIVOCATION`` if a duplicate has another checksum.
         """
         if first_seq > self.received:
-            raise ProtocolError(Refusal.GAP, f"segment {first_seq} came, {self.received} is next")
+            raise ProtocolError(Refusal.GAP, f"received segment {first_seq}; expected segment {self.received}")
         skip = min(len(checksums), self.received - first_seq)
         for seq, checksum in enumerate(checksums[:skip], first_seq):
             if self._checksums.get(seq, checksum) != checksum:
-                raise ProtocolError(Refusal.EQUIVOCATION, f"segment {seq} of this actor was another one before")
+                raise ProtocolError(Refusal.EQUIVOCATION, f"segment {seq} of this actor was received before with other data")
         self.verdicts[Verdict.DUPLICATE] += skip
         return skip
 
     def accept(self, steps: int, checksum: int) -> None:
-        """Takes the next segment, of `steps` steps."""
+        """Accept the next segment, of `steps` steps."""
         self.accept_all(steps, [checksum])
 
     def accept_all(self, steps: int, checksums: Sequence[int]) -> None:
-        """Takes the next segments, of `steps` steps in all."""
+        """Accept the next segments, of `steps` steps in all."""
         kept = checksums[-CHECKSUMS_KEPT:]
         self.received += len(checksums)
         self.accepted_steps += steps
@@ -113,16 +114,16 @@ class Stream:
             self._checksums.popitem(last=False)
 
     def refuse(self, seq: int | None = None) -> None:
-        """A segment that was accepted just now, by default the last, is refused as an item: its number is used up."""
+        """Refuse a segment that was just accepted, by default the last one, as an item. It keeps its sequence number."""
         seq = self.received - 1 if seq is None else seq
         self.refused += 1
         self._refused_late.append(seq)
         self.dispose([[seq, seq + 1]], Verdict.REFUSED)
 
-    def resume(self, first_seq: int) -> int:
-        """Notes that the actor holds nothing below `first_seq` any more; returns how many segments will never come.
+    def advance_to(self, first_seq: int) -> int:
+        """Advance to `first_seq`, below which the actor holds no segments. Return how many segments are missing for good.
 
-        They were acknowledged by another life of the learner, or forgotten; waiting for them would stop the stream for good.
+        An earlier life of the learner acknowledged them, or this one has discarded them. To wait for them would block the stream.
         """
         lost = max(0, first_seq - self.received)
         if lost:
@@ -131,23 +132,23 @@ class Stream:
         return lost
 
     def request_credit(self, want_steps: int) -> None:
-        """Takes the actor's word for how far it would like to go; credit beyond that goes back to the others."""
+        """Record how much credit the actor requests. Credit beyond that is free for other actors."""
         self.want_steps = want_steps
         self.credit_steps = min(self.credit_steps, max(want_steps, self.accepted_steps))
 
     def commit(self, end_seq: int) -> None:
-        """Everything below `end_seq` is in the journal."""
+        """Record that all segments below `end_seq` are in the journal."""
         self.durable = max(self.durable, end_seq)
         if self._refused_late:
             self._refused_late = [seq for seq in self._refused_late if seq >= self.durable]
 
-    # ---- what becomes of it
+    # ---- verdicts
 
     def dispose(self, ranges: Sequence[Sequence[int]], verdict: str) -> int:
-        """Notes what became of segments; returns how many were still pending. None is disposed of twice."""
+        """Record a verdict on segments. Return how many of them were pending. A second verdict on a segment is ignored."""
         fresh = 0
         for first, end in ranges:
-            if first <= self.trained and not self._disposed and not self._holes:  # in order, as nearly always
+            if first <= self.trained and not self._disposed and not self._holes:  # in order: the usual case
                 end = min(end, self.received)
                 fresh += max(0, end - self.trained)
                 self.trained = max(self.trained, end)
@@ -160,39 +161,39 @@ class Stream:
         self._advance()
         return fresh
 
-    def correct(self, count: int, verdict: str, but: str) -> int:
-        """Moves segments that were disposed of to another verdict; returns how many that were."""
-        count = min(count, self.verdicts[but])
-        self.verdicts[but] -= count
+    def correct(self, count: int, verdict: str, replaces: str) -> int:
+        """Move up to `count` segments from the verdict `replaces` to `verdict`. Return how many were moved."""
+        count = min(count, self.verdicts[replaces])
+        self.verdicts[replaces] -= count
         self.verdicts[verdict] += count
         return count
 
     def roll_back(self) -> int:
-        """Forgets what is pending, because nothing can bring it back; returns how many segments that were."""
+        """Give up all pending segments, which cannot be recovered. Return how many."""
         pending = self.pending
         self._disposed.clear()
         self._holes.clear()
         self.trained = self.received
         return pending
 
-    # ---- going back to a checkpoint, and being fed from the journal again
+    # ---- rollback to a checkpoint, and replay from the journal
 
     def rewind(self, mark: int, verdicts: Mapping[str, int]) -> None:
-        """The learner thread goes on from a state that has disposed of what is below `mark`, with these verdicts."""
+        """Roll back to a state of the learner thread in which the segments below `mark` have these verdicts."""
         self._disposed.clear()
         self._holes.clear()
         self.trained = self._replayed = min(mark, self.received)
         self._replay_end = self.received
         self.verdicts.update({verdict: verdicts.get(verdict, 0) for verdict in Verdict.ALL if verdict != Verdict.DUPLICATE})
-        # Nobody refuses once more what the journal has not taken yet; it is not pending, and counted when the journal gives it.
+        # Items refused before the journal committed them are not refused again. `refuse_again` counts them at replay.
         self._uncounted = set(self._refused_late)
         self._disposed |= self._uncounted
         self._advance()
 
     def replay(self, first_seq: int, end_seq: int) -> int | None:
-        """The journal gives segments back, in order: how many of them the state has already, None when it has all.
+        """Record segments that the journal replays, in order. Return how many of them the state already covers.
 
-        What the journal does not have any more leaves a hole, which is pending no more.
+        Return None if the state covers all of them. Segments that are missing in the journal are no longer pending.
         """
         if end_seq <= self._replayed:
             return None
@@ -202,7 +203,7 @@ class Stream:
         return known
 
     def refuse_again(self, seq: int) -> None:
-        """The journal gave back a segment that was refused as an item."""
+        """Record that the journal replayed a segment that was refused as an item."""
         if seq in self._uncounted:
             self._uncounted.discard(seq)
             self.verdicts[Verdict.REFUSED] += 1
@@ -210,16 +211,16 @@ class Stream:
             self.dispose([[seq, seq + 1]], Verdict.REFUSED)
 
     def replay_ends(self) -> None:
-        """The journal has given back all that it holds."""
+        """Record that the journal has replayed all that it holds."""
         self._skip(self._replayed, self.durable)
         self._replayed = max(self._replayed, self.durable)
 
     def counted(self, end_seq: int) -> bool:
-        """Whether segments up to `end_seq` came in this life of the learner thread, rather than before it."""
+        """Return True if segments up to `end_seq` arrived in this generation of the learner thread, not before it."""
         return end_seq > self._replay_end
 
     def _skip(self, first: int, end: int) -> None:
-        """Segments that will never be disposed of, as far as that is not known yet."""
+        """Mark the segments from `first` to `end` that have no verdict as holes: they will never get one."""
         first = max(first, self.trained)
         if first >= end:
             return
@@ -235,16 +236,16 @@ class Stream:
             self._disposed.discard(self.trained)
             self.trained = self._holes.pop(self.trained, self.trained + 1)
 
-    # ---- what is said
+    # ---- reporting
 
     @property
     def pending(self) -> int:
-        """Accepted and not yet disposed of."""
+        """The number of segments that are accepted and have no verdict."""
         holes = sum(end - first for first, end in self._holes.items())
         return self.received - self.trained - len(self._disposed) - holes
 
     def ack(self, *, generation: int, free_items: int, free_bytes: int, min_version: int) -> Ack:
-        """The stream's state for its actor; `free_items` more segments of `free_bytes` in all have a place."""
+        """Return the `Ack` for the actor. There is room for `free_items` more segments, of `free_bytes` bytes in all."""
         return Ack(
             generation,
             self.received,

@@ -1,4 +1,4 @@
-"""The streams of one client, and which peer speaks for which: joining, fencing, falling silent, leases."""
+"""The table of the streams of one client: sessions, fencing, silence timeouts, and leases."""
 
 from __future__ import annotations
 
@@ -11,56 +11,59 @@ from rl4sys_zmq.delivery.stream import Key, Stream
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.wire.messages import Hello
 
-__all__ = ["Opened", "StreamTable"]
+__all__ = ["HelloResult", "StreamTable"]
 
 MAX_DROPPED = 1_024
-"""Of how many streams that operators dropped the marks are remembered."""
+"""The number of streams dropped by operators whose marks are kept."""
 
 MAX_SPOOLED = 65_536
-"""How many streams with a spool a client may have, live or not: their marks are kept for good."""
+"""The most streams with a spool of one client, live or not. Their marks are kept for good."""
 
 EARLIER_SPOOLS = 8
-"""How many earlier streams with a spool are kept of one actor: a spool that was away may come back, and must find its mark."""
+"""The number of earlier streams with a spool that are kept per actor. An old spool can return, and then needs its mark."""
 
 MAX_GAP = 1 << 40
-"""How many segments may be said to be gone at once: more is no accident."""
+"""The largest gap that a HELLO can report, in segments. A larger one cannot be an accident."""
 
 
-class Opened:
-    """What a HELLO led to.
+class HelloResult:
+    """The result of a HELLO.
 
     Attributes:
-        stream: the actor's.
-        old_peer: the peer that spoke for it before, if another did.
-        gap: how many segments the actor has been told to forget and the journal does not know.
-        fresh: the stream was not known before.
-        evicted: the streams that gave up their places: their actors are not live, and nothing of them was ever received.
+        stream: The stream of the actor.
+        previous_peer: The previous peer of the actor, if it was another one.
+        gap: How many segments were acknowledged to the actor that the journal has no record of.
+        fresh: True if the stream is new.
+        evicted: The streams that were discarded to free a slot. Their actors are not live, and no segment of them was received.
     """
 
-    def __init__(self, stream: Stream, old_peer: bytes | None, gap: int, *, fresh: bool, evicted: Sequence[Stream] = ()) -> None:
-        self.stream, self.old_peer, self.gap, self.fresh, self.evicted = stream, old_peer, gap, fresh, evicted
+    def __init__(
+        self, stream: Stream, previous_peer: bytes | None, gap: int, *, fresh: bool, evicted: Sequence[Stream] = ()
+    ) -> None:
+        self.stream, self.previous_peer, self.gap, self.fresh, self.evicted = stream, previous_peer, gap, fresh, evicted
 
 
 class StreamTable:
-    """All streams of one client that this learner knows.
+    """All streams of one client that this learner has a record of.
 
-    Each actor has one *current* stream; earlier ones of it stay as long as something of them is pending. An actor is *live*
-    while a peer (a ROUTER's routing id) speaks for it. A routing id is no identity: it only says where answers go. A *retired*
-    stream (incarnation 0) is nobody's current one until its actor comes back to it: an operator dropped the actor.
+    Each actor has one *current* stream. Its earlier streams stay while some of their segments are pending or in the journal. An
+    actor is *live* while it has a peer, a routing id of the ROUTER. A routing id is only an address for replies, not an identity.
+    A stream is *retired* (incarnation 0) after an operator dropped its actor. It is not current until the actor joins again.
 
     Attributes:
-        expired: the latest origin among the streams that were forgotten.
+        expired: The latest origin among the streams that were discarded.
     """
 
     def __init__(self, client_id: str, *, silence_s: float, lease_s: float, max_actors: int, journal_id: int = 0) -> None:
-        """Makes an empty table.
+        """Create an empty table.
 
         Args:
-            client_id: whose.
-            silence_s: after how long an actor that says nothing is no longer live.
-            lease_s: after how long its place is given up, and its mark with it, unless it has a spool.
-            max_actors: how many actors may have a place.
-            journal_id: of the journal that the streams are in.
+            client_id: The client.
+            silence_s: The silence timeout, after which an actor is no longer live, in seconds.
+            lease_s: The silence after which the actor's slot is free, in seconds. Its mark is then discarded, unless it has a
+                spool.
+            max_actors: The number of actor slots.
+            journal_id: The id of the journal that holds the streams.
         """
         self.client_id = client_id
         self._silence_s, self._lease_s, self._max_actors, self._journal_id = silence_s, lease_s, max_actors, journal_id
@@ -72,7 +75,7 @@ class StreamTable:
         self._dropped: dict[Key, int] = {}
 
     def restore(self, rows: Iterable[StreamRow], now: float) -> None:
-        """Takes the streams that a journal remembers."""
+        """Add the streams that were read from a journal."""
         for row in rows:
             stream = Stream(
                 row.client_id,
@@ -93,60 +96,61 @@ class StreamTable:
                 self._slots.leave(stream)
 
     def rewind(self, marks: Mapping[Key, tuple[int, Mapping[str, int]]]) -> None:
-        """The learner thread goes on from a state with these marks and verdicts; what is not named it has never seen."""
+        """Roll all streams back to the marks and verdicts of a checkpoint. Streams that it does not contain go back to 0."""
         for stream in self._streams.values():
             mark, verdicts = marks.get(stream.key, (0, {}))
             stream.rewind(mark, verdicts)
 
-    def open(self, hello: Hello, peer: bytes, now: float) -> Opened:
-        """Lets the actor that says HELLO from `peer` go on with its stream, or begin one.
+    def open(self, hello: Hello, peer: bytes, now: float) -> HelloResult:
+        """Let the actor that sent a HELLO from `peer` continue its stream, or create one.
 
         Raises:
-            ProtocolError: ``FENCED`` for a lower incarnation than is known, ``CONFLICT`` while another one is live,
-                ``EXPIRED`` for one whose mark is forgotten, ``QUOTA`` when there are too many actors, ``RANGE`` for a number
-                that is out of reach.
+            ProtocolError: ``FENCED`` for a lower incarnation than the one on record, ``CONFLICT`` while another incarnation is
+                live, ``EXPIRED`` if the stream's mark was discarded, ``QUOTA`` if there are too many actors, ``RANGE`` for a
+                number that is too high.
         """
         actor_id, origin = hello.actor_id, hello.origin or hello.incarnation
         current = self._current.get(actor_id)
         if hello.incarnation > max(MAX_FIRST, current.incarnation if current is not None else 0) + MAX_STEP:
-            raise ProtocolError(Refusal.RANGE, f"incarnation {hello.incarnation} would leave none above it")
+            raise ProtocolError(Refusal.RANGE, f"incarnation {hello.incarnation} is too high")
         if current is not None:
             self._check_turn(hello, origin, current, now)
         stream = self._streams.get((actor_id, origin))
         fresh, received = stream is None, 0 if stream is None else stream.received
         if hello.first_seq > received + MAX_GAP:
-            raise ProtocolError(Refusal.RANGE, f"segment {hello.first_seq} is next, says the actor; {received} is known")
+            raise ProtocolError(Refusal.RANGE, f"first_seq {hello.first_seq} is too far above {received}, the next on record")
         evicted: list[Stream] = []
         if stream is None:
             stream, evicted = self._begin(hello, origin, now)
         self._current[actor_id] = stream
         stream.incarnation = hello.incarnation
-        gap = stream.resume(hello.first_seq)
+        gap = stream.advance_to(hello.first_seq)
         stream.last_seen = now
         old = self._peers.get(actor_id)
         self._peers[actor_id] = peer
         self._slots.take(stream)
-        return Opened(stream, old if old != peer else None, gap, fresh=fresh, evicted=evicted)
+        return HelloResult(stream, old if old != peer else None, gap, fresh=fresh, evicted=evicted)
 
     def _check_turn(self, hello: Hello, origin: int, current: Stream, now: float) -> None:
-        """Lets one process at a time speak for an actor: the last that began, and clocks don't say which that is.
+        """Check that this HELLO comes from the latest start of the actor. Only one process at a time can act as one actor.
 
-        A start that no learner has welcomed yet is new: if its number is too low, its clock is wrong, and it is told what to
-        exceed. One that was welcomed has been overtaken: it may come back when its successor has been silent for a lease, but
-        not if that went on with the very same numbers, as the copy of a spool does.
+        Incarnations alone do not show which start is the latest, because clocks can be wrong. A start without a `Welcome` so far
+        is new. If its incarnation is too low, its clock is wrong, and the refusal contains the incarnation to exceed. A start
+        that had a `Welcome` was overtaken by a later one. It can return once the later one has been silent for a lease, unless
+        both use the same origin, as with a copied spool.
         """
         if hello.incarnation == current.incarnation and origin == current.origin:
-            if hello.welcomed or hello.spooled or not current.received:
+            if hello.previously_welcomed or hello.spooled or not current.received:
                 return
-            another = f"another start has the incarnation {hello.incarnation}, and has sent {current.received} segments"
+            another = f"another start uses the incarnation {hello.incarnation} and has sent {current.received} segments"
             raise ProtocolError(Refusal.FENCED, another, incarnation=current.incarnation)
         silent_s = now - current.last_seen
         live = hello.actor_id in self._peers and silent_s < self._silence_s
         if hello.incarnation < current.incarnation:
             ended = not live and silent_s >= self._lease_s and origin != current.origin
-            known = current.incarnation if ended or not hello.welcomed else 0
-            words = f"actor {hello.actor_id!r} is incarnation {current.incarnation}, heard {silent_s:.1f} s ago"
-            reason = f"{words}; this is {hello.incarnation}: end one of them, or give it an actor_id of its own"
+            known = current.incarnation if ended or not hello.previously_welcomed else 0
+            words = f"actor {hello.actor_id!r} is incarnation {current.incarnation}, last seen {silent_s:.1f} s ago"
+            reason = f"{words}; this is incarnation {hello.incarnation}. Stop one of them, or give them different actor_ids"
             raise ProtocolError(Refusal.FENCED, reason, incarnation=known)
         if live:
             raise ProtocolError(Refusal.CONFLICT, f"actor {hello.actor_id!r} is live as incarnation {current.incarnation}")
@@ -154,9 +158,9 @@ class StreamTable:
     def _begin(self, hello: Hello, origin: int, now: float) -> tuple[Stream, list[Stream]]:
         ours = hello.journal_id and hello.journal_id == self._journal_id
         if ours and not hello.spooled and origin <= self.expired:
-            raise ProtocolError(Refusal.EXPIRED, f"origin {origin} was silent for longer than its lease")
+            raise ProtocolError(Refusal.EXPIRED, f"the stream of origin {origin} was discarded when its lease was over")
         evicted = self._make_room(hello, now) if hello.actor_id not in self._current else []
-        first_seq = self._dropped.pop((hello.actor_id, origin), 0)  # what is below was counted then
+        first_seq = self._dropped.pop((hello.actor_id, origin), 0)  # the segments below it are counted already
         stream = Stream(
             self.client_id,
             hello.actor_id,
@@ -171,7 +175,7 @@ class StreamTable:
         return stream, evicted
 
     def _make_room(self, hello: Hello, now: float) -> list[Stream]:
-        """Gives a newcomer a place, if need be that of an empty record; returns those that had to go."""
+        """Free a slot for a new actor, if necessary by discarding empty streams. Return the discarded streams."""
         slots, evicted = self._slots, list[Stream]()
         while slots.full(now):
             empty = slots.oldest_empty()
@@ -181,7 +185,7 @@ class StreamTable:
         if hello.spooled and len(slots.spooled) >= MAX_SPOOLED:
             empty = slots.oldest_empty(spooled=True)
             if empty is None:
-                raise ProtocolError(Refusal.QUOTA, f"client {self.client_id!r} has {MAX_SPOOLED} streams with a spool")
+                raise ProtocolError(Refusal.QUOTA, f"client {self.client_id!r} has {MAX_SPOOLED} streams with a spool, the limit")
             evicted.append(self._evict(empty))
         return evicted
 
@@ -191,10 +195,10 @@ class StreamTable:
         return stream
 
     def retire(self, actor_id: str) -> list[Stream]:
-        """Lets the streams of an actor, which must not be live, speak for it no more; returns them.
+        """Retire the streams of an actor, which must not be live. Return them.
 
-        They fence off no incarnation, belong to no user and outlive no lease. What is pending of them stays so; `expire` forgets
-        them after that. Should the actor come back before, it goes on where it was.
+        Retired streams fence no incarnation, belong to no user, and lose their spool. Pending segments stay pending. After that,
+        `expire` discards the streams. If the actor joins again before, it continues its stream.
         """
         streams = [stream for stream in self._streams.values() if stream.actor_id == actor_id]
         for stream in streams:
@@ -204,70 +208,71 @@ class StreamTable:
         return streams
 
     def owner_of(self, actor_id: str) -> str:
-        """The user that an actor belongs to; empty for nobody."""
+        """Return the user that an actor belongs to; empty if none."""
         stream = self._current.get(actor_id)
         return stream.owner if stream is not None else ""
 
     def get(self, actor_id: str, origin: int) -> Stream | None:
-        """This very stream."""
+        """Return the stream of this actor and origin, or None."""
         return self._streams.get((actor_id, origin))
 
     def all(self) -> list[Stream]:
-        """All streams, earlier ones of an actor among them while they matter."""
+        """Return all streams, with the earlier ones of each actor."""
         return list(self._streams.values())
 
     def current(self) -> list[Stream]:
-        """The latest stream of each actor."""
+        """Return the current stream of each actor."""
         return list(self._current.values())
 
     @property
     def pending(self) -> int:
-        """Segments accepted and not yet disposed of."""
+        """The number of segments that are accepted and have no verdict."""
         return sum(s.pending for s in self._streams.values())
 
     def roll_back(self) -> int:
-        """Forgets what is pending in all streams; returns how many segments that were."""
+        """Give up the pending segments of all streams. Return how many."""
         return sum(s.roll_back() for s in self._streams.values())
 
     def live(self) -> list[Stream]:
-        """Those with a peer."""
+        """Return the current streams of the live actors."""
         return [self._current[actor_id] for actor_id in self._peers]
 
     @property
     def has_live(self) -> bool:
-        """A peer speaks for one of them."""
+        """True if at least one actor is live."""
         return bool(self._peers)
 
-    def speaks(self, actor_id: str) -> bool:
-        """Whether a peer speaks for this actor."""
+    def is_actor_live(self, actor_id: str) -> bool:
+        """Return True if this actor is live."""
         return actor_id in self._peers
 
     def is_live(self, stream: Stream) -> bool:
-        """Whether a peer speaks for this very stream."""
+        """Return True if this stream is the current one of a live actor."""
         return stream.actor_id in self._peers and self._current.get(stream.actor_id) is stream
 
     def peer_of(self, stream: Stream) -> bytes | None:
-        """Where to send what is for this stream's actor."""
+        """Return the routing id of this stream's actor, or None if the actor is not live."""
         return self._peers.get(stream.actor_id)
 
     def close_session(self, stream: Stream) -> None:
-        """Its actor is not live any more."""
+        """Record that the actor of this stream is no longer live."""
         if self._peers.pop(stream.actor_id, None) is not None:
             self._slots.leave(self._current[stream.actor_id])
 
     def silent(self, now: float) -> list[Stream]:
-        """The live streams that have said nothing for too long."""
+        """Return the live streams whose actors exceeded the silence timeout."""
         return [s for s in self.live() if now - s.last_seen > self._silence_s]
 
     def expire(self, now: float, trimmed: Callable[[Stream], bool]) -> list[Stream]:
-        """Forgets the streams that can't go on, once nothing of them is needed; returns those.
+        """Discard streams that cannot continue and have no segments that are needed. Return them.
 
-        That are those without a spool whose lease has run out, and the earlier ones of an actor, but for its latest spools.
+        These are the streams without a spool whose lease is over, and the earlier streams of each actor, except its
+        `EARLIER_SPOOLS` latest ones with a spool.
 
         Args:
-            now: the time.
-            trimmed: whether the journal holds nothing of a stream any more: a learner thread that goes back to a checkpoint
-                would be fed that again.
+            now: The time, in seconds.
+            trimmed: Returns True if the journal has no entries of a stream. A stream with entries stays, because a rollback to a
+                checkpoint would replay them.
         """
         gone, kept = [], self._earlier_spools()
         for stream in self.all():
@@ -288,13 +293,13 @@ class StreamTable:
         return gone
 
     def _remember_dropped(self, stream: Stream) -> None:
-        """Keeps how far a stream had come that an operator dropped: a spool may go on from there, in this process's life."""
+        """Keep the mark of a stream that an operator dropped. As long as this process lives, a spool can continue from it."""
         self._dropped[stream.key] = stream.received
         while len(self._dropped) > MAX_DROPPED:
             del self._dropped[next(iter(self._dropped))]
 
     def _earlier_spools(self) -> set[Key]:
-        """The streams with a spool that another of their actor's has followed, as far as they are kept."""
+        """Return the keys of the earlier streams with a spool that are kept."""
         found: dict[str, list[Stream]] = {}
         for stream in self._streams.values():
             if stream.spooled and stream.received and self._current.get(stream.actor_id) is not stream:

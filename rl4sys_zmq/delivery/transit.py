@@ -1,8 +1,7 @@
-"""Count the data that one life of a learner thread was given and has not taken yet.
+"""The count of the data between the gateway and one generation of a learner thread.
 
-One object counts both ends, so that they cannot part: what goes in is put down as it will come out. An amount is *waiting*
-from the moment it is accepted until it leaves for the learner thread, and *on its way* until the learner thread says that it
-has taken the message.
+An amount is *waiting* from its acceptance until the gateway sends it to the learner thread. It is then *on its way* until the
+learner thread reports that it has received the message. The same amounts are added and subtracted, so the counts cannot diverge.
 """
 
 from __future__ import annotations
@@ -12,31 +11,31 @@ from dataclasses import dataclass
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
 
-__all__ = ["Load", "Transit"]
+__all__ = ["Amount", "Transit"]
 
 
 @dataclass(slots=True)
-class Load:
+class Amount:
     """An amount of data.
 
     Attributes:
-        steps: environment steps, without those of refused segments.
-        items: segments, without refused ones.
-        nbytes: bytes of whole messages.
+        steps: The number of environment steps, without those of refused segments.
+        items: The number of segments, without refused ones.
+        nbytes: The size of the whole messages in bytes.
     """
 
     steps: int = 0
     items: int = 0
     nbytes: int = 0
 
-    def add(self, other: Load) -> None:
+    def add(self, other: Amount) -> None:
         """Add another amount to this one."""
         self.steps += other.steps
         self.items += other.items
         self.nbytes += other.nbytes
 
-    def subtract(self, other: Load) -> None:
-        """Take another amount away from this one."""
+    def subtract(self, other: Amount) -> None:
+        """Subtract another amount from this one."""
         self.steps -= other.steps
         self.items -= other.items
         self.nbytes -= other.nbytes
@@ -49,81 +48,81 @@ class Load:
 
 
 class Transit:
-    """The data between the gateway and one life of a learner thread.
+    """The data between the gateway and one generation of a learner thread.
 
     Attributes:
-        waiting: accepted in this life, and not sent to the learner thread: the journal still writes it.
-        on_way: sent to the learner thread, which has not said that it has taken it.
-        taken: taken in this life.
-        messages: how many messages the learner thread has taken.
+        waiting: The data accepted in this generation and not sent to the learner thread. The journal still has to commit it.
+        in_transit: The data sent to the learner thread, which has not reported that it received it.
+        taken: The data that the learner thread has received in this generation.
+        messages: How many messages the learner thread has received.
     """
 
     def __init__(self) -> None:
-        self.waiting = Load()
-        self.on_way = Load()
-        self.taken = Load()
+        self.waiting = Amount()
+        self.in_transit = Amount()
+        self.taken = Amount()
         self.messages = 0
-        self._queue: deque[Load] = deque()
+        self._queue: deque[Amount] = deque()
 
     @property
     def steps(self) -> int:
-        """Steps that are waiting or on their way."""
-        return self.waiting.steps + self.on_way.steps
+        """The number of steps that are waiting or on their way."""
+        return self.waiting.steps + self.in_transit.steps
 
     @property
     def items(self) -> int:
-        """Segments that are waiting or on their way."""
-        return self.waiting.items + self.on_way.items
+        """The number of segments that are waiting or on their way."""
+        return self.waiting.items + self.in_transit.items
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are waiting or on their way."""
-        return self.waiting.nbytes + self.on_way.nbytes
+        """The number of bytes that are waiting or on their way."""
+        return self.waiting.nbytes + self.in_transit.nbytes
 
     @property
     def messages_on_way(self) -> int:
-        """Messages that the learner thread has not taken."""
+        """The number of messages sent that the learner thread has not reported as received."""
         return len(self._queue)
 
-    def accept(self, load: Load) -> None:
-        """Count data that an actor has sent and that the gateway has accepted."""
+    def accept(self, load: Amount) -> None:
+        """Count data that the gateway has accepted from an actor."""
         self.waiting.add(load)
 
-    def send(self, load: Load, *, waited: bool) -> None:
-        """Count one message that leaves for the learner thread.
+    def send(self, load: Amount, *, waited: bool) -> None:
+        """Count one message sent to the learner thread.
 
         Args:
-            load: what the learner thread will take of it; segments that it is told to skip are left out.
-            waited: the message was accepted in this life. A message that the journal gives back was not.
+            load: The size of the message, without refused segments and those that the learner thread skips.
+            waited: True if the message was accepted in this generation; False for one that the journal replays.
         """
         if waited:
             self.waiting.subtract(load)
-        self.on_way.add(load)
+        self.in_transit.add(load)
         self._queue.append(load)
 
     def take(self, messages: int) -> None:
-        """Note how many messages the learner thread has taken in this life.
+        """Record how many messages the learner thread has received in this generation.
 
         Raises:
-            ProtocolError: If it says that it has taken more than it was sent, or less than it has said before.
+            ProtocolError: If the number exceeds the messages sent, or is less than reported before.
         """
         fresh = messages - self.messages
         if not 0 <= fresh <= len(self._queue):
-            problem = f"{messages} messages taken: {self.messages} were before, {len(self._queue)} are on their way"
+            problem = f"{messages} messages reported as received; {self.messages} were before, {len(self._queue)} are on the way"
             raise ProtocolError(Refusal.RANGE, problem)
         for _ in range(fresh):
             load = self._queue.popleft()
-            self.on_way.subtract(load)
+            self.in_transit.subtract(load)
             self.taken.add(load)
         self.messages = messages
 
-    def settle(self) -> Load | None:
-        """Correct the count of waiting data when nothing can be waiting: the journal has nothing to write or to give back.
+    def correct_waiting(self) -> Amount | None:
+        """Set the count of waiting data to zero. Call it only while the journal has nothing to commit or to replay.
 
         Returns:
-            What was counted as waiting and is not there; None if the count was right.
+            The amount that was counted by mistake; None if the count was right.
         """
         if not self.waiting:
             return None
-        wrong, self.waiting = self.waiting, Load()
+        wrong, self.waiting = self.waiting, Amount()
         return wrong

@@ -31,7 +31,7 @@ __all__ = [
     "check_learning_options",
     "require_match",
     "restore_configuration",
-    "settle_configuration",
+    "resolve_configuration",
 ]
 
 _WEIGHTS = WeightsConfig(wire_dtype="fp32", level=1)
@@ -153,13 +153,13 @@ def algorithm_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in parameters.items() if key not in (*_LEARNING_KEYS, "seed")}
 
 
-def settle_configuration(config: LearnerConfig, hello: Hello) -> ClientSettings:
+def resolve_configuration(config: LearnerConfig, hello: Hello) -> ClientSettings:
     """Return the settings of a new client.
 
     Raises:
         ConfigError: If a value is missing, unknown or out of range, or if the HELLO contradicts the learner's entry.
     """
-    settings = _settle_configuration(config, hello.client_id, hello)
+    settings = _resolve_configuration(config, hello.client_id, hello)
     require_match(settings, hello)
     return settings
 
@@ -197,10 +197,10 @@ def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[
         action_space=known["action_space"],
         weights=known.get("weights", {}),
     )
-    return replace(_settle_configuration(config, client_id, hello), algorithm_type=entry.type or known["algorithm_type"])
+    return replace(_resolve_configuration(config, client_id, hello), algorithm_type=entry.type or known["algorithm_type"])
 
 
-def _settle_configuration(config: LearnerConfig, client_id: str, hello: Hello) -> ClientSettings:
+def _resolve_configuration(config: LearnerConfig, client_id: str, hello: Hello) -> ClientSettings:
     entry = config.clients.get(client_id, ClientConfig())
     name = entry.algorithm_name or hello.algorithm_name or config.default_algorithm
     if not name:

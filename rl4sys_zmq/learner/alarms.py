@@ -16,7 +16,7 @@ __all__ = [
     "CREDIT_CORRECTED",
     "OTHER",
     "PROCESS_KILLER",
-    "SAID_EVERY_S",
+    "LOG_EVERY_S",
     "SEGMENT_QUARANTINED",
     "STALLED",
     "UPDATE_CHANGES_NOTHING",
@@ -37,7 +37,7 @@ OTHER: Final = "other"
 MAX_KINDS = 32
 MAX_NAME_CHARS = 64
 MAX_TEXT_CHARS = 500
-SAID_EVERY_S = 60.0
+LOG_EVERY_S = 60.0
 """Shortest time between two log lines about alarms of one kind, in seconds."""
 
 
@@ -52,7 +52,7 @@ class Alarm:
         first_unix_s: Unix time of the first alarm, in seconds.
         last_unix_s: Unix time of the last alarm, in seconds.
         said: The value of `count` in the last log line.
-        said_s: Time of the last log line, on the monotonic clock, in seconds.
+        logged_s: Time of the last log line, on the monotonic clock, in seconds.
     """
 
     name: str
@@ -60,8 +60,8 @@ class Alarm:
     text: str
     first_unix_s: float
     last_unix_s: float
-    said: int = 0
-    said_s: float = 0.0
+    logged: int = 0
+    logged_s: float = 0.0
 
 
 class Alarms:
@@ -102,10 +102,10 @@ class Alarms:
         if not self._news:
             return []
         now = self._clock()
-        found = [a for a in self._kinds.values() if a.count > a.said and (not a.said or now - a.said_s >= SAID_EVERY_S)]
+        found = [a for a in self._kinds.values() if a.count > a.logged and (not a.logged or now - a.logged_s >= LOG_EVERY_S)]
         for alarm in found:
-            alarm.said, alarm.said_s = alarm.count, now
-        self._news = any(a.count > a.said for a in self._kinds.values())
+            alarm.logged, alarm.logged_s = alarm.count, now
+        self._news = any(a.count > a.logged for a in self._kinds.values())
         return found
 
     def counts(self) -> dict[str, int]:

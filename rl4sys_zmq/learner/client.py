@@ -12,12 +12,12 @@ from typing import Any
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import (
+    Amount,
     ClientRow,
     CreditPool,
     Journal,
     JournalEntry,
     Key,
-    Load,
     StallWatch,
     Stream,
     StreamRow,
@@ -53,7 +53,7 @@ QUEUE_MESSAGES = QUEUE_ITEMS + 16
 NEWCOMER_ITEMS = 64
 """Credit in segments of an actor that has not sent any."""
 
-WISHES = 64
+FIRST_REQUEST_DIVISOR = 64
 """An actor that has sent no steps can request this fraction (1/64) of the free steps."""
 
 ACTORS_SHOWN = 100
@@ -84,7 +84,7 @@ class Client:
         weight_history: The weights published in the current generation.
         verdicts: The number of segments by verdict, counted from the checkpoint that the current life started with.
         dirty: The actors to which an ack is due.
-        settles_at: The earliest time of the next acks, on the monotonic clock.
+        next_ack_at: The earliest time of the next acks, on the monotonic clock.
         waiting: The HELLOs that arrived while the learner thread was starting, each with its user, by peer.
         worker: The current life of its learner thread; None after `end_thread`.
         workers: All lives that can still be running.
@@ -131,7 +131,7 @@ class Client:
         self.backlog: deque[list[Frame]] = deque()
         self.waiting: dict[bytes, tuple[Hello, str]] = {}
         self.dirty: set[str] = set()
-        self.settles_at = 0.0
+        self.next_ack_at = 0.0
         self.counters = Counters()
         self.alarms = Alarms(clock.monotonic, clock.unix)
         self.verdicts = dict.fromkeys(Verdict.ALL, 0)
@@ -169,7 +169,7 @@ class Client:
         return self.pool.transit.items
 
     @property
-    def settled(self) -> bool:
+    def is_caught_up(self) -> bool:
         """True if the learner thread runs and the replay of the journal is complete."""
         return self.state is ClientState.RUNNING and not self.replaying
 
@@ -201,14 +201,14 @@ class Client:
             return 0, 0
         return max(1, items // workers), max(1, free // senders)
 
-    def believed(self, stream: Stream, want_steps: int) -> int:
+    def limit_request(self, stream: Stream, want_steps: int) -> int:
         """Return the part of an actor's requested steps that is plausible from what it has sent so far.
 
         A request reserves credit that others could use, so only an actor that has sent much can request much: at first one
-        segment or 1/`WISHES` of the free steps, later that plus twice the steps that it has sent.
+        segment or 1/`FIRST_REQUEST_DIVISOR` of the free steps, later that plus twice the steps that it has sent.
         """
         free_steps = self.pool.free_steps
-        first = max(1, self.rollout_length, free_steps // WISHES)
+        first = max(1, self.rollout_length, free_steps // FIRST_REQUEST_DIVISOR)
         return min(want_steps, 2 * stream.accepted_steps + first)
 
     def ack(self, stream: Stream, shares: tuple[int, int]) -> Ack:
@@ -257,7 +257,7 @@ class Client:
         self.workers.append(self.worker)
 
     @property
-    def gone(self) -> bool:
+    def ended_unexpectedly(self) -> bool:
         """True if the learner thread has ended without a request to end and without `Failed`."""
         return self.state is not ClientState.FAILED and not any(worker.alive for worker in self.workers)
 
@@ -321,15 +321,15 @@ class Client:
             self.replayed += again.load.items
             self.send(entry, again.skip, again.load, waited=stream.counted(entry.end_seq))
 
-    def hand_on(self, entry: JournalEntry) -> None:
+    def send_committed(self, entry: JournalEntry) -> None:
         """Send the learner thread an entry that the journal has committed."""
         stream = self.table.get(entry.actor_id, entry.origin)
         if stream is not None and not stream.counted(entry.end_seq):
             self.replay(entry)  # accepted before this life; with a full disk, a replayed page can overtake such an entry
         else:
-            self.send(entry, entry.skip, Load(entry.steps, entry.accepted, entry.nbytes), waited=stream is not None)
+            self.send(entry, entry.skip, Amount(entry.steps, entry.accepted, entry.nbytes), waited=stream is not None)
 
-    def send(self, entry: JournalEntry, skip: int, load: Load, *, waited: bool) -> None:
+    def send(self, entry: JournalEntry, skip: int, load: Amount, *, waited: bool) -> None:
         """Queue an entry for the learner thread, and count it.
 
         Args:
@@ -378,7 +378,7 @@ class Client:
         """Return True if the journal holds no entry of a stream."""
         return not self.checkpoints or self._older_marks.get(stream.key, 0) >= stream.received
 
-    def demanded(self, message: Demand) -> None:
+    def on_demand(self, message: Demand) -> None:
         """Record the steps that the learner thread can use, and the messages that it has taken."""
         self.pool.demand(message.usable_steps, message.messages, message.min_version)
         # An actor that has neither sent nor requested anything needs no ack now; all actors get one each second.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import Journal, Restored, StreamTable
 from rl4sys_zmq.errors import ClientFailed, ConfigError, ProtocolError, Refusal, RL4SysError
-from rl4sys_zmq.learner.admission import ClientSettings, restore_configuration, settle_configuration
+from rl4sys_zmq.learner.admission import ClientSettings, resolve_configuration, restore_configuration
 from rl4sys_zmq.learner.client import Client, ClientState
 from rl4sys_zmq.learner.ports import Clock, Ports, WorkerPort
 from rl4sys_zmq.learner.weight_history import WeightHistory
@@ -26,7 +26,7 @@ SILENCE_S = 3.0
 MAX_STILLBORN = 64
 """Number of errors kept for clients that could not be built."""
 
-MAX_TOLD_GENERATION = 1 << 62
+MAX_REPORTED_GENERATION = 1 << 62
 """The highest generation that a new client accepts from its first actor's HELLO."""
 
 
@@ -44,8 +44,8 @@ class ClientRegistry:
         self._config, self._journal, self._ports = config, journal, ports
         self._clients: dict[str, Client] = {}
         self._by_key: dict[bytes, Client] = {}
-        self._stillborn: dict[str, str] = {}
-        self._leaving: dict[str, Client] = {}
+        self._build_errors: dict[str, str] = {}
+        self._detached: dict[str, Client] = {}
         self._retired: list[WorkerPort] = []
         self._policy_ids = itertools.count(1)
 
@@ -65,20 +65,20 @@ class ClientRegistry:
         """Return the client whose weights have this topic, or None."""
         return next((client for client in self._clients.values() if client.topic == topic), None)
 
-    def speaking(self, key: bytes) -> Client | None:
+    def by_key(self, key: bytes) -> Client | None:
         """Return the client whose learner thread has this key; None if that thread was replaced."""
         return self._by_key.get(key)
 
     def workers(self) -> list[WorkerPort]:
         """Return all learner threads that can still be running."""
-        return [*self._retired, *(worker for client in (*self, *self._leaving.values()) for worker in client.workers)]
+        return [*self._retired, *(worker for client in (*self, *self._detached.values()) for worker in client.workers)]
 
     def failure(self, client_id: str) -> RL4SysError | None:
         """Return the error that stopped a client or prevented its creation, or None if there is none."""
         client = self._clients.get(client_id)
         if client is not None:
             return ClientFailed(client_id, client.error) if client.error else None
-        error = self._stillborn.get(client_id)
+        error = self._build_errors.get(client_id)
         return ConfigError(f"client {client_id!r} could not be built: {error}", key="algorithm_parameters") if error else None
 
     def found(self, hello: Hello) -> Client:
@@ -89,14 +89,14 @@ class ClientRegistry:
             ProtocolError: ``QUOTA`` if there are `max_clients` clients; ``CONFLICT`` while a client of this name is being
                 forgotten.
         """
-        if hello.client_id in self._leaving:
+        if hello.client_id in self._detached:
             raise ProtocolError(Refusal.CONFLICT, f"client {hello.client_id!r} is being forgotten; join again when that is done")
         if self.full:
             limit = self._config.max_clients
             raise ProtocolError(Refusal.QUOTA, f"this learner already has {limit} clients; raise max_clients to allow more")
-        client = self._make(settle_configuration(self._config, hello), min(hello.held_generation, MAX_TOLD_GENERATION))
+        client = self._make(resolve_configuration(self._config, hello), min(hello.held_generation, MAX_REPORTED_GENERATION))
         self._clients[hello.client_id] = client
-        self._stillborn.pop(hello.client_id, None)
+        self._build_errors.pop(hello.client_id, None)
         try:
             self._start(client)
         except BaseException:
@@ -159,9 +159,9 @@ class ClientRegistry:
             return False
         self._retired = [worker for worker in (*self._retired, *client.workers) if worker.alive]
         del self._clients[client.client_id]
-        self._stillborn[client.client_id] = message.error
-        while len(self._stillborn) > MAX_STILLBORN:
-            del self._stillborn[next(iter(self._stillborn))]
+        self._build_errors[client.client_id] = message.error
+        while len(self._build_errors) > MAX_STILLBORN:
+            del self._build_errors[next(iter(self._build_errors))]
         return True
 
     def restart(self, client: Client, *, give_up_pending: bool) -> int:
@@ -188,16 +188,16 @@ class ClientRegistry:
         self._by_key.pop(client.key, None)
         client.end_thread(replaced=True)
         del self._clients[client.client_id]
-        self._leaving[client.client_id] = client
+        self._detached[client.client_id] = client
 
     def release(self, client: Client) -> None:
         """Free the name of a detached client."""
-        del self._leaving[client.client_id]
+        del self._detached[client.client_id]
         self._retired = [worker for worker in (*self._retired, *client.workers) if worker.alive]
 
     def put_back(self, client: Client, error: str) -> None:
         """Return a detached client to the registry in the state ``failed``, with this error."""
-        del self._leaving[client.client_id]
+        del self._detached[client.client_id]
         client.state, client.error = ClientState.FAILED, error
         self._clients[client.client_id] = client
 

@@ -67,22 +67,22 @@ class LearnerCore:
         published: A condition for other threads. The core holds it while it changes clients and versions, then notifies it.
     """
 
-    def __init__(self, config: LearnerConfig, journal: Journal, sink: EventSink, guard: Authorizer, ports: Ports) -> None:
+    def __init__(self, config: LearnerConfig, journal: Journal, sink: EventSink, authorizer: Authorizer, ports: Ports) -> None:
         """Create a core without clients.
 
         Args:
             config: The learner's configuration.
             journal: Receives accepted segments. Its owner closes it.
             sink: Receives metrics and events.
-            guard: Rights and quotas.
+            authorizer: Rights and quotas.
             ports: Sockets, threads and the clock.
         """
         self.counters = Counters()
         self.published = threading.Condition()
-        self._journal, self._sink, self._guard, self._ports = journal, sink, guard, ports
+        self._journal, self._sink, self._authorizer, self._ports = journal, sink, authorizer, ports
         self.registry = ClientRegistry(config, journal, ports)
         self._dispatcher = SegmentDispatcher(self.registry, journal, self.counters, sink)
-        self.endpoint = ActorEndpoint(config, self.registry, journal, guard, self.counters, sink, ports)
+        self.endpoint = ActorEndpoint(config, self.registry, journal, authorizer, self.counters, sink, ports)
         self._operator = Operator(
             OperatorParts(
                 registry=self.registry,
@@ -96,8 +96,8 @@ class LearnerCore:
                 idle_client_s=config.idle_client_s,
             )
         )
-        self._dispatcher.heard = self._operator.heard
-        self.endpoint.obey, self.endpoint.make_room = self._operator.do, self._operator.make_room
+        self._dispatcher.on_page = self._operator.on_page
+        self.endpoint.run_command, self.endpoint.make_room = self._operator.do, self._operator.make_room
 
     def restore(self, restored: Restored) -> None:
         """Create the clients that the journal holds, and start their learner threads.
@@ -117,16 +117,16 @@ class LearnerCore:
         Args:
             frames: The key of the learner thread, then the message.
         """
-        client = self.registry.speaking(bytes(frames[0]))
+        client = self.registry.by_key(bytes(frames[0]))
         if client is None:
             return
         try:
-            self._on_words(client, decode(frames[1:]))
+            self._on_message(client, decode(frames[1:]))
         except Exception as exc:  # an impossible message stops its client, not the learner
             log.exception("client %s: a message of its learner thread could not be handled", client.client_id)
             self._on_failed(client, Failed(f"{type(exc).__name__}: {exc}"[:1000], ""))
 
-    def _on_words(self, client: Client, message: Message) -> None:
+    def _on_message(self, client: Client, message: Message) -> None:
         match message:
             case Ready():
                 self._on_ready(client, message)
@@ -135,7 +135,7 @@ class LearnerCore:
             case Disposed():
                 self._on_disposed(client, message)
             case Demand():
-                client.demanded(message)
+                client.on_demand(message)
             case Metrics():
                 client.note(message)
                 self._sink.metrics(client.client_id, message)
@@ -182,9 +182,9 @@ class LearnerCore:
     def _on_disposed(self, client: Client, message: Disposed) -> None:
         stream = client.table.get(message.actor_id, message.origin)
         count = sum(end - first for first, end in message.ranges)
-        if message.but:
-            count = stream.correct(count, message.verdict, message.but) if stream is not None else count
-            client.verdicts[message.but] -= count
+        if message.replaces:
+            count = stream.correct(count, message.verdict, message.replaces) if stream is not None else count
+            client.verdicts[message.replaces] -= count
         elif stream is not None:
             count = stream.dispose(message.ranges, message.verdict)
         if stream is not None:
@@ -218,8 +218,8 @@ class LearnerCore:
         self._operator.turn()
         room_bytes = self._dispatcher.room_bytes()
         for client in self.registry:
-            self.endpoint.settle(client, room_bytes)
-            self._sound(client)
+            self.endpoint.send_acks(client, room_bytes)
+            self._report_alarms(client)
 
     def rest_s(self, now: float, most_s: float) -> float:
         """Return the time until the next task if no message arrives, at most `most_s`, in seconds."""
@@ -227,20 +227,20 @@ class LearnerCore:
             if client.backlog:
                 most_s = min(most_s, BACKLOG_RETRY_S)
             if client.dirty:
-                most_s = min(most_s, client.settles_at - now)
+                most_s = min(most_s, client.next_ack_at - now)
         return max(0.0, most_s)
 
     def each_second(self, now: float) -> None:
         """Do the tasks of each second: beacons, leases, silent actors, stalls, and checkpoints that relieve the journal."""
         self._dispatcher.relieve()
         self._dispatcher.check(now)
-        self._hide_from(self._guard.lapsed(self._ports.clock.unix()))
+        self._rotate_topics(self._authorizer.lapsed(self._ports.clock.unix()))
         self._operator.expire(now)
         for client in self.registry:
             if client.is_wanted:
                 client.busy_at = now
-            if client.gone:
-                self._ports.hear_workers()  # its last messages, if there are any
+            if client.ended_unexpectedly:
+                self._ports.poll_workers()  # its last messages, if there are any
                 if client.state is not ClientState.FAILED:
                     self._on_failed(client, Failed("its learner thread ended without an error; see the learner's log", ""))
                 continue
@@ -254,7 +254,7 @@ class LearnerCore:
             client.dirty.update(s.actor_id for s in client.table.live())
             self._dispatcher.expire(client, now)
 
-    def _sound(self, client: Client) -> None:
+    def _report_alarms(self, client: Client) -> None:
         """Write the alarms of a client that are due to the log, and send their counts to its actors."""
         for alarm in client.alarms.due():
             log.warning("client %s: alarm %s (%d so far): %s", client.client_id, alarm.name, alarm.count, alarm.text)
@@ -268,7 +268,7 @@ class LearnerCore:
 
     # ---- subscribers and rights
 
-    def wanted_by(self, topic: bytes) -> Client | None:
+    def client_of_topic(self, topic: bytes) -> Client | None:
         """Return the client whose weights or beacons have this topic, or None."""
         return self.registry.by_topic(topic[1:]) if topic[:1] in (WEIGHTS_TOPIC, BEACON_TOPIC) else None
 
@@ -283,14 +283,14 @@ class LearnerCore:
         A user that has lost the right to read a policy can still be subscribed to it, and libzmq cannot revoke a subscription.
         So each policy gets another topic, which its actors receive in a new handshake.
         """
-        losers = self._guard.replace(access)
-        self._hide_from(losers)
+        losers = self._authorizer.replace(access)
+        self._rotate_topics(losers)
         self._sink.event("access_changed", listed=len(access.by_name), lost_rights=sorted(losers))
 
-    def _hide_from(self, losers: set[str]) -> None:
+    def _rotate_topics(self, losers: set[str]) -> None:
         for client in self.registry if losers else ():
             client.topic = new_topic()
-            self.endpoint.dismiss(client, "the access list has changed; send HELLO again")
+            self.endpoint.close_client_sessions(client, "the access list has changed; send HELLO again")
 
     # ---- operators
 

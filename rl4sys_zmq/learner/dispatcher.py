@@ -20,7 +20,7 @@ __all__ = ["SegmentDispatcher"]
 
 log = logging.getLogger(__name__)
 
-LEDGER_FILLS, LEDGER_FULL = 0.5, 0.9
+CHECKPOINT_FILL, PARTIAL_BATCH_FILL = 0.5, 0.9
 """Fill levels of the journal, from 0 to 1: from the first on, checkpoints are requested; above the second, incomplete batches
 are trained on before."""
 
@@ -40,7 +40,7 @@ class SegmentDispatcher:
 
     def __init__(self, registry: ClientRegistry, journal: Journal, counters: Counters, sink: EventSink) -> None:
         self._registry, self._journal, self._counters, self._sink = registry, journal, counters, sink
-        self.heard: Callable[[JournalPage], bool] = lambda page: False
+        self.on_page: Callable[[JournalPage], bool] = lambda page: False
         self._saves: dict[int, tuple[set[str], Future[dict[str, str]], dict[str, str]]] = {}
         self._save_tokens = itertools.count(1)
         self._rescued = 0
@@ -48,7 +48,7 @@ class SegmentDispatcher:
     def dispatch(self) -> None:
         """Send the entries that the journal has committed or read, and queued messages, to the learner threads."""
         for safe in self._journal.committed():
-            if isinstance(safe, JournalPage) and self.heard(safe):
+            if isinstance(safe, JournalPage) and self.on_page(safe):
                 continue
             client = self._registry.get(safe.client_id)
             if client is None:
@@ -60,7 +60,7 @@ class SegmentDispatcher:
                     client.dirty.add(stream.actor_id)
                 if client.replaying or client.worker is None:
                     continue
-                client.hand_on(safe)
+                client.send_committed(safe)
             elif safe.token == client.replaying:
                 self._on_page(client, safe)
         for client in self._registry:
@@ -83,7 +83,7 @@ class SegmentDispatcher:
             if client.client_id in busy:
                 client.stalled_s = 0.0
                 continue
-            wrong = client.pool.transit.settle() if not client.replaying else None
+            wrong = client.pool.transit.correct_waiting() if not client.replaying else None
             if wrong is not None:
                 text = f"{wrong} were counted as waiting, but the journal has nothing left to write; the count was corrected"
                 client.alarms.note(CREDIT_CORRECTED, text)
@@ -125,9 +125,9 @@ class SegmentDispatcher:
         if state.rescued > self._rescued:
             self._rescued = state.rescued
             self._after_rescue()
-        if not state.max_bytes or state.used_bytes + state.queued_bytes < LEDGER_FILLS * state.max_bytes:
+        if not state.max_bytes or state.used_bytes + state.queued_bytes < CHECKPOINT_FILL * state.max_bytes:
             return
-        partial = state.used_bytes + state.queued_bytes > LEDGER_FULL * state.max_bytes
+        partial = state.used_bytes + state.queued_bytes > PARTIAL_BATCH_FILL * state.max_bytes
         for client in self._registry:
             if client.state is ClientState.RUNNING and not client.replaying and not client.backlog and client.accepted:
                 client.backlog.append(encode(Save(0, partial)))

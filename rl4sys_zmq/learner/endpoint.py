@@ -11,7 +11,7 @@ from typing import assert_never
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Journal, Load, Stream, take_submit
+from rl4sys_zmq.delivery import Amount, Journal, Stream, take_submit
 from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.learner.admission import check_hello, require_match
 from rl4sys_zmq.learner.client import QUEUE_ITEMS, Client, ClientState
@@ -50,20 +50,20 @@ log = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
 MAX_MESSAGE_BYTES = 1 << 26
 
-COSTS = {Hello: 20.0, StatusRequest: 10.0, Fetch: 5.0, Submit: 5.0}
+MESSAGE_COST = {Hello: 20.0, StatusRequest: 10.0, Fetch: 5.0, Submit: 5.0}
 """The cost of a message by its type, for the rate limit of its connection. A message of another type costs 1."""
 
-REFUSED = 5.0
+REFUSED_COST = 5.0
 """The lowest cost of a message that is refused."""
 
-UNKNOWN = 0.5
+NO_SESSION_COST = 0.5
 """The cost of a message that is refused because its peer has no session."""
 
-EARNED = -2.0
+CREDITED_COST = -2.0
 """The cost of a `Submit` that brings new segments and has credit for them. It pays for other messages."""
 
-STATUS_BURST_S, STATUS_REST = 0.5, 20.0
-"""Limit on the time for building statuses: one part in `STATUS_REST` of the time, in bursts of up to `STATUS_BURST_S` seconds.
+STATUS_BURST_S, STATUS_REST_FACTOR = 0.5, 20.0
+"""Limit on the time spent on statuses: one part in `STATUS_REST_FACTOR`, in bursts of up to `STATUS_BURST_S` seconds.
 Beyond it, requests get the last status again."""
 
 SETTLE_LONG_S, SETTLE_REST = 0.5e-3, 4.0
@@ -81,7 +81,7 @@ class ActorEndpoint:
         make_room: Removes an idle client if `max_clients` is reached. Set by the owner.
     """
 
-    obey: Callable[[Command], Future[CommandDone]]
+    run_command: Callable[[Command], Future[CommandDone]]
     make_room: Callable[[float], None]
 
     def __init__(
@@ -89,7 +89,7 @@ class ActorEndpoint:
         config: LearnerConfig,
         registry: ClientRegistry,
         journal: Journal,
-        guard: Authorizer,
+        authorizer: Authorizer,
         counters: Counters,
         sink: EventSink,
         ports: Ports,
@@ -100,17 +100,17 @@ class ActorEndpoint:
             config: The learner's configuration.
             registry: The clients.
             journal: Receives accepted segments.
-            guard: Rights and quotas.
+            authorizer: Rights and quotas.
             counters: The learner's counters.
             sink: Receives events.
             ports: Sockets, threads and the clock.
         """
-        self._config, self._registry, self._journal, self._guard = config, registry, journal, guard
+        self._config, self._registry, self._journal, self._authorizer = config, registry, journal, authorizer
         self._counters, self._sink, self._ports = counters, sink, ports
         self._clock = ports.clock.monotonic
         self.sessions: dict[bytes, tuple[Client, Stream]] = {}
         self.pub_address = self.inference_address = ""
-        self._live: Counter[str] = Counter()
+        self._live_by_user: Counter[str] = Counter()
         self._status_frames_kept: list[Frame] = []
         self._status_until = 0.0
 
@@ -131,11 +131,11 @@ class ActorEndpoint:
         cost = 1.0
         try:
             message = decode(frames, max_bytes=MAX_MESSAGE_BYTES)
-            cost = COSTS.get(type(message), cost)
+            cost = MESSAGE_COST.get(type(message), cost)
             return self._on_message(peer, sender, message, frames, now) or cost
         except ProtocolError as exc:
             # After a restart of the learner, each actor's queue arrives before its HELLO. This must cost little.
-            cost = UNKNOWN if exc.code is Refusal.NO_SESSION else max(cost, REFUSED)
+            cost = NO_SESSION_COST if exc.code is Refusal.NO_SESSION else max(cost, REFUSED_COST)
             self.refuse_error(peer, exc)
         except Exception as exc:  # a message of one peer must not end the service for all others
             log.exception("a message of one peer raised an unexpected error; it was refused")
@@ -155,7 +155,7 @@ class ActorEndpoint:
                 ``QUOTA`` if it sends too fast.
         """
         try:
-            return self._guard.admit(user, nbytes, now)
+            return self._authorizer.admit(user, nbytes, now)
         except ProtocolError as exc:
             session = self.sessions.get(peer)
             if exc.code is Refusal.FORBIDDEN and session is not None:
@@ -171,7 +171,7 @@ class ActorEndpoint:
                 self._on_hello(peer, sender, message, now)
                 return None
             case StatusRequest():
-                self._guard.check_role(sender, "admin")
+                self._authorizer.check_role(sender, "admin")
                 self._send_frames(peer, self._status_frames())
                 return None
             case Command():
@@ -199,19 +199,19 @@ class ActorEndpoint:
             raise ProtocolError(Refusal.FAILED, client.error)
         match message:
             case Submit():
-                self._guard.check_role(sender, "submit")
+                self._authorizer.check_role(sender, "submit")
                 if sender is not None and sender.quota.segment_steps is not None:
-                    self._guard.check_steps(sender, read_heads(message)["steps"].tolist())
+                    self._authorizer.check_steps(sender, read_heads(message)["steps"].tolist())
                 received, had_credit = stream.received, stream.accepted_steps < stream.credit_steps
                 self._on_submit(peer, client, stream, message, frames)
                 if had_credit and stream.received > received:
-                    return EARNED
+                    return CREDITED_COST
             case Heartbeat():
-                stream.request_credit(client.believed(stream, message.want_steps))
+                stream.request_credit(client.limit_request(stream, message.want_steps))
                 client.dirty.add(stream.actor_id)
             case Fetch():
                 try:
-                    self._guard.check_fetch(sender, stream.last_seen)
+                    self._authorizer.check_fetch(sender, stream.last_seen)
                 except ProtocolError as exc:  # the session stays open: the actor can still submit
                     self.refuse(peer, exc.code, exc.detail)
                     return None
@@ -228,7 +228,7 @@ class ActorEndpoint:
         if now + STATUS_BURST_S >= self._status_until:
             self._status_frames_kept = encode(Status(self._ports.status()))
             done = self._clock()
-            self._status_until = max(self._status_until, now) + STATUS_REST * (done - now)
+            self._status_until = max(self._status_until, now) + STATUS_REST_FACTOR * (done - now)
         return self._status_frames_kept
 
     def _on_submit(self, peer: bytes, client: Client, stream: Stream, message: Submit, frames: Sequence[Frame]) -> None:
@@ -243,7 +243,7 @@ class ActorEndpoint:
         except ProtocolError as exc:
             self.refuse(peer, exc.code, exc.detail, expected_seq=stream.received)
             return
-        stream.request_credit(client.believed(stream, message.want_steps))
+        stream.request_credit(client.limit_request(stream, message.want_steps))
         client.verdicts[Verdict.DUPLICATE] += intake.duplicates
         client.verdicts[Verdict.REFUSED] += len(intake.refused)
         for error in intake.refused:
@@ -252,19 +252,19 @@ class ActorEndpoint:
         client.accepted += intake.accepted
         stream.progress_at = stream.last_seen
         if intake.entry is not None:
-            client.pool.transit.accept(Load(intake.entry.steps, intake.accepted, intake.entry.nbytes))
+            client.pool.transit.accept(Amount(intake.entry.steps, intake.accepted, intake.entry.nbytes))
             self._journal.append([intake.entry])
 
     def _on_command(self, peer: bytes, sender: User | None, command: Command) -> None:
-        self._guard.check_role(sender, "admin")
-        if sender is not None and not sender.serves(command.client_id):
+        self._authorizer.check_role(sender, "admin")
+        if sender is not None and not sender.may_act_for(command.client_id):
             raise ProtocolError(Refusal.IDENTITY, f"the key of {sender.name} is not for client {command.client_id!r:.80}")
         if sender is None and not is_local(self._config.bind):
             raise ProtocolError(
                 Refusal.FORBIDDEN, "commands need keys on a learner that other machines can reach, and this learner has none"
             )
         self._counters.add("commands")
-        self.obey(command).add_done_callback(lambda done: self._answer(peer, done))
+        self.run_command(command).add_done_callback(lambda done: self._answer(peer, done))
 
     def _answer(self, peer: bytes, done: Future[CommandDone]) -> None:
         """Send the result of a command, or refuse it with the error."""
@@ -294,9 +294,9 @@ class ActorEndpoint:
             client = self._registry.get(hello.client_id)
             if sender is not None:
                 owner = client.table.owner_of(hello.actor_id) if client is not None else ""
-                self._guard.check_hello(sender, hello, owner, self._live_actors(sender.name, client, hello.actor_id))
+                self._authorizer.check_hello(sender, hello, owner, self._live_actors(sender.name, client, hello.actor_id))
             if client is None:
-                client = self._found(hello, now)
+                client = self._create_client(hello, now)
             else:
                 code = Refusal.MISMATCH
                 require_match(client.settings, hello)
@@ -311,12 +311,12 @@ class ActorEndpoint:
             case ClientState.RUNNING:
                 self._welcome(peer, client, hello, sender.name if sender is not None else "", now)
 
-    def _live_actors(self, user: str, client: Client | None, but: str) -> int:
+    def _live_actors(self, user: str, client: Client | None, replaces: str) -> int:
         """Return the number of other live actors of a user, over all clients."""
-        this = client is not None and client.table.speaks(but) and client.table.owner_of(but) == user
-        return self._live[user] - this
+        this = client is not None and client.table.is_actor_live(replaces) and client.table.owner_of(replaces) == user
+        return self._live_by_user[user] - this
 
-    def _found(self, hello: Hello, now: float) -> Client:
+    def _create_client(self, hello: Hello, now: float) -> Client:
         self.make_room(now)
         client = self._registry.found(hello)
         settings = client.settings
@@ -330,18 +330,18 @@ class ActorEndpoint:
         before = self.sessions.get(peer)
         if before is not None and (before[0] is not client or before[1].actor_id != hello.actor_id):
             self.close_session(peer, *before)  # a connection has a session for one actor
-        spoke = client.table.speaks(hello.actor_id)
+        spoke = client.table.is_actor_live(hello.actor_id)
         opened = client.table.open(hello, peer, now)
         stream = opened.stream
         stream.owner = user
         if spoke:
-            self._live[owner] -= 1
-        self._live[user] += 1
+            self._live_by_user[owner] -= 1
+        self._live_by_user[user] += 1
         for gone in opened.evicted:
             self._counters.add("actors_evicted")
             self._journal.drop_stream(client.client_id, gone.actor_id, gone.origin, expires=False)
-        if opened.old_peer is not None:
-            self.sessions.pop(opened.old_peer, None)
+        if opened.previous_peer is not None:
+            self.sessions.pop(opened.previous_peer, None)
         before = self.sessions.get(peer)
         if before is not None and before[1] is not stream:
             self.close_session(peer, *before)
@@ -395,12 +395,12 @@ class ActorEndpoint:
     def close_session(self, peer: bytes, client: Client, stream: Stream) -> None:
         """Close a session, and free its credit for other actors."""
         self.sessions.pop(peer, None)
-        if client.table.speaks(stream.actor_id):
-            self._live[stream.owner] -= 1
+        if client.table.is_actor_live(stream.actor_id):
+            self._live_by_user[stream.owner] -= 1
         client.table.close_session(stream)
         client.pool.reclaim(stream)
 
-    def dismiss(self, client: Client, reason: str) -> None:
+    def close_client_sessions(self, client: Client, reason: str) -> None:
         """Close the sessions of all actors of a client. They then send HELLO again."""
         for stream in client.table.live():
             self.remove_actor(client, stream, reason)
@@ -428,14 +428,14 @@ class ActorEndpoint:
 
     # ---- replies
 
-    def settle(self, client: Client, room_bytes: int) -> None:
+    def send_acks(self, client: Client, room_bytes: int) -> None:
         """Grant credit to the actors of a client, and send the acks that are due.
 
         Args:
             client: The client.
             room_bytes: Free space of the journal, in bytes.
         """
-        if not client.dirty or (began := self._clock()) < client.settles_at:
+        if not client.dirty or (began := self._clock()) < client.next_ack_at:
             return
         live = client.table.live()
         client.dirty.update(s.actor_id for s in client.pool.grant(live, began))
@@ -446,7 +446,7 @@ class ActorEndpoint:
                 self._send(peer, client.ack(stream, shares))
         client.dirty.clear()
         done = self._clock()
-        client.settles_at = done + SETTLE_REST * (done - began) if done - began > SETTLE_LONG_S else 0.0
+        client.next_ack_at = done + SETTLE_REST * (done - began) if done - began > SETTLE_LONG_S else 0.0
 
     def refuse(
         self, peer: bytes, code: Refusal, reason: str, *, field: str = "", expected_seq: int = 0, incarnation: int = 0

@@ -60,7 +60,7 @@ class Gateway(Worker):
         sink: EventSink,
         journal: Journal,
         restored: Restored | None = None,
-        door: Authenticator | None = None,
+        authenticator: Authenticator | None = None,
     ) -> None:
         """Create the thread object. `start` starts the thread.
 
@@ -69,7 +69,7 @@ class Gateway(Worker):
             sink: Receives metrics and events.
             journal: An open journal. The caller closes it, and configures it to call `wake` when it has results.
             restored: The clients and streams that the journal held when it was opened.
-            door: Keys and access list; None allows every peer everything.
+            authenticator: Keys and access list; None allows every peer everything.
         """
         super().__init__("rl4sys-gateway")
         self.address = ""
@@ -77,8 +77,8 @@ class Gateway(Worker):
         self.inference_address = ""
         self.warnings: tuple[str, ...] = ()
         self._service: PolicyService | None = None
-        self._config, self._restored, self._door = config, restored, door
-        self._guard = Authorizer(door.watcher.access if door is not None else None)
+        self._config, self._restored, self._authenticator = config, restored, authenticator
+        self._authorizer = Authorizer(authenticator.watcher.access if authenticator is not None else None)
         self._commands: list[tuple[Callable[[], Any], Future[Any]]] = []
         self._commands_lock = threading.Lock()
         self._wakeup = Wakeup()
@@ -93,13 +93,13 @@ class Gateway(Worker):
             send=self._send,
             publish=self._publish,
             start_worker=lambda client_id, key: WorkerPipe(client_id, key, self._up),
-            hear_workers=self._read_upstream,
+            poll_workers=self._read_upstream,
             abandon_checkpoints=self._abandon_checkpoints,
             offer_policy=self._offer_policy,
             forget_policy=self._forget_policy,
             status=self.status,
         )
-        self._core = LearnerCore(config, journal, sink, self._guard, ports)
+        self._core = LearnerCore(config, journal, sink, self._authorizer, ports)
         self.published = self._core.published
 
     # ---- for other threads
@@ -198,7 +198,7 @@ class Gateway(Worker):
     def _bind(self, sockets: list[Socket]) -> bool:
         """Create the sockets. On failure return False; `wait_open` then raises the error."""
         try:
-            secure = self._door.secure if self._door is not None else None
+            secure = self._authenticator.secure if self._authenticator is not None else None
             router = self._router = Socket.router(self._config.bind, max_frame_bytes=MAX_MESSAGE_BYTES, secure=secure, watch=True)
             sockets.append(router)
             self._connections = Connections(self._config, router, self._core.endpoint, self._core.counters)
@@ -279,12 +279,12 @@ class Gateway(Worker):
                 continue
             if frames is None:
                 return
-            notice = read_subscription(frames)
-            if notice is None or not notice[0]:
+            subscription = read_subscription(frames)
+            if subscription is None or not subscription[0]:
                 continue
-            topic = notice[1]
-            client = self._core.wanted_by(topic)
-            if client is None or (self._xpub.authenticated and not self._guard.may_read(self._xpub.user, client.client_id)):
+            topic = subscription[1]
+            client = self._core.client_of_topic(topic)
+            if client is None or (self._xpub.authenticated and not self._authorizer.may_read(self._xpub.user, client.client_id)):
                 self._core.counters.add("subscriptions_refused")
                 continue
             self._xpub.grant(topic)
@@ -320,9 +320,9 @@ class Gateway(Worker):
         """Start an operator's command, and return a future for its result."""
         return self._core.do(command)
 
-    def relieve(self, *, everybody: bool) -> int:
+    def relieve(self, *, all_connections: bool) -> int:
         """Close connections because memory runs out, and return their number. See `Connections.relieve`."""
-        return self._connections.relieve(everybody=everybody)
+        return self._connections.relieve(all_connections=all_connections)
 
     def save(self, *, partial: bool) -> Future[dict[str, str]]:
         """Request a checkpoint of every client. See `SegmentDispatcher.save`."""
@@ -343,7 +343,7 @@ class Gateway(Worker):
             "pid": os.getpid(),
             "uptime_s": round(now - self._started_at, 3),
             "counters": self._core.counters.snapshot(),
-            "security": self._door.report() if self._door is not None else None,
+            "security": self._authenticator.report() if self._authenticator is not None else None,
             "warnings": list(self.warnings),
             **self._core.report(now),
         }

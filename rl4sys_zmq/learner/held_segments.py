@@ -15,7 +15,7 @@ from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import Batch, encode
 from rl4sys_zmq.wire.messages import DeadLetter
 
-__all__ = ["HeldSegment", "ReceivedMessage", "runs", "streams_of"]
+__all__ = ["HeldSegment", "ReceivedMessage", "to_ranges", "streams_of"]
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +38,7 @@ class ReceivedMessage:
     bad: dict[int, str]
     oldest: NDArray[np.int64]
 
-    def letter(self, place: int, reason: str) -> DeadLetter:
+    def dead_letter(self, place: int, reason: str) -> DeadLetter:
         """Return the segment at a place as a dead letter."""
         return DeadLetter(*self.key, self.batch.first_seq + place, reason, tuple(encode(self.batch.alone(place))))
 
@@ -55,7 +55,7 @@ class HeldSegment:
         correct: The argument of `Algorithm.observe`.
     """
 
-    taken: ReceivedMessage | None
+    message: ReceivedMessage | None
     place: int
     key: Key
     seq: int
@@ -64,11 +64,11 @@ class HeldSegment:
     @property
     def segment(self) -> Segment:
         """The segment itself."""
-        assert self.taken is not None
-        return self.taken.segments[self.place]
+        assert self.message is not None
+        return self.message.segments[self.place]
 
 
-def runs(places: Sequence[int]) -> list[tuple[int, int]]:
+def to_ranges(places: Sequence[int]) -> list[tuple[int, int]]:
     """Return ascending numbers as ranges ``[first, end)``."""
     if not places:
         return []
@@ -83,4 +83,4 @@ def streams_of(held: Iterable[HeldSegment]) -> list[tuple[Key, int, int]]:
     found: dict[Key, list[int]] = {}
     for one in held:
         found.setdefault(one.key, []).append(one.seq)
-    return [(key, *run) for key, numbers in found.items() for run in runs(numbers)]
+    return [(key, *run) for key, numbers in found.items() for run in to_ranges(numbers)]

@@ -20,8 +20,8 @@ from rl4sys_zmq.learner.gateway import Gateway
 from rl4sys_zmq.learner.memory_watch import MemoryWatch
 from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, GIVE_UP, RESTART
 from rl4sys_zmq.learner.recorder import EventSink, NullEventSink, Recorder
-from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL, Rollback, go_back, open_journal
-from rl4sys_zmq.learner.run_paths import tidy
+from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL, Rollback, open_journal, return_to_checkpoint
+from rl4sys_zmq.learner.run_paths import move_old_files
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.private import others_can_write
 from rl4sys_zmq.resource import Resource
@@ -94,13 +94,13 @@ class Learner(Resource):
             if self.config.run_dir is not None:
                 self._recorder = sink = Recorder(self.config.run_dir, self.config.to_json())
             try:
-                self._tidy(sink)
+                self._move_old_files(sink)
                 self._journal, restored = open_journal(self.config, self._wake)
                 self.loss = self._journal.loss if isinstance(self._journal, DiskJournal) else None
                 if self.loss is not None:
                     sink.event("loss_accepted", **self.loss.figures())
                 self.resumed_clients = tuple(row.client_id for row in restored.clients) if restored is not None else ()
-                self.rollback = go_back(self.config)
+                self.rollback = return_to_checkpoint(self.config)
                 if self.config.keys is not None:
                     self._authenticator = Authenticator(self.config.keys, self.config.users_file)
                 self._gateway = Gateway(self.config, sink, self._journal, restored, self._authenticator)
@@ -369,10 +369,10 @@ class Learner(Resource):
             recorder.stop()
             recorder.join(max(0.5, deadline - time.monotonic()))
 
-    def _tidy(self, sink: EventSink) -> None:
+    def _move_old_files(self, sink: EventSink) -> None:
         """Move aside the files that an earlier version left, and record an event for each."""
         if self.config.run_dir is not None:
-            for source, target in tidy(self.config.run_dir):
+            for source, target in move_old_files(self.config.run_dir):
                 sink.event("moved", source=source, target=target)
 
     def _others_can_write(self, sink: EventSink) -> tuple[str, ...]:
@@ -391,13 +391,13 @@ class Learner(Resource):
             with suppress(Closed):
                 gateway.call(lambda: gateway.change_access(access))
 
-    def _relieve(self, everybody: bool) -> int:
+    def _relieve(self, all_connections: bool) -> int:
         """Close connections in the gateway thread, and return their number; 0 if the thread does not answer."""
         gateway = self._gateway
         if gateway is None:
             return 0
         try:
-            return gateway.call(lambda: gateway.relieve(everybody=everybody)).result(RELIEF_S)
+            return gateway.call(lambda: gateway.relieve(all_connections=all_connections)).result(RELIEF_S)
         except FutureTimeout:
             return 0
 

@@ -15,7 +15,7 @@ from rl4sys_zmq.delivery import JournalPage, Restored
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.errors import CheckpointError, ConfigError, JournalError, RunDirectoryError
 from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest, read_manifest
-from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, GIVE_UP, LAST_ROW, RESTART, no_such
+from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, GIVE_UP, LAST_ROW, RESTART, unknown_name_error
 from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL, open_journal
 from rl4sys_zmq.names import folder_name
 from rl4sys_zmq.wire.messages import Command, CommandDone
@@ -46,7 +46,7 @@ def command_on_directory(run_dir: Path, command: Command) -> CommandDone:
         words = "start a learner on this directory instead, which continues every client from its newest checkpoint"
         raise ConfigError(f"no learner runs on {run_dir}, so there is nothing to restart; {words}", key="command")
     if command.command not in (GIVE_UP, FORGET, DROP_ACTOR):
-        raise no_such("command", command.command, (RESTART, GIVE_UP, FORGET, DROP_ACTOR))
+        raise unknown_name_error("command", command.command, (RESTART, GIVE_UP, FORGET, DROP_ACTOR))
     with _opened(run_dir) as directory:
         done = directory.carry_out(command)
     _note(run_dir, command, done)
@@ -64,14 +64,14 @@ class _Directory:
         client_id = command.client_id
         row = next((row for row in self._restored.clients if row.client_id == client_id), None)
         if row is None:
-            raise no_such("client", client_id, [row.client_id for row in self._restored.clients])
+            raise unknown_name_error("client", client_id, [row.client_id for row in self._restored.clients])
         store = CheckpointStore(self._run_dir / CHECKPOINTS / folder_name(client_id))
         newest = _newest(store)
         streams = [s for s in self._restored.streams if s.client_id == client_id]
         if command.command == DROP_ACTOR:
             of_actor = [s for s in streams if s.actor_id == command.actor_id]
             if not of_actor:
-                raise no_such("actor", command.actor_id, [s.actor_id for s in streams])
+                raise unknown_name_error("actor", command.actor_id, [s.actor_id for s in streams])
             figures = {"streams": len(of_actor), "pending": self._pending(client_id, newest, command.actor_id)}
             self._journal.retire_actor(client_id, command.actor_id)
             text = (

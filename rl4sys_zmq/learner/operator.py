@@ -20,7 +20,7 @@ from rl4sys_zmq.learner.ports import AbandonTask, Ports
 from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.wire.messages import Command, CommandDone
 
-__all__ = ["DROP_ACTOR", "FORGET", "GIVE_UP", "RESTART", "Operator", "OperatorParts", "no_such"]
+__all__ = ["DROP_ACTOR", "FORGET", "GIVE_UP", "RESTART", "Operator", "OperatorParts", "unknown_name_error"]
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class OperatorParts:
     idle_client_s: float
 
 
-def no_such(kind: str, name: str, known: Sequence[str]) -> ConfigError:
+def unknown_name_error(kind: str, name: str, known: Sequence[str]) -> ConfigError:
     """Return the error for an unknown client, actor or command. It lists up to `NAMED` known names."""
     names = ", ".join(sorted(known)[:NAMED]) + (f" and {len(known) - NAMED} more" if len(known) > NAMED else "")
     return ConfigError(f"there is no {kind} {name!r:.80}; known names: {names or 'none'}", key=f"{kind}_id")
@@ -93,7 +93,7 @@ class Operator:
     def __init__(self, parts: OperatorParts) -> None:
         self._parts = parts
         self._running: list[_Running] = []
-        self._errands: list[AbandonTask] = []
+        self._tasks: list[AbandonTask] = []
         self._tokens = itertools.count(FIRST_TOKEN)
         self._safe: set[int] = set()
 
@@ -125,9 +125,9 @@ class Operator:
     def turn(self) -> None:
         """Continue the commands whose conditions have become true."""
         self._running = [running for running in self._running if not running.ready() or self._advance(running)]
-        self._errands = [errand for errand in self._errands if not errand.done]
+        self._tasks = [errand for errand in self._tasks if not errand.done]
 
-    def heard(self, page: JournalPage) -> bool:
+    def on_page(self, page: JournalPage) -> bool:
         """Return True if a page of the journal confirms a commit that a command waits for, and record it."""
         if page.token < FIRST_TOKEN:
             return False
@@ -140,7 +140,7 @@ class Operator:
             running.steps.close()
             running.future.set_exception(error)
         self._running.clear()
-        for errand in self._errands:
+        for errand in self._tasks:
             errand.stop()
 
     def _advance(self, running: _Running) -> bool:
@@ -162,7 +162,7 @@ class Operator:
                 return self._forget(command.client_id)
             case "drop-actor":
                 return self._drop_actor(command.client_id, command.actor_id)
-        raise no_such("command", command.command, (RESTART, GIVE_UP, FORGET, DROP_ACTOR))
+        raise unknown_name_error("command", command.command, (RESTART, GIVE_UP, FORGET, DROP_ACTOR))
 
     def _until_safe(self, client_id: str) -> Callable[[], bool]:
         """Return a condition that is true when the journal has committed all operations on the client so far."""
@@ -179,7 +179,7 @@ class Operator:
     def _client(self, client_id: str) -> Client:
         client = self._parts.registry.get(client_id)
         if client is None:
-            raise no_such("client", client_id, [c.client_id for c in self._parts.registry])
+            raise unknown_name_error("client", client_id, [c.client_id for c in self._parts.registry])
         return client
 
     def _restart(self, client_id: str, *, give_up_pending: bool) -> Steps:
@@ -188,11 +188,11 @@ class Operator:
         with parts.published:
             gone = parts.registry.restart(client, give_up_pending=give_up_pending)
             parts.published.notify_all()
-        parts.endpoint.dismiss(client, "the client was restarted; send HELLO again")
+        parts.endpoint.close_client_sessions(client, "the client was restarted; send HELLO again")
         parts.sink.event("client_restarted", client_id=client_id, rolled_back=gone, gives_up=give_up_pending)
         life = client.life
         yield self._until_safe(client_id)
-        yield lambda: client.life != life or client.state is ClientState.FAILED or client.settled
+        yield lambda: client.life != life or client.state is ClientState.FAILED or client.is_caught_up
         if client.state is ClientState.FAILED:
             raise ClientFailed(client_id, client.error)
         figures = {
@@ -215,7 +215,7 @@ class Operator:
         self._detach(client, "an operator removed this client; send HELLO again")
         if client.checkpoints:
             errand = parts.ports.abandon_checkpoints(client_id, client.workers, client.checkpoints)
-            self._errands.append(errand)
+            self._tasks.append(errand)
             yield lambda: errand.done
             if errand.problem:
                 problem = f"the client could not be forgotten: {errand.problem}"
@@ -242,7 +242,7 @@ class Operator:
         table = client.table
         streams = [stream for stream in table.all() if stream.actor_id == actor_id]
         if not streams:
-            raise no_such("actor", actor_id, [stream.actor_id for stream in table.current()])
+            raise unknown_name_error("actor", actor_id, [stream.actor_id for stream in table.current()])
         live = [stream for stream in streams if table.is_live(stream)]
         for stream in live:
             parts.endpoint.remove_actor(client, stream, "an operator dropped this actor; send HELLO again")
@@ -266,16 +266,16 @@ class Operator:
         """Remove the clients that have been idle for more than `idle_client_s` and hold nothing."""
         for client in self._parts.registry:
             if client.is_expendable and now - client.busy_at > self._parts.idle_client_s:
-                self._let_go(client, now)
+                self._remove_idle(client, now)
 
     def make_room(self, now: float) -> None:
         """If `max_clients` is reached, remove the client without data that has been idle for longest, if there is one."""
         if self._parts.registry.full:
             idle = [client for client in self._parts.registry if client.is_expendable]
             if idle:
-                self._let_go(min(idle, key=lambda client: client.busy_at), now)
+                self._remove_idle(min(idle, key=lambda client: client.busy_at), now)
 
-    def _let_go(self, client: Client, now: float) -> None:
+    def _remove_idle(self, client: Client, now: float) -> None:
         """Remove a client that has no data, no checkpoint and no live actor. This needs no wait."""
         self._detach(client, "the client was idle and was removed; send HELLO again")
         if client.known:
@@ -290,7 +290,7 @@ class Operator:
         with parts.published:
             parts.registry.detach(client)
             parts.published.notify_all()
-        parts.endpoint.dismiss(client, reason)
+        parts.endpoint.close_client_sessions(client, reason)
         for peer in client.waiting:
             parts.endpoint.refuse(peer, Refusal.NO_SESSION, reason)
         client.waiting.clear()

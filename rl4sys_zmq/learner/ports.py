@@ -80,7 +80,7 @@ class Ports:
         send: Sends a message to a peer.
         publish: Sends a message to the subscribers of a topic.
         start_worker: Starts a learner thread for a client. The thread puts the given key in front of its messages.
-        hear_workers: Passes the messages that the workers have sent so far to the core, before it returns.
+        poll_workers: Passes the messages that the workers have sent so far to the core, before it returns.
         abandon_checkpoints: Starts a task that waits for the end of a client's workers and puts aside the checkpoints in a
             folder.
         offer_policy: Gives the inference service a version; returns True if a caller has used that client's policy.
@@ -92,7 +92,7 @@ class Ports:
     send: Callable[[bytes, Sequence[Frame]], SendResult]
     publish: Callable[[bytes, Sequence[Frame]], None]
     start_worker: Callable[[str, bytes], WorkerPort]
-    hear_workers: Callable[[], None]
+    poll_workers: Callable[[], None]
     abandon_checkpoints: Callable[[str, Sequence[WorkerPort], str], AbandonTask]
     offer_policy: Callable[[str, PolicySpec, PolicySnapshot], bool]
     forget_policy: Callable[[str], None]

@@ -50,10 +50,10 @@ class Progress:
             since = self._since[key] = _Tally(first, {})
         since.next_seq = end
 
-    def dispose(self, key: Key, verdict: str, count: int = 1, but: str = "") -> None:
-        """Record a verdict on segments received since the barrier; with `but`, replace the verdict `but` of earlier ones."""
-        if but:
-            self._correct(key, {verdict: count, but: -count})
+    def record_verdict(self, key: Key, verdict: str, count: int = 1, replaces: str = "") -> None:
+        """Record a verdict on segments received since the barrier, in place of the verdict `replaces` if one is given."""
+        if replaces:
+            self._correct(key, {verdict: count, replaces: -count})
         else:
             self._since[key].verdicts[verdict] += count
 

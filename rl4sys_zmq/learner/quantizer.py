@@ -33,7 +33,7 @@ class Quantizer:
             level: Compression level of the coder.
             sizes: Number of elements of each tensor.
         """
-        self.writing = EncodingOptions(WireDtype[wire_dtype.upper()], level, tuple(sizes))
+        self.encoding = EncodingOptions(WireDtype[wire_dtype.upper()], level, tuple(sizes))
         self.steps: Steps = ()
         self._last: FlatWeights | None = None
 
@@ -43,10 +43,10 @@ class Quantizer:
         Raises:
             WeightsError: If the weights are not finite and so cannot be rounded (``reason="finite"``).
         """
-        writing = self.writing
-        if writing.dtype is WireDtype.FP32:
+        encoding = self.encoding
+        if encoding.dtype is WireDtype.FP32:
             return flat
-        if writing.dtype is WireDtype.GRID:
-            self.steps = choose_steps(flat, self._last, self.steps, writing.sizes, noise=GRID_NOISE)
+        if encoding.dtype is WireDtype.GRID:
+            self.steps = choose_steps(flat, self._last, self.steps, encoding.sizes, noise=GRID_NOISE)
             self._last = flat.copy()
-        return round_to(writing.dtype, flat, self.steps, writing.sizes)
+        return round_to(encoding.dtype, flat, self.steps, encoding.sizes)

@@ -16,16 +16,98 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from rl4sys_zmq.learner.thinning import Record, thin
 from rl4sys_zmq.private import make_private, open_private, sync_folder
 from rl4sys_zmq.resource import Resource
 
-__all__ = ["RecordFormat", "SeriesPart", "RecordSeries", "list_parts"]
+__all__ = ["Record", "RecordFormat", "RecordSeries", "SeriesPart", "list_parts", "thin"]
+
+
+_TARGETS = (1.0, 0.98, 0.95, 0.9, 0.8, *(0.5**n for n in range(1, 32)))
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record.
+
+    Attributes:
+        kind: Records of one kind are thinned alike.
+        content: The bytes in the file.
+        lasting: True if it is kept in preference to others, in up to half of the space.
+    """
+
+    kind: str
+    content: bytes
+    lasting: bool = False
+
+
+def thin(records: Sequence[Record], limit: int) -> tuple[list[Record], Counter[str]]:
+    """Return the records that fit a number of bytes, evenly over their order, and the counts of the others by kind.
+
+    Lasting records come first, up to half of the bytes. Among lasting and among other records, all kinds get equal shares: a
+    flood of one kind does not displace the others. The first record of each kind is kept.
+    """
+    if sum(len(record.content) for record in records) <= limit:
+        return list(records), Counter()
+    kept: list[Record] = []
+    dropped: Counter[str] = Counter()
+    for target in _TARGETS:  # records differ in length, so an even choice can be a little too long
+        kept, dropped = _evenly(records, _shares(records, int(limit * target)))
+        if sum(len(record.content) for record in kept) <= limit:
+            return kept, dropped
+    return _newest(kept, limit, dropped)  # one record of each kind is too much
+
+
+def _evenly(records: Iterable[Record], shares: Mapping[str, float]) -> tuple[list[Record], Counter[str]]:
+    """Return a share of the records of each kind, and the counts of the others."""
+    places: Counter[str] = Counter()
+    kept, dropped = [], Counter[str]()
+    for record in records:
+        place, share = places[record.kind], shares[record.kind]
+        places[record.kind] += 1
+        if place == 0 or int(place * share) > int((place - 1) * share):
+            kept.append(record)
+        else:
+            dropped[record.kind] += 1
+    return kept, dropped
+
+
+def _newest(records: list[Record], limit: int, dropped: Counter[str]) -> tuple[list[Record], Counter[str]]:
+    total, start = 0, len(records)
+    while start and total + len(records[start - 1].content) <= limit:
+        start -= 1
+        total += len(records[start].content)
+    dropped.update(record.kind for record in records[:start])
+    return records[start:], dropped
+
+
+def _shares(records: Iterable[Record], limit: int) -> dict[str, float]:
+    """Return the share of each kind to keep: above 0, at most 1."""
+    sizes: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
+    for record in records:
+        sizes[record.lasting][record.kind] += len(record.content)
+    room = {True: max(limit // 2, limit - sizes[False].total())}
+    room[False] = limit - min(room[True], sizes[True].total())
+    shares = {}
+    for lasting, by_kind in sizes.items():
+        level = _level(sorted(by_kind.values()), room[lasting])
+        shares.update({kind: min(1.0, level / size) for kind, size in by_kind.items()})
+    return shares
+
+
+def _level(sizes: Sequence[int], room: int) -> int:
+    """Return the equal share of `room` when sizes below it leave the rest to the others; at least 1."""
+    for place, size in enumerate(sizes):
+        share = room // (len(sizes) - place)
+        if size > share:
+            return max(1, share)
+        room -= size
+    return max(1, *sizes) if sizes else 1
+
 
 PART_BYTES = 4 << 20
 LEAST_PARTS, MOST_PARTS = 16, 256
@@ -60,7 +142,7 @@ class RecordFormat(ABC):
     Attributes:
         prefix, suffix: First and last part of the file names.
         head: First bytes of each file.
-        notice_bytes: Largest length of a `notice`.
+        notice_bytes: Largest length of a `dropped_record`.
     """
 
     prefix = ""
@@ -73,11 +155,11 @@ class RecordFormat(ABC):
         """Yield the complete records of a file, without its head."""
 
     @abstractmethod
-    def notice(self, dropped: Mapping[str, int]) -> bytes:
+    def dropped_record(self, dropped: Mapping[str, int]) -> bytes:
         """Return a record of at most `notice_bytes` with the counts of dropped records by kind; empty for none."""
 
     def earlier(self, record: Record) -> Mapping[str, int] | None:
-        """Return the counts in a record that `notice` made; None for other records."""
+        """Return the counts in a record that `dropped_record` made; None for other records."""
         return None
 
 
@@ -203,7 +285,7 @@ class RecordSeries(Resource):
             self._size = _whole_lines(self._file)
             self._number += 1
             self._stamp = max(self._stamp, int(self._active.stat().st_mtime))
-        self._fit()
+        self._shrink()
 
     def _open(self) -> BinaryIO:
         return os.fdopen(open_private(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "r+b", BUFFER_BYTES)
@@ -229,12 +311,12 @@ class RecordSeries(Resource):
                 make_private(self._folder)
                 self._path.rename(path)
             self._parts.append(SeriesPart(path, self._stamp, self._number, self._number, path.stat().st_size))
-        self._fit()
+        self._shrink()
 
     def _path_of(self, stamp: int, first: int, last: int) -> Path:
         return self._folder / f"{self._form.prefix}{stamp:010d}.{first:08d}-{last:08d}{self._form.suffix}"
 
-    def _fit(self) -> None:
+    def _shrink(self) -> None:
         """Bring all parts within the limit."""
         for place, part in enumerate(self._parts):
             if part.nbytes > self._part_bytes:  # the limit was higher before
@@ -269,7 +351,7 @@ class RecordSeries(Resource):
         try:
             with os.fdopen(open_private(temporary), "wb", BUFFER_BYTES) as out:
                 out.write(self._form.head)
-                out.write(self._form.notice(dropped) if dropped else b"")
+                out.write(self._form.dropped_record(dropped) if dropped else b"")
                 for record in kept:
                     out.write(record.content)
                 out.flush()

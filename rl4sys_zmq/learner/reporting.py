@@ -40,7 +40,7 @@ class UpstreamSender:
     def __init__(self, up: Socket, key: bytes) -> None:
         self._up, self._key = up, key
 
-    def say(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Send a message.
 
         Raises:
@@ -72,23 +72,23 @@ class StatusReporter:
         scalars: Metrics for the next report, by name.
     """
 
-    def __init__(self, say: Callable[[Message], None], observed_steps: int) -> None:
+    def __init__(self, send: Callable[[Message], None], observed_steps: int) -> None:
         """Create a reporter with nothing to report.
 
         Args:
-            say: Sends a message to the gateway.
+            send: Sends a message to the gateway.
             observed_steps: Number of steps that the algorithm's state had observed at the start of the thread.
         """
-        self._say = say
+        self._send = send
         self.taken_messages = self.taken_steps = self.taken_items = self.taken_bytes = 0
         self.observed_steps = self._said_steps = self._first_steps = observed_steps
         self.scalars: dict[str, float] = {}
-        self._said = _Reported(0, 0, 0, 0, 0)
+        self._reported = _Reported(0, 0, 0, 0, 0)
         self._disposed: dict[tuple[str, int, str, str, str], list[list[int]]] = {}
         self._episodes: deque[list[float]] = deque(maxlen=MAX_EPISODES)
         self._ended = 0
         self._gathers = False
-        self._told_at = self._metrics_at = self._began = 0.0
+        self._reported_at = self._metrics_at = self._began = 0.0
 
     @property
     def rest_s(self) -> float:
@@ -103,7 +103,7 @@ class StatusReporter:
 
     # ---- verdicts
 
-    def dispose(self, key: Key, first: int, end: int, verdict: str, reason: str = "", but: str = "") -> None:
+    def record_verdict(self, key: Key, first: int, end: int, verdict: str, reason: str = "", replaces: str = "") -> None:
         """Record a verdict for segments ``[first, end)`` of a stream.
 
         Args:
@@ -112,9 +112,9 @@ class StatusReporter:
             end: Number after the last segment.
             verdict: The verdict.
             reason: The reason, for quarantined segments.
-            but: The earlier verdict that this one replaces, or empty.
+            replaces: The earlier verdict that this one replaces, or empty.
         """
-        ranges = self._disposed.setdefault((*key, verdict, reason, but), [])
+        ranges = self._disposed.setdefault((*key, verdict, reason, replaces), [])
         if ranges and ranges[-1][1] == first:
             ranges[-1][1] = end
         else:
@@ -122,13 +122,13 @@ class StatusReporter:
 
     def report_verdicts(self) -> None:
         """Send the recorded verdicts now."""
-        for (actor_id, origin, verdict, reason, but), ranges in self._disposed.items():
-            self._say(Disposed(actor_id, origin, ranges, verdict, reason, but))
+        for (actor_id, origin, verdict, reason, replaces), ranges in self._disposed.items():
+            self._send(Disposed(actor_id, origin, ranges, verdict, reason, replaces))
         self._disposed.clear()
 
     # ---- demand
 
-    def tell(self, usable_steps: int, version: int, *, at_once: bool = False) -> None:
+    def report(self, usable_steps: int, version: int, *, at_once: bool = False) -> None:
         """Send verdicts and demand, if they are due.
 
         Args:
@@ -136,16 +136,16 @@ class StatusReporter:
             version: The lowest policy version with which actors should start a segment.
             at_once: Send them even if they are not due.
         """
-        limit_steps = max(self._said.limit_steps, self.taken_steps + usable_steps)
+        limit_steps = max(self._reported.limit_steps, self.taken_steps + usable_steps)
         now_true = _Reported(limit_steps, self.taken_messages, self.taken_items, self.taken_bytes, version)
-        self._gathers = bool(self._disposed) or now_true != self._said
+        self._gathers = bool(self._disposed) or now_true != self._reported
         now = time.monotonic()
-        if self._gathers and (at_once or now - self._told_at >= GATHER_S or self._is_pressing(now_true)):
-            self._gathers, self._told_at = False, now
+        if self._gathers and (at_once or now - self._reported_at >= GATHER_S or self._is_pressing(now_true)):
+            self._gathers, self._reported_at = False, now
             self.report_verdicts()
-            if now_true != self._said:
-                self._said = now_true
-                self._say(Demand(limit_steps - self.taken_steps, self.taken_messages, version))
+            if now_true != self._reported:
+                self._reported = now_true
+                self._send(Demand(limit_steps - self.taken_steps, self.taken_messages, version))
 
     def _is_pressing(self, now_true: _Reported) -> bool:
         """Return True if an actor may soon have to wait for this report.
@@ -153,7 +153,7 @@ class StatusReporter:
         That is so if less than half of the usable steps was reported, if the version changed, or if many segments or bytes
         were taken since the last report.
         """
-        said = self._said
+        said = self._reported
         return (
             2 * (said.limit_steps - self.taken_steps) < now_true.limit_steps - self.taken_steps
             or now_true.version != said.version
@@ -191,7 +191,7 @@ class StatusReporter:
             self._said_steps = self.observed_steps
             self.scalars["charts/SPS"] = (self.observed_steps - self._first_steps) / max(now - self._began, 1e-3)
             scalars = {k: float(v) for k, v in self.scalars.items()}
-            self._say(Metrics(self.observed_steps, updates, scalars, list(self._episodes), self._ended))
+            self._send(Metrics(self.observed_steps, updates, scalars, list(self._episodes), self._ended))
             self.scalars, self._ended = {}, 0
             self._episodes.clear()
 

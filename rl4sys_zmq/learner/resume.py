@@ -13,7 +13,7 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import MemoryJournal, Restored
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal_file import Recovery
-from rl4sys_zmq.delivery.journal_loss import Witness
+from rl4sys_zmq.delivery.journal_loss import CheckpointRecord
 from rl4sys_zmq.delivery.journal_marks import marks_path
 from rl4sys_zmq.errors import CheckpointError, ConfigError, RunDirectoryError
 from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest, read_checkpoint, read_manifest
@@ -27,7 +27,7 @@ __all__ = [
     "JOURNAL",
     "NEVER",
     "Rollback",
-    "go_back",
+    "return_to_checkpoint",
     "has_state",
     "open_journal",
     "state_dir",
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 JOURNAL = "journal.db"
 CHECKPOINTS = "checkpoints"
 AUTO, NEVER, ACCEPT_LOSS = "auto", "never", "accept-loss"
-MEND = (
+REMEDY = (
     "restore the files, or start once with --resume accept-loss (resume: accept-loss), which continues with the weights of "
     "the checkpoints and counts the lost segments as rolled back, or start from scratch with --resume never"
 )
@@ -82,7 +82,7 @@ def state_dir(checkpoint: Path) -> Path:
     return path.parent.parent.parent
 
 
-def go_back(config: LearnerConfig) -> Rollback | None:
+def return_to_checkpoint(config: LearnerConfig) -> Rollback | None:
     """Make the checkpoint named by `LearnerConfig.resume` the newest of its client.
 
     Return None if no checkpoint is named. Call this while the journal is open, so that no other learner uses the directory.
@@ -142,7 +142,7 @@ def open_journal(config: LearnerConfig, wake: Callable[[], None]) -> tuple[DiskJ
         message = f"the run directory {run_dir} cannot be written: {exc.strerror}; choose another --run-dir"
         raise RunDirectoryError(message) from exc
     fsync = cast(Literal["normal", "always"], config.fsync)
-    recovery = Recovery(config.resume == ACCEPT_LOSS, _witnesses(run_dir), MEND)
+    recovery = Recovery(config.resume == ACCEPT_LOSS, _checkpoint_records(run_dir), REMEDY)
     journal = DiskJournal(run_dir / JOURNAL, fsync=fsync, max_bytes=config.journal_max_bytes, wake=wake, recovery=recovery)
     return journal, journal.open()
 
@@ -150,10 +150,10 @@ def open_journal(config: LearnerConfig, wake: Callable[[], None]) -> tuple[DiskJ
 def has_state(run_dir: Path) -> bool:
     """Return True if a learner has used this directory: it has a journal, traces of one, or checkpoints."""
     journal = run_dir / JOURNAL
-    return journal.exists() or marks_path(journal).exists() or bool(_witnesses(run_dir))
+    return journal.exists() or marks_path(journal).exists() or bool(_checkpoint_records(run_dir))
 
 
-def _witnesses(run_dir: Path) -> list[Witness]:
+def _checkpoint_records(run_dir: Path) -> list[CheckpointRecord]:
     """Return what the newest checkpoint of each client records about the journal."""
     found = []
     for folder in sorted((run_dir / CHECKPOINTS).glob("*")):
@@ -161,7 +161,7 @@ def _witnesses(run_dir: Path) -> list[Witness]:
         if manifest is not None:
             judged = sum(manifest.verdicts.get(verdict, 0) for verdict in (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED))
             marks = {(mark.actor_id, mark.origin): mark.next_seq for mark in manifest.marks}
-            found.append(Witness(manifest.client_id, manifest.journal_id, judged, marks))
+            found.append(CheckpointRecord(manifest.client_id, manifest.journal_id, judged, marks))
     return found
 
 

@@ -8,8 +8,8 @@
       checkpoints/CLIENT/       (`rl4sys_zmq.learner.checkpoints`)
       dead/                     quarantined segments (`rl4sys_zmq.learner.deadletters`)
       log.jsonl, log/           events and metrics (`rl4sys_zmq.learner.log_files`)
-      tensorboard/CLIENT/       metrics for TensorBoard (`rl4sys_zmq.learner.event_files`)
-      before-TIME/              put aside by `--resume never` or `tidy`
+      tensorboard/CLIENT/       metrics for TensorBoard (`rl4sys_zmq.learner.log_files`)
+      before-TIME/              put aside by `--resume never` or `move_old_files`
 
 CLIENT is the `rl4sys_zmq.names.folder_name` of the client. No other name from outside is part of a path, so none can collide
 with the library's own files.
@@ -23,13 +23,12 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from rl4sys_zmq.errors import RunDirectoryError
-from rl4sys_zmq.learner.event_files import EVENT_FILES, TENSORBOARD
-from rl4sys_zmq.learner.log_files import LOG
+from rl4sys_zmq.learner.log_files import EVENT_FILES, LOG, TENSORBOARD
 from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL
 from rl4sys_zmq.names import folder_name
 from rl4sys_zmq.private import make_private
 
-__all__ = ["CONFIG", "DEAD", "aside_folder", "tidy"]
+__all__ = ["CONFIG", "DEAD", "aside_folder", "move_old_files"]
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ def aside_folder(run_dir: Path) -> Path:
     return aside
 
 
-def tidy(run_dir: Path) -> list[tuple[str, str]]:
+def move_old_files(run_dir: Path) -> list[tuple[str, str]]:
     """Move files of earlier versions whose place could collide with the library's own files. Nothing is deleted.
 
     Earlier versions wrote a client's TensorBoard files to ``RUN/CLIENT/``, and its checkpoints to a folder that could differ

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 ENDS_ALONE = 3
 ENDS_TOGETHER = 5
 
-MARK, MEMORY = "training.mark", "suspects.json"
+MARK, SUSPECTS_FILE = "training.mark", "suspects.json"
 MARK_BYTES = 1 << 18
 MAX_RANGES = 1024  # they fit into MARK_BYTES even with the longest names
 MAX_CONDEMNED = 1024
@@ -55,7 +55,7 @@ Number = tuple[str, int, int]
 class CrashSuspects:
     """The segments in hand in this process, and those that may have ended earlier ones.
 
-    One thread uses it; only `excuse` can be called from any thread.
+    One thread uses it; only `expect_end` can be called from any thread.
 
     Attributes:
         story: The finding at the start, as a sentence; empty if the previous process ended in order.
@@ -68,7 +68,7 @@ class CrashSuspects:
         Args:
             folder: The client's checkpoints; None to note nothing, because received segments do not outlive the process.
         """
-        self.story = ""
+        self.finding = ""
         self.repeated = False
         self._folder = folder
         self._map: mmap.mmap | None = None
@@ -76,9 +76,9 @@ class CrashSuspects:
         self._bytes = 0
         self._suspected: set[Number] = set()
         self._spans: dict[Key, tuple[int, int]] = {}
-        self._condemned: dict[Number, str] = {}
+        self._to_quarantine: dict[Number, str] = {}
         self._ends = self._same = 0
-        self._muted = folder is None
+        self._disabled = folder is None
         if folder is not None:
             try:
                 make_private(folder)
@@ -90,34 +90,34 @@ class CrashSuspects:
     def close(self) -> None:
         """Clear the notes. No segment is in hand any more."""
         self.clear()
-        self._muted = True
-        self._map = None  # not closed: another thread may be using it in `excuse`
+        self._disabled = True
+        self._map = None  # not closed: another thread may be using it in `expect_end`
 
-    def excuse(self, *, mute: bool = False) -> None:
+    def expect_end(self, *, disable: bool = False) -> None:
         """Note that the process or this thread was told to end, so that its end counts against no segment.
 
         Any thread can call this.
 
         Args:
-            mute: True if another thread uses the file from now on.
+            disable: True if another thread uses the file from now on.
         """
         mark = self._map  # mapped memory, so the gateway thread can write to it without blocking
-        if self._muted or mark is None:
+        if self._disabled or mark is None:
             return
-        self._muted = mute
+        self._disabled = disable
         struct.pack_into("<I", mark, 4, 1)
 
     # ---- in hand
 
     def note(self, key: Key, first: int, end: int) -> None:
         """Add segments ``[first, end)`` of a stream to those in hand."""
-        if not self._muted and len(self._in_hand) < MAX_RANGES:
+        if not self._disabled and len(self._in_hand) < MAX_RANGES:
             name = key[0].encode()
             self._write([(key, first, end)], _RANGE.pack(len(name), key[1], first, end) + name)
 
     def begin(self, held: Sequence[HeldSegment]) -> None:
         """Replace the segments in hand by these."""
-        if self._muted:
+        if self._disabled:
             return
         self.clear()
         ranges = streams_of(held)[:MAX_RANGES]
@@ -126,25 +126,25 @@ class CrashSuspects:
 
     def clear(self) -> None:
         """Note that no segment is in hand."""
-        if self._in_hand and not self._muted:
+        if self._in_hand and not self._disabled:
             self._in_hand.clear()
             self._bytes = 0
             self._write([], b"")
 
-    def settle(self) -> None:
+    def clear_pending(self) -> None:
         """Clear the suspects in hand: they were trained on, and the process did not end."""
         if self._suspected:
-            self._acquit({n for n in self._suspected if any(_holds(one, n) for one in self._in_hand)})
+            self._clear_suspects({n for n in self._suspected if any(_holds(one, n) for one in self._in_hand)})
         self.clear()
 
-    def acquit(self, held: Iterable[HeldSegment]) -> None:
+    def clear_suspects(self, held: Iterable[HeldSegment]) -> None:
         """Clear these segments: they were trained on, and the process did not end."""
         if self._suspected:
-            self._acquit({(*one.key, one.seq) for one in held})
+            self._clear_suspects({(*one.key, one.seq) for one in held})
 
     # ---- suspicion
 
-    def concerns(self, key: Key, first: int, end: int) -> bool:
+    def may_contain_suspects(self, key: Key, first: int, end: int) -> bool:
         """Return True if segments ``[first, end)`` of a stream can contain suspects."""
         least, most = self._spans.get(key, (0, -1)) if self._spans else (0, -1)
         return first <= most and least < end
@@ -155,7 +155,7 @@ class CrashSuspects:
 
     def reason(self, key: Key, seq: int) -> str:
         """Return why a segment must be quarantined; empty if it must not."""
-        return self._condemned.get((*key, seq), "") if self._condemned else ""
+        return self._to_quarantine.get((*key, seq), "") if self._to_quarantine else ""
 
     def parts(self, held: Sequence[HeldSegment]) -> list[list[HeldSegment]]:
         """Return the suspects among some segments, in the parts that must be tried apart."""
@@ -163,10 +163,10 @@ class CrashSuspects:
         half = len(found) // 2
         return [part for part in (found[:half], found[half:]) if part]
 
-    def _judge(self, in_hand: Sequence[Range]) -> None:
+    def _update_suspects(self, in_hand: Sequence[Range]) -> None:
         """Update the suspects: the previous process ended with these segments in hand."""
         now = {(*key, seq) for key, first, end in in_hand for seq in range(first, min(end, first + MAX_RANGES))}
-        now -= self._condemned.keys()
+        now -= self._to_quarantine.keys()
         if not now:
             return
         both = now & self._suspected
@@ -175,23 +175,23 @@ class CrashSuspects:
         self._suspected = both or now
         self.repeated = bool(both)
         count = len(self._suspected)
-        self.story = (
+        self.finding = (
             f"the process ended while it trained on {len(now)} segments; {count} of them are suspects, after {self._ends} ends"
         )
         if self._same + 1 >= (ENDS_ALONE if count == 1 else ENDS_TOGETHER):
             alone = "this segment" if count == 1 else f"this segment, or another of {count} that were trained on together,"
             why = f"{alone} ended the learner's process {self._ends} times in a row during training"
-            self._condemned.update(dict.fromkeys(sorted(self._suspected), why))
-            self.story = f"{count} segments will be quarantined: they ended the process {self._ends} times in a row"
-            self._forget()
+            self._to_quarantine.update(dict.fromkeys(sorted(self._suspected), why))
+            self.finding = f"{count} segments will be quarantined: they ended the process {self._ends} times in a row"
+            self._reset()
         self._span()
         self._save()
 
-    def _acquit(self, numbers: set[Number]) -> None:
+    def _clear_suspects(self, numbers: set[Number]) -> None:
         if self._suspected & numbers:
             self._suspected -= numbers
             if not self._suspected:
-                self._forget()
+                self._reset()
             self._span()
             self._save()
 
@@ -202,7 +202,7 @@ class CrashSuspects:
             least, most = self._spans.get((actor_id, origin), (seq, seq))
             self._spans[actor_id, origin] = min(least, seq), max(most, seq)
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._suspected, self._ends, self._same = set(), 0, 0
 
     # ---- files
@@ -211,7 +211,7 @@ class CrashSuspects:
         """Evaluate the mark file, wipe it and map it, so that a note needs no system call."""
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            self._judge(_read(file))
+            self._update_suspects(_read(file))
             os.pwrite(file, _HEAD.pack(_MAGIC, 0, 0, 0).ljust(MARK_BYTES, b"\0"), 0)  # reserves the space on disk
             return mmap.mmap(file, MARK_BYTES)
         finally:
@@ -228,36 +228,36 @@ class CrashSuspects:
 
     def _remember(self, folder: Path) -> None:
         try:
-            known: Any = json.loads((folder / MEMORY).read_text())
+            known: Any = json.loads((folder / SUSPECTS_FILE).read_text())
             self._suspected = {(str(a), int(o), int(s)) for a, o, s in known["suspected"]}
-            self._condemned = {(str(a), int(o), int(s)): str(why) for a, o, s, why in known["condemned"]}
+            self._to_quarantine = {(str(a), int(o), int(s)): str(why) for a, o, s, why in known["condemned"]}
             self._ends, self._same = int(known["ends"]), int(known["same"])
             self._span()
         except FileNotFoundError:
             return
         except (ValueError, KeyError, TypeError) as exc:
-            log.warning("%s cannot be read, and its suspects are discarded: %s", folder / MEMORY, exc)
+            log.warning("%s cannot be read, and its suspects are discarded: %s", folder / SUSPECTS_FILE, exc)
 
     def _save(self) -> None:
         assert self._folder is not None
-        condemned = list(self._condemned.items())[-MAX_CONDEMNED:]
+        condemned = list(self._to_quarantine.items())[-MAX_CONDEMNED:]
         known = {
             "suspected": sorted(self._suspected),
             "condemned": [[*number, why] for number, why in condemned],
             "ends": self._ends,
             "same": self._same,
         }
-        path = self._folder / f".{MEMORY}"
+        path = self._folder / f".{SUSPECTS_FILE}"
         try:
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
                 json.dump(known, file)
-            path.replace(self._folder / MEMORY)
+            path.replace(self._folder / SUSPECTS_FILE)
         except OSError as exc:
             self._give_up(exc)
 
     def _give_up(self, exc: OSError) -> None:
         """Continue without notes: training matters more."""
-        self._muted = True
+        self._disabled = True
         log.warning("%s cannot be written, so a segment that ends the process would not be found: %s", MARK, exc)
 
 

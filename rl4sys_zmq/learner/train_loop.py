@@ -18,15 +18,14 @@ from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError
 from rl4sys_zmq.learner.alarms import PROCESS_KILLER, UPDATE_CHANGES_NOTHING, UPDATE_UNDONE
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, planned_policy
-from rl4sys_zmq.learner.bounds import Bounds
 from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest
-from rl4sys_zmq.learner.held_segments import HeldSegment, ReceivedMessage, runs, streams_of
+from rl4sys_zmq.learner.held_segments import HeldSegment, ReceivedMessage, streams_of, to_ranges
 from rl4sys_zmq.learner.progress import Progress
 from rl4sys_zmq.learner.quantizer import Quantizer
 from rl4sys_zmq.learner.reporting import StatusReporter, UpstreamSender, plain_text
 from rl4sys_zmq.learner.suspects import CrashSuspects
 from rl4sys_zmq.learner.training import Outcome, Trainer
-from rl4sys_zmq.learner.validation import ContentRules, content_errors
+from rl4sys_zmq.learner.validation import Bounds, ContentRules, content_errors
 from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.values import PolicySnapshot, space_from
 from rl4sys_zmq.weights import digest, encode_update
@@ -70,7 +69,7 @@ class TrainLoop:
     """The state of a running learner thread."""
 
     def __init__(self, down: Socket, upstream: UpstreamSender, stopping: threading.Event, replaced: threading.Event) -> None:
-        self._down, self._say = down, upstream.say
+        self._down, self._send = down, upstream.send
         self._stopping, self._replaced = stopping, replaced
         self._poller = Poller()
         self._poller.register(down)
@@ -83,12 +82,12 @@ class TrainLoop:
         self._bounds = Bounds(self._schema, self._assign.max_magnitude, self._assign.max_reward)
         self._snapshot: PolicySnapshot | None = None
         self._before: PolicySnapshot | None = None
-        self._masters = 0
+        self._published_master_digest = 0
         self._quantizer = Quantizer(self._assign.wire_dtype, self._assign.weights_level, [t.size for t in self._spec.tensors])
         self._version = self._resumed_version = -1
         self._lag_sum = self._lag_steps = 0
         self._slack_steps = 0
-        self._poisoned = 0
+        self._rejected_in_a_row = 0
         self._progress = Progress()
         self._store = CheckpointStore(Path(self._assign.checkpoints)) if self._assign.checkpoints else None
         self._saved_updates = 0  # an algorithm without data is rebuilt from its seed and needs no checkpoint
@@ -98,17 +97,17 @@ class TrainLoop:
         noted = self._assign.checkpoints and not self._replaced.is_set()
         self._suspects = CrashSuspects(Path(self._assign.checkpoints) if noted else None)
         self._trainer = Trainer(self._algorithm, self._suspects, max(0, self._saved_updates))
-        self._reporter = StatusReporter(self._say, self._progress.steps)
+        self._reporter = StatusReporter(self._send, self._progress.steps)
 
     def run(self) -> None:
         """Run until `Stop` arrives."""
-        self._say(self._ready)
+        self._send(self._ready)
         self._publish()
-        if self._suspects.story:
-            log.warning("client %s: %s", self._assign.client_id, self._suspects.story)
+        if self._suspects.finding:
+            log.warning("client %s: %s", self._assign.client_id, self._suspects.finding)
         if self._suspects.repeated:
-            self._alarm(PROCESS_KILLER, self._suspects.story)
-        self._tell()
+            self._alarm(PROCESS_KILLER, self._suspects.finding)
+        self._report()
         while True:
             self._poller.poll(self._reporter.rest_s)
             for _ in range(DRAIN_MESSAGES):
@@ -118,20 +117,20 @@ class TrainLoop:
                 if isinstance(message, Stop):
                     self._finish()
                     return
-                self._follow(message)
+                self._handle(message)
                 if not self._algorithm.demand():
                     break  # the batch is full: further messages belong to the next one
             self._train()
             if time.monotonic() >= self._save_at:
                 self._save()
-            self._tell()
+            self._report()
             self._reporter.report_figures(self._trainer.updates)
 
     def close(self) -> None:
         """Clear the notes of the segments in hand. Called in the learner thread."""
         self._suspects.close()
 
-    def excuse(self, *, replaced: bool = False) -> None:
+    def expect_end(self, *, replaced: bool = False) -> None:
         """Note that the thread was told to stop, so that its end during an update counts against no segment.
 
         Any thread can call this.
@@ -139,12 +138,12 @@ class TrainLoop:
         Args:
             replaced: True if another learner thread takes over this client.
         """
-        self._suspects.excuse(mute=replaced)
+        self._suspects.expect_end(disable=replaced)
 
     def _alarm(self, name: str, text: str, count: int = 1) -> None:
-        self._say(Alarm(name, plain_text(text), count))
+        self._send(Alarm(name, plain_text(text), count))
 
-    def _follow(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         match message:
             case Deliver():
                 self._take(message)
@@ -160,7 +159,7 @@ class TrainLoop:
 
     def _finish(self) -> None:
         """Report and save for the last time. Segments that wait for a full batch stay in the journal, if it is on disk."""
-        self._tell(at_once=True)
+        self._report(at_once=True)
         self._save()
         self._reporter.report_figures(self._trainer.updates, at_once=True)
 
@@ -244,7 +243,7 @@ class TrainLoop:
         if self._store is None:
             if asked:
                 self._reporter.report_verdicts()
-                self._say(Checkpointed(token, 0, max(self._version, 0), [], 0.0, ""))
+                self._send(Checkpointed(token, 0, max(self._version, 0), [], 0.0, ""))
             return
         self._save_at = time.monotonic() + self._assign.checkpoint_every_s
         if self._replaced.is_set() or (not asked and self._trainer.updates == self._saved_updates and not self._progress.moved):
@@ -255,14 +254,14 @@ class TrainLoop:
             manifest = self._store.write(self._manifest(), self._algorithm.state(), wanted=wanted)
         except CheckpointError as exc:
             log.error("client %s: %s", self._assign.client_id, exc)
-            self._say(Checkpointed(token, 0, 0, [], time.monotonic() - began, plain_text(str(exc)[:500])))
+            self._send(Checkpointed(token, 0, 0, [], time.monotonic() - began, plain_text(str(exc)[:500])))
             return
         duration_s = time.monotonic() - began
         self._save_at = max(self._save_at, time.monotonic() + CHECKPOINT_SHARE * duration_s)
         self._saved_updates, self._progress.moved = self._trainer.updates, False
         self._reporter.report_verdicts()
         marks = [[m.actor_id, m.origin, m.next_seq] for m in manifest.marks]
-        self._say(Checkpointed(token, manifest.number, manifest.version, marks, duration_s, ""))
+        self._send(Checkpointed(token, manifest.number, manifest.version, marks, duration_s, ""))
 
     def _manifest(self) -> Manifest:
         """Return the manifest of the current state.
@@ -270,7 +269,7 @@ class TrainLoop:
         Its version is the one under which this state is or will be published, in this generation or the next.
         """
         now = digest(self._spec.flatten(self._algorithm.snapshot()))
-        published = self._snapshot is not None and self._masters == now
+        published = self._snapshot is not None and self._published_master_digest == now
         return Manifest(
             client_id=self._assign.client_id,
             journal_id=self._assign.journal_id,
@@ -307,35 +306,35 @@ class TrainLoop:
                 self._train()  # the batch became full in the middle of the message
             place = self._take_some(read, place)
         self._reporter.taken_messages += 1
-        if self._suspects.concerns(read.key, batch.first_seq, batch.first_seq + len(batch)):
+        if self._suspects.may_contain_suspects(read.key, batch.first_seq, batch.first_seq + len(batch)):
             self._train()  # with no other segments in hand
         if not self._trainer.held:
             self._barrier()
 
-    def _take_some(self, taken: ReceivedMessage, start: int) -> int:
+    def _take_some(self, message: ReceivedMessage, start: int) -> int:
         """Process the segments of a message from place `start` until the batch is full, and return the next place."""
-        key, batch, reporter = taken.key, taken.batch, self._reporter
+        key, batch, reporter = message.key, message.batch, self._reporter
         first = batch.first_seq + start
-        lags = self._version - taken.oldest
+        lags = self._version - message.oldest
         late = lags > self._max_policy_lag if self._max_policy_lag >= 0 else np.zeros(len(batch), np.bool_)
         drops = self._assign.on_lag == "drop"
         self._progress.take(key, first, first)
         observed = []
-        careful = self._suspects.concerns(key, first, batch.first_seq + len(batch))
+        careful = self._suspects.may_contain_suspects(key, first, batch.first_seq + len(batch))
         if not careful:
             self._suspects.note(key, first, batch.first_seq + len(batch))
-        for place, segment in enumerate(taken.segments[start:], start):
+        for place, segment in enumerate(message.segments[start:], start):
             seq = batch.first_seq + place
-            if place in taken.refused:
-                self._progress.dispose(key, Verdict.REFUSED)
+            if place in message.refused:
+                self._progress.record_verdict(key, Verdict.REFUSED)
                 continue
             reporter.taken_items += 1
             reporter.taken_steps += segment.steps
-            if reason := taken.bad.get(place) or self._suspects.reason(key, seq):
-                self._bury(taken, place, reason)
+            if reason := message.bad.get(place) or self._suspects.reason(key, seq):
+                self._quarantine(message, place, reason)
             elif drops and late[place]:
-                self._dispose(key, seq, seq + 1, Verdict.STALE)
-            elif self._observe(HeldSegment(taken, place, key, seq, bool(late[place])), alone=careful):
+                self._record_verdict(key, seq, seq + 1, Verdict.STALE)
+            elif self._observe(HeldSegment(message, place, key, seq, bool(late[place])), alone=careful):
                 observed.append(place)
                 if not self._algorithm.demand() or (careful and self._suspects.suspects(key, seq)):
                     break
@@ -347,9 +346,9 @@ class TrainLoop:
 
     def _note(self, key: Key, batch: Batch, lags: NDArray[np.int64], observed: Sequence[int]) -> None:
         """Count the segments of a message that the algorithm has accepted, by their places."""
-        for first, end in runs(observed):
+        for first, end in to_ranges(observed):
             if self._algorithm.kind != "onpolicy":
-                self._dispose(key, batch.first_seq + first, batch.first_seq + end, Verdict.TRAINED)
+                self._record_verdict(key, batch.first_seq + first, batch.first_seq + end, Verdict.TRAINED)
         steps = batch.steps[observed]
         self._lag_sum += int((lags[observed] * steps).sum())
         self._lag_steps += int(steps.sum())
@@ -359,11 +358,11 @@ class TrainLoop:
             self._reporter.ended((at[place], total, length) for place, total, length in ended)
         self._reporter.observed_steps += int(steps.sum())
 
-    def _bury(self, taken: ReceivedMessage, place: int, reason: str) -> None:
+    def _quarantine(self, message: ReceivedMessage, place: int, reason: str) -> None:
         """Quarantine a segment: count it, do not train on it, and send it to the dead letters."""
-        seq = taken.batch.first_seq + place
-        self._dispose(taken.key, seq, seq + 1, Verdict.QUARANTINED, reason)
-        self._say(taken.letter(place, reason))
+        seq = message.batch.first_seq + place
+        self._record_verdict(message.key, seq, seq + 1, Verdict.QUARANTINED, reason)
+        self._send(message.dead_letter(place, reason))
 
     def _barrier(self) -> None:
         self._progress.barrier()
@@ -382,14 +381,14 @@ class TrainLoop:
         try:
             self._trainer.observe(one)
         except Exception as exc:
-            self._poisoned += 1
-            if self._poisoned > MAX_POISONED:
+            self._rejected_in_a_row += 1
+            if self._rejected_in_a_row > MAX_POISONED:
                 raise
             log.exception("client %s: the algorithm rejected a segment, which is quarantined", self._assign.client_id)
-            assert one.taken is not None
-            self._bury(one.taken, one.place, plain_text(f"the algorithm rejected it: {type(exc).__name__}: {exc}"[:500]))
+            assert one.message is not None
+            self._quarantine(one.message, one.place, plain_text(f"the algorithm rejected it: {type(exc).__name__}: {exc}"[:500]))
             return False
-        self._poisoned = 0
+        self._rejected_in_a_row = 0
         return True
 
     @property
@@ -397,10 +396,10 @@ class TrainLoop:
         """The first version of this generation. Segments of an earlier generation count as at most this new."""
         return max(self._resumed_version, 0)
 
-    def _dispose(self, key: Key, first: int, end: int, verdict: str, reason: str = "", but: str = "") -> None:
-        """Record the verdict on segments ``[first, end)``. `but` is the verdict that they had before."""
-        self._progress.dispose(key, verdict, end - first, but)
-        self._reporter.dispose(key, first, end, verdict, reason, but)
+    def _record_verdict(self, key: Key, first: int, end: int, verdict: str, reason: str = "", replaces: str = "") -> None:
+        """Record the verdict on segments ``[first, end)``. `replaces` is the verdict that they had before."""
+        self._progress.record_verdict(key, verdict, end - first, replaces)
+        self._reporter.record_verdict(key, first, end, verdict, reason, replaces)
 
     # ---- learning
 
@@ -413,21 +412,23 @@ class TrainLoop:
                 self._alarm(UPDATE_CHANGES_NOTHING, f"update {self._trainer.updates} changed no weight")
             self._reporter.scalars.update(outcome.metrics)
             for key, first, end in streams_of(outcome.used):
-                self._dispose(key, first, end, Verdict.TRAINED)
+                self._record_verdict(key, first, end, Verdict.TRAINED)
             self._barrier()
             self._reporter.report_verdicts()
             if partial or self._trainer.updates % self._algorithm.publish_every_updates == 0:
                 self._publish()
-        self._suspects.settle()
+        self._suspects.clear_pending()
 
     def _undone(self, outcome: Outcome) -> None:
         """Quarantine the segments that made an update fail, and report them."""
         reason = plain_text(f"update {self._trainer.updates + 1} was undone: {outcome.reason}")
         trained = self._algorithm.kind != "onpolicy"
         for one in outcome.culprits:
-            self._dispose(one.key, one.seq, one.seq + 1, Verdict.QUARANTINED, reason, but=Verdict.TRAINED if trained else "")
-            if one.taken is not None:
-                self._say(one.taken.letter(one.place, reason))
+            self._record_verdict(
+                one.key, one.seq, one.seq + 1, Verdict.QUARANTINED, reason, replaces=Verdict.TRAINED if trained else ""
+            )
+            if one.message is not None:
+                self._send(one.message.dead_letter(one.place, reason))
         self._alarm(UPDATE_UNDONE, f"{reason}; {len(outcome.culprits)} segments are quarantined")
         self._reporter.report_verdicts()
 
@@ -436,19 +437,19 @@ class TrainLoop:
         self._version += 1
         wire = self._quantizer.round(flat)
         new = PolicySnapshot(self._assign.generation, self._version, digest(wire), wire)
-        self._masters = new.digest if wire is flat else digest(flat)
-        writing = self._quantizer.writing
+        self._published_master_digest = new.digest if wire is flat else digest(flat)
+        writing = self._quantizer.encoding
         base = self._snapshot if writing.level else None
         header, payload = encode_update(self._assign.policy_id, base, new, writing, before=self._before)
         state = wire.astype("<f4", copy=False).view(np.uint8).data
         self._before, self._snapshot = self._snapshot, new
         is_state = base is None and len(payload) == len(state)
-        self._say(Published(new.version, new.digest, (state, header) if is_state else (state, header, payload)))
+        self._send(Published(new.version, new.digest, (state, header) if is_state else (state, header, payload)))
         self._reporter.scalars["dist/version"] = new.version
         self._slack_steps = round(self._assign.pacing_lag * self._algorithm.demand())
         if self._lag_steps:
             self._reporter.scalars["dist/policy_lag"] = self._lag_sum / self._lag_steps
             self._lag_sum = self._lag_steps = 0
 
-    def _tell(self, *, at_once: bool = False) -> None:
-        self._reporter.tell(self._algorithm.demand() + self._slack_steps, self._version, at_once=at_once)
+    def _report(self, *, at_once: bool = False) -> None:
+        self._reporter.report(self._algorithm.demand() + self._slack_steps, self._version, at_once=at_once)

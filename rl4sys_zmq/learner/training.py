@@ -104,7 +104,7 @@ class Trainer:
             old, nbytes = self._kept.popitem(last=False)
             self._kept_bytes -= nbytes
             if old in self._recent:
-                self._recent[old].taken = None
+                self._recent[old].message = None
         if len(self._recent) > RECENT_ITEMS:
             self._recent.popitem(last=False)
 
@@ -119,7 +119,7 @@ class Trainer:
         """
         noted = self._onpolicy and bool(self.held) and (partial or not self._algorithm.demand())
         if noted:
-            self._isolate()
+            self._try_suspects()
             self._suspects.begin(self.held)
         failure: Exception | None = None
         metrics: Mapping[str, float] | None = None
@@ -138,7 +138,7 @@ class Trainer:
         if reason:
             return self._undo(reason, failure)
         if self._onpolicy:
-            self._suspects.acquit(self.held)
+            self._suspects.clear_suspects(self.held)
         used, self.held = self.held, []
         return Outcome(metrics, used, unchanged=self._advance(metrics or {}, due=self._is_due(partial)))
 
@@ -167,8 +167,8 @@ class Trainer:
             self._state = self._hooks.checkpoint()
         elif self._onpolicy:
             self._state = self._algorithm.state()
-        vitals = self._vitals()
-        self._weights = digest(np.ascontiguousarray(vitals[0]).reshape(-1)) if vitals else -1
+        numbers_to_check = self._numbers_to_check()
+        self._weights = digest(np.ascontiguousarray(numbers_to_check[0]).reshape(-1)) if numbers_to_check else -1
 
     def _restore(self) -> None:
         if self._hooks is not None:
@@ -176,9 +176,9 @@ class Trainer:
         else:
             self._algorithm.load(self._state)
 
-    def _vitals(self) -> Sequence[NDArray[Any]]:
+    def _numbers_to_check(self) -> Sequence[NDArray[Any]]:
         if self._hooks is not None:
-            return self._hooks.vitals()
+            return self._hooks.numbers_to_check()
         return [np.concatenate([tensor.reshape(-1) for tensor in self._algorithm.snapshot().values()])]
 
     def _problem(self, metrics: Mapping[str, float] | None, failure: Exception | None, *, due: bool) -> str:
@@ -188,7 +188,7 @@ class Trainer:
         for name, value in (metrics or {}).items() if self._hooks is not None or self._onpolicy else ():
             if "loss" in name.rpartition("/")[2] and not np.isfinite(value):
                 return f"{name} is {value:g}"
-        if due and not all(is_finite(array) for array in self._vitals()):
+        if due and not all(is_finite(array) for array in self._numbers_to_check()):
             return "the weights or the optimiser's state are not finite"
         return ""
 
@@ -268,7 +268,7 @@ class Trainer:
 
     # ---- suspects of an earlier end of the process
 
-    def _isolate(self) -> None:
+    def _try_suspects(self) -> None:
         """Try the suspects among the held segments apart from the others. See `CrashSuspects`."""
         parts = self._suspects.parts(self.held)
         if not parts:

@@ -1,4 +1,10 @@
-"""The check of a segment's content before training: a whole message at once, then segment by segment if that fails."""
+"""The check of a segment's content before training: a whole message at once, then segment by segment if that fails.
+
+Each number of a segment has an allowed range, by column, from the client's spaces and two options. A finite number can still
+be harmful. Some devices report "no reading" as the largest float, and one such number, squared, makes a gradient infinite. The
+bounds of a bounded box apply as given. Where a space has no bounds, the options apply. They leave room for any sensor: the sum
+of the squares of a hundred million numbers of 1e15 is finite in float32.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +15,130 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.learner.bounds import Bounds
-from rl4sys_zmq.values import DiscreteSpace, Segment
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
 from rl4sys_zmq.wire import Batch, SegmentSchema
 
-__all__ = ["ContentRules", "content_error", "content_errors", "is_finite"]
+__all__ = ["Bounds", "ContentRules", "MAX_LOG_PROB", "Range", "content_error", "content_errors", "is_finite"]
+
+
+MAX_LOG_PROB = 100.0
+"""Largest absolute value of a log-probability per dimension of the action.
+
+No sampler draws actions rarer than e^-100, and float32 cannot represent the ratio to such a probability.
+"""
+
+CERTAIN = 1e-3
+"""Largest log-probability of a discrete action. It is above 0, which is certainty, because of rounding."""
+
+ROUNDING = 4
+"""Tolerance at the bounds of a box, in units in the last place."""
+
+TILE = 512
+"""Elements compared side by side. Rows of few columns are joined, because numpy is slow along short rows."""
+
+
+class Range:
+    """The lowest and the highest value of a column: one for the whole column, or one per element of a row.
+
+    Attributes:
+        vacuous: True if the column's dtype cannot exceed the range.
+    """
+
+    def __init__(self, low: NDArray[np.float64], high: NDArray[np.float64], dtype: np.dtype[Any]) -> None:
+        """Create the range.
+
+        Args:
+            low: Lowest values, float64 of the shape of a row.
+            high: Highest values, likewise.
+            dtype: Dtype of the column.
+        """
+        info: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype) if dtype.kind in "iu" else None
+        self.vacuous = info is None or bool((low <= float(info.min)).all() and (high >= float(info.max)).all())
+        self._low, self._high = low.reshape(-1), high.reshape(-1)
+        self._same = bool((self._low == self._low[0]).all() and (self._high == self._high[0]).all())
+        self._least, self._most = float(self._low[0]), float(self._high[0])
+        self._rows = max(1, TILE // len(self._low))
+        self._tiles = np.tile(self._low, self._rows), np.tile(self._high, self._rows)
+
+    def holds(self, column: NDArray[Any]) -> bool:
+        """Return True if a whole column ``[T, ...]`` is inside the range. NaN is outside."""
+        if not column.size:
+            return True
+        if self._same:
+            flat = column.reshape(-1)
+            return bool(np.minimum.reduce(flat) >= self._least and np.maximum.reduce(flat) <= self._most)
+        table = column.reshape(-1, len(self._low))
+        whole = len(table) // self._rows * self._rows
+        head = not whole or _fits(table[:whole].reshape(-1, len(self._tiles[0])), *self._tiles)
+        return head and (whole == len(table) or _fits(table[whole:], self._low, self._high))
+
+    def error(self, name: str, column: NDArray[Any]) -> str:
+        """Return an error message for the first value outside the range; empty if there is none."""
+        table = column.reshape(-1, len(self._low))
+        outside = ~((table >= self._low) & (table <= self._high))
+        if not outside.any():
+            return ""
+        row, place = np.unravel_index(int(outside.argmax()), outside.shape)
+        low, high = self._low[place], self._high[place]
+        where = f" (element {place})" if len(self._low) > 1 else ""
+        return f"{name} contain {float(table[row, place]):g}{where}; expected {low:g} to {high:g}"
+
+
+def _fits(table: NDArray[Any], low: NDArray[np.float64], high: NDArray[np.float64]) -> bool:
+    return bool((np.minimum.reduce(table) >= low).all() and (np.maximum.reduce(table) <= high).all())
+
+
+class Bounds:
+    """The ranges of all columns of a client.
+
+    Attributes:
+        max_reward: Largest absolute value of a reward.
+    """
+
+    def __init__(self, schema: SegmentSchema, max_magnitude: float, max_reward: float) -> None:
+        """Create the ranges.
+
+        Args:
+            schema: Contains the client's spaces.
+            max_magnitude: Largest absolute value of an observation or a raw action where the space has no bound.
+            max_reward: Largest absolute value of a reward.
+        """
+        self.max_reward = max_reward
+        actions = schema.action_space
+        discrete = isinstance(actions, DiscreteSpace)
+        widest = MAX_LOG_PROB * max(1, 1 if discrete else actions.size)  # type: ignore[union-attr]
+        self._ranges = {
+            "r": _flat_range(-max_reward, max_reward),
+            "l": _flat_range(-widest, CERTAIN if discrete else widest),
+        }
+        if isinstance(schema.observation_space, BoxSpace):
+            self._ranges["o"] = _of_box(schema.observation_space, max_magnitude)
+        if isinstance(actions, BoxSpace):  # raw actions, before they are clipped or squashed into the box
+            self._ranges["a"] = _of_box(BoxSpace(actions.shape, actions.dtype), max_magnitude)
+
+    def of(self, letter: str) -> Range | None:
+        """Return the range of a column, by its letter on the wire; None for a column without one."""
+        return self._ranges.get(letter)
+
+    def max_return(self, steps: int) -> float:
+        """Return the largest absolute value of the return of an episode with this many steps."""
+        return self.max_reward * max(steps, 1)
+
+
+def _flat_range(low: float, high: float) -> Range:
+    return Range(np.array([low]), np.array([high]), np.dtype(np.float32))
+
+
+def _of_box(space: Space, max_magnitude: float) -> Range:
+    assert isinstance(space, BoxSpace)
+    dtype = np.dtype(space.dtype)
+    low, high = space.low_array(), space.high_array()
+    said = np.maximum(*(np.where(np.abs(bound) <= max_magnitude, np.abs(bound), 0.0) for bound in (low, high)))
+    slack = ROUNDING * said * float(np.finfo(dtype if dtype.itemsize == 2 else np.float32).eps) if dtype.kind == "f" else 0.0
+    low = np.where(low >= -max_magnitude, low - slack, -max_magnitude)
+    high = np.where(high <= max_magnitude, high + slack, max_magnitude)
+    return Range(low, high, dtype)
+
 
 _NUMBERS = {"o": "observations", "a": "actions", "r": "rewards", "l": "log_probs"}
 
@@ -38,47 +163,47 @@ class ContentRules:
     version: int
 
 
-def content_errors(batch: Batch, segments: Sequence[Segment], but: Container[int], standard: ContentRules) -> dict[int, str]:
+def content_errors(batch: Batch, segments: Sequence[Segment], skip: Container[int], rules: ContentRules) -> dict[int, str]:
     """Return the segments of a message that must not be trained on: the reason by place.
 
     Args:
         batch: The message.
         segments: Its segments.
-        but: Places to skip.
-        standard: The limits.
+        skip: Places to skip.
+        rules: The limits.
     """
     undecodable = {place: f"observations: {reason}" for place, reason in batch.decode_images().items()}
-    if _is_sound(batch, standard):
+    if _is_sound(batch, rules):
         return undecodable
-    found = ((place, content_error(segment, standard)) for place, segment in enumerate(segments) if place not in but)
+    found = ((place, content_error(segment, rules)) for place, segment in enumerate(segments) if place not in skip)
     return {**{place: reason for place, reason in found if reason}, **undecodable}
 
 
-def _is_sound(batch: Batch, standard: ContentRules) -> bool:
+def _is_sound(batch: Batch, rules: ContentRules) -> bool:
     """Return True only if no segment has an error."""
-    heads, generation, version = batch.heads, standard.generation, standard.version
+    heads, generation, version = batch.heads, rules.generation, rules.version
     made, by = heads["generation"], heads["version"]
     if (
         (made > generation).any()
         or ((by > version) & (made == generation)).any()
-        or not np.maximum.reduce(np.abs(heads["episode_return"])) <= standard.bounds.max_reward
+        or not np.maximum.reduce(np.abs(heads["episode_return"])) <= rules.bounds.max_reward
     ):
         return False
-    return all(_is_sound_column(letter, column, standard) for letter, column in batch.columns())
+    return all(_is_sound_column(letter, column, rules) for letter, column in batch.columns())
 
 
-def _is_sound_column(letter: str, column: NDArray[Any], standard: ContentRules) -> bool:
+def _is_sound_column(letter: str, column: NDArray[Any], rules: ContentRules) -> bool:
     if letter == "v":
-        return int(column.max(initial=0)) <= standard.version
+        return int(column.max(initial=0)) <= rules.version
     if letter == "m":
         return bool(column.all() or column.any(axis=1).all())
-    schema = standard.schema
+    schema = rules.schema
     space = schema.action_space if letter == "a" else schema.observation_space if letter == "o" else None
     if isinstance(space, DiscreteSpace):
         low, high = space.start, space.start + space.n - 1
         if column.size and not low <= column.min() <= column.max() <= high:
             return False
-    bounds = standard.bounds.of(letter)
+    bounds = rules.bounds.of(letter)
     if bounds is not None and not bounds.vacuous:
         return bounds.holds(column)
     return column.dtype.kind != "f" or is_finite(column)
@@ -96,21 +221,21 @@ def is_finite(column: NDArray[Any]) -> bool:
     return all(np.isfinite(flat[start : start + CHUNK]).all() for start in range(0, flat.size, CHUNK))
 
 
-def content_error(segment: Segment, standard: ContentRules) -> str:
+def content_error(segment: Segment, rules: ContentRules) -> str:
     """Return why a segment must not be trained on, or an empty string.
 
     It may be non-finite, out of range, fully masked, or made by a version that was never published.
     """
-    schema, generation, version = standard.schema, standard.generation, standard.version
+    schema, generation, version = rules.schema, rules.generation, rules.version
     for letter, name in _NUMBERS.items():
         column = getattr(segment, name)
         if column.dtype.kind == "f" and not is_finite(column):
             return f"{name} are not finite"
-        bounds = standard.bounds.of(letter)
+        bounds = rules.bounds.of(letter)
         if bounds is not None and not bounds.vacuous and (error := bounds.error(name, column)):
             return error
     if segment.episode_return is not None:
-        limit = standard.bounds.max_return(segment.episode_length or 0)
+        limit = rules.bounds.max_return(segment.episode_length or 0)
         if not np.isfinite(segment.episode_return):
             return "the episode's return is not finite"
         if abs(segment.episode_return) > limit:

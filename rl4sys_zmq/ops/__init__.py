@@ -1,7 +1,7 @@
-"""Looking at a learner from outside: its status, why it can't be reached, and the curves of its runs. Nothing in here prints.
+"""Tools for operators: status of a learner, diagnosis of connections, and learning curves. Nothing here prints.
 
-- `status`: asks a learner for its state, and turns the answer into rows; `report`: the whole of it in words.
-- `doctor`: tries to reach a learner, stage by stage; `zmtp`: what answers at an address, by plain sockets;
-  `asking`: a question to a learner and its answer.
-- `curves`: reads a run's log, and draws learning curves.
+- `status`: requests for a learner's status and its clients as rows; `report`: the whole status as text.
+- `doctor`: the diagnosis of a connection in stages; `zmtp`: tests of an address with plain sockets; `requests`: a message to a
+  learner and its reply.
+- `curves`: learning curves from a run's log.
 """

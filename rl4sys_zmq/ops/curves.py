@@ -1,4 +1,4 @@
-"""Learning curves from a run's log: read, smoothed, drawn."""
+"""Learning curves from a run's log: reading, smoothing and drawing."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from rl4sys_zmq.learner.log_files import read_log
 __all__ = ["WINDOW", "Curve", "draw_curves", "moving_mean", "read_curves"]
 
 WINDOW = 100
-"""Episodes in a moving mean."""
+"""Number of episodes in a moving mean."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The training episodes of one client, in the order in which they ended. All columns are float64 ``[N]``.
+    """The training episodes of one client, in the order of their ends. All columns are float64 ``[N]``.
 
     Attributes:
-        label: the run and its client.
-        client_id: the client.
-        returns: of each episode.
-        steps: environment steps taken by the learner when it ended.
-        seconds: since the client's first actor joined, which is before the first step; as the learner heard of it, so at
-            most 0.1 s late.
-        policy_lag: how many versions old the data was on average; None when nothing was trained.
+        label: The run and its client.
+        client_id: The client.
+        returns: The return of each episode.
+        steps: The number of environment steps that the learner had received at the end of each episode.
+        seconds: The time from the join of the client's first actor to the end of each episode, in seconds. It is measured at
+            the learner, at most 0.1 s late.
+        policy_lag: The mean lag of the training data, in versions. None: nothing was trained.
     """
 
     label: str
@@ -40,7 +40,7 @@ class Curve:
     policy_lag: float | None
 
     def reached(self, target: float) -> tuple[float, int] | None:
-        """Seconds and steps until the mean return of `WINDOW` episodes was first at least `target`; None when it never was."""
+        """Return the seconds and steps until the mean return of `WINDOW` episodes first reached `target`, or None."""
         full = moving_mean(self.returns)[WINDOW - 1 :]
         hits = np.flatnonzero(full >= target)
         if not len(hits):
@@ -50,7 +50,7 @@ class Curve:
 
 
 def moving_mean(values: NDArray[np.float64], window: int = WINDOW) -> NDArray[np.float64]:
-    """The mean of each element and up to `window` - 1 before it."""
+    """Return, for each element, the mean of it and up to `window` - 1 elements before it."""
     sums = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(0, ends - window)
@@ -58,10 +58,10 @@ def moving_mean(values: NDArray[np.float64], window: int = WINDOW) -> NDArray[np
 
 
 def read_curves(run_dir: Path) -> list[Curve]:
-    """The curves of all clients of a run that have ended an episode.
+    """Return the curves of all clients of a run with at least one finished episode.
 
     Raises:
-        RunDirectoryError: when there is no readable ``log.jsonl``.
+        RunDirectoryError: If there is no readable ``log.jsonl``.
     """
     started: dict[str, float] = {}
     base: dict[str, float] = {}
@@ -89,11 +89,13 @@ def read_curves(run_dir: Path) -> list[Curve]:
 
 
 def draw_curves(curves: Sequence[Curve], path: Path, *, target: float | None = None) -> None:
-    """Writes a picture (PNG, or what the suffix says): each episode's return and the moving mean, over steps and over seconds.
+    """Draw each episode's return and the moving mean, over steps and over seconds, into a file.
+
+    The suffix of the file determines the format.
 
     Raises:
-        ConfigError: when matplotlib is missing, or does not know the suffix.
-        RunDirectoryError: when the file cannot be written.
+        ConfigError: If matplotlib is missing or does not support the suffix.
+        RunDirectoryError: If the file cannot be written.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

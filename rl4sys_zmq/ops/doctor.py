@@ -1,18 +1,18 @@
-"""Why an actor does not reach its learner: one stage after the other, as far as it gets.
+"""The diagnosis of a connection between an actor and its learner, in stages, up to the first that fails.
 
 ====================  ========================================================================================
-stage                 what is tried
+stage                 test
 ====================  ========================================================================================
-name                  the host name is resolved (tcp)
-connect               a plain connection, which is closed again (tcp, ipc)
-greeting              what answers speaks ZMTP 3, and which mechanism it asks for (tcp, ipc)
-keys                  a DEALER with our keys, or without, gets through the handshake (tcp, ipc)
-protocol              a `StatusRequest` is answered, be it by a no
-configuration         with an actor's configuration: a `Hello` of an actor that only evaluates is welcomed
-weights               the PUB is reached at the address that actors are told; with a Welcome, its beacon too
+name                  The host name is resolved (tcp).
+connect               A plain connection is opened and closed (tcp, ipc).
+greeting              The peer uses ZMTP 3; its security mechanism is reported (tcp, ipc).
+keys                  The ZeroMQ handshake succeeds, with the given keys or without keys (tcp, ipc).
+protocol              A `StatusRequest` gets a reply, which may be a refusal.
+configuration         With an actor's configuration: a `Hello` of an actor that only evaluates is accepted.
+weights               The PUB is reached at the address that actors receive; after a Welcome, a beacon arrives.
 ====================  ========================================================================================
 
-A client that the learner does not know is not founded by this: a `Hello` that can only be refused asks for it first.
+The diagnosis never creates a client. It first sends a `Hello` that is always refused, to find out whether the client exists.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rl4sys_zmq.config import AgentConfig
-from rl4sys_zmq.config.addresses import dial_uri
+from rl4sys_zmq.config.addresses import connect_uri
 from rl4sys_zmq.errors import Refusal, RL4SysError
 from rl4sys_zmq.ops.requests import ask, evaluating_hello, next_beacon, until
-from rl4sys_zmq.ops.status import handshake_words
+from rl4sys_zmq.ops.status import handshake_error
 from rl4sys_zmq.ops.zmtp import Greeting, Unreachable, dial, greet, look_up
 from rl4sys_zmq.security import UserKeys, curve_client
 from rl4sys_zmq.transports import Address, Secure, Socket
@@ -39,18 +39,18 @@ STAGES = ("name", "connect", "greeting", "keys", "protocol", "configuration", "w
 BEACON_WAIT_S = 2.0
 BEACON_TOPIC = b"B"
 NO_ALGORITHM = "(asked by doctor)"
-"""No algorithm has this name, so a `Hello` with it is refused: ``mismatch`` by a client that is there, ``config`` otherwise."""
+"""A name that no algorithm has. A `Hello` with it is refused: with ``mismatch`` if the client exists, else with ``config``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What became of one stage.
+    """The result of one stage.
 
     Attributes:
-        stage: of `STAGES`.
+        stage: The name of the stage, from `STAGES`.
         state: ``ok``, ``FAIL``, ``skipped`` or ``not reached``.
-        text: what was found; of a failure, the cause.
-        remedy: what to do about it; empty unless it failed.
+        text: The result, or the cause of a failure.
+        remedy: The remedy of a failure, else empty.
     """
 
     stage: str
@@ -60,24 +60,24 @@ class Finding:
 
 
 class _Skipped(Exception):
-    """A stage that does not apply."""
+    """The exception of a stage that does not apply; its text is the reason."""
 
 
 def diagnose(
     address: str, *, keys: UserKeys | None = None, config: AgentConfig | None = None, timeout_s: float = 3.0
 ) -> Iterator[Finding]:
-    """Tries the stages in order; after the first that fails the others are ``not reached``.
+    """Yield the result of each stage, in order. After the first failure, the other stages are ``not reached``.
 
     Args:
-        address: of the learner, host:port or a URI.
-        keys: ours; None without.
-        config: an actor's, to be compared with the learner's.
-        timeout_s: for each stage.
+        address: The learner's address, host:port or a URI.
+        keys: The keys to use. None: no keys.
+        config: The configuration of an actor, to compare with the learner's.
+        timeout_s: The time limit of each stage, in seconds.
 
     Raises:
-        Unfit, TransportError: for text that is no address.
+        Unfit, TransportError: If the text is not an address.
     """
-    patient = _Diagnosis(Address.parse(dial_uri(address)), keys, config, timeout_s)
+    diagnosis = _Diagnosis(Address.parse(connect_uri(address)), keys, config, timeout_s)
     failed = False
     try:
         for stage in STAGES:
@@ -85,7 +85,7 @@ def diagnose(
                 yield Finding(stage, "not reached")
                 continue
             try:
-                yield Finding(stage, "ok", getattr(patient, stage)())
+                yield Finding(stage, "ok", getattr(diagnosis, stage)())
             except _Skipped as exc:
                 yield Finding(stage, "skipped", str(exc))
             except Unreachable as exc:
@@ -95,11 +95,11 @@ def diagnose(
                 failed = True
                 yield Finding(stage, "FAIL", str(exc), "see the log of the learner")
     finally:
-        patient.close()
+        diagnosis.close()
 
 
 class _Diagnosis:
-    """The state from one stage to the next; a method for each, which returns what was found."""
+    """The state between the stages. For each stage a method of its name returns the result as text."""
 
     def __init__(self, address: Address, keys: UserKeys | None, config: AgentConfig | None, timeout_s: float) -> None:
         self._address, self._keys, self._config, self._timeout_s = address, keys, config, timeout_s
@@ -110,15 +110,15 @@ class _Diagnosis:
         self._welcome: Welcome | None = None
 
     def close(self) -> None:
-        """Says goodbye."""
+        """Close the connection."""
         if self._dealer is not None:
             self._dealer.close()
 
-    # ---- down to the first byte
+    # ---- connection and greeting
 
     def name(self) -> str:
         if self._address.scheme != "tcp":
-            raise _Skipped(f"{self._address.scheme} has no host")
+            raise _Skipped(f"{self._address.scheme} has no host name")
         found = look_up(self._address, self._timeout_s)
         found_at = ", ".join(where[0] for _, where in found[:4])
         return found_at if found_at == self._address.host else f"{self._address.host} is {found_at}"
@@ -126,7 +126,7 @@ class _Diagnosis:
     def connect(self) -> str:
         self._within_reach()
         dial(self._address, self._timeout_s).close()
-        return f"something listens at {self._address.uri}"
+        return f"connected to {self._address.uri}"
 
     def greeting(self) -> str:
         self._within_reach()
@@ -136,9 +136,9 @@ class _Diagnosis:
 
     def _within_reach(self) -> None:
         if self._address.scheme == "inproc":
-            raise _Skipped("inproc reaches this process only")
+            raise _Skipped("inproc exists only within one process")
 
-    # ---- who is who
+    # ---- keys
 
     def keys(self) -> str:
         self._dealer = Socket.dealer(self._address, secure=self._secure, watch=True)
@@ -146,25 +146,25 @@ class _Diagnosis:
             raise _Skipped("inproc has no keys")
         wanted = self._greeting.mechanism
         if wanted not in ("NULL", "CURVE"):
-            raise Unreachable(f"it asks for {wanted!r}, which is none of ours", "it is no learner: correct the port")
+            raise Unreachable(f"the peer requires the mechanism {wanted!r}", "it is not a learner: correct the port")
         if wanted == "CURVE" and self._keys is None:
             raise Unreachable(
-                "the learner asks for keys, and we have none",
-                "give --keys NAME.keys; `rl4sys-learner keys DIR --user NAME` makes it on the learner's machine",
+                "the learner requires keys, but none were given",
+                "give --keys NAME.keys; create it on the learner's machine with `rl4sys-learner keys DIR --user NAME`",
             )
         if wanted == "NULL" and self._keys is not None:
             raise Unreachable(
-                "we have keys, and the learner has none: nothing would be encrypted",
-                "start it with --keys DIR, or leave the keys away here",
+                "keys were given, but the learner has none: nothing would be encrypted",
+                "start the learner with --keys DIR, or omit the keys here",
             )
-        self._shake_hands(self._dealer, "it is ZeroMQ, and does not speak with an actor; is this the port of the weights?")
-        return "the learner accepts our key, and has the one that we know" if self._keys is not None else "none on either side"
+        self._shake_hands(self._dealer, "a ZeroMQ socket that does not accept an actor; is this the port of the weights?")
+        return "the learner accepts this key, and its key is as expected" if self._keys is not None else "no keys on either side"
 
     def _shake_hands(self, socket: Socket, silent: str) -> None:
-        """Waits until a handshake has succeeded.
+        """Wait until a handshake has succeeded.
 
         Raises:
-            Unreachable: when it is refused, fails twice, or does not end in time.
+            Unreachable: If it is refused, fails twice, or does not end in time.
         """
         failures: list[str] = []
 
@@ -173,29 +173,29 @@ class _Diagnosis:
                 if event.name == "handshake_succeeded":
                     return True
                 if event.is_failure:
-                    failures.append(handshake_words(event, self._keys is not None))
+                    failures.append(handshake_error(event, self._keys is not None))
                     if event.is_final or len(failures) > 1:
                         return False
             return None
 
         if not until(look, self._timeout_s):
             cause, _, remedy = (failures[-1] if failures else silent).partition("; ")
-            raise Unreachable(cause, remedy or "correct the port: the learner's first line says it")
+            raise Unreachable(cause, remedy or "correct the port: the learner prints it in its first line")
 
-    # ---- what it says
+    # ---- messages
 
     def protocol(self) -> str:
         answer = self._ask(StatusRequest(), Status, Refused)
         if answer is None:
             if self._address.scheme == "inproc":
-                raise Unreachable("nobody answers", "a learner of another process has a tcp or ipc address")
-            words = f"it does not answer within {self._timeout_s:g} s"
-            raise Unreachable(words, "is it another program's socket? If it is the learner, see its log")
-        speaks = f"a learner answers, protocol {MAJOR}.{MINOR}"
+                raise Unreachable("no reply", "for a learner in another process, use a tcp or ipc address")
+            words = f"no reply within {self._timeout_s:g} s"
+            raise Unreachable(words, "check that the address belongs to a learner; if it does, see the learner's log")
+        speaks = f"a learner replies, protocol {MAJOR}.{MINOR}"
         if isinstance(answer, Refused):
             if answer.code == Refusal.FORBIDDEN:
-                return f"{speaks}; this key may not see its status"
-            raise Unreachable(f"it refuses ({answer.code}): {answer.reason}", "see the log of the learner")
+                return f"{speaks}; this key may not read its status"
+            raise Unreachable(f"the learner refuses ({answer.code}): {answer.reason}", "see the log of the learner")
         assert isinstance(answer, Status)
         self._report_pub = str(answer.report.get("pub", ""))
         clients = answer.report.get("clients")
@@ -210,63 +210,63 @@ class _Diagnosis:
         probe = self._ask(replace(hello, algorithm_name=NO_ALGORITHM, algorithm_parameters={}), Welcome, Refused)
         if isinstance(probe, Refused):
             if probe.code == Refusal.CONFIG and probe.field not in ("client_id", "actor_id"):
-                raise _Skipped(f"client {client_id!r} is not there yet; its first actor begins it")
+                raise _Skipped(f"client {client_id!r} does not exist; its first actor creates it")
             if probe.code != Refusal.MISMATCH:
                 raise _refused(probe)
         answer = self._ask(hello, Welcome, Refused)
         if answer is None:
             words = f"client {client_id!r} is not ready within {self._timeout_s:g} s"
-            raise Unreachable(words, "wait until its learner thread has started, or give more --timeout")
+            raise Unreachable(words, "wait until its learner thread has started, or increase --timeout")
         if isinstance(answer, Refused):
             raise _refused(answer)
         assert isinstance(answer, Welcome)
         self._welcome = answer
-        return f"client {client_id!r}: {answer.algorithm_name}, version {answer.version}, nothing differs"
+        return f"client {client_id!r}: {answer.algorithm_name}, version {answer.version}, no differences"
 
     def weights(self) -> str:
         told = self._welcome.pub if self._welcome is not None else self._report_pub
         if not told:
-            raise _Skipped("nobody told us where; give --config, or keys with the role admin")
+            raise _Skipped("the address is unknown; give --config, or keys with the role admin")
         pub = _pub_address(told, self._address)
         try:
             if pub.scheme != "inproc":
                 greet(pub, self._timeout_s)
             found = self._listen(pub)
         except Unreachable as exc:
-            remedy = f"{exc.remedy}; the learner's --advertise HOST and --pub ADDRESS say where actors look for weights"
-            raise Unreachable(f"{exc.cause}: it is where actors would look for weights", remedy) from exc
+            remedy = f"{exc.remedy}; the learner's --advertise HOST and --pub ADDRESS set the address of the weights"
+            raise Unreachable(f"{exc.cause}: actors would get their weights there", remedy) from exc
         finally:
             self._say_bye()
         return found
 
     def _listen(self, pub: Address) -> str:
-        """Subscribes, and waits for a beacon if there is a topic to wait for."""
+        """Subscribe, and wait for a beacon if the topic of a client is known."""
         with Socket.sub(pub, secure=self._secure, watch=True) as sub:
             if self._welcome is None:
                 if pub.scheme != "inproc":
-                    self._shake_hands(sub, f"{pub.uri} is ZeroMQ, and no PUB of this learner")
-                return f"{pub.uri} lets us in; no client was named, so nothing was waited for"
+                    self._shake_hands(sub, f"{pub.uri} is a ZeroMQ socket, but not the PUB of this learner")
+                return f"{pub.uri} accepts the connection; no client was given, so no beacon was expected"
             sub.subscribe(BEACON_TOPIC + self._welcome.topic)
             beacon = until(lambda: next_beacon(sub), max(BEACON_WAIT_S, self._timeout_s), sub)
         if beacon is None:
-            words = f"{pub.uri} says nothing within {max(BEACON_WAIT_S, self._timeout_s):g} s"
-            raise Unreachable(words, "is it this learner's? May this key read the weights?")
-        return f"{pub.uri} says that version {beacon.version} is the newest"
+            words = f"no beacon from {pub.uri} within {max(BEACON_WAIT_S, self._timeout_s):g} s"
+            raise Unreachable(words, "check that it is the PUB of this learner, and that this key may read the weights")
+        return f"{pub.uri} announces version {beacon.version} as the newest"
 
     def _ask(self, message: Message, *answers: type[Message]) -> Message | None:
-        assert self._dealer is not None  # made in the stage before
+        assert self._dealer is not None  # created by an earlier stage
         return ask(self._dealer, message, answers, self._timeout_s)
 
     def _say_bye(self) -> None:
         if self._welcome is not None and self._dealer is not None:
             self._dealer.send(encode(Bye()))
-            self._ask(StatusRequest(), Status, Refused)  # its answer says that the goodbye was heard
+            self._ask(StatusRequest(), Status, Refused)  # the reply to it comes after the Bye was processed
 
 
 def _refused(answer: Refused) -> Unreachable:
-    mends = {
-        Refusal.MISMATCH: "make both sides say the same, or give the client another name",
-        Refusal.IDENTITY: "list this client under the key's client_ids on the learner, or correct client_id",
+    remedies = {
+        Refusal.MISMATCH: "use the same value on both sides, or give the client another name",
+        Refusal.IDENTITY: "add this client to the client_ids of the key on the learner, or correct client_id",
         Refusal.FORBIDDEN: "give the key that role on the learner, in users.toml",
         Refusal.FAILED: "find out why its learner thread ended, and restart the client",
         Refusal.QUOTA: "wait until another actor has ended, or raise the limit on the learner",
@@ -274,11 +274,11 @@ def _refused(answer: Refused) -> Unreachable:
     }
     code = Refusal(answer.code) if answer.code in set(Refusal) else Refusal.INTERNAL
     field = f", {answer.field}" if answer.field else ""
-    return Unreachable(f"refused ({answer.code}{field}): {answer.reason}", mends.get(code, "see the log of the learner"))
+    return Unreachable(f"refused ({answer.code}{field}): {answer.reason}", remedies.get(code, "see the log of the learner"))
 
 
 def _pub_address(told: str, learner: Address) -> Address:
-    """Where an actor would dial: a host that stands for all interfaces means the one that was dialled."""
+    """Return the address to which an actor would connect: a wildcard host is replaced by the learner's host."""
     pub = Address.parse(told)
     if pub.scheme == "tcp" and pub.host in ("*", "0.0.0.0", "::"):
         return Address("tcp", learner.host, pub.port)

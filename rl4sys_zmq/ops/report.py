@@ -1,4 +1,4 @@
-"""A learner's status report in words, for a terminal of 80 columns."""
+"""A learner's status report as text, for a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from rl4sys_zmq.ops.status import client_rows
 
-__all__ = ["broken_law", "byte_text", "printable", "report_lines", "span_text"]
+__all__ = ["conservation_error", "byte_text", "printable", "report_lines", "span_text"]
 
 MAX_ACTORS_SHOWN = 20
 
 
 def report_lines(report: Mapping[str, Any], now_unix_s: float) -> list[str]:
-    """A status report in words, few columns wide; what is wrong stands behind ``!!``."""
+    """Return a status report as lines of text. Problems are marked with ``!!``."""
     lines = [f"learner at {report['address']}, process {report['pid']}, up {span_text(report['uptime_s'])}"]
     lines += _whole(report)
     for client_id, client in sorted(report["clients"].items()):
@@ -22,12 +22,15 @@ def report_lines(report: Mapping[str, Any], now_unix_s: float) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """The text with all that a terminal would obey, or not show, escaped."""
+    """Return the text with control characters and other unprintable characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def broken_law(client: Mapping[str, Any]) -> str:
-    """What is wrong with a client's counts; empty while it is not running, is resuming, or nothing is wrong."""
+def conservation_error(client: Mapping[str, Any]) -> str:
+    """Return the violation of the conservation law by a client's counts; empty if it holds.
+
+    It is not checked, and the result is empty, while the client is not running or is resuming.
+    """
     if client["state"] != "running" or client.get("resuming") or "accepted" not in client:
         return ""
     parts = _disposed(client)
@@ -48,10 +51,10 @@ def _disposed(client: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _whole(report: Mapping[str, Any]) -> Iterator[str]:
-    """What is the learner's, and of no client."""
+    """Yield the lines about the learner as a whole."""
     if journal := report.get("journal"):
         limit = f" of {byte_text(journal['max_bytes'])}" if journal["max_bytes"] else ""
-        kind = "on disk" if journal["durable"] else "in memory: what is not trained on is lost with the process"
+        kind = "on disk" if journal["durable"] else "in memory: untrained data is lost when the process ends"
         used = (
             f", {byte_text(journal['used_bytes'])}{limit} used, {journal['queued_items']:,} queued" if journal["durable"] else ""
         )
@@ -61,9 +64,9 @@ def _whole(report: Mapping[str, Any]) -> Iterator[str]:
         if journal["damaged"]:
             yield f"!! journal: {journal['damaged']:,} damaged entries"
         if lost := journal.get("lost", 0):
-            yield f"!! journal: {lost:,} acknowledged segments were gone from it at the start, which was accepted"
+            yield f"!! journal: {lost:,} acknowledged segments were missing at the start (accept-loss)"
         if rescued := journal.get("rescued", 0):
-            yield f"!! journal: its file was deleted, moved or replaced {rescued:,} times under the learner, and made anew"
+            yield f"!! journal: its file was deleted, moved or replaced {rescued:,} times, and written again"
     security = report.get("security")
     for warning in (*report.get("warnings", ()), *(security or {}).get("warnings", ())):
         yield f"!! {warning}"
@@ -73,9 +76,9 @@ def _whole(report: Mapping[str, Any]) -> Iterator[str]:
         if security["problem"]:
             yield f"!! the list of users on disk is not in force: {security['problem']}"
         if not security["alive"]:
-            yield "!! nobody checks keys any more, so nobody gets in: restart the learner"
+            yield "!! the check of keys has stopped, so no peer can connect: restart the learner"
     elif "security" in report:
-        yield "security: no keys; whoever reaches the port may do everything"
+        yield "security: no keys; any peer that reaches the port has all rights"
     inference = report.get("inference", {})
     if calls := inference.get("counters", {}).get("calls"):
         yield f"inference at {inference['address']}: {calls:,} calls in {inference['counters']['jobs']:,} batches"
@@ -95,7 +98,7 @@ def _client_lines(client_id: str, client: Mapping[str, Any], now_unix_s: float) 
     yield f"{client_id}: {state}, {row.algorithm}, version {row.version:,}, generation {age} old"
     if row.error:
         yield f"  !! {row.error}"
-    if broken := broken_law(client):
+    if broken := conservation_error(client):
         yield f"  !! SEGMENTS ARE UNACCOUNTED FOR: {broken}"
     mean = "-" if row.mean_return is None else f"{row.mean_return:.1f}"
     pace = f"steps {row.steps:,}  steps/s {row.steps_per_s:,.0f}"
@@ -120,7 +123,7 @@ def _client_lines(client_id: str, client: Mapping[str, Any], now_unix_s: float) 
 
 
 def _actor_lines(actors: Mapping[str, Any], total: int) -> list[str]:
-    """The actors, those that spoke last first."""
+    """Return a table of the actors: live ones first, then by the time since their last message."""
     names = ("received", "durable", "trained", "checkpointed", "credit_steps")
     rows: list[tuple[str, ...]] = [("  actor", "live", "silent", "received", "durable", "trained", "saved", "credit")]
     order = sorted(actors.items(), key=lambda item: (not item[1]["live"], item[1]["silent_s"], item[0]))
@@ -138,7 +141,7 @@ def _actor_lines(actors: Mapping[str, Any], total: int) -> list[str]:
 
 
 def span_text(seconds: float) -> str:
-    """A time span, as short as it can be understood."""
+    """Return a time span as short text."""
     if seconds < 120:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     if seconds < 7200:
@@ -147,7 +150,7 @@ def span_text(seconds: float) -> str:
 
 
 def byte_text(count: int) -> str:
-    """A number of bytes, as short as it can be understood."""
+    """Return a number of bytes as short text."""
     size = float(count)
     for unit in ("B", "kB", "MB"):
         if size < 1000:

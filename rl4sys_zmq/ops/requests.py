@@ -1,4 +1,4 @@
-"""Asking a learner without being its actor: a message and its answer, a `Hello` that leaves nothing behind, a beacon."""
+"""Requests to a learner without an actor: a message and its reply, a `Hello` without lasting effects, and beacons."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 
 def ask(dealer: Socket, message: Message, answers: tuple[type[Message], ...], timeout_s: float) -> Message | None:
-    """Sends a message; returns the first of `answers` that comes, None when none does in time.
+    """Send a message and return the first reply of a type in `answers`, or None if there is none in time.
 
     Raises:
-        Unreachable: when what comes is none of ours.
+        Unreachable: If a reply is not a valid message.
     """
     dealer.send(encode(message))
 
@@ -38,8 +38,8 @@ def ask(dealer: Socket, message: Message, answers: tuple[type[Message], ...], ti
                 found = decode(frames)
             except ProtocolError as exc:
                 other = exc.code is Refusal.VERSION
-                remedy = "install the same major version on both sides" if other else "it is no learner: correct the port"
-                raise Unreachable(f"its answer can't be read ({exc})", remedy) from exc
+                remedy = "install the same major version on both sides" if other else "it is not a learner: correct the port"
+                raise Unreachable(f"the reply cannot be read ({exc})", remedy) from exc
             if type(found) in answers:
                 return found
         return None
@@ -48,7 +48,10 @@ def ask(dealer: Socket, message: Message, answers: tuple[type[Message], ...], ti
 
 
 def until(look: Callable[[], T | None], timeout_s: float, socket: Socket | None = None) -> T | None:
-    """What `look` finds, asked again and again until it is not None or the time is over; woken by `socket`."""
+    """Call `look` repeatedly until its result is not None or the time is over, and return the result.
+
+    A message at `socket` triggers the next call at once; otherwise it follows after `LOOK_S`.
+    """
     deadline = time.monotonic() + timeout_s
     with Poller() as poller:
         if socket is not None:
@@ -59,7 +62,7 @@ def until(look: Callable[[], T | None], timeout_s: float, socket: Socket | None 
 
 
 def evaluating_hello(config: AgentConfig) -> Hello:
-    """What an actor with this configuration says, but that it only evaluates: it leaves nothing behind."""
+    """Return the `Hello` of an actor with this configuration that only evaluates, so that it has no lasting effect."""
     spaces = [space_to_json(s) if s is not None else {} for s in (config.observation_space, config.action_space)]
     return Hello(
         client_id=config.client_id,
@@ -79,7 +82,7 @@ def evaluating_hello(config: AgentConfig) -> Hello:
 
 
 def next_beacon(sub: Socket) -> Beacon | None:
-    """A beacon that has come, or None."""
+    """Return a received beacon, or None."""
     while (frames := sub.recv()) is not None:
         try:
             found = decode(frames[1:])

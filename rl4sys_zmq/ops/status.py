@@ -1,4 +1,4 @@
-"""A learner's status: asked for over the network, and as rows for people."""
+"""A learner's status and operator commands over the network, and the status as rows of text."""
 
 from __future__ import annotations
 
@@ -15,57 +15,57 @@ from rl4sys_zmq.transports import Address, MonitorEvent, Poller, Socket, explain
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Command, CommandDone, Message, Refused, Status, StatusRequest
 
-__all__ = ["HEADINGS", "ClientRow", "client_rows", "handshake_words", "request_command", "request_status", "text_table"]
+__all__ = ["HEADINGS", "ClientRow", "client_rows", "handshake_error", "request_command", "request_status", "text_table"]
 
 MAX_MESSAGE_FRAMES = 256
 LOOK_S = 0.1
 
 
 def request_status(address: str, timeout_s: float, keys: UserKeys | None = None) -> dict[str, Any]:
-    """Asks the learner at `address` (host:port or a URI) for its status.
+    """Request the status of a learner and return it.
 
     Args:
-        address: of the learner.
-        timeout_s: how long to wait.
-        keys: ours, with the role ``admin``, for a learner with keys.
+        address: The learner's address, host:port or a URI.
+        timeout_s: Longest time to wait, in seconds.
+        keys: Keys with the role ``admin``, for a learner with keys.
 
     Raises:
-        LearnerUnavailable: when no answer comes within `timeout_s` seconds; with the reason, if libzmq knows it.
-        ProtocolError: when it refuses us or our keys, or what answers is no learner of this protocol.
-        ConfigError: for text that is no address.
+        LearnerUnavailable: If there is no reply within `timeout_s`; with the reason if libzmq reports one.
+        ProtocolError: If the learner refuses the request or the keys, or the reply is not a message of this protocol.
+        ConfigError: If the text is not an address.
     """
     answer = _request(address, StatusRequest(), timeout_s, keys)
     if not isinstance(answer, Status):
-        raise ProtocolError(Refusal.DIRECTION, f"{type(answer).__name__} came for a status request")
+        raise ProtocolError(Refusal.DIRECTION, f"the reply to a status request was a {type(answer).__name__}")
     return answer.report
 
 
 def request_command(address: str, command: Command, timeout_s: float, keys: UserKeys | None = None) -> CommandDone:
-    """Has the learner at `address` (host:port or a URI) carry out a command.
+    """Send a command to a learner and return the result.
 
     Args:
-        address: of the learner.
-        command: what to do.
-        timeout_s: how long to wait. What has been begun goes on after that.
-        keys: ours, with the role ``admin``, for a learner with keys.
+        address: The learner's address, host:port or a URI.
+        command: The command.
+        timeout_s: Longest time to wait, in seconds. A command that has begun continues after that.
+        keys: Keys with the role ``admin``, for a learner with keys.
 
     Raises:
-        ConfigError: when there is no such client or actor, or for text that is no address.
-        LearnerUnavailable, ProtocolError: as `request_status` does; also when the client fails again.
+        ConfigError: If there is no such client or actor, or the text is not an address.
+        LearnerUnavailable, ProtocolError: As `request_status` does; also if the client fails again.
     """
     answer = _request(address, command, timeout_s, keys)
     if not isinstance(answer, CommandDone):
-        raise ProtocolError(Refusal.DIRECTION, f"{type(answer).__name__} came for a command")
+        raise ProtocolError(Refusal.DIRECTION, f"the reply to a command was a {type(answer).__name__}")
     return answer
 
 
 def _request(address: str, message: StatusRequest | Command, timeout_s: float, keys: UserKeys | None) -> Message:
-    """The answer to a message that needs no session."""
-    what = "a status request" if isinstance(message, StatusRequest) else f"{message.command}, which goes on if it has come"
+    """Send a message that needs no session, and return the reply."""
+    what = "a status request" if isinstance(message, StatusRequest) else f"{message.command}, which continues if it was received"
     uri = AgentConfig(client_id="status", train_server_address=address).address
     deadline = time.monotonic() + timeout_s
     secure = curve_client(keys) if keys is not None else None
-    hint = "is it running, and is this its address?"
+    hint = "check that it runs and that the address is correct"
     with Poller() as poller, Socket.dealer(Address.parse(uri), secure=secure, watch=True) as dealer:
         poller.register(dealer)
         dealer.send(encode(message))
@@ -81,34 +81,34 @@ def _request(address: str, message: StatusRequest | Command, timeout_s: float, k
                 raise ProtocolError(code, answer.reason)
             for event in dealer.events():
                 if event.is_failure:
-                    hint = handshake_words(event, keys is not None)
+                    hint = handshake_error(event, keys is not None)
                     if event.is_final:
                         raise ProtocolError(Refusal.FORBIDDEN, f"{uri}: {hint}")
-    raise LearnerUnavailable(uri, f"the answer to {what}", timeout_s, hint)
+    raise LearnerUnavailable(uri, f"the reply to {what}", timeout_s, hint)
 
 
-def handshake_words(event: MonitorEvent, have_keys: bool) -> str:
-    """Why a handshake failed: cause and remedy, from the side that dials."""
+def handshake_error(event: MonitorEvent, have_keys: bool) -> str:
+    """Return why a handshake failed, seen from the connecting side, as ``cause; remedy``."""
     if event.is_final and event.name == "handshake_failed.protocol":
         if have_keys:
-            return "we have keys, and the learner has none; leave the keys away, or start it with --keys DIR"
-        return "the learner asks for keys, and we have none; give --keys NAME.keys"
+            return "keys were given, but the learner has none; omit the keys, or start the learner with --keys DIR"
+        return "the learner requires keys, but none were given; give --keys NAME.keys"
     if have_keys and event.name == "handshake_failed.no_detail" and event.detail != errno.EAGAIN:
-        return "it hangs up: most likely its key is not the learner's key in our NAME.keys; copy it again, or correct the port"
+        return "it closed the connection, probably for a wrong learner key in NAME.keys; copy the file again or correct the port"
     return explain(event, "actor")
 
 
 @dataclass(frozen=True, slots=True)
 class ClientRow:
-    """One client of a status report, as far as a person wants to see it.
+    """The main figures of one client of a status report.
 
     Attributes:
-        mean_return: of the last hundred episodes; None before the first has ended.
-        policy_lag: mean versions behind of the data trained last.
-        actors: those that have a session now.
-        pending: segments accepted and not yet used.
-        refused: segments refused or quarantined.
-        stale: segments dropped because they were too old.
+        mean_return: The mean return of the last 100 episodes. None before the first has ended.
+        policy_lag: The mean lag of the data that was trained on last, in versions.
+        actors: The number of actors with a session.
+        pending: The number of segments that are accepted and not yet used.
+        refused: The number of segments that were refused or quarantined.
+        stale: The number of segments that were dropped because they were too old.
     """
 
     client_id: str
@@ -128,7 +128,7 @@ class ClientRow:
     error: str
 
     def cells(self) -> tuple[str, ...]:
-        """The text under `HEADINGS`."""
+        """Return the texts of the columns `HEADINGS`."""
         mean = "-" if self.mean_return is None else f"{self.mean_return:.1f}"
         return (
             self.client_id,
@@ -146,7 +146,7 @@ class ClientRow:
         )
 
     def lines(self) -> list[str]:
-        """The same for a narrow terminal: a few short lines."""
+        """Return the same as a few short lines, for a narrow terminal."""
         named = [f"{name} {cell}" for name, cell in zip(HEADINGS, self.cells(), strict=True)]
         return [
             f"{self.client_id}: {self.state}, {self.algorithm}",
@@ -155,7 +155,7 @@ class ClientRow:
         ]
 
     def line(self) -> str:
-        """One line with the same."""
+        """Return the same as one line."""
         named = zip(HEADINGS[1:], self.cells()[1:], strict=True)
         return f"{self.client_id}: " + ", ".join(f"{name} {cell}" for name, cell in named) + self._error
 
@@ -178,16 +178,16 @@ HEADINGS = (
     "actors",
     "refused/stale",
 )
-"""Of `ClientRow.cells`."""
+"""The headings of the columns of `ClientRow.cells`."""
 
 
 def client_rows(report: Mapping[str, Any]) -> list[ClientRow]:
-    """The clients of a status report."""
+    """Return the rows of all clients in a status report."""
     return [_row(name, client) for name, client in sorted(report["clients"].items())]
 
 
 def text_table(rows: Sequence[ClientRow]) -> list[str]:
-    """An aligned table in plain text, a line each; failures follow below it."""
+    """Return an aligned table as lines of plain text, followed by the errors of failed clients."""
     table = [HEADINGS, *(row.cells() for row in rows)]
     widths = [max(len(cells[i]) for cells in table) for i in range(len(HEADINGS))]
     left = 3  # names are aligned to the left, numbers to the right

@@ -1,6 +1,6 @@
-"""What answers at an address, found out with plain sockets: a name, a listener, and the first 64 bytes of ZMTP 3.
+"""Tests of an address with plain sockets: name resolution, a connection, and the greeting (64 bytes) of ZMTP 3.
 
-Each function has a deadline, and says in its error what a person can do.
+Each function has a time limit, and its errors have a remedy.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ __all__ = ["Greeting", "Unreachable", "dial", "greet", "look_up"]
 
 GREETING_BYTES = 64
 _HELLO = b"\xff" + bytes(8) + b"\x7f\x03\x01"
-"""Signature and version of ZMTP 3.1. libzmq answers with its whole greeting; no more is said, so that nobody is let in."""
+"""Signature and version of ZMTP 3.1. libzmq replies to this with its whole greeting. Nothing more is sent, so that the ZeroMQ
+handshake never completes."""
 
 _PROBE_S = 0.5
 _HTTP_PROBE = b"GET / HTTP/1.0\r\n\r\n"
 
 _REMEDIES = {
-    errno.ECONNREFUSED: ("nobody listens there", "start the learner, or correct the port"),
+    errno.ECONNREFUSED: ("no process listens there", "start the learner, or correct the port"),
     errno.ENETUNREACH: ("there is no route to that network", "correct the host, or this machine's network"),
-    errno.EHOSTUNREACH: ("there is no route to that host", "correct the host, or see whether that machine is up"),
-    errno.ETIMEDOUT: ("nothing answers", "correct the host and port, or open the port in the firewall"),
+    errno.EHOSTUNREACH: ("there is no route to that host", "correct the host, or check that the machine is running"),
+    errno.ETIMEDOUT: ("no reply", "correct the host and port, or open the port in the firewall"),
     errno.ENOENT: ("there is no such socket", "start the learner, or correct the path"),
-    errno.EACCES: ("this user may not use it", "run this as the learner's user, or use tcp"),
+    errno.EACCES: ("permission denied", "run this as the learner's account, or use tcp"),
 }
 
 
 class Unreachable(RL4SysError):
-    """What is at an address is not what was hoped for.
+    """An address without a reachable learner.
 
     Attributes:
-        cause: what is so.
-        remedy: what to do about it.
+        cause: The cause.
+        remedy: The remedy.
     """
 
     def __init__(self, cause: str, remedy: str) -> None:
@@ -51,11 +52,11 @@ class Unreachable(RL4SysError):
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """The first words of a ZeroMQ socket.
+    """The ZMTP greeting of a ZeroMQ socket.
 
     Attributes:
-        version: of ZMTP, such as ``3.1``.
-        mechanism: ``NULL``, ``CURVE``, or another.
+        version: The version of ZMTP, such as ``3.1``.
+        mechanism: The security mechanism: ``NULL``, ``CURVE`` or another.
     """
 
     version: str
@@ -63,10 +64,10 @@ class Greeting:
 
 
 def look_up(address: Address, timeout_s: float) -> list[tuple[int, tuple[str, int]]]:
-    """The IP addresses of a tcp address: pairs of a family and what `dial` connects to.
+    """Resolve a tcp address; return pairs of an address family and a socket address.
 
     Raises:
-        Unreachable: when the name has none, or nobody says so in time.
+        Unreachable: If the name has no address, or is not resolved in time.
     """
     found: list[tuple[int, tuple[str, int]]] = []
     failures: list[OSError] = []
@@ -78,28 +79,28 @@ def look_up(address: Address, timeout_s: float) -> list[tuple[int, tuple[str, in
         except (OSError, UnicodeError) as exc:
             failures.append(exc if isinstance(exc, OSError) else OSError(str(exc)))
 
-    # In a thread that may be left behind: nothing else puts a limit on a resolver.
+    # getaddrinfo has no time limit, so it runs in a thread that is left behind after a timeout.
     thread = threading.Thread(target=ask, name="rl4sys-doctor-name", daemon=True)
     thread.start()
     thread.join(timeout_s)
-    remedy = "correct the name, or add it to the DNS or to /etc/hosts; an IP address does too"
+    remedy = "correct the name, add it to the DNS or to /etc/hosts, or use an IP address"
     if thread.is_alive():
         raise Unreachable(f"the name {address.host!r} was not resolved within {timeout_s:g} s", remedy)
     if failures:
         raise Unreachable(f"the name {address.host!r} has no address ({failures[0].strerror or failures[0]})", remedy)
-    # As libzmq does it: a name means IPv4, only an address in brackets IPv6.
+    # As in libzmq: a name means IPv4, and only an address in brackets means IPv6.
     usable = [pair for pair in dict.fromkeys(found) if address.is_v6 or pair[0] == socket.AF_INET]
     if not usable:
         others = ", ".join(sorted({where[0] for _, where in found}))
-        raise Unreachable(f"the name {address.host!r} has IPv6 addresses only ({others})", "write one in brackets instead")
+        raise Unreachable(f"the name {address.host!r} has IPv6 addresses only ({others})", "use one of them, in brackets")
     return usable
 
 
 def dial(address: Address, timeout_s: float) -> socket.socket:
-    """A plain connection to a tcp or ipc address; the caller closes it.
+    """Open a plain connection to a tcp or ipc address. The caller must close it.
 
     Raises:
-        Unreachable: saying why there is none.
+        Unreachable: If the connection fails.
     """
     deadline = time.monotonic() + timeout_s
     if address.scheme == "ipc":
@@ -115,14 +116,14 @@ def dial(address: Address, timeout_s: float) -> socket.socket:
             error = exc
             continue
         return raw
-    assert error is not None  # a name that has no address was an error before
+    assert error is not None  # `look_up` returns at least one address
     raise _unreachable(error, f"{address.host}:{address.port}", timeout_s)
 
 
 def _dial_path(path: str, timeout_s: float) -> socket.socket:
     with contextlib.suppress(OSError):
         if not stat.S_ISSOCK(os.stat(path).st_mode):
-            raise Unreachable(f"{path} is no socket", "name the path that the learner binds")
+            raise Unreachable(f"{path} is not a socket", "give the path to which the learner is bound")
     raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         raw.settimeout(timeout_s)
@@ -142,24 +143,22 @@ def _unreachable(error: OSError, where: str, timeout_s: float) -> Unreachable:
 
 
 def greet(address: Address, timeout_s: float) -> Greeting:
-    """Says the first words of ZMTP, and reads the answer.
+    """Send the start of a ZMTP greeting and return the peer's greeting.
 
     Raises:
-        Unreachable: when what answers is no ZeroMQ of version 3, or says nothing.
+        Unreachable: If the peer is not a ZeroMQ socket with ZMTP 3, or does not reply.
     """
     with dial(address, timeout_s) as raw:
-        heard, hung_up = _exchange(raw, _HELLO, GREETING_BYTES, timeout_s)
+        heard, closed = _exchange(raw, _HELLO, GREETING_BYTES, timeout_s)
     if len(heard) >= GREETING_BYTES and heard[0] == 0xFF and heard[9] & 1:
         if heard[10] < 3:
-            raise Unreachable(
-                f"ZeroMQ of ZMTP {heard[10]}.{heard[11]}; 3 is needed", "it is no learner of ours: correct the port"
-            )
+            raise Unreachable(f"the peer uses ZMTP {heard[10]}.{heard[11]}; expected 3", "it is not a learner: correct the port")
         return Greeting(f"{heard[10]}.{heard[11]}", heard[12:32].rstrip(b"\0").decode("ascii", "replace"))
-    raise Unreachable(_what_said(address, heard, hung_up, timeout_s), "it is no learner: correct the host and the port")
+    raise Unreachable(_describe_peer(address, heard, closed, timeout_s), "it is not a learner: correct the host and the port")
 
 
 def _exchange(raw: socket.socket, words: bytes, at_most: int, timeout_s: float) -> tuple[bytes, bool]:
-    """Says something; returns what was heard until then, and whether the other side hung up."""
+    """Send bytes; return the received bytes, at most `at_most`, and True if the peer closed the connection."""
     deadline = time.monotonic() + timeout_s
     heard = b""
     try:
@@ -177,21 +176,21 @@ def _exchange(raw: socket.socket, words: bytes, at_most: int, timeout_s: float) 
     return heard, False
 
 
-def _what_said(address: Address, heard: bytes, hung_up: bool, timeout_s: float) -> str:
+def _describe_peer(address: Address, heard: bytes, closed: bool, timeout_s: float) -> str:
     if not heard:
-        # A web server waits for the end of a line that never comes; asked in its own language, it answers.
+        # A web server waits for the end of a line; to recognize it, send an HTTP request.
         with contextlib.suppress(Unreachable), dial(address, _PROBE_S) as raw:
             asked, _ = _exchange(raw, _HTTP_PROBE, GREETING_BYTES, min(timeout_s, _PROBE_S))
             if asked.startswith(b"HTTP/"):
                 heard = asked
     if heard.startswith(b"HTTP/"):
-        return "an HTTP server answers, not ZeroMQ"
+        return "the peer is an HTTP server, not ZeroMQ"
     if heard.startswith(b"SSH-"):
-        return "an SSH server answers, not ZeroMQ"
+        return "the peer is an SSH server, not ZeroMQ"
     if heard[:2] == b"\x15\x03":
-        return "a TLS server answers, not ZeroMQ"
+        return "the peer is a TLS server, not ZeroMQ"
     if heard:
-        return f"what answers is not ZeroMQ: {heard[:16]!r}"
-    if hung_up:
-        return "it hangs up without a word"
-    return f"it listens, and says nothing within {timeout_s:g} s"
+        return f"the peer is not ZeroMQ; it sent {heard[:16]!r}"
+    if closed:
+        return "the peer closes the connection without a reply"
+    return f"the peer accepts the connection, but sends nothing within {timeout_s:g} s"

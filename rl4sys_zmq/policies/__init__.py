@@ -1,11 +1,11 @@
-"""Policies in numpy: what an actor runs, built from a `PolicySpec` and a `PolicySnapshot`. Never imports torch.
+"""Policies in numpy, built from a `PolicySpec` and a `PolicySnapshot`. Actors run them without torch.
 
-- `Policy`: the seam. `act` for one observation, `act_batch` for many; `build_policy` makes one.
-- `PolicyEntry`: a kind of policy in the registry `POLICIES`; `register_policy` adds one, `require_policy` finds one.
-- `bind`: a policy's `act` for one thread, which may then have buffers of its own.
-- `Sampler`: the random numbers that both methods draw from, one per host thread.
+- `Policy`: the interface. `act` chooses one action, `act_batch` many; `build_policy` builds a policy.
+- `PolicyEntry`: one kind of policy in the registry `POLICIES`. `register_policy` adds one, `require_policy` looks one up.
+- `bind`: a policy's `act` for one thread, which can then use buffers of that thread.
+- `Sampler`: the random numbers for acting, one object for each host thread.
 
-A policy is immutable and may be shared by threads; a `Sampler` may not. A new version is a new policy over a new buffer.
+A policy is immutable, so threads can share it; they must not share a `Sampler`. A new version is a new policy over a new buffer.
 """
 
 from rl4sys_zmq.policies.base import Act, Action, Policy, PolicyFactory, bind

@@ -1,4 +1,4 @@
-"""The policy seam: everything an agent asks of a policy."""
+"""The interface between an agent and its policy."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Action = np.int64 | NDArray[Any]
 
 
 Act = Callable[[NDArray[Any], NDArray[Any] | None], tuple[Action, Action, float]]
-"""`Policy.act` for one thread: the observation and the mask in, the raw action, the action and the log-probability out."""
+"""`Policy.act` bound to one thread: from observation and mask to raw action, action and log-probability."""
 
 
 class Policy(Protocol):
-    """How one version of a policy acts. Immutable: threads may share it, each with a `Sampler` of its own.
+    """One version of a policy. It is immutable: threads can share it, each with its own `Sampler`.
 
-    A policy may have one method more, ``bind(rng, explore) -> Act``: its `act` for one thread, with buffers of its own.
+    A policy can have the additional method ``bind(rng, explore) -> Act``: its `act` for one thread, with buffers of that thread.
     """
 
     @property
     def snapshot(self) -> PolicySnapshot:
-        """The weights; the policy views their buffer."""
+        """The weights. The policy views their buffer."""
 
     @property
     def generation(self) -> int:
@@ -42,12 +42,12 @@ class Policy(Protocol):
     def act(
         self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: Sampler, explore: bool
     ) -> tuple[Action, Action, float]:
-        """Chooses one action.
+        """Choose one action.
 
         Args:
-            observation: ``[*obs]``, finite, of the space's shape; its dtype is cast to float32.
-            mask: ``[n]`` bool or 0/1, nonzero where an action is allowed; None allows all. Ignored by continuous policies.
-            rng: where the randomness comes from.
+            observation: ``[*obs]``, finite, of the space's shape. It is cast to float32.
+            mask: ``[n]`` bool or 0/1, nonzero where an action is allowed. None allows all. Continuous policies ignore it.
+            rng: The source of random numbers.
             explore: False for the mode of the distribution instead of a sample.
 
         Returns:
@@ -56,30 +56,30 @@ class Policy(Protocol):
             log-probability of the raw action.
 
         Raises:
-            MaskError: when `mask` forbids every action.
+            MaskError: If `mask` forbids every action.
         """
 
     def act_batch(
         self, observations: NDArray[Any], masks: NDArray[Any] | None, rng: Sampler, explore: bool
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
-        """Chooses ``N`` actions with one forward pass.
+        """Choose ``N`` actions with one forward pass.
 
         Args:
             observations: ``[N, *obs]``.
             masks: ``[N, n]`` or None, as in `act`.
-            rng: where the randomness comes from; the draws differ from those of ``N`` calls to `act`.
-            explore: as in `act`.
+            rng: The source of random numbers. The draws differ from those of ``N`` calls of `act`.
+            explore: As in `act`.
 
         Returns:
             Raw actions ``[N, *act]``, environment actions ``[N, *act]``, log-probabilities float32 ``[N]``.
 
         Raises:
-            MaskError: when a row of `masks` forbids every action.
+            MaskError: If a row of `masks` forbids every action.
         """
 
 
 def bind(policy: Policy, rng: Sampler, explore: bool) -> Act:
-    """``policy.act`` with this `rng` and `explore`, for the thread of that `rng`; the policy's own quicker form if it has one."""
+    """Return ``policy.act`` for the thread of `rng`, or the policy's own faster form (`bind`) if it has one."""
     own: Callable[[Sampler, bool], Act] | None = getattr(policy, "bind", None)
     if own is not None:
         return own(rng, explore)
@@ -88,4 +88,4 @@ def bind(policy: Policy, rng: Sampler, explore: bool) -> Act:
 
 
 PolicyFactory = Callable[[PolicySpec, PolicySnapshot], Policy]
-"""Builds a policy of a registered kind. It must not write to the snapshot."""
+"""The builder of policies of one kind. It must not write to the snapshot."""

@@ -19,21 +19,21 @@ from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, PolicySpec
 
 __all__ = ["CategoricalPolicy", "QValuePolicy", "draw"]
 
-SMALL = 40
-"""Up to so many actions, Python floats are faster than numpy calls (0.6 us for 4 actions, where numpy takes 8)."""
+PYTHON_MAX_ACTIONS = 40
+"""The largest number of actions for which Python floats are faster than numpy (4 actions: 0.6 us, numpy 8 us)."""
 
-FEW = 32
-"""Up to so many logits, rows times actions, a loop over the rows of a batch is faster than one numpy pass."""
+LOOP_MAX_LOGITS = 32
+"""The largest number of logits, rows times actions, for which a loop over the rows is faster than one numpy pass."""
 
 _TOTALS = 1e-100, 1e100
-"""Between these, a sum of exponentials needs no care: it is exact to the last digits, and so is its logarithm."""
+"""The bounds between which a sum of exponentials, and its logarithm, is exact to the last digits."""
 
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CategoricalPolicy:
-    """Samples from the softmax of the outputs, over the allowed actions. See `Policy`."""
+    """A policy that samples from the softmax of the outputs, over the allowed actions. It implements `Policy`."""
 
     snapshot: PolicySnapshot
     generation: int
@@ -43,16 +43,16 @@ class CategoricalPolicy:
 
     @classmethod
     def of(cls, spec: PolicySpec, snapshot: PolicySnapshot, network: Network) -> CategoricalPolicy:
-        """The policy of `spec` over `network`, which views `snapshot`."""
+        """Return the policy of `spec` over `network`, which views `snapshot`."""
         return cls(snapshot, snapshot.generation, snapshot.version, network, _actions(spec))
 
     def act(
         self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: Sampler, explore: bool
     ) -> tuple[Action, Action, float]:
-        """See `Policy.act`."""
+        """Choose one action, as `Policy.act` describes."""
         outputs = self._network.single(observation)
         actions = self._actions
-        if len(actions) > SMALL:
+        if len(actions) > PYTHON_MAX_ACTIONS:
             index, log_prob = _draw_large(outputs, mask, rng.uniform() if explore else None)
         elif mask is None:
             index, log_prob = draw(outputs.tolist(), rng.uniform() if explore else None)
@@ -62,9 +62,9 @@ class CategoricalPolicy:
         return action, action, log_prob
 
     def bind(self, rng: Sampler, explore: bool) -> Act:
-        """`act` for one thread; see `base.bind`."""
+        """Return `act` for one thread, as `base.bind` describes."""
         fused, actions = self._network.fused, self._actions
-        if fused is None or len(actions) > SMALL:
+        if fused is None or len(actions) > PYTHON_MAX_ACTIONS:
             return lambda observation, mask: self.act(observation, mask, rng, explore)
         forward, uniform = fused.forward(), rng.uniform
         least, most = _TOTALS
@@ -75,7 +75,7 @@ class CategoricalPolicy:
                 index, log_prob = _draw_allowed(logits, mask.tolist(), uniform() if explore else None)
             elif not explore:
                 index, log_prob = draw(logits, None)
-            else:  # as `draw`, without its care where none is needed
+            else:  # as `draw`, without the shift by the largest logit where that is not needed
                 cumulative = []
                 total = 0.0
                 try:
@@ -97,21 +97,22 @@ class CategoricalPolicy:
     def act_batch(
         self, observations: NDArray[Any], masks: NDArray[Any] | None, rng: Sampler, explore: bool
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
-        """See `Policy.act_batch`."""
+        """Choose ``N`` actions, as `Policy.act_batch` describes."""
         logits = self._network.batch(observations)
         draws = rng.uniforms(len(logits)) if explore else None
-        index, log_probs = (_draw_each if logits.size <= FEW else _draw_rows)(logits, masks, draws)
+        index, log_probs = (_draw_each if logits.size <= LOOP_MAX_LOGITS else _draw_rows)(logits, masks, draws)
         index += self._actions[0]
-        # Two arrays: the host may write to the one it gets.
+        # Two arrays: the host can write to its own.
         return index, index.copy(), log_probs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QValuePolicy:
-    """Takes the best allowed action, or with probability epsilon a uniform allowed one. See `Policy`.
+    """An epsilon-greedy policy over action values. It implements `Policy`.
 
-    The log-probability is that of the epsilon-greedy choice, also for the greedy action of ``explore=False``. The first of
-    several best actions is the greedy one.
+    It takes the best allowed action, or with probability epsilon a uniform allowed one. The log-probability is that of the
+    epsilon-greedy choice, also for the greedy action of ``explore=False``. If several actions are best, the first one is the
+    greedy action.
     """
 
     snapshot: PolicySnapshot
@@ -123,18 +124,18 @@ class QValuePolicy:
 
     @classmethod
     def of(cls, spec: PolicySpec, snapshot: PolicySnapshot, network: Network) -> QValuePolicy:
-        """The policy of `spec` over `network`, which views `snapshot`."""
+        """Return the policy of `spec` over `network`, which views `snapshot`."""
         epsilon = min(max(float(spec.views(snapshot.flat)["epsilon"][0]), 0.0), 1.0)
         return cls(snapshot, snapshot.generation, snapshot.version, network, _actions(spec), epsilon)
 
     def act(
         self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: Sampler, explore: bool
     ) -> tuple[Action, Action, float]:
-        """See `Policy.act`."""
+        """Choose one action, as `Policy.act` describes."""
         return self._choose(self._network.single(observation), mask, rng, explore)
 
     def bind(self, rng: Sampler, explore: bool) -> Act:
-        """`act` for one thread; see `base.bind`."""
+        """Return `act` for one thread, as `base.bind` describes."""
         fused, choose = self._network.fused, self._choose
         forward = self._network.single if fused is None else fused.forward()
         return lambda observation, mask: choose(forward(observation), mask, rng, explore)
@@ -163,7 +164,7 @@ class QValuePolicy:
     def act_batch(
         self, observations: NDArray[Any], masks: NDArray[Any] | None, rng: Sampler, explore: bool
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
-        """See `Policy.act_batch`."""
+        """Choose ``N`` actions, as `Policy.act_batch` describes."""
         values, epsilon = self._network.batch(observations), self._epsilon
         allowed = np.ones(values.shape, dtype=np.bool_) if masks is None else _allowed(masks)
         counts = allowed.sum(axis=1)
@@ -181,7 +182,7 @@ class QValuePolicy:
 
 
 def draw(logits: list[float], uniform: float | None) -> tuple[int, float]:
-    """Draws from the softmax of `logits` by inverting its distribution function at `uniform`; None takes the mode.
+    """Draw from the softmax of `logits` by inverting its distribution function at `uniform`. None takes the mode.
 
     Returns:
         The index and its log-probability, ``log_softmax(logits)[index]``, in float64. An index of probability zero is never
@@ -194,7 +195,7 @@ def draw(logits: list[float], uniform: float | None) -> tuple[int, float]:
         total += exp(logit - top)
         cumulative.append(total)
     if isnan(total):
-        # Weights that overflowed the network: act on what can still be compared rather than fail in the host's loop.
+        # The weights overflowed the network. Act on the finite logits rather than fail in the host's loop.
         return draw(_finite(np.asarray(logits)).tolist(), uniform)
     if uniform is None:
         index = logits.index(top)
@@ -223,7 +224,7 @@ def _draw_large(logits: NDArray[Any], mask: NDArray[Any] | None, uniform: float 
 def _draw_each(
     logits: NDArray[Any], masks: NDArray[Any] | None, draws: NDArray[np.float64] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """`_draw_rows` for few of them."""
+    """Draw as `_draw_rows` does, for few rows."""
     rows = logits.tolist()
     uniforms = [None] * len(rows) if draws is None else draws.tolist()
     if masks is None:
@@ -236,7 +237,7 @@ def _draw_each(
 def _draw_rows(
     logits: NDArray[Any], masks: NDArray[Any] | None, draws: NDArray[np.float64] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """`draw` for rows ``[N, n]`` with `draws` [N]; forbidden actions have logits of minus infinity."""
+    """Draw as `draw` does, for rows ``[N, n]`` with `draws` [N]. Forbidden actions have logits of minus infinity."""
     z = _finite(logits).astype(np.float64)
     if masks is not None:
         z = np.where(_allowed(masks), z, -np.inf)
@@ -256,7 +257,7 @@ def _allowed(masks: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _finite(values: NDArray[Any]) -> NDArray[Any]:
-    """`values` with infinities at the float32 limits and NaN at the lowest; the same array when there are none."""
+    """Return `values` with infinities at the float32 limits, NaN at the lowest; the same array if all are finite."""
     if np.isfinite(values).all():
         return values
     finite: NDArray[Any] = np.nan_to_num(values, nan=-_LARGEST, posinf=_LARGEST, neginf=-_LARGEST)
@@ -270,5 +271,5 @@ def _actions(spec: PolicySpec) -> tuple[np.int64, ...]:
 
 @lru_cache(maxsize=64)
 def _scalars(space: DiscreteSpace) -> tuple[np.int64, ...]:
-    """Every action as an int64 scalar: making one takes 0.2 us, looking one up 0.01."""
+    """Return every action as an int64 scalar: creating one takes 0.2 us, looking one up 0.01 us."""
     return tuple(np.arange(space.start, space.start + space.n, dtype=np.int64))

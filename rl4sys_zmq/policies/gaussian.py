@@ -1,4 +1,4 @@
-"""The continuous head: a diagonal Gaussian whose raw sample is trained on and whose bounded form acts."""
+"""The continuous head: a diagonal Gaussian. The raw sample is trained on, its bounded form is the action."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _LIMITS = np.finfo(np.float32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GaussianPolicy:
-    """Samples ``mean + exp(log_std) * noise`` in float32. See `Policy`; masks are ignored.
+    """A policy that samples ``mean + exp(log_std) * noise`` in float32. It implements `Policy` and ignores masks.
 
-    The log-probability is that of the rounded float32 sample, so that the learner finds the same number from the stored action
+    The log-probability is that of the rounded float32 sample, so that the learner gets the same number from the stored action
     (Gaussian density: ``-0.5 * sum(((a - mean) / std)^2) - sum(log_std) - n / 2 * log(2 pi)``).
     """
 
@@ -44,7 +44,7 @@ class GaussianPolicy:
 
     @classmethod
     def of(cls, spec: PolicySpec, document: MLPDocument, snapshot: PolicySnapshot, network: Network) -> GaussianPolicy:
-        """The policy of `spec` over `network`, which views `snapshot`."""
+        """Return the policy of `spec` over `network`, which views `snapshot`."""
         space = spec.action_space
         assert isinstance(space, BoxSpace)
         log_std = spec.views(snapshot.flat)["log_std"].astype(np.float64)
@@ -65,18 +65,18 @@ class GaussianPolicy:
     def act(
         self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: Sampler, explore: bool
     ) -> tuple[Action, Action, float]:
-        """See `Policy.act`."""
+        """Choose one action, as `Policy.act` describes."""
         return self._sample(self._network.single(observation), rng, explore)
 
     def bind(self, rng: Sampler, explore: bool) -> Act:
-        """`act` for one thread; see `base.bind`."""
+        """Return `act` for one thread, as `base.bind` describes."""
         fused, sample = self._network.fused, self._sample
         if fused is None:
             return lambda observation, mask: self.act(observation, mask, rng, explore)
         forward = fused.forward()
         if explore:
             return lambda observation, mask: sample(forward(observation), rng, True)
-        return lambda observation, mask: sample(forward(observation).copy(), rng, False)  # the mean itself is the action
+        return lambda observation, mask: sample(forward(observation).copy(), rng, False)  # the raw action is the mean itself
 
     def _sample(self, mean: NDArray[Any], rng: Sampler, explore: bool) -> tuple[Action, Action, float]:
         log_prob = self._constant
@@ -95,7 +95,7 @@ class GaussianPolicy:
     def act_batch(
         self, observations: NDArray[Any], masks: NDArray[Any] | None, rng: Sampler, explore: bool
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
-        """See `Policy.act_batch`."""
+        """Choose ``N`` actions, as `Policy.act_batch` describes."""
         mean = self._network.batch(observations)
         count = len(mean)
         log_probs = np.full(count, self._constant, dtype=np.float32)
@@ -114,15 +114,15 @@ class GaussianPolicy:
 
 @lru_cache(maxsize=64)
 def _bounder(space: BoxSpace, squash: str) -> _Bounder:
-    """What turns raw samples ``[..., n]`` into fresh environment actions of the space's dtype, within its bounds."""
+    """Return a function from raw samples ``[..., n]`` to new, bounded environment actions of the space's dtype."""
     dtype = np.dtype(space.dtype)
-    # Narrow types are worked out in float32, wide ones in float64, and rounded once at the end.
+    # Narrow types are computed in float32, wide ones in float64, and rounded once at the end.
     work = np.dtype(np.float32) if dtype in (np.float32, np.float16) else np.dtype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         low: NDArray[Any] = _edge(space.low_array().ravel(), dtype).astype(work)
         high: NDArray[Any] = _edge(space.high_array().ravel(), dtype).astype(work)
         half, centre = high / 2 - low / 2, high / 2 + low / 2
-    whole = dtype.kind in "iub"
+    whole_number = dtype.kind in "iub"
     free = bool(np.all(low == -np.inf) and np.all(high == np.inf))
 
     def bound(raw: NDArray[np.float32]) -> NDArray[Any]:
@@ -131,7 +131,7 @@ def _bounder(space: BoxSpace, squash: str) -> _Bounder:
             np.tanh(env, env)
             np.multiply(env, half, env)
             np.add(env, centre, env)
-        if whole:
+        if whole_number:
             np.rint(env, env)
         if not free:
             np.maximum(env, low, out=env)
@@ -142,7 +142,7 @@ def _bounder(space: BoxSpace, squash: str) -> _Bounder:
 
 
 def _edge(bound: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[np.float64]:
-    """A bound that the dtype can hold: an unbounded integer or half float is bounded by its type."""
+    """Return a bound that the dtype can hold: an unbounded integer or half float is bounded by its type."""
     if dtype in (np.float64, np.float32):
         return bound
     if dtype == np.float16:
@@ -151,6 +151,6 @@ def _edge(bound: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[np.float6
     if dtype.kind == "b":
         return np.clip(bound, 0.0, 1.0)
     info = np.iinfo(dtype)
-    # The largest 64-bit integers are not floats; the next float below is.
+    # The largest 64-bit integers are not exact floats; use the next float below.
     top = float(info.max) if dtype.itemsize < 8 else float(np.nextafter(float(info.max), 0.0))
     return np.clip(bound, float(info.min), top)

@@ -1,11 +1,11 @@
-"""Multilayer perceptrons, the kind of policy that ships: their description, and their entry in the registry."""
+"""Multilayer perceptrons, the built-in kind of policy: their description and their registry entry."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from rl4sys_zmq.config.options import check_fields, flag, gather, one_of, option, sizes
+from rl4sys_zmq.config.options import check_fields, flag, one_of, option, parse_options, sizes
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies.registry import PolicyEntry
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, PolicySpec, Space, TensorSpec, feature_size
@@ -20,17 +20,17 @@ OBS_CLIP = 10.0
 class MLPDocument:
     """The document of a policy of the kind ``mlp``.
 
-    The policy is: observation, flattened to float32 (a discrete one becomes one-hot), minus ``obs_mean``, times ``obs_scale``,
-    clipped to ±`OBS_CLIP` (only with `normalise_observations`); hidden layers ``activation(x @ weight.T + bias)`` with weights
-    ``[out, in]``; one linear output layer; then the head:
+    The observation is flattened to float32 (a discrete one becomes one-hot). With `normalise_observations`, ``obs_mean`` is
+    subtracted, the result is multiplied by ``obs_scale`` and clipped to ±`OBS_CLIP`. Then follow the hidden layers
+    ``activation(x @ weight.T + bias)`` with weights ``[out, in]``, one linear output layer, and the head:
 
     - ``categorical``: the outputs are logits over the actions;
-    - ``gaussian``: the outputs are means, the tensor ``log_std`` [n] the logarithms of the standard deviations; the raw
-      sample is trained on, the host gets it clipped to the bounds (``squash="clip"``) or ``tanh`` of it scaled to them;
-    - ``q_values``: the outputs are action values; the tensor ``epsilon`` [1] is the probability of a uniform action.
+    - ``gaussian``: the outputs are means, the tensor ``log_std`` [n] has the logarithms of the standard deviations. The raw
+      sample is trained on. The host gets it clipped to the bounds (``squash="clip"``), or its ``tanh`` scaled to them;
+    - ``q_values``: the outputs are action values, the tensor ``epsilon`` [1] is the probability of a uniform action.
 
     Raises:
-        ConfigError: for a value that an option refuses.
+        ConfigError: If the value of an option is invalid.
     """
 
     head: str = option(one_of("categorical", "gaussian", "q_values"), required=True)
@@ -46,7 +46,7 @@ class MLPDocument:
         """Return the tensors of such a policy in these spaces.
 
         Raises:
-            ConfigError: when it cannot act in them.
+            ConfigError: If the policy cannot act in them.
         """
         box = isinstance(action_space, BoxSpace)
         if (self.head == "gaussian") != box:
@@ -79,10 +79,10 @@ def mlp_spec(
     normalise_observations: bool = False,
     squash: str = "clip",
 ) -> PolicySpec:
-    """Return the spec of a perceptron; see `MLPDocument` for the arguments.
+    """Return the spec of a perceptron. `MLPDocument` describes the arguments.
 
     Raises:
-        ConfigError: for an impossible value, or a head that cannot act in that space.
+        ConfigError: If a value is invalid, or the head cannot act in that space.
     """
     document = MLPDocument(
         head=head,
@@ -99,11 +99,11 @@ def mlp_document(spec: PolicySpec) -> MLPDocument:
     """Read the document of a spec of the kind ``mlp``.
 
     Raises:
-        ConfigError: for an unknown key, an impossible value, or tensors that do not follow from the layers.
+        ConfigError: If a key is unknown, a value is invalid, or the tensors do not match the layers.
     """
-    document = MLPDocument(**gather(MLPDocument, spec.document))  # type: ignore[arg-type]
+    document = MLPDocument(**parse_options(MLPDocument, spec.document))  # type: ignore[arg-type]
     if document.tensors(spec.observation_space, spec.action_space) != spec.tensors:
-        raise ConfigError("the tensors of an mlp policy do not follow from its layers", key="tensors")
+        raise ConfigError("the tensors of an mlp policy do not match its layers", key="tensors")
     return document
 
 

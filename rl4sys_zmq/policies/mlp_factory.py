@@ -1,4 +1,4 @@
-"""From the spec of a perceptron to the policy of its head."""
+"""The factory of the kind ``mlp``: from the spec of a perceptron to a policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def build_mlp(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
     """Build the policy of a spec of the kind ``mlp``, over views of the snapshot.
 
     Raises:
-        ConfigError: for a document that is invalid, or a snapshot of another size.
+        ConfigError: If the document is invalid, or the snapshot has another size.
     """
     document = mlp_document(spec)
     tensors = spec.views(snapshot.flat)

@@ -1,4 +1,4 @@
-"""The kinds of policies by name: what ships, what a program registers, and what installed distributions bring."""
+"""The registry of policy kinds: built-in ones, ones that a program registers, and ones of installed distributions."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ __all__ = ["POLICIES", "PolicyEntry", "build_policy", "register_policy", "requir
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyEntry:
-    """One kind of policy as the registry holds it.
+    """One kind of policy in the registry.
 
     Attributes:
-        name: the kind, as `PolicySpec.kind` has it.
-        factory: builds a policy of this kind, or ``"package.module:attribute"`` of what does, which is imported when the first
-            is built. It raises ConfigError for a spec that it cannot build, and must not write to the snapshot.
-        summary: one line of documentation.
-        check: validates a spec of this kind, its document above all, and raises ConfigError; None: any will do. An agent calls
-            it when it joins, before there are weights to build a policy from.
+        name: The kind, as in `PolicySpec.kind`.
+        factory: A function that builds a policy of this kind, or its path ``"package.module:attribute"``, which is imported
+            when the first policy is built. It raises ConfigError for a spec that it cannot build, and must not write to the
+            snapshot.
+        summary: One line of documentation.
+        check: Validates a spec of this kind, mainly its document, and raises ConfigError. None accepts any spec. An agent
+            calls it when it joins, before it has weights to build a policy from.
     """
 
     name: str
@@ -37,10 +38,10 @@ class PolicyEntry:
         check_name(self.name, "kind")
 
     def load(self) -> PolicyFactory:
-        """Return the factory; a string is imported now.
+        """Return the factory. Import it if it is a path.
 
         Raises:
-            ConfigError: when it cannot be imported.
+            ConfigError: If it cannot be imported.
         """
         if not isinstance(self.factory, str):
             return self.factory
@@ -58,7 +59,7 @@ POLICIES = Registry(
     group="rl4sys_zmq.policies",
     key="kind",
 )
-"""All kinds. To add one to this package: a module with its entry, and its line here."""
+"""The registry of all kinds. To add one to this package, add a module with its entry, and a line here."""
 
 
 @overload
@@ -70,19 +71,19 @@ def register_policy(kind: str, factory: PolicyFactory, /) -> None: ...
 
 
 def register_policy(entry: PolicyEntry | str, factory: PolicyFactory | None = None, /) -> None:
-    """Make a kind of policy available in this process; registering the same again changes nothing.
+    """Make a kind of policy available in this process. Registering the same entry again changes nothing.
 
     Args:
-        entry: everything about it; or the kind.
-        factory: with a kind, what builds a policy from a `PolicySpec` and a `PolicySnapshot`.
+        entry: The entry, or the name of the kind.
+        factory: With a name, the function that builds a policy from a `PolicySpec` and a `PolicySnapshot`.
 
     Raises:
-        ConfigError: when the kind is taken; when a kind is given without a factory, or an entry with one.
+        ConfigError: If the name is already registered, a name is given without a factory, or an entry with one.
     """
     if isinstance(entry, str) and factory is not None:
         entry = PolicyEntry(name=entry, factory=factory)
     elif isinstance(entry, str) or factory is not None:
-        raise ConfigError("register_policy takes a PolicyEntry, or a kind and a factory", key="kind")
+        raise ConfigError("register_policy expects a PolicyEntry alone, or a kind and a factory", key="kind")
     POLICIES.add(entry, replace=False)
 
 
@@ -90,21 +91,22 @@ def require_policy(kind: str) -> PolicyEntry:
     """Return the entry of a kind.
 
     Raises:
-        ConfigError: when this process lacks it; the message says how it gets it.
+        ConfigError: If this process does not have it. The message has the remedies.
     """
     if not POLICIES.has(kind):
         raise ConfigError(
-            f"this process lacks the policy kind {kind!r} (it has: {', '.join(POLICIES.names())}); install the distribution that "
-            "brings it, name its module in plugins (--plugin MODULE), or call register_policy before the agent is made",
+            f"the policy kind {kind!r} is not registered in this process (registered: {', '.join(POLICIES.names())}); install "
+            "the distribution that has it, name its module in plugins (--plugin MODULE), or call register_policy before the "
+            "agent is created",
             key="kind",
         )
     return POLICIES.get(kind)
 
 
 def build_policy(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
-    """Build the policy that `spec` describes, over the buffer of `snapshot`; only small derived things are computed.
+    """Build the policy that `spec` describes, over the buffer of `snapshot`. The weights are not copied.
 
     Raises:
-        ConfigError: when the snapshot has another size than the spec, or the kind is not registered here.
+        ConfigError: If the snapshot and the spec differ in size, or the kind is not registered in this process.
     """
     return require_policy(spec.kind).load()(spec, snapshot)

@@ -1,4 +1,4 @@
-"""Random numbers for acting, from the standard library's generator: loading numpy's costs an actor 5 MB."""
+"""Random numbers for acting, from the standard library's generator: importing numpy's would cost an actor 5 MB."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 __all__ = ["Sampler"]
 
 POOL = 1024
-"""Normal numbers drawn at once: each draw is a handful of numpy calls, however many it gives."""
+"""The number of normal numbers drawn at once. A draw costs a few numpy calls, whatever its size."""
 
 
 class Sampler:
-    """Random numbers for one host thread.
+    """The random numbers of one host thread.
 
-    The sequence is a function of the seed and the order of the calls. It must not be shared by threads without a lock.
+    The sequence depends only on the seed and the order of the calls. Threads must not share a sampler without a lock.
 
     Attributes:
-        uniform: returns the next float in ``[0, 1)``. A bound C function, not a method: it runs on every step.
+        uniform: Returns the next float in ``[0, 1)``. A bound C function, not a method, because it runs on every step.
     """
 
     __slots__ = ("_normals", "_rng", "_used", "uniform")
@@ -29,14 +29,14 @@ class Sampler:
     uniform: Callable[[], float]
 
     def __init__(self, seed: int | None = None) -> None:
-        """Makes one from a seed, any integer from 0 on; None: from the operating system."""
+        """Seed the generator with an integer from 0 on, or with None from the operating system."""
         self._rng = random.Random(seed)
         self._normals: NDArray[np.float32] = np.empty(0, dtype=np.float32)
         self._used = 0
         self.uniform = self._rng.random
 
     def uniforms(self, shape: int | tuple[int, ...]) -> NDArray[np.float64]:
-        """A fresh array of uniform numbers in ``[0, 1)``, float64 ``[*shape]``."""
+        """Return a new array of uniform numbers in ``[0, 1)``, float64 ``[*shape]``."""
         count = shape if isinstance(shape, int) else prod(shape)
         bits = np.frombuffer(self._rng.randbytes(8 * count), dtype="<u8")
         # As many bits as the fraction of a float64 has.
@@ -44,17 +44,17 @@ class Sampler:
         return drawn.reshape(shape)
 
     def normals(self, count: int) -> NDArray[np.float32]:
-        """The next `count` standard normal numbers, float32 ``[count]``: a view of the pool, to be read only."""
+        """Return the next `count` standard normal numbers, float32 ``[count]``: a view of the pool, for reading only."""
         end = self._used + count
         if end > self._normals.size:
-            # A fresh pool, never a refilled one: the views given out earlier stay as they are.
+            # A new pool, never a refilled one: the earlier views must not change.
             self._normals = self._draw_normals(max(POOL, count))
             end = count
         self._used = end
         return self._normals[end - count : end]
 
     def _draw_normals(self, count: int) -> NDArray[np.float32]:
-        """By Box and Muller (1958): two of each pair of uniform numbers."""
+        """Draw normal numbers in pairs from pairs of uniform ones (Box and Muller, 1958)."""
         chance, turn = self.uniforms((2, (count + 1) // 2))
         radius = np.sqrt(-2.0 * np.log1p(-chance))
         pairs = np.concatenate([radius * np.cos(tau * turn), radius * np.sin(tau * turn)])

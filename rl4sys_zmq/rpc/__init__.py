@@ -1,15 +1,17 @@
-"""How one asks another: calls with deadlines, batched and at most once, and notices to whoever subscribed.
+"""Calls and publications between processes.
 
-- `Caller`: `call`, `submit`, `acall`, `subscribe`. `Server`: `register`, `publish`; `Batching`: how calls are put together.
-- `Refuse`: raised by a callback, to refuse rather than to fail.
-- `session` and `call_queue`: the protocol of the two sides, without sockets. `security` says who may connect, and what for.
+- `Caller`: `call`, `submit`, `acall` and `subscribe`.
+- `Server`: `register` and `publish`. `Batching` sets how calls are combined into batches.
+- `Refuse`: The exception with which a callback refuses a call.
+- The modules `session` and `call_queue` hold the protocol of the two sides, without sockets. The package `security` decides
+  who can connect and which methods each user can call.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rl4sys_zmq._lazy import load_late
+from rl4sys_zmq._lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from rl4sys_zmq.rpc.call_queue import Refuse
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Batching", "Caller", "Refuse", "Server", "Subscription"]
 
-__getattr__ = load_late(
+__getattr__ = lazy_getattr(
     __name__,
     {
         "caller": ("Caller",),

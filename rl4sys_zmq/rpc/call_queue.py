@@ -1,12 +1,14 @@
-"""The server's side of calls without sockets, threads or clocks: who called, what waits, what runs next, what was answered.
+"""The calls of one server, without sockets, threads or clocks: sessions, waiting calls, jobs, and kept replies.
 
-A *method* is what can be called. Methods share a *concurrency group* when their callbacks must not run at the same time: a
-concurrency group runs one job after another. A *job* is one call, or several of one method that is batched.
+Methods whose callbacks must not run at the same time share a *concurrency group*, which runs one job after another. A *job* is
+one call, or several calls of one method that uses batching.
 
-A call that must run once is known by its session and number. While it waits or runs, the same call sent again changes only where
-the answer goes; afterwards it gets the same answer, which is kept until the caller says that it has it, or too much is kept: then
-it is not answered again, and not run again either. A session is known from its first ``$hello`` until it has been silent for
-`SESSION_S`; with a session forgotten, nothing of it is run (``no_session``).
+A call that must run at most once (`Call.once`) is identified by its session and number. While it waits or runs, a copy of it
+only changes the address of the reply. Afterwards a copy gets the same reply again. The queue keeps a reply until the caller
+acknowledges it or a limit on kept replies is reached. A copy that arrives after that is neither run nor replied to.
+
+A session begins with its first ``$hello``. It ends after `SESSION_S` of silence, or earlier if it is the longest silent of
+`MAX_SESSIONS`. A call with `once` that has no session is refused (``no_session``).
 """
 
 from __future__ import annotations
@@ -25,28 +27,31 @@ __all__ = ["CallQueue", "Job", "Method", "Refuse", "Request"]
 
 MAX_SESSIONS = 4096
 SESSION_S = 600.0
-"""How long a silent session is remembered, in seconds. A caller repeats a call at least each few seconds while it waits."""
+"""The silence after which a session ends, in seconds. A waiting caller resends its call every few seconds."""
 
-PATIENCE = 0.25
-"""How long a concurrency group waits for its last callers to call again, as a share of the time of its last batch."""
-LEAST_PATIENCE_S, MOST_PATIENCE_S = 100e-6, 0.02
-"""Nobody asks again sooner; nobody waits longer. In seconds."""
+BATCH_WAIT_SHARE = 0.25
+"""The share of its last batch's duration that a concurrency group waits for those callers, by default."""
+BATCH_WAIT_MIN_S, BATCH_WAIT_MAX_S = 100e-6, 0.02
+"""The shortest and the longest such wait, in seconds. A shorter one is skipped: no caller is that fast."""
 LONG_S = 0.003
-"""A job longer than this, in seconds, predicts a long next job. Handing that to another thread costs a tenth of it."""
-MAX_ANSWERS = 256
-"""How many answers are kept for one session."""
+"""The duration of a job after which the next job of its group counts as long, in seconds.
+
+A long job is handed to another thread, which costs about a tenth of this time.
+"""
+MAX_KEPT_REPLIES = 256
+"""The largest number of replies that are kept for one session."""
 MAX_KEPT_BYTES = 256 * 1024 * 1024
-"""How many bytes of answers are kept for all sessions together; what is beyond goes, as if its callers had it."""
+"""The limit on all kept replies together, in bytes. Further ones replace those of the longest silent session."""
 
 Handler = Callable[[Sequence[Tree]], Sequence[Tree]]
-"""Payloads in, as many answers out; an answer that is an `Exception` goes to its caller as an error."""
+"""A callback for several payloads, which returns as many results. An `Exception` as a result is sent as an error."""
 
 
 class Refuse(Exception):
-    """Raised by a method to refuse a call with a code of its own rather than as a failure.
+    """The exception with which a callback refuses a call with a code of its choice, instead of failing.
 
     Raises:
-        ValueError: for a code that is none.
+        ValueError: If the code is not a `CallRefusal`.
     """
 
     def __init__(self, code: CallRefusal | str, detail: object) -> None:
@@ -56,17 +61,18 @@ class Refuse(Exception):
 
 @dataclass(frozen=True)
 class Method:
-    """Something that can be called.
+    """A method that callers can call.
 
     Attributes:
-        name: what the caller says.
-        run: the callback.
-        concurrency_group: methods with one concurrency group never run at the same time.
-        role: what the caller's key must have.
-        client_id: the client that the caller's key must be for; empty: any.
-        max_batch: the most calls of one job.
-        max_wait_s: how long the first of them waits for more, in seconds; 0: what has come by then; None: see
-        `_ConcurrencyGroup`. max_queue: how many may wait; more are refused (``busy``).
+        name: The name that callers use.
+        run: The callback.
+        concurrency_group: The group. Methods of one group never run at the same time.
+        role: The role that the caller's key must have.
+        max_batch: Largest number of calls in one job.
+        max_wait_s: Longest time that the first call of a job waits for others, in seconds. 0: it does not wait. None: see
+            `_ConcurrencyGroup`.
+        max_queue: Largest number of calls that wait in the concurrency group. Further calls are refused (``busy``).
+        client_id: The client that the caller's key must be for. Empty: any client.
     """
 
     name: str
@@ -81,33 +87,33 @@ class Method:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A call that waits or runs; it is itself alone, whatever another says.
+    """A call that waits or runs. Requests compare by identity.
 
     Attributes:
-        peer: where its answer goes: the routing id on which it came last.
-        call: what was said.
-        method: what it calls.
-        came_s: when it came, on the caller's clock.
-        again: how many times it came again.
+        peer: The destination of the reply: the routing id from which the call came last.
+        call: The message.
+        method: The method that it calls.
+        arrived_s: The time of its arrival, on the clock of the code that uses the queue.
+        again: Number of copies that arrived later.
     """
 
     peer: bytes
     call: Call
     method: Method
-    came_s: float
+    arrived_s: float
     again: int = 0
 
 
 @dataclass(slots=True)
 class Job:
-    """Requests that one run of a callback serves.
+    """The requests that one run of a callback serves.
 
     Attributes:
-        concurrency_group: in which it runs.
-        method: whose callback.
-        requests: in the order in which they came.
-        began_s: when it began, on the caller's clock.
-        long: the last one of its concurrency group took longer than `LONG_S`.
+        concurrency_group: The group in which it runs.
+        method: The method whose callback runs.
+        requests: The requests, in order of arrival.
+        began_s: The time at which it began, on the clock of the code that uses the queue.
+        long: True if the previous job of the concurrency group took longer than `LONG_S`.
     """
 
     concurrency_group: str
@@ -119,120 +125,129 @@ class Job:
 
 @dataclass(slots=True)
 class _ConcurrencyGroup:
-    """What waits for its turn, and whom to wait for before a batch begins.
+    """The waiting calls of one concurrency group, and the callers that the next batch waits for.
 
-    Callers that ask again once they are answered would fall into two groups, each waiting while the other's batch runs.
-    So a concurrency group that has finished a batch waits until as many calls have come as the callers of its last two batches
-    make at once, but no later than `until_s`.
+    Callers that call again as soon as they get a reply would split into two sets, each waiting while the batch of the other set
+    runs. After a batch, the group therefore waits for as many calls as the callers of its last two batches make at once, but no
+    longer than until `until_s`.
     """
 
     queue: deque[Request] = field(default_factory=deque)
     busy: bool = False
-    took_s: float = 0.0
+    last_job_s: float = 0.0
     last: Counter[int] = field(default_factory=Counter)
     expected: int = 1
     until_s: float = 0.0
 
-    def batch_over(self, requests: Sequence[Request], began_s: float, now: float) -> None:
+    def on_batch_finished(self, requests: Sequence[Request], began_s: float, now: float) -> None:
         before, self.last = self.last, Counter([r.call.session for r in requests])
         self.expected = (before | self.last).total()
-        patience_s = min(PATIENCE * (now - began_s), MOST_PATIENCE_S)
-        self.until_s = now + patience_s if patience_s >= LEAST_PATIENCE_S else now
+        patience_s = min(BATCH_WAIT_SHARE * (now - began_s), BATCH_WAIT_MAX_S)
+        self.until_s = now + patience_s if patience_s >= BATCH_WAIT_MIN_S else now
 
 
 @dataclass(slots=True)
 class _Session:
     since: int
-    heard_s: float
+    last_message_s: float
     waiting: dict[int, Request] = field(default_factory=dict)
     answers: dict[int, list[Frame]] = field(default_factory=dict)
     acked: int = 0
 
 
 class CallQueue:
-    """Takes calls, gives out jobs, keeps answers. Times are seconds on any one clock.
+    """The queue of calls of one server: it accepts calls, hands out jobs, and keeps replies.
+
+    It has no clock. All times are in seconds, on any one clock. The leader thread of the server uses it; `register`, `unregister`
+    and the figures for `Server.status` can be used from any thread.
 
     Attributes:
-        counters: ``calls``, ``jobs``, ``again`` (the same call once more), ``refused.CODE``, ``failed``.
-        methods: what can be called.
-        pressing: the last call that was taken can run at once, and needs no company: to look for more would only delay it.
+        counters: ``calls``, ``jobs``, ``again`` (copies of a call), ``refused.CODE``, ``failed``.
+        methods: The methods by name.
+        pressing: True if the last accepted call can run at once and takes no others into its job, so that reading more messages
+            first would only delay it.
     """
 
     def __init__(self, counters: Counters) -> None:
         self.counters = counters
         self.methods: dict[str, Method] = {}
-        self.pressing = False
+        self.run_now = False
         self._concurrency_groups: dict[str, _ConcurrencyGroup] = {}
         self._sessions: OrderedDict[int, _Session] = OrderedDict()
         self._kept_bytes = 0
 
     def register(self, method: Method) -> None:
-        """Adds a method.
+        """Add a method.
 
         Raises:
-            ConfigError: when the name is none or taken, or a number is no sensible one.
+            ConfigError: If a name is invalid or already registered, or a number is out of range.
         """
         for name in (method.name, method.concurrency_group):
             if not is_name(name):
                 raise ConfigError(
-                    f"{name!r:.60} is no name for a method or a concurrency group: 1 to {MAX_NAME} characters", key="name"
+                    f"{name!r:.60} is not a valid name for a method or group: 1 to {MAX_NAME} characters", key="name"
                 )
         if method.name in self.methods:
-            raise ConfigError(f"{method.name!r} is registered already", key=method.name)
+            raise ConfigError(f"method {method.name!r} is registered already; choose another name", key=method.name)
         if method.max_batch < 1 or method.max_queue < 1 or not 0 <= (method.max_wait_s or 0.0) < 60:
             raise ConfigError(
                 f"{method.name!r}: max_batch {method.max_batch} and max_queue {method.max_queue} must be at least 1, max_wait_s "
                 f"{method.max_wait_s} between 0 and 60",
                 key=method.name,
             )
-        # Both are replaced whole: another thread may be going through them.
+        # Both dicts are replaced, not changed: another thread can be iterating over them.
         if method.concurrency_group not in self._concurrency_groups:
             self._concurrency_groups = {**self._concurrency_groups, method.concurrency_group: _ConcurrencyGroup()}
         self.methods = {**self.methods, method.name: method}
 
     def unregister(self, name: str) -> None:
-        """Takes a method away; calls of it that wait are run. Its concurrency group stays, for the next method."""
+        """Remove a method. Its waiting calls still run. The concurrency group stays for other methods."""
         self.methods = {key: method for key, method in self.methods.items() if key != name}
 
     def open_session(self, session: int, number: int, now: float) -> int:
-        """A greeting, the call of that number: knows the caller from now on; one that is known stays as it is.
+        """Register the session of a ``$hello``. A session that exists already stays unchanged.
+
+        Args:
+            session: The number of the session.
+            number: The call number of the ``$hello``.
+            now: The time, in seconds.
 
         Returns:
-            The number of the greeting since which it is known.
+            The call number of the ``$hello`` that created the session.
         """
         known = self._sessions.get(session)
         if known is not None:
             return known.since
         while len(self._sessions) >= MAX_SESSIONS or (
-            self._sessions and now - next(iter(self._sessions.values())).heard_s > SESSION_S
+            self._sessions and now - next(iter(self._sessions.values())).last_message_s > SESSION_S
         ):
             _, oldest = self._sessions.popitem(last=False)
-            self._forget_answers(oldest, 1 << 64)
+            self._discard_replies(oldest, 1 << 64)
         self._sessions[session] = _Session(number, now)
         return number
 
     def take(self, peer: bytes, call: Call, now: float) -> list[Frame] | None:
-        """A call has come: it waits from now on, or it did already.
+        """Accept a call into the queue, or recognize it as a copy of an earlier one.
 
         Returns:
-            The answer, if it was given before.
+            The kept reply of an earlier copy, or None.
 
         Raises:
-            Refuse: when it is not taken.
+            Refuse: If the call is refused.
         """
         method = self.methods.get(call.method)
         if method is None:
-            known = ", ".join(sorted(n for n in self.methods if not n.startswith("$"))) or "nothing"
-            raise Refuse(CallRefusal.UNKNOWN, f"there is no {call.method!r} here; there is {known}")
+            known = ", ".join(sorted(n for n in self.methods if not n.startswith("$"))) or "none"
+            raise Refuse(CallRefusal.UNKNOWN, f"this server has no method {call.method!r}; its methods: {known}")
         session = self._sessions.get(call.session)
         if session is None:
             if call.once:
-                raise Refuse(CallRefusal.NO_SESSION, "this server does not know the caller; say $hello")
+                raise Refuse(CallRefusal.NO_SESSION, "this server has no session for the caller; send $hello first")
         else:
-            session.heard_s = now
+            session.last_message_s = now
             self._sessions.move_to_end(call.session)
             if call.acked > session.acked:
-                self._forget_answers(session, call.acked)
+                self._discard_replies(session, call.acked)
             waiting = session.waiting.get(call.number)
             if waiting is not None:
                 waiting.peer, waiting.again = peer, waiting.again + 1
@@ -243,23 +258,23 @@ class CallQueue:
                 self.counters.add("again")
                 return answer
             if call.once and call.number < session.acked:
-                return None  # a copy that was on its way while the caller got its answer
+                return None  # a copy that was under way while the caller received the reply
         concurrency_group = self._concurrency_groups[method.concurrency_group]
         if len(concurrency_group.queue) >= method.max_queue:
-            raise Refuse(CallRefusal.BUSY, f"{len(concurrency_group.queue)} calls wait for {method.name!r} already")
+            raise Refuse(CallRefusal.BUSY, f"{len(concurrency_group.queue)} calls already wait in the group of {method.name!r}")
         request = Request(peer, call, method, now)
         concurrency_group.queue.append(request)
         if session is not None:
             session.waiting[call.number] = request
         self.counters.add("calls")
-        self.pressing = method.max_batch == 1 and not concurrency_group.busy
+        self.run_now = method.max_batch == 1 and not concurrency_group.busy
         return None
 
     def next_job(self, now: float) -> Job | None:
-        """What to run now, or None: of all lanes that may go on, the one whose first call came first; busy until `finish`."""
-        self.pressing = False
+        """Return the job of the ready group whose first call is the oldest, or None. The group is busy until `finish`."""
+        self.run_now = False
         ready = [
-            (concurrency_group.queue[0].came_s, name)
+            (concurrency_group.queue[0].arrived_s, name)
             for name, concurrency_group in self._concurrency_groups.items()
             if concurrency_group.queue and not concurrency_group.busy and self._due(concurrency_group) <= now
         ]
@@ -273,10 +288,10 @@ class CallQueue:
             requests.append(concurrency_group.queue.popleft())
         concurrency_group.busy = True
         self.counters.add("jobs")
-        return Job(chosen, method, requests, now, concurrency_group.took_s > LONG_S)
+        return Job(chosen, method, requests, now, concurrency_group.last_job_s > LONG_S)
 
     def wait_s(self, now: float) -> float | None:
-        """For how long nothing will be due unless something comes; None: for ever."""
+        """Return the time until the next job is due if no call arrives, in seconds. None: no job waits."""
         dues = [
             self._due(concurrency_group)
             for concurrency_group in self._concurrency_groups.values()
@@ -285,11 +300,11 @@ class CallQueue:
         return max(0.0, min(dues) - now) if dues else None
 
     def finish(self, job: Job, answers: Sequence[list[Frame]], now: float) -> None:
-        """A job is done: keeps what may be asked for again, and frees the concurrency group."""
+        """Complete a job: keep the replies that can be asked for again, and free the concurrency group."""
         concurrency_group = self._concurrency_groups[job.concurrency_group]
-        concurrency_group.busy, concurrency_group.took_s = False, now - job.began_s
+        concurrency_group.busy, concurrency_group.last_job_s = False, now - job.began_s
         if job.method.max_batch > 1:
-            concurrency_group.batch_over(job.requests, job.began_s, now)
+            concurrency_group.on_batch_finished(job.requests, job.began_s, now)
         for request, answer in zip(job.requests, answers, strict=True):
             session = self._sessions.get(request.call.session)
             if session is None:
@@ -299,51 +314,51 @@ class CallQueue:
                 if session.answers.setdefault(request.call.number, answer) is answer:
                     for frame in answer:
                         self._kept_bytes += len(frame)
-                if len(session.answers) > MAX_ANSWERS:  # of a caller that never says what it has
-                    self._forget_answers(session, min(session.answers) + 1)
+                if len(session.answers) > MAX_KEPT_REPLIES:  # the caller never acknowledges
+                    self._discard_replies(session, min(session.answers) + 1)
                 if self._kept_bytes > MAX_KEPT_BYTES:
                     self._make_room()
 
     def drop_all(self) -> list[Request]:
-        """Takes back whatever waits, as the server stops."""
+        """Remove and return all waiting requests, when the server stops."""
         dropped = [request for concurrency_group in self._concurrency_groups.values() for request in concurrency_group.queue]
         for concurrency_group in self._concurrency_groups.values():
             concurrency_group.queue.clear()
         return dropped
 
     def waiting(self) -> dict[str, int]:
-        """How many calls wait, by concurrency group."""
+        """Return the number of waiting calls by concurrency group."""
         return {name: len(concurrency_group.queue) for name, concurrency_group in self._concurrency_groups.items()}
 
     @property
     def busy(self) -> bool:
-        """Whether a job runs."""
+        """True while a job runs."""
         return any(concurrency_group.busy for concurrency_group in self._concurrency_groups.values())
 
     @property
     def sessions(self) -> int:
-        """How many callers are known."""
+        """The number of sessions."""
         return len(self._sessions)
 
     def _make_room(self) -> None:
-        """Keeps `MAX_KEPT_BYTES` of answers: those of who has been silent longest go first, of each the oldest."""
+        """Discard kept replies down to `MAX_KEPT_BYTES`, beginning with the oldest of the longest silent session."""
         for session in self._sessions.values():
             while session.answers and self._kept_bytes > MAX_KEPT_BYTES:
-                self._forget_answers(session, min(session.answers) + 1)
+                self._discard_replies(session, min(session.answers) + 1)
 
-    def _forget_answers(self, session: _Session, below: int) -> None:
-        """A caller has the answers to all numbers below one, or must do without."""
+    def _discard_replies(self, session: _Session, below: int) -> None:
+        """Discard the replies to all call numbers below a limit. The caller has them, or does not get them again."""
         session.acked = below
         for number in [n for n in session.answers if n < below]:
             for frame in session.answers.pop(number):
                 self._kept_bytes -= len(frame)
 
     def _due(self, concurrency_group: _ConcurrencyGroup) -> float:
-        """When the first job of a concurrency group may start."""
+        """Return the time at which the next job of a concurrency group can start."""
         first = concurrency_group.queue[0]
         method = first.method
         if method.max_batch == 1 or method.max_wait_s == 0.0 or len(concurrency_group.queue) >= method.max_batch:
-            return first.came_s
+            return first.arrived_s
         if method.max_wait_s is None:
-            return concurrency_group.until_s if len(concurrency_group.queue) < concurrency_group.expected else first.came_s
-        return first.came_s + method.max_wait_s
+            return concurrency_group.until_s if len(concurrency_group.queue) < concurrency_group.expected else first.arrived_s
+        return first.arrived_s + method.max_wait_s

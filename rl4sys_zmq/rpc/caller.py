@@ -1,8 +1,9 @@
-"""A client of a service: `call` and wait, `submit` for a future, `acall` to await, `subscribe` to hear.
+"""The caller of a service: `call`, `submit`, `acall` and `subscribe`.
 
-`call` does all of its work in the calling thread, over a connection (a *line*) that no other thread uses meanwhile, because a
-change of threads would cost as much as the network: lines are kept in a pool, and a thread that finds none makes one. `submit`,
-`acall` and `subscribe` share one thread of the client (`rl4sys_zmq.rpc.caller_thread`), which starts with the first of them.
+`call` does all of its work in the calling thread, because a switch to another thread costs as much as the network. It takes a
+connection from a pool, or creates one if the pool is empty. No other thread uses that connection until the call is over.
+`submit`, `acall` and `subscribe` share one thread per `Caller` (`rl4sys_zmq.rpc.caller_thread`), which starts with the first
+use of any of them.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES, Tree
 __all__ = ["Caller"]
 
 TIMEOUT_S = 10.0
-LOOK_S = 0.5
-"""How often a call that waits looks whether the client was closed, in seconds."""
+CLOSE_CHECK_S = 0.5
+"""The interval at which a waiting call checks whether its `Caller` was closed, in seconds."""
 MAX_TIMEOUT_S = 86_400.0
 
 
 class _Connection(Resource):
-    """One connection, used by one thread at a time. It is dialled when it is needed."""
+    """One connection to a server. It connects at its first call. One thread at a time uses it."""
 
     def __init__(self, address: Address, session: Session, secure: Secure | None) -> None:
         self._address, self._secure = address, secure
@@ -45,21 +46,21 @@ class _Connection(Resource):
         self._socket: Socket | None = None
 
     def call(self, method: str, payload: Tree, timeout_s: float, once: bool, closed: threading.Event) -> Tree:
-        session, socket = self.session, self._dialled()
+        session, socket = self.session, self._on_reconnected()
         now = time.monotonic()
         pending = session.begin(method, payload, now, timeout_s, once=bool(once))
         try:
             while not pending.done:
                 if closed.is_set():
-                    raise Closed(f"the client of {self._address.uri} was closed during {method}")
-                if session.silent(now):
+                    raise Closed(f"the caller of {self._address.uri} was closed during {method}")
+                if session.should_reconnect(now):
                     self.close_connection()
-                    socket = self._dialled()
+                    socket = self._on_reconnected()
                 for due in session.due(now):
                     if socket.send(due.frames) is SendResult.FULL:
                         session.not_sent(due, now)
                 try:
-                    frames = socket.recv_wait(min(session.wait_s(now), LOOK_S), MAX_TREE_FRAMES + 2)
+                    frames = socket.recv_wait(min(session.wait_s(now), CLOSE_CHECK_S), MAX_TREE_FRAMES + 2)
                 except TooManyFrames:
                     frames = []
                 now = time.monotonic()
@@ -68,7 +69,7 @@ class _Connection(Resource):
                 else:
                     session.expire(now)
         finally:
-            if not pending.done:  # Ctrl-C, or the client was closed: it must not be said again with the line's next call
+            if not pending.done:  # Ctrl-C, or the caller was closed: the connection's next call must not resend this one
                 session.end(pending, Closed(f"the wait for {method} was ended"))
                 self.close_connection()
         if pending.error is None:
@@ -78,7 +79,7 @@ class _Connection(Resource):
         raise pending.error
 
     def close_connection(self) -> None:
-        """What the connection may still have queued must not reach a server that comes later."""
+        """Close the socket, so that messages still in its queue never reach a server that starts later."""
         socket, self._socket = self._socket, None
         if socket is not None:
             socket.close()
@@ -88,8 +89,8 @@ class _Connection(Resource):
             self._socket.adopt()
         self.close_connection()
 
-    def _dialled(self) -> Socket:
-        """The connection, as the calling thread's."""
+    def _on_reconnected(self) -> Socket:
+        """Return the socket, created if needed, as a socket of the calling thread."""
         if self._socket is None:
             self._socket = Socket.dealer(self._address, secure=self._secure)
         else:
@@ -98,10 +99,11 @@ class _Connection(Resource):
 
 
 class Caller(Resource):
-    """Calls one server. Any thread may use it, several at a time.
+    """A caller of one server. Several threads can use it at the same time.
 
     Attributes:
-        counters: see `Session`, and ``calls``, ``notices``, ``skipped`` (notices that a newer one overtook).
+        counters: Those of `Session`, and ``notices`` (publications that were handed to a callback), ``skipped`` (publications
+            that a newer one replaced), ``callback_failed``.
     """
 
     def __init__(
@@ -112,22 +114,22 @@ class Caller(Resource):
         terms: Mapping[str, Tree] | None = None,
         keys: str | Path | None = None,
     ) -> None:
-        """Dials nobody yet: a server that comes later is found.
+        """Create a caller without connecting. The server can start later.
 
         Args:
-            address: the server's.
-            timeout_s: how long a call waits for its answer unless it says so itself, in seconds.
-            terms: what the server must agree with; see `Server`.
-            keys: the file of this client's keys (``NAME.keys``), for a server that has keys.
+            address: The address of the server.
+            timeout_s: Default time to wait for a reply, in seconds.
+            terms: The fields that the server must agree with. See `Server`.
+            keys: The file of this user's keys (``NAME.keys``), for a server that has keys.
 
         Raises:
-            TransportError: for an address that nobody can be at.
-            ConfigError: for keys that can't be read, or a time that is none.
-            PayloadError: for terms that can't travel.
+            TransportError: If the address is invalid, or is one that no server can be bound to.
+            ConfigError: If the keys cannot be read, or `timeout_s` is out of range.
+            PayloadError: If `terms` cannot be encoded.
         """
         encode_call(Call(0, 0, 0, 0, False, HELLO, terms if terms is None else dict(terms)))
         self._address = Address.parse(address)
-        self._address.check_dialled()
+        self._address.check_connectable()
         self._timeout_s = _checked(timeout_s)
         self._terms = terms
         self._secure = curve_client(read_user_keys(Path(keys))[1]) if keys is not None else None
@@ -140,74 +142,76 @@ class Caller(Resource):
 
     @property
     def address(self) -> str:
-        """Whom it calls, as a URI."""
+        """The address of the server, as a URI."""
         return self._address.uri
 
     def call(self, method: str, payload: Tree = None, timeout_s: float | None = None, *, once: bool = False) -> Tree:
-        """Calls and waits for the answer.
+        """Call a method and wait for the reply.
 
         Args:
-            method: what is called.
-            payload: a tree of arrays, scalars, strings and bytes.
-            timeout_s: how long to wait, in seconds; None: the client's.
-            once: it must not run twice, whatever becomes of messages, connections and servers. Otherwise it is said again until
-                it is answered, which is right for what does no harm when it runs twice.
+            method: The name of the method.
+            payload: A tree of arrays, scalars, strings and bytes.
+            timeout_s: Longest time to wait, in seconds. None: the default of this caller.
+            once: Run the call at most once, even if messages are lost, connections break or the server restarts. Without it the
+                call is resent until a reply arrives and can run more than once. Use that only where a second run does no harm.
 
         Returns:
-            The answer; its arrays are read-only.
+            The payload of the reply. Its arrays are read-only.
 
         Raises:
-            CallTimeout: no answer came in time.
-            CallRefused: the server would not run it.
-            CallFailed: the callback raised.
-            CallLost: with `once`, when the server has forgotten this client: whether it ran is unknown.
-            PayloadError: the payload can't travel, or `method` is no name.
-            ConfigError: `timeout_s` is no such time.
-            TransportError: no connection could be made, for want of descriptors, say.
-            Closed: the client was closed.
+            CallTimeout: If no reply arrives in time.
+            CallRefused: If the server refuses the call.
+            CallFailed: If the callback raises.
+            CallLost: If the server no longer has the session of a call with `once`. It is unknown whether the call ran.
+            PayloadError: If the payload cannot be encoded, or `method` is not a valid name.
+            ConfigError: If `timeout_s` is out of range.
+            TransportError: If no connection can be created, for example because no file descriptor is left.
+            Closed: If the caller is closed before or during the call.
         """
-        line = self._take_line()
+        line = self._acquire()
         try:
             return line.call(method, payload, self._timeout_s if timeout_s is None else _checked(timeout_s), once, self._closed)
         finally:
             self._give_back(line)
 
     def submit(self, method: str, payload: Tree = None, timeout_s: float | None = None, *, once: bool = False) -> Future[Tree]:
-        """Calls without waiting: the future gets the answer, or raises what `call` would. Arrays must not change until then.
+        """Start a call without waiting, and return a future that gets its result.
+
+        The future raises the same errors as `call`. Do not change the arrays of the payload before the future is done.
 
         Raises:
-            PayloadError: the payload can't travel, or `method` is no name.
-            ConfigError: `timeout_s` is no such time.
-            WorkerDied: the client's thread has died.
-            Closed: the client was closed.
+            PayloadError: If the payload cannot be encoded, or `method` is not a valid name.
+            ConfigError: If `timeout_s` is out of range.
+            WorkerDied: If the thread of this caller has ended with an error.
+            Closed: If the caller is closed.
         """
-        return self._pumping().submit(method, payload, self._timeout_s if timeout_s is None else _checked(timeout_s), once)
+        return self._thread().submit(method, payload, self._timeout_s if timeout_s is None else _checked(timeout_s), once)
 
     async def acall(self, method: str, payload: Tree = None, timeout_s: float | None = None, *, once: bool = False) -> Tree:
-        """`call` for asyncio. Cancelling it gives the wait up, not the call."""
+        """Await a call. Cancelling it ends the wait, not the call."""
         return await asyncio.wrap_future(self.submit(method, payload, timeout_s, once=once))
 
     def subscribe(self, topic: str, callback: Callable[[Tree, int], None]) -> Subscription:
-        """Has `callback` called with the payload and number of each notice of a topic, in a thread of the subscription.
+        """Run a callback for the publications of a topic, in a thread of the subscription.
 
-        The newest wins: what comes while the callback runs replaces what waits, numbers never go back within one life of the
-        server, and a newcomer gets the newest that there is. What the callback raises is logged and counted
-        (``callback_failed``).
+        The callback gets the payload and the number of a publication. A new subscription begins with the newest publication, if
+        there is one. A publication that arrives while the callback runs replaces the one that waits. The numbers never go back
+        until the server restarts. An exception from the callback is logged and counted (``callback_failed``).
 
         Raises:
-            PayloadError: `topic` is no name.
-            WorkerDied: the client's thread has died.
-            Closed: the client was closed.
+            PayloadError: If `topic` is not a valid name.
+            WorkerDied: If the thread of this caller has ended with an error.
+            Closed: If the caller is closed.
         """
         check_topic(topic)
-        return self._pumping().subscribe(topic, callback)
+        return self._thread().subscribe(topic, callback)
 
     def stats(self) -> dict[str, Any]:
-        """Its counters."""
+        """Return a copy of the counters."""
         return self.counters.snapshot()
 
     def close(self) -> None:
-        """Ends its connections and threads; calls under way raise `Closed`. A second call does nothing."""
+        """Close the connections and end the threads. Running calls raise `Closed`. A second call does nothing."""
         with self._lock:
             self._closed.set()
             lines, self._idle = self._idle, []
@@ -218,18 +222,18 @@ class Caller(Resource):
             caller_thread.close()
 
     def new_session(self) -> Session:
-        """The state of a further connection to the same server."""
+        """Return the state of a further connection to the same server."""
         return Session(self._address.uri, self.counters, self._terms)
 
     def _after_fork(self) -> None:
-        """In a forked child: makes its own connections and thread when they are needed. Subscriptions stay with the parent."""
+        """Drop the parent's connections and subscriptions in a forked child, which creates its own connections."""
         self._lock = threading.Lock()
         self._idle, self._caller_thread = [], None
 
-    def _take_line(self) -> _Connection:
+    def _acquire(self) -> _Connection:
         with self._lock:
             if self._closed.is_set():
-                raise Closed(f"the client of {self._address.uri} is closed")
+                raise Closed(f"the caller of {self._address.uri} is closed")
             line = self._idle.pop() if self._idle else None
         return line if line is not None else _Connection(self._address, self.new_session(), self._secure)
 
@@ -240,10 +244,10 @@ class Caller(Resource):
                 return
         line.close()
 
-    def _pumping(self) -> CallerThread:
+    def _thread(self) -> CallerThread:
         with self._lock:
             if self._closed.is_set():
-                raise Closed(f"the client of {self._address.uri} is closed")
+                raise Closed(f"the caller of {self._address.uri} is closed")
             if self._caller_thread is None:
                 self._caller_thread = CallerThread(self._address, self.new_session(), self._secure)
                 self._caller_thread.start()
@@ -265,5 +269,5 @@ def _checked(timeout_s: object) -> float:
     if isinstance(timeout_s, Real) and 0 < (seconds := float(timeout_s)) <= MAX_TIMEOUT_S:
         return seconds
     raise ConfigError(
-        f"timeout_s is {timeout_s!r:.60}; it is a number of seconds, more than 0 and at most a day", key="timeout_s"
+        f"timeout_s is {timeout_s!r:.60}; expected a number of seconds above 0 and at most 86400 (one day)", key="timeout_s"
     )

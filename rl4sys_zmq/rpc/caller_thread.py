@@ -1,4 +1,4 @@
-"""The thread of a client that serves futures and subscriptions."""
+"""The thread of a `Caller` that serves futures and subscriptions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concurrent.futures import Future
 
 from rl4sys_zmq.errors import Closed, ProtocolError, TransportError, WorkerDied
 from rl4sys_zmq.resource import Resource, Worker
-from rl4sys_zmq.rpc.session import WINDOW, Pending, Session
+from rl4sys_zmq.rpc.session import WINDOW, PendingCall, Session
 from rl4sys_zmq.rpc.topics import topic_frame
 from rl4sys_zmq.transports import Address, Frame, Poller, Secure, SendResult, Socket, TooManyFrames, Wakeup
 from rl4sys_zmq.wire.rpc import Publication, decode_call
@@ -21,25 +21,24 @@ __all__ = ["CallerThread", "Subscription"]
 
 log = logging.getLogger(__name__)
 
-NOTICE_HWM = 8
+PUBLICATION_HWM = 8
 FETCH_S = 5.0
-"""How long the newest notice of a topic is waited for when it was missed, and how often it is asked for as long as nothing is
-published, in seconds."""
+"""The timeout of a request for the newest publication, and its interval while no publisher is known, in seconds."""
 JOIN_S = 2.0
-LOOK_S = 1.0
+CLOSE_CHECK_S = 1.0
 SILENT_S = 5.0
-"""A publisher that has said nothing for so long, though it says each second how far it is, is looked for anew, in seconds."""
+"""The silence after which the thread looks for the publisher again, in seconds. Beacons come each second."""
 
 
 class Subscription(Worker):
-    """Hands the newest notice of one topic to a callback, in a thread of its own.
+    """A thread that hands the newest publication of one topic to a callback.
 
     Attributes:
-        topic: which.
-        number: of the last notice that was handed over; 0 before.
-        ended: it was stopped.
-        asking: the newest notice was asked for, and has not come yet.
-        asked_s: when it was asked for last.
+        topic: The topic.
+        number: The number of the last publication that the callback has handled. 0 before.
+        ended: True after `stop`.
+        asking: True while a request for the newest publication is under way.
+        asked_s: The time of the last such request.
     """
 
     def __init__(self, topic: str, callback: Callable[[Tree, int], None], session: Session) -> None:
@@ -55,7 +54,7 @@ class Subscription(Worker):
         self.asking, self.asked_s = False, float("-inf")
 
     def offer(self, server: int, number: int, payload: Tree) -> None:
-        """A notice has come; an older one than the last is dropped."""
+        """Hand over a received publication. One that is not newer than the last is dropped."""
         if server == self._server and number <= self._seen:
             return
         self._server, self._seen = server, number
@@ -65,12 +64,12 @@ class Subscription(Worker):
             self._newest = payload, number
             self._ready.notify()
 
-    def behind(self, server: int, latest: int) -> bool:
-        """Whether a topic whose newest number is `latest` has something that did not come here."""
+    def is_behind(self, server: int, latest: int) -> bool:
+        """Return True if the topic has a newer publication than the last one received. `latest` is its newest number."""
         return latest > 0 and (server != self._server or latest > self._seen)
 
     def run(self) -> None:
-        """The thread's body."""
+        """Run the body of the thread."""
         while True:
             with self._ready:
                 while self._newest is None and not self.ended:
@@ -82,38 +81,38 @@ class Subscription(Worker):
             self._counters.add("notices")
             try:
                 self._callback(payload, number)
-            except (Exception, SystemExit):  # sys.exit() would end this thread alone, in silence
+            except (Exception, SystemExit):  # sys.exit() would end only this thread, silently
                 self._counters.add("callback_failed")
-                log.exception("the callback for notices of %s failed", self.topic)
+                log.exception("the callback for publications of %s failed", self.topic)
             self.number = number
 
     def stop(self) -> None:
-        """Ends it; a callback that runs is not interrupted."""
+        """End the subscription. A running callback is not interrupted."""
         with self._ready:
             self.ended = True
             self._ready.notify()
 
 
 class CallerThread(Worker, Resource):
-    """Owns one DEALER, and a SUB once somebody subscribes."""
+    """The thread with one DEALER for calls and, after the first subscription, one SUB."""
 
     def __init__(self, address: Address, session: Session, secure: Secure | None) -> None:
         super().__init__("rl4sys-calls")
         self._address, self._session, self._secure = address, session, secure
-        self._lock = threading.Lock()  # the session: hosts begin calls, this thread does the rest
+        self._lock = threading.Lock()  # guards the session: any thread begins calls, this one does the rest
         self._wakeup = Wakeup()
         self._stopping = threading.Event()
         self._subscriptions: dict[str, list[Subscription]] = {}
         self._wanted: deque[Subscription] = deque()
-        self._pub = ("", b"")  # where notices come from, and on which channel
+        self._pub = ("", b"")  # the publisher's address, and the channel
         self._sub: Socket | None = None
-        self._heard_s = 0.0
+        self._received_s = 0.0
 
     def submit(self, method: str, payload: Tree, timeout_s: float, once: bool) -> Future[Tree]:
-        """See `Caller.submit`."""
+        """Start a call. See `Caller.submit`."""
         future: Future[Tree] = Future()
 
-        def tell(pending: Pending) -> None:
+        def tell(pending: PendingCall) -> None:
             if future.set_running_or_notify_cancel():
                 if pending.error is not None:
                     future.set_exception(pending.error)
@@ -127,7 +126,7 @@ class CallerThread(Worker, Resource):
         return future
 
     def subscribe(self, topic: str, callback: Callable[[Tree, int], None]) -> Subscription:
-        """See `Caller.subscribe`."""
+        """Start a subscription. See `Caller.subscribe`."""
         subscription = Subscription(topic, callback, self._session)
         with self._lock:
             self._check_open()
@@ -137,7 +136,7 @@ class CallerThread(Worker, Resource):
         return subscription
 
     def run(self) -> None:
-        """The thread's body."""
+        """Run the body of the thread."""
         error: BaseException | None = None
         try:
             self._serve()
@@ -148,24 +147,24 @@ class CallerThread(Worker, Resource):
             self._end(error)
 
     def stop(self) -> None:
-        """Ends the thread."""
+        """Ask the thread to end."""
         self._stopping.set()
         self._wakeup.set()
 
     def close(self) -> None:
-        """Ends the thread and the subscriptions; what is under way is `Closed`. A callback of theirs may call it."""
+        """End the thread and its subscriptions. Calls under way fail with `Closed`. A callback of this thread can call it."""
         self.stop()
         me = threading.get_ident()
         if self.ident != me:
             self.join()
         for subscription in self._all():
             if me not in (subscription.ident, self.ident) and not subscription.join(JOIN_S):
-                log.warning("the callback for notices of %s does not return; its thread ends when it does", subscription.topic)
+                log.warning("the callback for publications of %s still runs; its thread ends when it returns", subscription.topic)
 
     def _check_open(self) -> None:
         self.raise_if_dead()
         if self._stopping.is_set():
-            raise Closed(f"the client of {self._address.uri} is closed")
+            raise Closed(f"the caller of {self._address.uri} is closed")
 
     def _serve(self) -> None:
         poller = Poller()
@@ -174,16 +173,16 @@ class CallerThread(Worker, Resource):
         poller.register(self._wakeup)
         try:
             while not self._stopping.is_set():
-                self._follow(poller)
+                self._update_subscriptions(poller)
                 now = time.monotonic()
                 with self._lock:
-                    if self._session.silent(now):
-                        dealer = self._dial_anew(poller, dealer, now)
+                    if self._session.should_reconnect(now):
+                        dealer = self._reconnect(poller, dealer, now)
                     for pending in self._session.due(now):
                         if dealer.send(pending.frames) is SendResult.FULL:
                             self._session.not_sent(pending, now)
                     wait_s = self._session.wait_s(now)
-                ready = poller.poll(min(wait_s, LOOK_S) if self._subscriptions else wait_s)
+                ready = poller.poll(min(wait_s, CLOSE_CHECK_S) if self._subscriptions else wait_s)
                 self._wakeup.clear()
                 now = time.monotonic()
                 with self._lock:
@@ -191,10 +190,10 @@ class CallerThread(Worker, Resource):
                         while (frames := self._recv(dealer)) is not None:
                             self._session.take(frames, now)
                     if self._session.expire(now):
-                        dealer = self._dial_anew(poller, dealer, now)
-                self._tell()
+                        dealer = self._reconnect(poller, dealer, now)
+                self._run_callbacks()
                 if self._sub is not None and self._sub in ready:
-                    self._hear(self._sub)
+                    self._read_publications(self._sub)
         finally:
             poller.close()
             dealer.close()
@@ -202,26 +201,26 @@ class CallerThread(Worker, Resource):
                 self._sub.close()
 
     def _end(self, error: BaseException | None) -> None:
-        """Nobody may wait for a thread that is gone."""
+        """End all calls and subscriptions, so that no thread waits for this one."""
         self._stopping.set()
         with self._lock:
             for pending in list(self._session.under_way.values()):
-                closed = Closed(f"the client of {self._address.uri} was closed during {pending.method}")
-                self._session.end(pending, closed if error is None else WorkerDied(f"thread {self.name} died: {error!r}"))
-        self._tell()
+                closed = Closed(f"the caller of {self._address.uri} was closed during {pending.method}")
+                self._session.end(pending, closed if error is None else WorkerDied(f"thread {self.name} failed: {error!r}"))
+        self._run_callbacks()
         for subscription in self._all():
             subscription.stop()
         self._wakeup.close()
 
-    def _tell(self) -> None:
-        """Calls whoever waits for what is over: without the lock, since that may call this."""
+    def _run_callbacks(self) -> None:
+        """Call `tell` of all calls that are over. Without the lock, since `tell` can call this object."""
         while self._session.over:
             pending = self._session.over.popleft()
             if pending.tell is not None:
                 pending.tell(pending)
 
     def _recv(self, socket: Socket) -> list[Frame] | None:
-        """A message; an empty list for one that is none, None when there is none."""
+        """Return the message, `[]` if it has too many frames, or None if no message is waiting."""
         try:
             return socket.recv(MAX_TREE_FRAMES + 2)
         except TooManyFrames:
@@ -230,22 +229,22 @@ class CallerThread(Worker, Resource):
     def _dial(self) -> Socket:
         return Socket.dealer(self._address, secure=self._secure, send_hwm=WINDOW, recv_hwm=WINDOW)
 
-    def _dial_anew(self, poller: Poller, dealer: Socket, now: float) -> Socket:
-        """Another connection; what the old one may still have queued must not reach a server that comes later."""
+    def _reconnect(self, poller: Poller, dealer: Socket, now: float) -> Socket:
+        """Replace the connection. Messages still in its old queue must not reach a server that starts later."""
         poller.unregister(dealer)
         dealer.close()
         dealer = self._dial()
         poller.register(dealer)
-        self._session.dialled(now)
+        self._session.on_reconnected(now)
         return dealer
 
-    # ---- notices
+    # ---- publications
 
     def _all(self) -> list[Subscription]:
         return [s for held in (*self._subscriptions.values(), self._wanted) for s in held]
 
-    def _follow(self, poller: Poller) -> None:
-        """Subscribes to what is wanted, where the server says that its notices leave; asks for what was missed."""
+    def _update_subscriptions(self, poller: Poller) -> None:
+        """Start and end subscriptions, connect to the publisher, and request publications that were missed."""
         self._drop_ended()
         while self._wanted:
             subscription = self._wanted.popleft()
@@ -257,12 +256,12 @@ class CallerThread(Worker, Resource):
         if not self._subscriptions:
             return
         now = time.monotonic()
-        if self._sub is not None and now - self._heard_s > SILENT_S:
-            # Nothing has come, though a server says each second how far it is: it may be another one, elsewhere, by now.
+        if self._sub is not None and now - self._received_s > SILENT_S:
+            # A server sends beacons each second. Perhaps it was restarted with another publisher address.
             self._session.counters.add("redials")
-            self._heard_s = now
+            self._received_s = now
             with self._lock:
-                self._session.greet()
+                self._session.require_hello()
                 self._pub = ("", b"")
         if self._sub is None or not self._pub[0]:
             for subscription in self._all():
@@ -280,19 +279,19 @@ class CallerThread(Worker, Resource):
                         self._sub.unsubscribe(topic_frame(topic, self._pub[1]))
 
     def _dial_publisher(self, poller: Poller) -> None:
-        """Listens where the server says that its notices leave."""
+        """Connect to the publisher address of the last ``$hello``, if it or the channel has changed."""
         welcome = self._session.welcome
         if welcome is None:
             return
         pub, channel = welcome["pub"], welcome["channel"]
         if not pub or (pub, channel) == self._pub:
             return
-        self._pub, self._heard_s = (pub, channel), time.monotonic()
+        self._pub, self._received_s = (pub, channel), time.monotonic()
         try:
-            sub = Socket.sub(self._reachable(pub), hwm=NOTICE_HWM, secure=self._secure)
+            sub = Socket.sub(self._reachable(pub), hwm=PUBLICATION_HWM, secure=self._secure)
         except TransportError as exc:
             self._session.counters.add("refused")
-            log.warning("%s says that its notices leave at %.200r: %s", self._address.uri, pub, exc)
+            log.warning("%s announces publisher address %.200r, which cannot be used: %s", self._address.uri, pub, exc)
             return
         if self._sub is not None:
             poller.unregister(self._sub)
@@ -303,20 +302,20 @@ class CallerThread(Worker, Resource):
             self._sub.subscribe(topic_frame(topic, channel))
 
     def _reachable(self, pub: str) -> Address:
-        """The publisher's address as this side dials it: on the host that answers calls when it is bound to all of its own."""
+        """Return the publisher's address to connect to. For tcp it has the host of the calls, since `pub` can be ``*``."""
         address = Address.parse(pub)
         if address.scheme == "tcp" and self._address.scheme == "tcp":
             return self._address.with_port(address.port)
         return address
 
-    def _hear(self, sub: Socket) -> None:
+    def _read_publications(self, sub: Socket) -> None:
         while (frames := self._recv(sub)) is not None:
             try:
                 publication = decode_call(frames[1:])
             except ProtocolError:
                 self._session.counters.add("refused")
                 continue
-            self._heard_s = time.monotonic()
+            self._received_s = time.monotonic()
             subscriptions = self._subscriptions.get(publication.topic) if isinstance(publication, Publication) else None
             if subscriptions is None or not isinstance(publication, Publication):
                 self._session.counters.add("refused")
@@ -324,7 +323,7 @@ class CallerThread(Worker, Resource):
             for subscription in subscriptions:
                 if publication.number > 0:
                     subscription.offer(publication.server, publication.number, publication.payload)
-                elif subscription.behind(publication.server, publication.latest):
+                elif subscription.is_behind(publication.server, publication.latest):
                     self._ask_latest(subscription)
 
     def _ask_latest(self, subscription: Subscription) -> None:
@@ -333,16 +332,16 @@ class CallerThread(Worker, Resource):
         now = time.monotonic()
         subscription.asking, subscription.asked_s = True, now
 
-        def tell(pending: Pending) -> None:
+        def tell(pending: PendingCall) -> None:
             subscription.asking = False
             if pending.error is not None:
-                log.info("the newest notice of %s did not come: %s", subscription.topic, pending.error)
+                log.info("cannot get the newest publication of %s: %s", subscription.topic, pending.error)
                 return
             try:
                 server, number, payload = (pending.answer[name] for name in ("server", "number", "payload"))
                 if number > 0:
                     subscription.offer(server, number, payload)
-            except (LookupError, TypeError, ValueError):  # no answer to such a question
+            except (LookupError, TypeError, ValueError):  # not a reply to $latest
                 self._session.counters.add("refused")
 
         with self._lock:

@@ -1,4 +1,4 @@
-"""From a job to the answers that go out: the border between a server and its user's callbacks."""
+"""The execution of jobs: it runs the callbacks of the user and encodes their results as replies."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import ANSWERED, FAILED, Call, Reply, check_size, encode_reply
 from rl4sys_zmq.wire.trees import Tree
 
-__all__ = ["CallExecutor", "each"]
+__all__ = ["CallExecutor", "per_call"]
 
 log = logging.getLogger(__name__)
 
 MAX_DETAIL = 4000
-"""Characters of what an error says."""
+"""The largest length of an error text in a reply, in characters."""
 
 
 class CallExecutor:
-    """Runs callbacks and writes what comes of them. Any of a server's threads uses it."""
+    """The executor of callbacks of one server. Any thread of the server uses it."""
 
     def __init__(self, name: str, server: int, counters: Counters, max_frame_bytes: int) -> None:
         self._name, self._server, self._counters, self._max_frame_bytes = name, server, counters, max_frame_bytes
 
     def run(self, job: Job) -> list[list[Frame]]:
-        """One answer for each request of a job.
+        """Run a job, and return the frames of one reply for each of its requests.
 
-        A callback that raises for a batch is asked once more for each call by itself, but for those that must run once: they
-        have failed with it. What its caller has given up is not run.
+        Requests whose timeout has passed are not run. If the callback raises for a batch, it runs again for each request alone,
+        except for those with `once`, which have failed.
         """
         requests, now = job.requests, time.monotonic()
         try:
             late = {request for request in requests if _expired(request, now)}
             results = iter(_results(job.method.run, [r for r in requests if r not in late] if late else requests))
             return [self._too_late(r.call) if r in late else self._answer(r.call, next(results)) for r in requests]
-        except BaseException as exc:  # noqa: BLE001 (what nobody foresaw, in objects of the user's, ends no thread of the server)
+        except BaseException as exc:  # noqa: BLE001 (an unforeseen error in the user's objects must not end a thread)
             return [self._failed(request.call, exc) for request in requests]
 
     def alone(self, call: Call, run: Callable[[], Tree]) -> list[Frame]:
-        """The answer to a call that needs no job: what `run` returns or raises."""
+        """Return the reply to a call that runs outside the queue, from the result or exception of `run`."""
         try:
             return self._answer(call, run())
         except BaseException as exc:  # noqa: BLE001 (as above)
             return self._answer(call, exc)
 
     def refusal(self, call: Call, code: str, detail: str) -> list[Frame]:
-        """The answer to a call that is refused or has failed."""
+        """Return the reply to a call that was refused or has failed."""
         text = detail[:MAX_DETAIL].encode(errors="replace").decode()
         return encode_reply(Reply(call.number, call.session, self._server, code, text, None))
 
     def _too_late(self, call: Call) -> list[Frame]:
         self._counters.add(f"refused.{CallRefusal.EXPIRED}")
-        return self.refusal(call, CallRefusal.EXPIRED, "the caller's time was over before its turn came")
+        return self.refusal(call, CallRefusal.EXPIRED, "the caller's timeout passed before the call could run")
 
     def _answer(self, call: Call, result: Tree | BaseException) -> list[Frame]:
         if not isinstance(result, BaseException):
@@ -63,7 +63,7 @@ class CallExecutor:
                 frames = encode_reply(Reply(call.number, call.session, self._server, ANSWERED, "", result))
                 check_size(frames, self._max_frame_bytes)
                 return frames
-            except BaseException as exc:  # noqa: BLE001 (an answer that can't travel is the callback's failure)
+            except BaseException as exc:  # noqa: BLE001 (a result that cannot be encoded counts as a failure of the callback)
                 result = exc
         if isinstance(result, Refuse):
             self._counters.add(f"refused.{result.code}")
@@ -76,8 +76,8 @@ class CallExecutor:
         return self.refusal(call, FAILED, f"{type(error).__name__}\n{_text(error)}")
 
 
-def each(run: Callable[[Tree], Tree]) -> Handler:
-    """A callback for one payload as one for several."""
+def per_call(run: Callable[[Tree], Tree]) -> Handler:
+    """Return a callback for a list of payloads that calls `run` for each of them."""
 
     def handler(payloads: Sequence[Tree]) -> list[Tree]:
         return [run(payload) for payload in payloads]
@@ -86,12 +86,12 @@ def each(run: Callable[[Tree], Tree]) -> Handler:
 
 
 def _expired(request: Request, now: float) -> bool:
-    """Whether the caller does not wait any more."""
-    return (now - request.came_s) * 1000 > request.call.timeout_ms
+    """Return True if the caller's timeout has passed."""
+    return (now - request.arrived_s) * 1000 > request.call.timeout_ms
 
 
 def _results(run: Handler, requests: list[Request]) -> list[Tree | BaseException]:
-    """What came of each request: an answer, or what was raised."""
+    """Return the result of each request, or the exception that its callback raised."""
     given = _call(run, [request.call.payload for request in requests]) if requests else []
     if not isinstance(given, BaseException):
         return given
@@ -102,18 +102,21 @@ def _results(run: Handler, requests: list[Request]) -> list[Tree | BaseException
 
 
 def _call(run: Handler, payloads: list[Tree]) -> list[Tree] | BaseException:
-    """What a callback raises is its caller's, be it `SystemExit` or a cancelled task: it ends no thread of the server."""
+    """Return the results of a callback, or the exception that it raised.
+
+    This includes `SystemExit` and `CancelledError`, which must not end a thread of the server.
+    """
     try:
         answers = list(run(payloads))
         if len(answers) != len(payloads):
-            raise ValueError(f"the callback gave {len(answers)} answers to {len(payloads)} calls")
+            raise ValueError(f"the callback returned {len(answers)} results for {len(payloads)} calls")
         return answers
-    except BaseException as exc:  # noqa: BLE001 (whatever it is)
+    except BaseException as exc:  # noqa: BLE001 (see above)
         return exc
 
 
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except BaseException as exc:  # noqa: BLE001 (a class of the user's)
+    except BaseException as exc:  # noqa: BLE001 (the user's class can raise anything)
         return f"(its __str__ raises {type(exc).__name__})"

@@ -1,8 +1,10 @@
-"""Threads of which one leads: quick work costs no change of threads, and work that takes long holds nobody up.
+"""A leader/followers thread pool: quick jobs run without a thread switch, and a long job blocks no other.
 
-The one that *leads* owns what the crew is for (a server's sockets), and runs each job itself. Another stands by. When a job is
-known to take long, or runs for longer than `TAKEOVER_S`, the one that stands by takes the lead: what the leader owns changes
-hands under a lock, and one more stands by. The first ends when its job is done. The last one to end puts away what they owned.
+One thread *leads*: it uses what the pool serves (the sockets of a server) and runs each job itself. Another thread stands by.
+If a job is known to take long, or has run for `TAKEOVER_S`, the thread that stands by takes the lead and a new thread stands by.
+The sockets change threads under a lock. The former leader ends when its job is done. The last thread to end closes the sockets.
+
+The pattern is described in Schmidt et al., Pattern-Oriented Software Architecture, volume 2 (Leader/Followers).
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ __all__ = ["LeaderFollowerPool"]
 log = logging.getLogger(__name__)
 
 TAKEOVER_S = 0.05
-"""How long a job may run before another thread takes the lead, in seconds, unless it is known to take long."""
+"""The time after which a running job loses the lead, in seconds. A job that is known to be long loses it at once."""
 TICK_S = 0.02
-"""How often the one that stands by looks, in seconds."""
+"""The interval at which the thread that stands by checks the running job, in seconds."""
 QUIET_TICKS = 50
-"""After so many ticks without a job the thread that stands by sleeps until the next one."""
+"""The number of ticks without a job after which the thread that stands by sleeps until the next job."""
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -35,16 +37,16 @@ Made = TypeVar("Made")
 
 @dataclass(slots=True)
 class _Running:
-    """A job that the leader runs; which one it is says the object, not its fields."""
+    """A job that the leader runs. It is compared with ``is``."""
 
     what: str
     since_s: float
     over_s: float
-    """When another takes the lead."""
+    """The time at which another thread takes the lead."""
 
 
 class _PoolThread(Worker):
-    """One of the crew's threads."""
+    """One thread of the pool."""
 
     def __init__(self, name: str, body: Callable[[_PoolThread], None], over: Callable[[], None]) -> None:
         super().__init__(name)
@@ -58,68 +60,69 @@ class _PoolThread(Worker):
             self._over()
 
     def stop(self) -> None:
-        """The crew tells its threads to stop all at once."""
+        """Do nothing: `LeaderFollowerPool.stop` ends all threads together."""
 
 
 class LeaderFollowerPool:
-    """Leads a loop with as many threads as there are jobs that take long, and one that stands by.
+    """A pool with one leader, one thread that stands by, and one thread for each long job.
 
     Attributes:
-        stopping: set by `stop`; the leader's loop returns soon after.
+        stopping: Set by `stop`. The loop of the leader then returns soon.
     """
 
     def __init__(
         self, name: str, lead: Callable[[], None], adopt: Callable[[], None], end: Callable[[], None], counters: Counters
     ) -> None:
-        """Starts nothing yet.
+        """Create a pool without starting threads.
 
         Args:
-            name: of whom the crew works for, for threads and logs.
-            lead: the leader's loop. It returns once `stopping` is set, or when `run` says that its thread leads no more.
-            adopt: makes what the leader owns the calling thread's.
-            end: called after `stop` by the last thread, as it ends, though nobody may wait for it any more.
-            counters: gets ``takeovers``.
+            name: The name of the service that the pool serves, for threads and logs.
+            lead: The loop of the leader. It must return when `stopping` is set, or when `run` reports that its thread no longer
+                leads.
+            adopt: A function that makes the sockets the calling thread's.
+            end: A function that the last thread calls as it ends after `stop`, even if no thread waits for the pool any more.
+            counters: The counters for ``takeovers``.
         """
         self.stopping = threading.Event()
         self._name, self._lead, self._adopt, self._end, self._counters = name, lead, adopt, end, counters
         self._lock = threading.Lock()
-        self._stirred = threading.Event()
-        """Jobs run; while it is clear the one that stands by sleeps."""
+        self._active = threading.Event()
+        """Set while jobs run. While it is clear, the thread that stands by sleeps."""
         self._look = threading.Event()
-        """The one that stands by looks at once."""
-        self._hands: list[_PoolThread] = []
+        """Set to make the thread that stands by check the running job at once."""
+        self._threads: list[_PoolThread] = []
         self._made = self._at_work = 0
         self._leader: _PoolThread | None = None
         self._running: _Running | None = None
 
     def start(self) -> None:
-        """Starts the threads. What the leader owns is theirs from now on."""
+        """Start the threads. From now on the sockets belong to them."""
         with self._lock:
             self._add(self._begin)
             self._add(self._stand_by)
 
     def run(self, what: str, job: Callable[[Given], Made], given: Given, *, long: bool = False) -> tuple[Made, bool]:
-        """Does a job that may take long; called by the leader's loop.
+        """Run a job that can take long. The loop of the leader calls this.
 
         Args:
-            what: the job's name, for messages.
-            job: what to do
-            given: with this.
-            long: it is known to take long, more than the change of threads that gives the lead away at once.
+            what: The name of the job, for messages.
+            job: The function to call.
+            given: The argument of `job`.
+            long: True if the job is expected to take long. Another thread then takes the lead at once.
 
         Returns:
-            What came of it, and whether the thread still leads.
+            The result of the job, and True if the calling thread still leads.
         """
-        hand = self._leader
-        assert hand is not None
+        thread = self._leader
+        assert thread is not None
         now = time.monotonic()
-        running = hand.job = self._running = _Running(what, now, now if long else now + TAKEOVER_S)
-        if not self._stirred.is_set():
-            self._stirred.set()
+        running = thread.job = self._running = _Running(what, now, now if long else now + TAKEOVER_S)
+        if not self._active.is_set():
+            self._active.set()
         if long:
             self._look.set()
         made = job(given)
-        hand.job = None
+        thread.job = None
         with self._lock:
             leads = self._running is running
             if leads:
@@ -128,102 +131,102 @@ class LeaderFollowerPool:
 
     @property
     def running_s(self) -> float:
-        """For how long the leader's job has run, in seconds; 0 while it has none."""
+        """The time for which the leader's job has run, in seconds. 0 if no job runs."""
         running = self._running
         return time.monotonic() - running.since_s if running is not None else 0.0
 
     @property
     def started(self) -> bool:
-        """Whether `start` was called."""
-        return bool(self._hands)
+        """True after `start`."""
+        return bool(self._threads)
 
     @property
-    def is_inside(self) -> bool:
-        """Whether the calling thread is one of the crew's."""
+    def in_pool_thread(self) -> bool:
+        """True if the calling thread is one of the pool."""
         me = threading.get_ident()
-        return any(hand.alive and hand.ident == me for hand in list(self._hands))  # idents are given again
+        return any(thread.alive and thread.ident == me for thread in list(self._threads))  # the system reuses idents
 
     @property
-    def is_hurt(self) -> bool:
-        """Whether one of the threads has died."""
-        return any(hand.error is not None for hand in list(self._hands))
+    def has_failed(self) -> bool:
+        """True if one of the threads has ended with an error."""
+        return any(thread.error is not None for thread in list(self._threads))
 
     def raise_if_dead(self) -> None:
-        """Raises WorkerDied when one of the threads has died."""
-        for hand in list(self._hands):
-            hand.raise_if_dead()
+        """Raise WorkerDied if one of the threads has ended with an error."""
+        for thread in list(self._threads):
+            thread.raise_if_dead()
 
     def stop(self) -> None:
-        """Tells all threads to end. Whatever the leader waits for besides must be woken by the caller."""
+        """Ask all threads to end. The code that calls this must also wake the leader if it waits in a poll."""
         self.stopping.set()
-        self._stirred.set()
+        self._active.set()
         self._look.set()
 
     def join(self, timeout_s: float) -> None:
-        """Waits for the end of all threads, after `stop`.
+        """Wait for the end of all threads, after `stop`.
 
         Raises:
-            CallbackStuck: when a job still runs after `timeout_s` seconds; its thread ends when it returns.
+            CallbackStuck: If a job still runs after `timeout_s` seconds. Its thread ends when the job returns.
         """
         deadline = time.monotonic() + timeout_s
-        hands = list(self._hands)
-        for hand in hands:
-            if not hand.join(max(0.0, deadline - time.monotonic())):
+        hands = list(self._threads)
+        for thread in hands:
+            if not thread.join(max(0.0, deadline - time.monotonic())):
                 jobs = [other.job.what for other in hands if other.alive and other.job is not None]
-                raise CallbackStuck(self._name, ", ".join(jobs) or "no concurrency group", timeout_s)
+                raise CallbackStuck(self._name, ", ".join(jobs) or "an unknown group", timeout_s)
 
     # ---- threads
 
     def _add(self, body: Callable[[_PoolThread], None]) -> None:
         self._made += 1
-        hand = _PoolThread(f"rl4sys-{self._name}-{self._made}", body, self._leave)
-        self._hands = [h for h in self._hands if h.alive or h.error is not None] + [hand]
-        hand.start()
+        thread = _PoolThread(f"rl4sys-{self._name}-{self._made}", body, self._leave)
+        self._threads = [h for h in self._threads if h.alive or h.error is not None] + [thread]
+        thread.start()
         self._at_work += 1
 
     def _leave(self) -> None:
-        """What each thread does last."""
+        """End a thread of the pool. The last one calls `end` if the pool was stopped."""
         with self._lock:
             self._at_work -= 1
             last = not self._at_work and self.stopping.is_set()
         if last:
             self._end()
 
-    def _begin(self, hand: _PoolThread) -> None:
-        """The first thread's body."""
+    def _begin(self, thread: _PoolThread) -> None:
+        """Lead, as the first thread of the pool."""
         with self._lock:
-            self._leader = hand
+            self._leader = thread
             self._adopt()
         self._lead()
 
-    def _stand_by(self, hand: _PoolThread) -> None:
-        """Waits until a job takes too long, then leads."""
+    def _stand_by(self, thread: _PoolThread) -> None:
+        """Wait until a job takes too long, then lead."""
         quiet = 0
         while not self.stopping.is_set():
-            self._stirred.wait()
+            self._active.wait()
             running = self._running
             if running is None:
                 quiet += 1
                 if quiet > QUIET_TICKS:
-                    self._stirred.clear()
+                    self._active.clear()
                     quiet = 0
-                    if self._running is not None or self.stopping.is_set():  # it began between the two lines above
-                        self._stirred.set()
+                    if self._running is not None or self.stopping.is_set():  # a job began between the check and `clear`
+                        self._active.set()
             else:
                 quiet = 0
-                if time.monotonic() >= running.over_s and self._take_over(hand, running):
+                if time.monotonic() >= running.over_s and self._take_over(thread, running):
                     self._lead()
                     return
             self._look.wait(TICK_S)
             self._look.clear()
 
-    def _take_over(self, hand: _PoolThread, running: _Running) -> bool:
+    def _take_over(self, thread: _PoolThread, running: _Running) -> bool:
         with self._lock:
             if self._running is not running or self.stopping.is_set():
                 return False
-            self._leader, self._running = hand, None
+            self._leader, self._running = thread, None
             self._adopt()
             self._add(self._stand_by)
         self._counters.add("takeovers")
-        log.debug("%s: a callback of %s takes long; another thread goes on", self._name, running.what)
+        log.debug("%s: a callback of %s takes long; another thread takes the lead", self._name, running.what)
         return True

@@ -1,8 +1,8 @@
-"""A server of calls: one bound ROUTER, one bound XPUB if it publishes, and a crew of threads.
+"""The server of a service: a bound ROUTER for calls, a bound XPUB for publications, and a pool of threads.
 
-The thread that leads (`rl4sys_zmq.rpc.leader_followers`) alone touches the sockets and the desk: it reads what has come, runs
-the next callback, and answers. A callback that blocks loses it the lead; its answers go out by way of whoever leads then. So a
-callback holds up its own concurrency group and nothing else.
+One thread of the pool leads (`rl4sys_zmq.rpc.leader_followers`). Only the leader uses the sockets and the `CallQueue`: it reads
+messages, runs the next callback, and sends the replies. If a callback blocks, another thread takes the lead, and the new leader
+sends the replies of that callback when it returns. A blocking callback therefore delays only its own concurrency group.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rl4sys_zmq.errors import CallRefusal, Closed, ConfigError, ProtocolError, R
 from rl4sys_zmq.loopback import is_local
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc.call_queue import CallQueue, Handler, Job, Method, Refuse
-from rl4sys_zmq.rpc.executor import CallExecutor, each
+from rl4sys_zmq.rpc.executor import CallExecutor, per_call
 from rl4sys_zmq.rpc.leader_followers import LeaderFollowerPool
 from rl4sys_zmq.rpc.topics import TopicPublisher
 from rl4sys_zmq.security import AccessList, Authenticator, Authorizer, User
@@ -38,28 +38,28 @@ __all__ = ["MAX_FRAME_BYTES", "Batching", "Server"]
 log = logging.getLogger(__name__)
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
-"""The largest array that a call, an answer or a notice may carry, and the largest of its parts."""
+"""The largest frame of a call, a reply or a publication, and so the largest array in it, in bytes."""
 BEACON_S = 1.0
-LOOK_S = 0.1
+CLOSE_CHECK_S = 0.1
 LEAST_POLL_S, NAP_S = 0.001, 0.000_1
-"""What a poll can wait at least, and how long a wait that is shorter sleeps before it looks again, in seconds."""
+"""The shortest wait for which the leader polls, and the sleep that replaces a shorter wait, in seconds."""
 CALL_ROLE = "call"
-MOST_AT_ONCE = 256
+MAX_READS_PER_TURN = 256
 HELLO, LATEST, STATUS = "$hello", "$latest", "$status"
-NOTICE_HWM = 8
+PUBLICATION_HWM = 8
 
 _rng = random.SystemRandom()
 
 
 @dataclass(frozen=True)
 class Batching:
-    """How calls of one method are put together.
+    """The limits that decide how calls of one method are combined into a batch.
 
     Attributes:
-        max_size: the most calls of one batch.
-        max_wait_s: how long the first waits for others, in seconds. With 0 a batch is what came while the last one ran. With None
-            those who were just answered may ask again, for a quarter of the time that the last batch took (at most 20 ms): a lone
-            caller never waits.
+        max_size: Largest number of calls in one batch.
+        max_wait_s: Longest time that the first call waits for others, in seconds. With 0, a batch holds the calls that arrived
+            while the previous batch ran. With None, a batch waits until the callers of the last batches have called again, for
+            at most a quarter of the time that the last batch took (and at most 20 ms). A lone caller never waits.
     """
 
     max_size: int = 32
@@ -67,11 +67,13 @@ class Batching:
 
 
 class Server(Resource):
-    """Answers calls. Register methods, then `start` or `run`; `stop` joins.
+    """A server that runs callbacks for calls and publishes on topics.
+
+    Register methods, then call `start` or `run`. `stop` ends the threads and joins them.
 
     Attributes:
-        counters: see `CallQueue`; and ``refused.CODE`` for messages that are none, ``gone`` for answers nobody was there to take,
-            ``takeovers``, ``publisher``.
+        counters: Those of `CallQueue`, and ``refused.CODE`` for malformed messages, ``gone`` for replies that could not be sent
+            because the connection had ended, ``takeovers``, ``notices`` (publications).
     """
 
     def __init__(
@@ -86,27 +88,27 @@ class Server(Resource):
         insecure: bool = False,
         max_frame_bytes: int = MAX_FRAME_BYTES,
     ) -> None:
-        """Binds nothing yet.
+        """Create a server without binding it.
 
         Args:
-            bind: where calls come.
-            name: of the service, for threads and logs.
-            pub: where notices leave; None: it publishes none.
-            terms: what a caller must agree with, field by field, when it says what it expects.
-            keys: the folder of the server's keys (`rl4sys-learner keys DIR`); None: whoever reaches the address may come in.
-            users: the access list; None: ``users.toml`` in `keys`.
-            insecure: let other machines come in without keys.
-            max_frame_bytes: a peer that sends a longer frame loses its connection.
+            bind: The address for calls.
+            name: The name of the service, for threads and logs.
+            pub: The address for publications. None: the server publishes nothing.
+            terms: The fields that a caller must agree with. The server compares them with those that the caller expects.
+            keys: The folder of the server's keys (`rl4sys-learner keys DIR`). None: any peer that reaches the address can call.
+            users: The access list. None: ``users.toml`` in `keys`.
+            insecure: Let other machines connect without keys.
+            max_frame_bytes: Largest frame to accept, in bytes. A peer that sends a longer one loses its connection.
 
         Raises:
-            ConfigError: for an address that other machines reach, without keys and without `insecure`.
-            TransportError: for an address that is none.
+            ConfigError: If other machines can reach an address and neither `keys` nor `insecure` is given.
+            TransportError: If an address is invalid.
         """
         for where in (bind, pub):
             if where is not None and keys is None and not insecure and not is_local(uri := Address.parse(where).uri):
                 raise ConfigError(
-                    f"{uri} lets other machines in without keys; make keys with `rl4sys-learner keys DIR`, "
-                    "bind 127.0.0.1, or if that is meant, say so: insecure=True, or --insecure",
+                    f"{uri} lets other machines in without keys; create keys with "
+                    "`rl4sys-learner keys DIR`, bind 127.0.0.1, or allow it with insecure=True (--insecure)",
                     key="bind",
                 )
         self.name = name
@@ -132,7 +134,7 @@ class Server(Resource):
         self._address: Address | None = None
         self._pub_address: Address | None = None
         for system, run in ((LATEST, self._publisher.latest), (STATUS, self._status)):
-            self._call_queue.register(Method(system, each(run), "$", CALL_ROLE))
+            self._call_queue.register(Method(system, per_call(run), "$", CALL_ROLE))
 
     def register(
         self,
@@ -145,24 +147,24 @@ class Server(Resource):
         max_queue: int = 1024,
         client_id: str = "",
     ) -> None:
-        """Adds a method; also while the server runs.
+        """Add a method. The server can be running.
 
         Args:
-            name: what callers say.
-            run: the callback: a payload in, an answer out; with `batching` a list of payloads in, as many answers out. What it
-                raises goes to the caller. Arrays that come in are read-only.
-            concurrency_group: methods of one concurrency group never run at the same time; None: its own.
-            role: what the caller's key must have.
-            batching: None: one call at a time.
-            max_queue: how many may wait.
-            client_id: the client that the caller's key must be for; empty: any.
+            name: The name that callers use.
+            run: The callback. It takes a payload and returns one. With `batching` it takes a list of payloads and returns as many
+                results. Its exception goes to the caller. Arrays in payloads are read-only.
+            concurrency_group: The group of this method. Methods of one group never run at the same time. None: its own group.
+            role: The role that the caller's key must have.
+            batching: How calls are combined. None: one call at a time.
+            max_queue: Largest number of calls that wait in the concurrency group. Further calls are refused (``busy``).
+            client_id: The client that the caller's key must be for. Empty: any client.
 
         Raises:
-            ConfigError: when the name is none or taken, or a number is no sensible one.
+            ConfigError: If a name is invalid or already registered, or a number is out of range.
         """
         if not isinstance(batching, Batching | None):
-            raise ConfigError(f"{name!r:.60}: batching is {batching!r:.60}; it is a Batching or None", key="batching")
-        handler: Handler = run if batching is not None else each(run)
+            raise ConfigError(f"{name!r:.60}: batching is {batching!r:.60}; expected a Batching or None", key="batching")
+        handler: Handler = run if batching is not None else per_call(run)
         size, wait_s = (batching.max_size, batching.max_wait_s) if batching is not None else (1, 0.0)
         with self._lock:
             self._call_queue.register(
@@ -179,22 +181,24 @@ class Server(Resource):
             )
 
     def unregister(self, name: str) -> None:
-        """Remove a method if it exists. Waiting calls of it still run. Its concurrency group stays for other methods."""
+        """Remove a method, if there is one of this name. Its waiting calls still run. The concurrency group stays."""
         with self._lock:
             self._call_queue.unregister(name)
 
     def start(self) -> Self:
-        """Binds and serves in threads of its own; returns when it is bound. One that could not be bound may be started again.
+        """Bind the addresses and serve in threads of the server. Return when the addresses are bound.
+
+        After an error you can call it again.
 
         Raises:
-            AddressInUse: when somebody else binds the address.
-            ConfigError: for keys that are missing, wrong, or readable by others.
-            TransportError: when it cannot be bound.
-            Closed: after `stop`.
+            AddressInUse: If another socket is bound to the address.
+            ConfigError: If keys are missing, invalid, or readable by other users of the machine.
+            TransportError: If an address cannot be bound.
+            Closed: If `stop` was called before.
         """
         with self._lock:
             if self._pool.stopping.is_set():
-                raise Closed(f"{self.name} was stopped; make a new one")
+                raise Closed(f"{self.name} was stopped; create a new server")
             if self._pool.started:
                 return self
             try:
@@ -206,10 +210,11 @@ class Server(Resource):
         return self
 
     def run(self) -> None:
-        """Serves until `stop` is called by another thread, or an exception (Ctrl-C) ends the wait; then stops.
+        """Serve until another thread calls `stop` or an exception (Ctrl-C) ends the wait, then stop.
 
         Raises:
-            AddressInUse, ConfigError, TransportError: as `start` does.
+            AddressInUse, ConfigError, TransportError: As for `start`.
+            WorkerDied: If a thread of the server ends with an error.
         """
         self.start()
         try:
@@ -220,10 +225,10 @@ class Server(Resource):
 
     @property
     def address(self) -> str:
-        """Where it is bound, as a URI.
+        """The bound address for calls, as a URI.
 
         Raises:
-            Closed: before `start`.
+            Closed: If the server is not started.
         """
         if self._address is None:
             raise Closed(f"{self.name} is not started")
@@ -231,30 +236,31 @@ class Server(Resource):
 
     @property
     def pub_address(self) -> str:
-        """Where its notices leave, as a URI; empty when it publishes none."""
+        """The bound address for publications, as a URI. Empty if the server publishes nothing or is not started."""
         return "" if self._pub_address is None else self._pub_address.uri
 
     def publish(self, topic: str, payload: Tree) -> int:
-        """Tells every subscriber of a topic; returns the notice's number. Slow subscribers get the newest, not all.
+        """Publish to all subscribers of a topic, and return the number of the publication.
 
-        The payload is copied: its arrays may change afterwards.
+        A slow subscriber gets the newest publication and misses others. The payload is copied, so its arrays can change
+        afterwards.
 
         Raises:
-            PayloadError: when the payload can't travel, or a part of it is larger than `MAX_FRAME_BYTES`; for a topic that is no
-                name, or one more than 1024.
-            Closed: after `stop`, and where nothing is published.
-            WorkerDied: when one of its threads has died.
+            PayloadError: If the payload cannot be encoded, a frame of it is larger than `MAX_FRAME_BYTES`, the topic is not a
+                valid name, or 1024 other topics are published already.
+            Closed: If the server was stopped, or has no address for publications.
+            WorkerDied: If a thread of the server has ended with an error.
         """
         stopped = self._pool.stopping.is_set()
         if stopped or self._pub is None:
-            raise Closed(f"{self.name} {'was stopped' if stopped else 'publishes nothing: it has no pub address'}")
+            raise Closed(f"{self.name} {'was stopped' if stopped else 'cannot publish: it has no pub address'}")
         self.raise_if_dead()
         number = self._publisher.post(topic, payload)
         self._wakeup.set()
         return number
 
     def status(self) -> dict[str, Any]:
-        """What it has done: addresses, methods, callers, what waits by concurrency group, counters."""
+        """Return addresses, methods, number of callers, waiting calls by concurrency group, topics and counters."""
         return {
             "name": self.name,
             "address": self._address.uri if self._address else "",
@@ -268,27 +274,31 @@ class Server(Resource):
         }
 
     def raise_if_dead(self) -> None:
-        """Raises WorkerDied when one of its threads has died."""
+        """Raise WorkerDied if a thread of the server has ended with an error."""
         self._pool.raise_if_dead()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Refuses what waits (``closing``), answers what runs, joins the threads, closes the sockets. A second call does nothing.
+        """Stop the server, join its threads and close its sockets. A second call does nothing.
 
-        Called by a callback it only tells the threads to end.
+        Waiting calls are refused (``closing``). Running calls get their replies. From within a callback, `stop` only asks the
+        threads to end and returns at once.
+
+        Args:
+            timeout_s: Longest time to wait for the threads, in seconds.
 
         Raises:
-            CallbackStuck: when a callback still runs after `timeout_s` seconds; its thread ends when it returns, and closes the
-                sockets, which hold the address until then.
+            CallbackStuck: If a callback still runs after `timeout_s`. Its thread ends when the callback returns, and then closes
+                the sockets. Until then the address stays bound.
         """
         self._pool.stop()
         self._wakeup.set()
-        if self._pool.is_inside:
+        if self._pool.in_pool_thread:
             return
         self._pool.join(timeout_s)
         self._close_sockets()
 
     def close(self) -> None:
-        """`stop` with its default time."""
+        """Call `stop` with its default timeout."""
         self.stop()
 
     # ---- sockets
@@ -299,7 +309,7 @@ class Server(Resource):
             self._bind, send_hwm=1024, recv_hwm=1024, max_frame_bytes=self._max_frame_bytes, secure=secure, watch=False
         )
         if self._pub is not None:
-            self._xpub = Socket.xpub(self._pub, hwm=NOTICE_HWM, secure=secure, grants=True)
+            self._xpub = Socket.xpub(self._pub, hwm=PUBLICATION_HWM, secure=secure, grants=True)
             self._pub_address = self._xpub.bound
             self._poller.register(self._xpub)
         self._address = self._router.bound
@@ -312,7 +322,7 @@ class Server(Resource):
                 socket.adopt()
 
     def _close_sockets(self) -> None:
-        """By the last of the threads, or whoever stops a server that has none."""
+        """Close the sockets: by the last thread of the pool, or by `stop` if the pool has no thread."""
         self._poller.close()
         self._release()
         self._wakeup.close()
@@ -330,44 +340,44 @@ class Server(Resource):
             return None
         self._authenticator = Authenticator(self._keys, self._users)
         self._authorizer = Authorizer(self._authenticator.watcher.access)
-        self._authenticator.open(self._take_list)
+        self._authenticator.open(self._replace_access_list)
         return self._authenticator.secure
 
-    def _take_list(self, access: AccessList) -> None:
-        """A new list of keys, in the thread that watches the file: each message is checked against the one in force."""
+    def _replace_access_list(self, access: AccessList) -> None:
+        """Replace the access list, in the thread that watches its file. Later messages are checked against the new list."""
         if self._authorizer.replace(access):
-            self._publisher.rotate()
+            self._publisher.change_channel()
 
     # ---- the leader's loop
 
     def _lead(self) -> None:
-        """The loop of whoever has the sockets; returns when it has them no more."""
+        """Run the leader's loop. Return when the server stops or another thread has taken the lead."""
         assert self._router is not None
         beacon_s = look_s = time.monotonic()
         call_queue, poller, router = self._call_queue, self._poller, self._router
         wait_s: float | None = 0.0
         while not self._pool.stopping.is_set():
-            if wait_s and wait_s < LEAST_POLL_S:  # for a batch to become fuller; a poll would take too long
+            if wait_s and wait_s < LEAST_POLL_S:  # wait for more calls of a batch; a poll would take too long
                 time.sleep(min(wait_s, NAP_S))
                 wait_s = 0.0
             ready = poller.poll(wait_s)
             if self._wakeup in ready:
                 self._wakeup.clear()
             if router in ready:
-                for _ in range(MOST_AT_ONCE):
-                    if not self._take_one(router) or call_queue.pressing:
+                for _ in range(MAX_READS_PER_TURN):
+                    if not self._take_one(router) or call_queue.run_now:
                         break
             if self._finished or self._publisher.waiting:
                 self._send_out(router)
             now = time.monotonic()
             if self._xpub is not None:
-                if now - look_s >= LOOK_S or self._xpub in ready:
+                if now - look_s >= CLOSE_CHECK_S or self._xpub in ready:
                     look_s = now
                     self._publisher.look(self._xpub, self._authorizer)
                 if now - beacon_s >= BEACON_S:
                     beacon_s = now
                     if self._authorizer.lapsed(time.time()):
-                        self._publisher.rotate()
+                        self._publisher.change_channel()
                     self._publisher.send_beacons(self._xpub)
             job = call_queue.next_job(now)
             if job is not None and not self._run_job(job, router):
@@ -375,12 +385,12 @@ class Server(Resource):
             wait_s = call_queue.wait_s(time.monotonic())
             if self._xpub is not None:
                 wait_s = min(max(0.0, beacon_s + BEACON_S - now), wait_s if wait_s is not None else BEACON_S)
-        self._wind_up(router)
+        self._drain(router)
 
-    # ---- what comes in
+    # ---- received messages
 
     def _take_one(self, router: Socket) -> bool:
-        """Takes one message; False when there is none."""
+        """Receive one message. Return False if no message is waiting."""
         try:
             frames = router.recv(MAX_TREE_FRAMES + 2)
         except TooManyFrames:
@@ -393,10 +403,10 @@ class Server(Resource):
             user = self._authorizer.admit(router.user, sum(len(f) for f in frames), now) if router.authenticated else None
             call = decode_call(frames[1:])
             if not isinstance(call, Call):
-                raise ProtocolError(Refusal.DIRECTION, "only a server says that")
+                raise ProtocolError(Refusal.DIRECTION, "only a server sends this message")
         except ProtocolError as exc:
             self.counters.add(f"refused.{exc.code}")
-            log.debug("%s: a message that is no call: %s", self.name, exc)
+            log.debug("%s: refused a message: %s", self.name, exc)
             return True
         answer: list[Frame] | None
         try:
@@ -424,7 +434,7 @@ class Server(Resource):
     # ---- jobs
 
     def _run_job(self, job: Job, router: Socket) -> bool:
-        """Runs a job and answers; False when another thread has taken the lead meanwhile."""
+        """Run a job and send its replies. Return False if another thread has taken the lead in the meantime."""
         what = (
             job.concurrency_group if job.method.name == job.concurrency_group else f"{job.concurrency_group} ({job.method.name})"
         )
@@ -446,14 +456,14 @@ class Server(Resource):
             self.counters.add("gone")
 
     def _send_out(self, router: Socket) -> None:
-        """What other threads have left: answers of long callbacks, and notices."""
+        """Send what other threads have handed over: replies of long callbacks, and publications."""
         while self._finished:
             self._finish(router, *self._finished.popleft())
         if self._xpub is not None:
             self._publisher.send(self._xpub)
 
-    def _wind_up(self, router: Socket) -> None:
-        """What waits is refused; what runs in other threads is answered yet."""
+    def _drain(self, router: Socket) -> None:
+        """Refuse all waiting calls, then wait for callbacks in other threads and send their replies."""
         for request in self._call_queue.drop_all():
             self._send(
                 router, request.peer, self._executor.refusal(request.call, CallRefusal.CLOSING, f"{self.name} is stopping")
@@ -461,15 +471,19 @@ class Server(Resource):
         self._poller.unregister(router)
         if self._xpub is not None:
             self._poller.unregister(self._xpub)
-        while self._call_queue.busy and not self._pool.is_hurt:
-            if self._wakeup in self._poller.poll(LOOK_S):
+        while self._call_queue.busy and not self._pool.has_failed:
+            if self._wakeup in self._poller.poll(CLOSE_CHECK_S):
                 self._wakeup.clear()
             self._send_out(router)
 
-    # ---- what every server answers
+    # ---- methods of every server
 
     def _hello(self, call: Call, now: float) -> Tree:
-        """Who this is, and since when it knows the caller; refuses one that expects other terms, by the fields that differ."""
+        """Return the server's description for a session, and register the session.
+
+        Raises:
+            Refuse: If the caller expects other `terms`. The detail lists the fields that differ.
+        """
         expected = call.payload.get("terms") if isinstance(call.payload, dict) else None
         if isinstance(expected, dict):
             pairs = [(field, expected.get(field), self._terms.get(field)) for field in sorted({*expected, *self._terms})]
@@ -496,7 +510,10 @@ class Server(Resource):
 
 
 def _agree(theirs: Tree, ours: Tree) -> bool:
-    """Whether two terms are equal: as Python has it, but for arrays (by dtype, shape and content) and NaN (which is itself)."""
+    """Return True if two terms are equal.
+
+    Arrays are equal if dtype, shape and content are. NaN is equal to NaN. Everything else compares as in Python.
+    """
     if isinstance(theirs, np.ndarray) or isinstance(ours, np.ndarray):
         if type(theirs) is not type(ours):
             return False

@@ -1,4 +1,4 @@
-"""The caller's side of calls without sockets, threads or clocks: what is under way, when it is said again, when it is over."""
+"""The calls of one connection on the caller's side, without sockets, threads or clocks."""
 
 from __future__ import annotations
 
@@ -25,41 +25,41 @@ from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import ANSWERED, FAILED, Call, Reply, check_size, decode_call, encode_call
 from rl4sys_zmq.wire.trees import Tree
 
-__all__ = ["HELLO", "Pending", "Session"]
+__all__ = ["HELLO", "PendingCall", "Session"]
 
 HELLO = "$hello"
-AGAIN_S = 0.5
-"""When a call is said again for the first time, in seconds; then after twice as long each time, at most `AGAIN_MOST_S`."""
-AGAIN_MOST_S = 4.0
+RESEND_S = 0.5
+"""The time after which a call is resent first, in seconds. It doubles with each resend, up to `RESEND_MAX_S`."""
+RESEND_MAX_S = 4.0
 SILENCE_S = 3.0
-"""A connection on which a call was repeated, and nothing came for so long (in seconds), is dialled anew: it may be half open."""
+"""The silence after a resend that makes the caller reconnect, in seconds. The connection can be half open."""
 WINDOW = 256
-"""How many calls of one connection are with the server at once; further ones wait here. A server keeps so many answers."""
+"""The largest number of calls that one connection sends at once. A server keeps as many replies for a session."""
 FULL_S = 0.005
-"""When a call for which the connection had no room is due again, in seconds."""
+"""The time after which a call is resent that did not fit the connection's queue, in seconds."""
 SLOWEST_BYTES_S = 1 << 20
-"""What is under way may take that long in addition: its bytes over this."""
+"""The slowest transfer rate to allow for, in bytes per second. It extends `SILENCE_S` for large calls."""
 
 _rng = random.SystemRandom()
 
 
 @dataclass(slots=True)
-class Pending:
-    """A call under way.
+class PendingCall:
+    """A call that is not over yet, or its result.
 
     Attributes:
-        method: what is called.
-        number: in its session.
-        once: it must not run twice.
-        timeout_s: what its caller allows, in seconds.
-        deadline_s: when that is over.
-        frames: what is sent.
-        tell: to be called with it when it is over, if somebody wants that; see `Session.over`.
-        sent: how many times it was sent.
-        due_s: when to send it (again).
-        done: it is over.
-        answer: the payload of the answer.
-        error: or what went wrong.
+        method: The name of the method.
+        number: Its number in the session.
+        once: True if it must run at most once.
+        timeout_s: The caller's timeout, in seconds.
+        deadline_s: The time at which the timeout passes.
+        frames: The message.
+        tell: Called with this object when the call is over, or None. See `Session.over`.
+        sent: The number of times it was sent.
+        due_s: The time at which to send it next.
+        done: True when it is over.
+        answer: The payload of the reply.
+        error: The error, if it failed.
     """
 
     method: str
@@ -68,7 +68,7 @@ class Pending:
     timeout_s: float
     deadline_s: float
     frames: list[Frame]
-    tell: Callable[[Pending], None] | None = None
+    tell: Callable[[PendingCall], None] | None = None
     sent: int = 0
     due_s: float = 0.0
     done: bool = False
@@ -78,21 +78,25 @@ class Pending:
 
 @dataclass(slots=True)
 class Session:
-    """The calls of one connection. Times are seconds on any one clock.
+    """The calls of one connection. All times are in seconds, on any one clock.
 
-    Before anything else a server is greeted (``$hello``), and again when another one answers: calls wait meanwhile, so that no
-    queue of them builds up where no server is, and one that forbids the terms refuses them all. The server says with which
-    greeting it began to know this session. If that is news, it knows nothing of what was said before: a call that must run once,
-    and was said, is lost, since it may have run where it was said.
+    The session sends ``$hello`` before anything else, and again when the server was restarted. Calls wait until the server
+    replies to it, so that no queue of calls builds up without a server. If the server refuses the `terms`, all calls fail.
+
+    The reply to ``$hello`` holds the number of the ``$hello`` with which the server created its side of the session. If that has
+    changed, the server has no record of earlier calls. A call with `once` that was sent before is then lost, since it is unknown
+    whether it ran.
 
     Attributes:
-        address: whom it calls, for messages.
-        counters: ``again`` (calls said again), ``late`` (answers nobody waits for), ``refused`` (messages that are none).
-        id: a random number.
-        server: the number of the server's life that answered last; 0 before.
-        welcome: what the server said to ``$hello``; None before, and until it is greeted again.
-        under_way: the calls that are not over, by number.
-        over: those that are, and whose `tell` is to be called, outside of any lock: it is somebody else's code.
+        address: The URI of the server, for messages.
+        counters: ``again`` (resent calls), ``late`` (replies to calls that are over), ``refused`` (malformed messages),
+            ``redials`` (reconnects), ``full`` (calls that did not fit the connection's queue).
+        terms: The fields that the server must agree with.
+        id: A random number.
+        server: The random number of the server that replied last. It differs for each start of a server. 0 before a reply.
+        welcome: The payload of the reply to ``$hello``. None before it, and while a new ``$hello`` is needed.
+        under_way: The calls that are not over, by number.
+        over: Calls that are over and whose `tell` is still to be called. Call it outside of any lock: it is foreign code.
     """
 
     address: str
@@ -101,15 +105,15 @@ class Session:
     id: int = field(default_factory=lambda: _rng.getrandbits(63))
     server: int = 0
     welcome: Tree = None
-    under_way: dict[int, Pending] = field(default_factory=dict)
-    over: deque[Pending] = field(default_factory=deque)
-    _heard_s: float = 0.0
+    under_way: dict[int, PendingCall] = field(default_factory=dict)
+    over: deque[PendingCall] = field(default_factory=deque)
+    _received_s: float = 0.0
     _expiry_s: float = math.inf
-    """No call ends before, for want of time."""
+    """No timeout passes before this time."""
     _next: int = 0
-    _hello: Pending | None = None
+    _hello: PendingCall | None = None
     _known: tuple[int, int] | None = None
-    """The server, and the greeting with which it began to know this session."""
+    """The number of the server, and that of the ``$hello`` with which it created this session."""
 
     def begin(
         self,
@@ -119,15 +123,17 @@ class Session:
         timeout_s: float,
         *,
         once: bool = False,
-        tell: Callable[[Pending], None] | None = None,
-    ) -> Pending:
-        """Starts a call; `due` gives it out. One that is larger than the server takes is over at once (``too_large``).
+        tell: Callable[[PendingCall], None] | None = None,
+    ) -> PendingCall:
+        """Start a call. `due` returns it when it is to be sent.
+
+        A call that is larger than the server accepts fails at once (``too_large``).
 
         Raises:
-            PayloadError: when the payload can't travel.
+            PayloadError: If the payload cannot be encoded.
         """
         if not self.under_way:
-            self._heard_s = now
+            self._received_s = now
         pending = self._make(method, payload, now, timeout_s, once, tell)
         self.under_way[pending.number] = pending
         self._expiry_s = min(self._expiry_s, pending.deadline_s)
@@ -135,52 +141,53 @@ class Session:
             self._check_size(pending)
         return pending
 
-    def due(self, now: float) -> list[Pending]:
-        """What to send now. Each will be due again, until it is over."""
+    def due(self, now: float) -> list[PendingCall]:
+        """Return the calls to send now. Each of them is due again later until it is over."""
         if not self.under_way:
             return []
         if self.welcome is None and self._hello is None:
             terms = None if self.terms is None else dict(self.terms)
             self._hello = self._make(HELLO, {"terms": terms}, now, 86_400.0, False, None)
         out = []
-        for pending in self._said():
+        for pending in self._sendable():
             if pending.due_s <= now:
                 if pending.sent:
                     self.counters.add("again")
-                pending.due_s = now + min(AGAIN_S * 2**pending.sent, AGAIN_MOST_S)
+                pending.due_s = now + min(RESEND_S * 2**pending.sent, RESEND_MAX_S)
                 pending.sent += 1
                 out.append(pending)
         return out
 
-    def not_sent(self, pending: Pending, now: float) -> None:
-        """The connection had no room for what `due` gave out: it will be due again soon."""
+    def not_sent(self, pending: PendingCall, now: float) -> None:
+        """Report that the connection's queue had no room for a call from `due`. The call is due again after `FULL_S`."""
         self.counters.add("full")
         pending.sent -= 1
         pending.due_s = now + FULL_S
 
-    def silent(self, now: float) -> bool:
-        """Whether to dial anew before what is due is sent: it was sent before, and nothing has come for too long.
+    def should_reconnect(self, now: float) -> bool:
+        """Return True if the caller should reconnect before it sends.
 
-        A connection may be dead without either side knowing, and TCP takes many minutes to find that out. The calls keep their
-        numbers, so one that runs goes on, and its answer finds the new connection with the next repetition.
+        That is so if a call is to be resent and nothing was received for too long. A connection can be dead without either side
+        noticing, and TCP takes many minutes to detect that. The calls keep their numbers: a call that runs goes on, and its reply
+        takes the new connection after the next resend.
         """
-        if now - self._heard_s <= SILENCE_S or not any(p.sent > 1 and p.due_s <= now for p in self._said()):
+        if now - self._received_s <= SILENCE_S or not any(p.sent > 1 and p.due_s <= now for p in self._sendable()):
             return False
-        size = sum([_size(frame) for p in self._said() for frame in p.frames])
-        if now - self._heard_s <= SILENCE_S + size / SLOWEST_BYTES_S:
+        size = sum([_size(frame) for p in self._sendable() for frame in p.frames])
+        if now - self._received_s <= SILENCE_S + size / SLOWEST_BYTES_S:
             return False
-        self._heard_s = now
+        self._received_s = now
         self.counters.add("redials")
         return True
 
-    def dialled(self, now: float) -> None:
-        """There is another connection: whatever the old one had in its queue is said again at once."""
-        for pending in self._said():
+    def on_reconnected(self, now: float) -> None:
+        """Report that the connection was replaced. All calls are due again at once, since the old queue is lost."""
+        for pending in self._sendable():
             pending.due_s = now
 
     def take(self, frames: list[Frame], now: float) -> None:
-        """A message has come."""
-        self._heard_s = now
+        """Process a received message."""
+        self._received_s = now
         try:
             reply = decode_call(frames)
         except ProtocolError:
@@ -190,64 +197,64 @@ class Session:
             self.counters.add("refused")
             return
         if self._hello is not None and reply.number == self._hello.number:
-            self._greeted(self._hello, reply)
+            self._on_hello_reply(self._hello, reply)
             return
         if reply.server != self.server:
-            self.greet()  # it was started again
+            self.require_hello()  # the server was restarted
         pending = self.under_way.get(reply.number)
         if pending is None:
             self.counters.add("late")
         elif reply.code == CallRefusal.NO_SESSION and pending.once and pending.sent == 1:
-            pending.sent, pending.due_s = 0, now  # it has run nowhere: it was said once, and refused
-            self.greet()
+            pending.sent, pending.due_s = 0, now  # it has not run: it was sent once, and refused
+            self.require_hello()
         else:
             self._end(pending, reply.payload, _error(pending, self.address, reply))
 
-    def greet(self) -> None:
-        """The server is greeted before anything else is said."""
+    def require_hello(self) -> None:
+        """Send ``$hello`` again before any other call."""
         self.welcome = None
 
     def expire(self, now: float) -> bool:
-        """Ends the calls whose time is over; returns whether there were any."""
+        """End the calls whose timeout has passed. Return True if there were any."""
         if now < self._expiry_s:
             return False
         over = [p for p in self.under_way.values() if p.deadline_s <= now]
         for pending in over:
-            stage = "the answer" if self.server else "a server: none has answered there yet"
+            stage = "the answer" if self.server else "a server: none has answered yet"
             self._end(pending, None, CallTimeout(pending.method, self.address, stage, pending.timeout_s))
         self._expiry_s = min([p.deadline_s for p in self.under_way.values()], default=math.inf)
         return bool(over)
 
     def wait_s(self, now: float) -> float:
-        """For how long nothing is due unless something comes, in seconds; a day when nothing is under way."""
+        """Return the time until something is due if no message arrives, in seconds. A day if no call is under way."""
         if not self.under_way:
             return 86_400.0
         if self.welcome is None and self._hello is None:
             return 0.0
-        return max(0.0, min([self._expiry_s, *(p.due_s for p in self._said())]) - now)
+        return max(0.0, min([self._expiry_s, *(p.due_s for p in self._sendable())]) - now)
 
-    def end(self, pending: Pending, error: RL4SysError) -> None:
-        """Gives a call up."""
+    def end(self, pending: PendingCall, error: RL4SysError) -> None:
+        """End a call with an error."""
         self._end(pending, None, error)
 
     def _make(
-        self, method: str, payload: Tree, now: float, timeout_s: float, once: bool, tell: Callable[[Pending], None] | None
-    ) -> Pending:
+        self, method: str, payload: Tree, now: float, timeout_s: float, once: bool, tell: Callable[[PendingCall], None] | None
+    ) -> PendingCall:
         number = self._next
         acked = next(iter(self.under_way)) if self.under_way else number
         frames = encode_call(Call(number, self.id, acked, round(timeout_s * 1000), once, method, payload))
         self._next += 1
-        return Pending(method, number, once, timeout_s, now + timeout_s, frames, tell, due_s=now)
+        return PendingCall(method, number, once, timeout_s, now + timeout_s, frames, tell, due_s=now)
 
-    def _said(self) -> Iterable[Pending]:
-        """What is said, and said again, as things are: the greeting alone, or the oldest calls."""
+    def _sendable(self) -> Iterable[PendingCall]:
+        """Return the calls to send and resend in the present state: the ``$hello`` alone, or the oldest calls."""
         if self._hello is not None:
             return (self._hello,)
         if self.welcome is None:
             return ()
         return self.under_way.values() if len(self.under_way) <= WINDOW else list(islice(self.under_way.values(), WINDOW))
 
-    def _greeted(self, hello: Pending, reply: Reply) -> None:
+    def _on_hello_reply(self, hello: PendingCall, reply: Reply) -> None:
         error = _error(hello, self.address, reply)
         if error is None and not _is_welcome(reply.payload):
             self.counters.add("refused")
@@ -266,17 +273,17 @@ class Session:
             else:
                 self._check_size(pending)
 
-    def _check_size(self, pending: Pending) -> None:
-        """A server ends the connection of who sends it a longer frame than it takes: it is not sent."""
+    def _check_size(self, pending: PendingCall) -> None:
+        """End a call with a frame that is too large for the server, which would close the connection."""
         try:
             check_size(pending.frames, self.welcome["max_frame_bytes"])
         except PayloadError as exc:
             self._end(pending, None, CallRefused(pending.method, self.address, CallRefusal.TOO_LARGE, exc.problem))
 
-    def _end(self, pending: Pending, answer: Tree, error: RL4SysError | None) -> None:
+    def _end(self, pending: PendingCall, answer: Tree, error: RL4SysError | None) -> None:
         self.under_way.pop(pending.number, None)
         if not self.under_way:
-            self._hello = None  # nobody waits for it any more
+            self._hello = None  # no call waits for it any more
         pending.answer, pending.error, pending.done = answer, error, True
         pending.frames = []
         if pending.tell is not None:
@@ -284,7 +291,7 @@ class Session:
 
 
 def _is_welcome(payload: Tree) -> bool:
-    """Whether it has what is read of it."""
+    """Return True if the payload has the fields that a `Session` reads, with the right types."""
     kinds = {"max_frame_bytes": int, "since": int, "pub": str, "channel": bytes}
     return isinstance(payload, dict) and all(type(payload.get(name)) is kind for name, kind in kinds.items())
 
@@ -293,7 +300,7 @@ def _size(frame: Frame) -> int:
     return frame.nbytes if isinstance(frame, memoryview) else len(frame)
 
 
-def _error(pending: Pending, address: str, reply: Reply) -> CallError | None:
+def _error(pending: PendingCall, address: str, reply: Reply) -> CallError | None:
     if reply.code == ANSWERED:
         return None
     if reply.code == FAILED:

@@ -1,4 +1,4 @@
-"""What a server tells whoever subscribed: the newest notice of each topic, and how far each topic is."""
+"""The publications of one server: the newest of each topic, its number, and the rights of subscribers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rl4sys_zmq.wire.trees import Tree
 __all__ = ["TopicPublisher", "topic_frame"]
 
 MAX_TOPICS = 1024
-"""So many a server publishes, and of so many it says how far they are though nothing was published yet."""
+"""The limit on published topics, and on subscribed topics that get beacons before anything was published on them."""
 
 
 def topic_frame(topic: str, channel: bytes) -> bytes:
-    """What a subscriber asks for. The zero byte keeps topics apart of which one begins with the other."""
+    """Return a topic as a subscription filter. The zero byte separates topics of which one is a prefix of another."""
     return topic.encode() + b"\0" + channel
 
 
@@ -33,13 +33,15 @@ class _Newest:
 
 
 class TopicPublisher:
-    """The topics of one server. `post` and the questions come from any thread, the rest from the one that has the sockets.
+    """The topics of one server.
 
-    Notices are kept as the bytes that go out: what the caller does to its arrays after `post` changes nothing.
+    `post`, `numbers` and `latest` can be called from any thread, and so can `change_channel`. The other methods belong to the
+    thread that uses the sockets. Publications are kept encoded, so the arrays can change after `post`.
 
     Attributes:
-        channel: random bytes that end each topic on the wire. A subscription can't be taken back: when somebody loses the right
-            to hear, there is another channel, and whoever may hear asks for it in its next ``$hello``.
+        channel: Random bytes that end each topic on the wire. A subscription cannot be withdrawn by the server. When a user
+            loses the right to subscribe, the channel changes, and the remaining subscribers get the new one from their next
+            ``$hello``.
     """
 
     def __init__(self, server: int, counters: Counters, max_frame_bytes: int) -> None:
@@ -47,26 +49,27 @@ class TopicPublisher:
         self._lock = threading.Lock()
         self._newest: dict[str, _Newest] = {}
         self._posted: OrderedDict[str, None] = OrderedDict()
-        """Topics whose newest notice is to be sent, in order. Without the lock: to pack a large notice holds up no sending."""
+        """Topics whose newest publication is to be sent, in order. Sending takes no lock, since packing can hold it long."""
         self._asked: set[str] = set()
         self.channel = secrets.token_bytes(8)
 
     @property
     def waiting(self) -> bool:
-        """Whether something is to be sent."""
+        """True if a publication is still to be sent."""
         return bool(self._posted)
 
     def post(self, topic: str, payload: Tree) -> int:
-        """Takes a notice; returns its number.
+        """Add a publication, and return its number.
 
         Raises:
-            PayloadError: when the payload can't travel, or a part of it is too large; for a topic beyond `MAX_TOPICS`.
+            PayloadError: If the payload cannot be encoded or a frame is too large, if the topic is not a valid name, or if
+                `MAX_TOPICS` other topics are published already.
         """
         check_topic(topic)
         with self._lock:
             held = self._newest.get(topic)
             if held is None and len(self._newest) >= MAX_TOPICS:
-                raise PayloadError("topic", f"{topic!r:.60}: this server publishes {MAX_TOPICS} topics and takes no more")
+                raise PayloadError("topic", f"{topic!r:.60}: this server publishes {MAX_TOPICS} topics, which is the limit")
             number = held.number + 1 if held is not None else 1
             frames = encode_publication(Publication(number, self._server, number, topic, payload))
             check_size(frames, self._max_frame_bytes)
@@ -76,33 +79,33 @@ class TopicPublisher:
         return number
 
     def numbers(self) -> dict[str, int]:
-        """The newest number of each topic."""
+        """Return the newest number of each topic."""
         return {topic: held.number for topic, held in self._newest.copy().items()}
 
     def latest(self, topic: object) -> Tree:
-        """The newest notice of a topic: its number and payload; number 0 and None when there is none yet."""
+        """Return the newest publication of a topic as a payload. Without one, `number` is 0 and `payload` is None."""
         held = self._newest.get(topic) if isinstance(topic, str) else None
         if held is None:
             return {"server": self._server, "number": 0, "payload": None}
         return {"server": self._server, "number": held.number, "payload": decode_call(held.frames).payload}
 
     def send(self, xpub: Socket) -> None:
-        """Sends what was posted: of each topic the newest, whatever was posted before it."""
+        """Send the newest publication of each topic that was posted since the last call."""
         for _ in range(len(self._posted)):
             topic, _ = self._posted.popitem(last=False)
             xpub.send([topic_frame(topic, self.channel), *self._newest[topic].frames])
 
-    def rotate(self) -> None:
-        """Nobody who hears now hears any more, but who asks again."""
+    def change_channel(self) -> None:
+        """Change the channel. All subscriptions end; a subscriber must ask for the new channel."""
         self.channel = secrets.token_bytes(8)
 
     def send_beacons(self, xpub: Socket) -> None:
-        """Says of each topic how far it is: the loss of a last message, and of the server, are invisible otherwise."""
+        """Send the newest number of each topic, so that subscribers detect a lost last publication or a silent server."""
         for topic, number in {**dict.fromkeys(self._asked, 0), **self.numbers()}.items():
             self._send_beacon(xpub, topic, number)
 
     def look(self, xpub: Socket, authorizer: Authorizer) -> None:
-        """Grants new subscribers what they may read, and tells them how far it is."""
+        """Handle new subscriptions: grant those that are allowed, and send each the newest number of its topic."""
         while (frames := xpub.recv()) is not None:
             subscription = read_subscription(frames)
             if subscription is None or not subscription[0]:

@@ -1,21 +1,21 @@
-"""Users and their keys: who may connect, what each user may do, and how much.
+"""Users and their keys: authentication of connections, authorization of messages, and quotas.
 
-- `keys`: CURVE key pairs, their files, and sockets that speak CURVE with them.
-- `access`: the access list ``users.toml``: a `User` for each key, with client_ids, roles, expiry and quota.
-- `zap`: authentication of connections, as libzmq asks for it; one thread per process.
+- `keys`: CURVE key pairs, their files, and the socket options for CURVE.
+- `access`: the access list ``users.toml``, with a `User` for each key: client_ids, roles, expiry and quota.
+- `zap`: authentication of connections for libzmq, in one thread per process.
 - `authenticator`: the keys of one server, its access list, kept up to date, and its ZAP domain.
-- `authorizer`: authorization of each message. Learners and services ask the same `Authorizer`.
+- `authorizer`: authorization of each message, for learners and services.
 - `quota`: the limits of a user, and token buckets for rates.
 
-Two rules are on the ground floor, because configuration and the journal need them too: `rl4sys_zmq.loopback` says which
-addresses other machines reach, and `rl4sys_zmq.private` makes files that only their owner may read.
+Two related modules are on the lowest layer, because the configuration and the journal also need them: `rl4sys_zmq.loopback`
+(the addresses that other machines can reach) and `rl4sys_zmq.private` (files that only their owner can read).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rl4sys_zmq._lazy import load_late
+from rl4sys_zmq._lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from rl4sys_zmq.security.access import USERS_FILE, AccessList, User, load_access
@@ -73,7 +73,7 @@ __all__ = [
     "write_user_keys",
 ]
 
-__getattr__ = load_late(
+__getattr__ = lazy_getattr(
     __name__,
     {
         "access": ("USERS_FILE", "AccessList", "User", "load_access"),

@@ -1,19 +1,19 @@
-"""The access list: the file ``users.toml``, which says for each key that a server lets in what its user may do.
+"""The access list ``users.toml``: the keys that a server accepts, and the rights of their users.
 
 ::
 
     [edge-7]                              # the user: a name of your choice, shown in status and logs
     key = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
-    client_ids = ["luna"]                 # the policies that the user may act for; ["*"] for all
+    client_ids = ["luna"]                 # the clients that the user may act for; ["*"] for all
     roles = ["submit", "read_weights"]    # also "admin" for status and commands, "call" for services
     expires = 2027-01-01T00:00:00Z        # optional
 
-    [edge-7.quota]                        # optional, each of them
+    [edge-7.quota]                        # optional, as is each key in it
     messages_per_s = 200
     bytes_per_s = 10_000_000
-    actors = 8                            # processes at a time
+    actors = 8                            # live at the same time
     segment_steps = 10_000
-    fetches_per_min = 60                  # of whole weights
+    fetches_per_min = 60                  # requests for the complete weights
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from rl4sys_zmq.security.quota import Quota
 __all__ = ["ROLES", "USERS_FILE", "AccessList", "User", "load_access"]
 
 USERS_FILE = "users.toml"
-"""The access list's name in a folder of keys."""
+"""The file name of the access list in a folder of keys."""
 
 ROLES = ("submit", "read_weights", "admin", "call")
-"""``submit``: the user may send segments; ``read_weights``: it may receive the policy; ``admin``: it may see the learner's status
-and give commands; ``call``: it may call services: inference, environments, actions."""
+"""The roles of users. ``submit``: send segments. ``read_weights``: receive the policy. ``admin``: read the learner's status and
+send commands. ``call``: call services, such as inference, environments and actions."""
 
 ANY_CLIENT = "*"
 MAX_FILE_BYTES = 16 << 20
@@ -47,15 +47,15 @@ MAX_FILE_BYTES = 16 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class User:
-    """The holder of a key, and what it may do.
+    """The holder of a key, and its rights.
 
     Attributes:
-        name: the table's name in the file.
-        key: its public key, Z85.
-        client_ids: the clients (policies) that it may act for; None: all.
-        roles: of `ROLES`.
-        expires_unix_s: the Unix time from which it is refused; None: never.
-        quota: its limits.
+        name: The name of the user's table in the file.
+        key: The public key, as Z85.
+        client_ids: The clients that the user may act for. None: all.
+        roles: The user's roles, from `ROLES`.
+        expires_unix_s: The Unix time from which the key is refused, in seconds. None: never.
+        quota: The user's limits.
     """
 
     name: str
@@ -65,22 +65,22 @@ class User:
     expires_unix_s: float | None
     quota: Quota
 
-    def serves(self, client_id: str) -> bool:
-        """Return True if it may act for a client."""
+    def may_act_for(self, client_id: str) -> bool:
+        """Return True if the user may act for a client."""
         return self.client_ids is None or client_id in self.client_ids
 
     def expired(self, unix_s: float) -> bool:
-        """Return True if its key has expired at a Unix time."""
+        """Return True if the user's key has expired at a Unix time."""
         return self.expires_unix_s is not None and unix_s >= self.expires_unix_s
 
 
 @dataclass(frozen=True, slots=True)
 class AccessList:
-    """All users that a server lets in.
+    """All users that a server accepts.
 
     Attributes:
-        by_name: the users by name.
-        by_key: the same users by public key.
+        by_name: The users by name.
+        by_key: The same users by public key.
     """
 
     by_name: Mapping[str, User] = field(default_factory=dict)
@@ -91,14 +91,14 @@ def load_access(path: Path) -> AccessList:
     """Read an access list.
 
     Raises:
-        ConfigError: If the file cannot be read or something in it is invalid; the message names the file, the user and the key.
+        ConfigError: If the file cannot be read or a value in it is invalid. The message names the file, the user and the key.
     """
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigError(f"more than {MAX_FILE_BYTES} bytes", source=str(path))
+            raise ConfigError(f"the file has more than {MAX_FILE_BYTES} bytes; shorten it", source=str(path))
         tables = tomllib.loads(path.read_text())
     except OSError as exc:
-        remedy = "`rl4sys-learner keys DIR --user NAME` makes one"
+        remedy = "create one with `rl4sys-learner keys DIR --user NAME`"
         raise ConfigError(f"the list of users cannot be read ({exc.strerror}); {remedy}", source=str(path)) from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ConfigError(f"not TOML: {exc}", source=str(path)) from exc
@@ -109,7 +109,7 @@ def load_access(path: Path) -> AccessList:
             user = _user(name, table)
             other = by_key.get(user.key)
             if other is not None:
-                raise ConfigError(f"{name}.key is the same as {other.name}.key; each user has its own", key=f"{name}.key")
+                raise ConfigError(f"{name}.key is the same as {other.name}.key; give each user its own", key=f"{name}.key")
         except ConfigError as exc:
             raise ConfigError(str(exc), key=exc.key, source=os.fspath(path)) from None
         by_name[name] = by_key[user.key] = user
@@ -129,11 +129,11 @@ def _user(name: str, table: object) -> User:
             raise ConfigError(f"{name}.{key} is missing", key=f"{name}.{key}")
     public = check_value(f"{name}.key", table["key"], text)
     if not is_key(public):
-        raise ConfigError(f"{name}.key is no public key: {KEY_CHARS} characters of Z85", key=f"{name}.key")
+        raise ConfigError(f"{name}.key is not a public key: expected {KEY_CHARS} characters of Z85", key=f"{name}.key")
     roles = _texts(f"{name}.roles", table["roles"])
     for role in roles:
         if role not in ROLES:
-            raise ConfigError(f"{name}.roles: {role!r} is none of {', '.join(ROLES)}", key=f"{name}.roles")
+            raise ConfigError(f"{name}.roles: {role!r} is not one of {', '.join(ROLES)}", key=f"{name}.roles")
     client_ids = _texts(f"{name}.client_ids", table["client_ids"], name_of_user)
     return User(
         name=name,

@@ -1,6 +1,7 @@
-"""Authentication for one server: its keys, its access list, and the ZAP domain that lets in only the keys on that list.
+"""Authentication for one server: its keys, its access list and its ZAP domain.
 
-A change of the list's file is in force within a second; a mistake in it changes nothing.
+Only keys on the list can connect. A change of the list's file takes effect within a second. If the file is invalid, the old list
+stays in force.
 """
 
 from __future__ import annotations
@@ -25,26 +26,26 @@ __all__ = ["AccessWatcher", "Authenticator"]
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.1
+POLL_S = 0.1
 JOIN_S = 2.0
 _numbers = itertools.count()
 
 
 class AccessWatcher(Worker):
-    """The access list in force, read again when its file changes; the ZAP handler is answered from it.
+    """The access list in force, and the thread that reads it again when its file changes.
 
     Attributes:
-        access: the list in force; replaced whole.
-        problem: why the file on disk is not in force, or an empty string.
-        loads: how many times a list has come into force.
-        warnings: what others may change, each with the remedy.
+        access: The list in force. It is replaced as a whole.
+        problem: The reason why the file on disk is not in force, or an empty string.
+        loads: The number of lists that have come into force.
+        warnings: Files and folders that other accounts can change, each with the remedy.
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the file a first time.
+        """Read the file for the first time.
 
         Raises:
-            ConfigError: If it cannot be used.
+            ConfigError: If the file cannot be used.
         """
         super().__init__("rl4sys-access")
         self.problem = ""
@@ -58,9 +59,9 @@ class AccessWatcher(Worker):
         self._stopping = threading.Event()
 
     def check(self, credentials: Credentials) -> str | Denied:
-        """Return the key of a connection if it is listed; the ZAP handler calls this in its thread.
+        """Return the key of a connection if it is listed, else the denial. The ZAP handler calls this in its thread.
 
-        The key identifies the connection, not the user's name: a name may be given another key while the old one is connected.
+        The key identifies the connection, not the user's name: a name can get another key while the old key is connected.
         """
         user = self.access.by_key.get(credentials.key_z85)
         if user is None:
@@ -68,19 +69,19 @@ class AccessWatcher(Worker):
         return Denied("expired") if user.expired(time.time()) else user.key
 
     def run(self) -> None:
-        """Look ten times a second if the file has changed, until `stop`."""
+        """Check ten times a second for a change of the file, until `stop`."""
         last = self._seen
-        while not self._stopping.wait(LOOK_S):
+        while not self._stopping.wait(POLL_S):
             before, last = last, _signature(self._path)
             if last == self._seen or last != before:
-                continue  # unchanged, or still being written: half a list would lock out the other half
+                continue  # unchanged, or still being written: an incomplete list would lock out users
             self._seen = last
             self._warn()
             try:
                 access = load_access(self._path)
             except ConfigError as exc:
                 self.problem = str(exc)
-                log.error("the list of users has not changed, because: %s", exc)
+                log.error("the new list of users is invalid, and the old one stays in force: %s", exc)
                 continue
             self.access, self.problem = access, ""
             self.changed(access)
@@ -92,7 +93,7 @@ class AccessWatcher(Worker):
         self._stopping.set()
 
     def _warn(self) -> None:
-        """Log once for each file and folder that others may change: they could add their own keys."""
+        """Log a warning once for each file and folder that other accounts can change: they could add their own keys."""
         found = others_can_write(self._path, self._path.resolve().parent)
         for warning in found:
             if warning not in self.warnings:
@@ -106,19 +107,19 @@ class Authenticator(Resource):
     Open it before the sockets are bound, and close it after they are closed.
 
     Attributes:
-        watcher: the access list.
-        secure: makes a bound socket speak CURVE and ask this authenticator about each connection.
+        watcher: The access list and its thread.
+        secure: The function that sets up a socket, before it is bound, for CURVE with this authenticator.
     """
 
     def __init__(self, keys: Path, users_file: Path | None = None) -> None:
         """Read the keys and the access list, and register the ZAP domain.
 
         Args:
-            keys: the folder with the server's keys.
-            users_file: the access list; None: ``users.toml`` in `keys`.
+            keys: The folder with the server's keys.
+            users_file: The access list. None: ``users.toml`` in `keys`.
 
         Raises:
-            ConfigError: If one of them is missing or invalid, or if others can read the secret.
+            ConfigError: If a file is missing or invalid, or if other accounts can read the secret.
         """
         pair = read_server_keys(keys / LEARNER_SECRET)
         self.watcher = AccessWatcher(users_file or keys / USERS_FILE)
@@ -127,12 +128,12 @@ class Authenticator(Resource):
         self.secure: Secure = curve_server(pair, name)
 
     def open(self, changed: Callable[[AccessList], None]) -> None:
-        """Start to watch the list; the watcher's thread calls `changed` with each new one."""
+        """Start to watch the list. The watcher's thread calls `changed` with each new list."""
         self.watcher.changed = changed
         self.watcher.start()
 
     def report(self) -> dict[str, object]:
-        """Return the figures for a server's status: users that are listed, connections that were accepted and denied."""
+        """Return figures for a server's status: listed users, and accepted and denied connections."""
         return {
             "listed": len(self.watcher.access.by_name),
             "loads": self.watcher.loads,
@@ -143,19 +144,19 @@ class Authenticator(Resource):
         }
 
     def raise_if_dead(self) -> None:
-        """Raise WorkerDied if no peer can connect any more, or the access list is no longer watched."""
+        """Raise WorkerDied if the ZAP handler's thread or the watcher's thread has ended."""
         self._domain.raise_if_dead()
         self.watcher.raise_if_dead()
 
     def close(self) -> None:
-        """End the watch and unregister the domain."""
+        """Stop the watcher's thread and unregister the domain."""
         self.watcher.stop()
         self.watcher.join(JOIN_S)
         self._domain.close()
 
 
 def _signature(path: Path) -> tuple[int, ...]:
-    """Return what changes with the file or its replacement; empty if there is no file."""
+    """Return a tuple that changes when the file changes or is replaced; empty if there is no file."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,4 +1,7 @@
-"""Authorization: what the user of a connection may do, checked before a message is decoded and again before it takes effect."""
+"""Authorization of messages by the rights of their user.
+
+A message is checked before it is decoded, and again before it takes effect.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,16 @@ READ_ROLE = "read_weights"
 
 
 class Authorizer:
-    """The rights and quotas of one server's users: of a learner's actors and operators, and of a service's callers alike.
+    """The rights and quotas of one server's users: actors, operators and callers of services.
 
-    ZAP marks each connection with the public key of its user; `admit` returns the `User` for such a key. Every other check
-    takes that `User`, or None if there is no access list; then everything is allowed. A check that fails raises
-    `ProtocolError` with the refusal's code. The thread that has the sockets asks; another thread may call `replace`.
+    ZAP marks each connection with the public key of its user, and `admit` returns the `User` for that key. The other checks
+    take this `User`, or None if there is no access list; then everything is allowed. A check that fails raises
+    `ProtocolError` with the code of the refusal. The thread with the sockets calls the checks. Another thread can call
+    `replace`.
     """
 
     def __init__(self, access: AccessList | None) -> None:
-        """Take the access list in force; None: the server has no keys, and any peer may do everything."""
+        """Start with an access list. None: the server has no keys, and every peer has all rights."""
         self._access = access
         self._meters: dict[str, QuotaMeter] = {}
         self._lapsed: set[str] = set()
@@ -32,13 +36,13 @@ class Authorizer:
     # ---- the access list
 
     def replace(self, access: AccessList) -> set[str]:
-        """Put a new access list in force; return the names of users that may read less than before, or are gone."""
+        """Put a new access list in force; return the names of users that lost rights to read weights or were removed."""
         old, self._access = self._access, access
         self._meters.clear()
         return {name for name, user in old.by_name.items() if _reads_less(user, access.by_name.get(name))} if old else set()
 
     def lapsed(self, unix_s: float) -> set[str]:
-        """Return the names of users that could read weights and whose keys have expired since the last call."""
+        """Return the names of users with the role ``read_weights`` whose keys have expired since the last call."""
         if self._access is None:
             return set()
         over = {name for name, user in self._access.by_name.items() if user.expired(unix_s) and READ_ROLE in user.roles}
@@ -48,22 +52,21 @@ class Authorizer:
     # ---- every message
 
     def admit(self, key: str, nbytes: int, now: float) -> User | None:
-        """Return the user of a message before it is decoded, or None without an access list.
+        """Return the user of a message before it is decoded, or None if there is no access list.
 
         Args:
-            key: the public key of the connection.
-            nbytes: the size of the message.
-            now: on the monotonic clock, in seconds.
+            key: The public key of the connection.
+            nbytes: The size of the message, in bytes.
+            now: The time on the monotonic clock, in seconds.
 
         Raises:
-            ProtocolError: ``FORBIDDEN`` if the key is not listed (any more) or has expired, ``QUOTA`` if its user sends too
-                much.
+            ProtocolError: ``FORBIDDEN`` if the key is no longer listed or has expired, ``QUOTA`` if the user is over its limits.
         """
         if self._access is None:
             return None
         user = self._access.by_key.get(key)
         if user is None:
-            raise ProtocolError(Refusal.FORBIDDEN, "this key is not in the list of users any more")
+            raise ProtocolError(Refusal.FORBIDDEN, "this key is no longer in the list of users")
         if user.expired(time.time()):
             raise ProtocolError(Refusal.FORBIDDEN, f"the key of {user.name} has expired")
         meter = self._meters.get(key) or self._new_meter(user, now)
@@ -79,22 +82,22 @@ class Authorizer:
     def check_role(user: User | None, role: str) -> None:
         """Raise ProtocolError (``FORBIDDEN``) if a user does not have a role."""
         if user is not None and role not in user.roles:
-            raise ProtocolError(Refusal.FORBIDDEN, f"the key of {user.name} has no role {role}")
+            raise ProtocolError(Refusal.FORBIDDEN, f"the key of {user.name} does not have the role {role}")
 
     @staticmethod
     def check_client(user: User | None, client_id: str) -> None:
         """Raise ProtocolError (``IDENTITY``) if a user may not act for a client."""
-        if user is not None and not user.serves(client_id):
-            raise ProtocolError(Refusal.IDENTITY, f"the key of {user.name} is not for client {client_id!r:.80}")
+        if user is not None and not user.may_act_for(client_id):
+            raise ProtocolError(Refusal.IDENTITY, f"the key of {user.name} is not valid for client {client_id!r:.80}")
 
     def may_read(self, key: str, client_id: str | None = None) -> bool:
-        """Return True if the user of a key may subscribe: to a client's weights, or without `client_id` to a service's topics."""
+        """Return True if the user of a key may subscribe: to a client's weights, or without `client_id` to any topic."""
         if self._access is None:
             return True
         user = self._access.by_key.get(key)
         if user is None or READ_ROLE not in user.roles or user.expired(time.time()):
             return False
-        return client_id is None or user.serves(client_id)
+        return client_id is None or user.may_act_for(client_id)
 
     # ---- actors
 
@@ -102,14 +105,14 @@ class Authorizer:
         """Check that an actor may join.
 
         Args:
-            user: the user of the connection.
-            hello: the actor's greeting.
-            owner: the name of the user that the actor_id belongs to; empty if it belongs to none.
-            live: how many other actors of this user are live.
+            user: The user of the connection.
+            hello: The actor's HELLO message.
+            owner: The name of the user to which the actor_id belongs; empty if it belongs to no user.
+            live: The number of other live actors of this user.
 
         Raises:
-            ProtocolError: ``IDENTITY`` for a client or an actor of another user, ``FORBIDDEN`` without the role, ``QUOTA`` for
-                too many actors.
+            ProtocolError: ``IDENTITY`` if the client or the actor belongs to another user, ``FORBIDDEN`` if the role is missing,
+                ``QUOTA`` if the user has too many actors.
         """
         if user is None:
             return
@@ -121,10 +124,10 @@ class Authorizer:
             raise ProtocolError(Refusal.QUOTA, f"{live} actors of {user.name} are live; its quota is {user.quota.actors}")
 
     def check_fetch(self, user: User | None, now: float) -> None:
-        """Check that an actor may ask for whole weights.
+        """Check that an actor may request the complete weights.
 
         Raises:
-            ProtocolError: ``FORBIDDEN`` without the role, ``QUOTA`` if it asks too often.
+            ProtocolError: ``FORBIDDEN`` if the role is missing, ``QUOTA`` if the requests are too frequent.
         """
         if user is None:
             return
@@ -138,7 +141,7 @@ class Authorizer:
         """Raise ProtocolError (``QUOTA``) if a segment is longer than a user may send."""
         limit = user.quota.segment_steps if user is not None else None
         if limit is not None and (longest := max(steps, default=0)) > limit:
-            raise ProtocolError(Refusal.QUOTA, f"a segment of {longest} steps; the quota of this key is {limit}")
+            raise ProtocolError(Refusal.QUOTA, f"a segment has {longest} steps; the quota of this key is {limit}")
 
     def _new_meter(self, user: User, now: float) -> QuotaMeter:
         meter = self._meters[user.key] = QuotaMeter(user.quota, now)
@@ -146,7 +149,7 @@ class Authorizer:
 
 
 def _reads_less(before: User, after: User | None) -> bool:
-    """Return True if weights that a user could read must be hidden from it."""
+    """Return True if a user must no longer receive some weights that it could read before."""
     if READ_ROLE not in before.roles:
         return False
     if after is None or after.key != before.key or READ_ROLE not in after.roles:

@@ -1,12 +1,12 @@
-"""CURVE keys: pairs, the small files that hold them, and sockets that use them.
+"""CURVE keys: key pairs, key files, and sockets that use them.
 
 A key is 32 bytes, written as 40 characters of Z85. The files are TOML::
 
     learner.secret    public, secret                    0600, only on the learner's machine
-    learner.public    public                            may be read by all
+    learner.public    public                            0644, readable by all
     NAME.keys         name, public, secret, learner     0600, one for each user: an actor, a caller or a person
 
-Keys protect tcp and ipc. inproc never leaves the process and libzmq ignores CURVE there, so setting it does nothing.
+Keys protect tcp and ipc. On inproc libzmq ignores CURVE, because the messages never leave the process.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _Z85 = frozenset(z85.Z85CHARS.decode())
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A public key and the secret it belongs to, in Z85; its repr never shows the secret."""
+    """A public key and its secret key, as Z85. The repr never shows the secret."""
 
     public: str
     secret: str = field(repr=False)
@@ -71,7 +71,7 @@ class ServerKeys:
 
 @dataclass(frozen=True, slots=True)
 class UserKeys:
-    """The keys of a user: its own pair, and the learner's public key, which proves the learner to it."""
+    """The keys of a user: its own pair, and the learner's public key, by which it authenticates the learner."""
 
     own: KeyPair
     learner_public: str
@@ -83,21 +83,22 @@ def is_key(text: str) -> bool:
 
 
 def new_key_pair() -> KeyPair:
-    """Return a fresh random pair."""
+    """Return a new random key pair."""
     public, secret = zmq.curve_keypair()
     return KeyPair(public.decode("ascii"), secret.decode("ascii"))
 
 
 def curve_server(keys: ServerKeys, zap_domain: str) -> Secure:
-    """Make a bound socket speak only CURVE, and ask the domain's check (`register_domain`) about every peer.
+    """Return a function that sets up a bound socket to use only CURVE.
 
-    If no check answers, no peer can connect. On inproc it does nothing.
+    For each peer libzmq asks for the check of the ZAP domain, which `register_domain` registers. Without a check no peer can
+    connect. On inproc this has no effect.
 
     Raises:
-        ConfigError: If the domain is empty: libzmq would then let in any peer while no check answers.
+        ConfigError: If the domain is empty: libzmq would then accept any peer while there is no check.
     """
     if not zap_domain:
-        raise ConfigError("an empty ZAP domain lets everybody in; give it a name", key="zap_domain")
+        raise ConfigError("an empty ZAP domain would accept every peer; give it a name", key="zap_domain")
 
     def secure(raw: zmq.Socket[bytes]) -> None:
         raw.setsockopt(zmq.CURVE_SERVER, 1)
@@ -110,7 +111,10 @@ def curve_server(keys: ServerKeys, zap_domain: str) -> Secure:
 
 
 def curve_client(keys: UserKeys) -> Secure:
-    """Make a dialling socket speak only CURVE, and only with the learner whose key it has. On inproc it does nothing."""
+    """Return a function that sets up a connecting socket to use only CURVE.
+
+    The socket connects only to a learner with the given public key. On inproc this has no effect.
+    """
     return curve((keys.own.public, keys.own.secret, keys.learner_public))
 
 
@@ -118,10 +122,10 @@ def curve_client(keys: UserKeys) -> Secure:
 
 
 def write_secret_file(path: str | os.PathLike[str], values: Mapping[str, str]) -> None:
-    """Write a file that only its owner may read, in a folder that only its owner may enter; both are synced to the disk.
+    """Write a file with mode 0600 in a folder with mode 0700, and sync both to the disk.
 
     Raises:
-        ConfigError: If the file exists already (nothing is overwritten) or cannot be written.
+        ConfigError: If the file already exists (it is not overwritten) or cannot be written.
     """
     _write(Path(path), values, 0o600)
 
@@ -136,7 +140,7 @@ def write_server_keys(path: str | os.PathLike[str], keys: ServerKeys) -> None:
 
 
 def write_learner_public(path: str | os.PathLike[str], public: str) -> None:
-    """Write ``learner.public``, which all may read.
+    """Write ``learner.public``, which all accounts can read.
 
     Raises:
         ConfigError: As `write_secret_file` does.
@@ -159,23 +163,23 @@ def write_user_keys(path: str | os.PathLike[str], name: str, keys: UserKeys) -> 
 
 
 def _write(path: Path, values: Mapping[str, str], mode: int) -> None:
-    # Literal strings: no character of Z85 or of a name is a single quote or a control character.
+    # TOML's literal strings: Z85 and names contain no single quotes and no control characters.
     text = "".join(f"{key} = '{value}'\n" for key, value in values.items())
     try:
         make_private(path.parent)
         fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         try:
             with os.fdopen(fd, "w", encoding="utf-8") as file:
-                os.fchmod(file.fileno(), mode)  # the umask may have taken away bits
+                os.fchmod(file.fileno(), mode)  # the umask may have removed bits
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
         except BaseException:
-            path.unlink(missing_ok=True)  # half a key is no key
+            path.unlink(missing_ok=True)  # do not leave an incomplete key
             raise
         sync_folder(path.parent)
     except FileExistsError as exc:
-        raise ConfigError("is there already; move it away, or choose another name", source=str(path)) from exc
+        raise ConfigError("the file already exists; move it away, or choose another name", source=str(path)) from exc
     except OSError as exc:
         raise ConfigError(f"cannot be written: {exc.strerror}; choose a folder that you own", source=str(path)) from exc
 
@@ -187,8 +191,8 @@ def read_server_keys(path: str | os.PathLike[str]) -> ServerKeys:
     """Read ``learner.secret``.
 
     Raises:
-        ConfigError: If the file is missing, a link, owned by another account, open to others or damaged, or if its public key
-            does not belong to its secret; the message names the file and the remedy.
+        ConfigError: If the file is missing, a link, owned by another account, accessible to others or damaged, or if its public
+            key does not belong to its secret. The message names the file and the remedy.
     """
     return ServerKeys(_pair(_read(Path(path), secret=True), str(path)))
 
@@ -212,36 +216,36 @@ def read_user_keys(path: str | os.PathLike[str]) -> tuple[str, UserKeys]:
     found = _read(Path(path), secret=True)
     name = found.get("name")
     if not isinstance(name, str) or not _PLAIN.fullmatch(name):
-        raise ConfigError("name: missing or impossible; make new keys", key="name", source=source)
+        raise ConfigError("name: missing or invalid; create new keys", key="name", source=source)
     return name, UserKeys(_pair(found, source), _key(found, "learner", source))
 
 
 def _read(path: Path, *, secret: bool) -> dict[str, object]:
     source = str(path)
     try:
-        # NONBLOCK: if the path is a pipe, open must not wait for a writer.
+        # O_NONBLOCK: if the path is a pipe, `open` must not wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_NOFOLLOW if secret else 0))
         with os.fdopen(fd, "rb") as file:
             _check_access(os.fstat(file.fileno()), source, secret=secret)
             data = file.read(_MAX_FILE_BYTES + 1)
     except FileNotFoundError as exc:
-        raise ConfigError("no such file; make the keys first, or name the folder that has them", source=source) from exc
+        raise ConfigError("no such file; create the keys first, or give the folder that has them", source=source) from exc
     except OSError as exc:
         if path.is_symlink():
-            raise ConfigError("is a symbolic link, which others could turn; name the file itself", source=source) from exc
-        raise ConfigError(f"cannot be read: {exc.strerror}; it must be a file of the user who runs this", source=source) from exc
+            raise ConfigError("is a symbolic link, which others could redirect; give the file itself", source=source) from exc
+        raise ConfigError(f"cannot be read: {exc.strerror}; it must belong to the user who runs this", source=source) from exc
     if len(data) > _MAX_FILE_BYTES:
-        raise ConfigError("is too long for a key file; name another file", source=source)
+        raise ConfigError("is too long for a key file; give another file", source=source)
     try:
         return tomllib.loads(data.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError):
-        # Without its cause, which would quote a part of the file: perhaps a piece of the secret.
-        raise ConfigError("is damaged (not TOML); copy it again, or make new keys", source=source) from None
+        # Without the cause, which would quote a part of the file and so perhaps of the secret.
+        raise ConfigError("is damaged (not TOML); copy it again, or create new keys", source=source) from None
 
 
 def _check_access(found: os.stat_result, source: str, *, secret: bool) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise ConfigError("is not a regular file; name another", source=source)
+        raise ConfigError("is not a regular file; give another", source=source)
     if not secret:
         return
     if found.st_uid != os.geteuid():
@@ -250,16 +254,16 @@ def _check_access(found: os.stat_result, source: str, *, secret: bool) -> None:
         )
     if found.st_mode & _OTHERS:
         mode = stat.S_IMODE(found.st_mode)
-        raise ConfigError(f"others may use this secret (mode {mode:04o}); chmod 600 {source}", source=source)
+        raise ConfigError(f"other accounts can access this secret (mode {mode:04o}); chmod 600 {source}", source=source)
 
 
 def _key(found: Mapping[str, object], name: str, source: str) -> str:
     value = found.get(name)
     if not isinstance(value, str):
-        raise ConfigError(f"{name}: missing; copy the file again, or make new keys", key=name, source=source)
+        raise ConfigError(f"{name}: missing; copy the file again, or create new keys", key=name, source=source)
     if not is_key(value):
         raise ConfigError(
-            f"{name}: not {KEY_CHARS} characters of Z85; copy the file again, or make new keys", key=name, source=source
+            f"{name}: not {KEY_CHARS} characters of Z85; copy the file again, or create new keys", key=name, source=source
         )
     return value
 
@@ -268,10 +272,10 @@ def _pair(found: Mapping[str, object], source: str) -> KeyPair:
     pair = KeyPair(_key(found, "public", source), _key(found, "secret", source))
     try:
         belongs = zmq.curve_public(pair.secret.encode("ascii")).decode("ascii") == pair.public
-    except (ValueError, zmq.ZMQError):  # 40 characters of Z85 can still be no number of 32 bytes
+    except (ValueError, zmq.ZMQError):  # some texts of 40 characters of Z85 do not decode to 32 bytes
         belongs = False
     if not belongs:
         raise ConfigError(
-            "public: not the key of this secret; copy the file again, or make new keys", key="public", source=source
+            "public: does not belong to this secret; copy the file again, or create new keys", key="public", source=source
         )
     return pair

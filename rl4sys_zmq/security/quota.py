@@ -1,4 +1,4 @@
-"""Quotas: the limits of one user, and rates that are measured on the caller's clock."""
+"""Quotas: the limits of one user, and token buckets that are given the time by their caller."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from dataclasses import dataclass
 __all__ = ["Quota", "QuotaMeter", "TokenBucket"]
 
 BURST_S = 2.0
-"""How many seconds' worth of a rate a full bucket holds."""
+"""Capacity of a bucket, in seconds of its rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
-    """The limits of one user; None: no limit of its own."""
+    """The limits of one user. None: no limit."""
 
     messages_per_s: float | None = None
-    """Messages, over all its connections; two seconds' worth at once."""
+    """Messages per second over all connections of the user, with a burst of two seconds' worth."""
     bytes_per_s: float | None = None
-    """Bytes of messages, likewise."""
+    """Bytes of messages per second, with the same burst."""
     actors: int | None = None
     """Actors that are live at the same time."""
     segment_steps: int | None = None
     """Steps of one segment."""
     fetches_per_min: float | None = None
-    """Requests for whole weights."""
+    """Requests for the complete weights per minute."""
 
 
 class TokenBucket:
-    """A rate limit: at most `rate` a second in the long run, and `BURST_S` seconds' worth at once."""
+    """A rate limit: at most `rate` per second in the long run, with a burst of `BURST_S` seconds' worth."""
 
     __slots__ = ("_at", "_level", "_rate", "_size")
 
@@ -39,7 +39,7 @@ class TokenBucket:
     def take(self, amount: float, now: float) -> bool:
         """Take `amount` and return True if the bucket holds it; otherwise take nothing and return False.
 
-        A full bucket lets through even more than it holds; its level is negative until that is made up for.
+        A full bucket allows even an amount above its capacity. Its level is then negative until it has refilled.
         """
         self._level = min(self._size, self._level + (now - self._at) * self._rate)
         self._at = now
@@ -50,7 +50,7 @@ class TokenBucket:
 
 
 class QuotaMeter:
-    """The rates of one user. A rate without a limit is None."""
+    """The token buckets of one user. A rate without a limit has None."""
 
     __slots__ = ("fetches", "messages", "nbytes")
 

@@ -1,12 +1,12 @@
-"""Authentication of connections: our own ZAP 1.0 handler (ZeroMQ RFC 27), in a thread of its own.
+"""A ZAP 1.0 handler (ZeroMQ RFC 27) that authenticates connections, in a separate thread.
 
-libzmq asks ``inproc://zeromq.zap.01`` about every peer of a socket that has a ZAP domain. There is one such name per
-context, so there is one handler per process; it starts with the first domain and ends with the last.
+libzmq sends a request to ``inproc://zeromq.zap.01`` for each peer of a socket with a ZAP domain. That name exists once per
+context, so there is one handler per process. It starts with the first domain and ends with the last.
 
-It fails closed. With ZAP_ENFORCE_DOMAIN and a named domain (`curve_server` sets both) no peer can connect while no handler
-answers, and a peer of a domain that is not registered is denied. Register a domain before its sockets bind.
+The handler fails closed: without it no peer can connect (`curve_server` sets ZAP_ENFORCE_DOMAIN and names the domain), and a
+peer of a domain that is not registered is denied. Register a domain before its sockets bind.
 
-pyzmq's authenticator is not used: its thread dies of an exception in a callback.
+pyzmq's authenticator is not used, because an exception in a callback ends its thread.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _OK, _DENIED, _FAULT = b"200", b"400", b"500"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The credentials of a peer that wants to connect.
+    """The credentials of a connecting peer.
 
     Attributes:
-        domain: the ZAP domain of the socket that it dialled.
-        address: its IP address; empty over ipc.
-        mechanism: always ``CURVE``; anything else is denied before a check is asked.
-        key_z85: its public key, 40 characters of Z85, proved to be its own.
+        domain: The ZAP domain of the socket to which the peer connects.
+        address: The peer's IP address; empty over ipc.
+        mechanism: Always ``CURVE``. Other mechanisms are denied before the check is called.
+        key_z85: The peer's public key, 40 characters of Z85. The peer has proved that it holds the secret.
     """
 
     domain: str
@@ -61,22 +61,22 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """The answer of a check that denies a peer. The peer never hears the reason; it names the counter ``denied.REASON``.
+    """The result of a check that denies a peer. The reason is not sent to the peer; it is the name of a counter.
 
     Attributes:
-        reason: lower-case letters and underscores, at most 32: ``unlisted``, ``expired``.
+        reason: At most 32 lower-case letters and underscores, such as ``unlisted``, for the counter ``denied.REASON``.
     """
 
     reason: str
 
 
 Check = Callable[[Credentials], "str | Denied"]
-"""A check returns the peer's user id (1 to 255 bytes), which then marks each of its messages, or a denial. It runs in the
-handler's thread, one peer at a time, so it must not block."""
+"""A function that returns the peer's user id (1 to 255 bytes), which then marks each of the peer's messages, or a denial. It runs
+in the handler's thread, for one peer at a time, so it must not block."""
 
 
 class ZapDomain(Resource):
-    """A registered domain. Close it after its sockets; from then on no peer can connect to it.
+    """A registered domain. Close it after its sockets; then no peer can connect to it.
 
     Attributes:
         counters: ``accepted``, ``denied.mechanism``, ``denied.error``, and ``denied.REASON`` for each reason of the check.
@@ -91,17 +91,17 @@ class ZapDomain(Resource):
 
     @property
     def alive(self) -> bool:
-        """True while the handler's thread runs and knows this domain."""
+        """True while the handler's thread runs and this domain is registered with it."""
         return self._handler.alive and self._handler.domains.get(self.name) is self
 
     def raise_if_dead(self) -> None:
-        """Raise WorkerDied if the handler's thread has died: no peer can connect any more."""
+        """Raise WorkerDied if the handler's thread has ended with an error; then no peer can connect."""
         self._handler.raise_if_dead()
 
     def close(self) -> None:
-        """Unregister the domain. The last one ends the thread, for which this waits at most 2 s."""
+        """Unregister the domain. If it is the last one, end the handler's thread and wait at most 2 s for it."""
         if self._pid != os.getpid():
-            return  # inherited by a fork: the parent's
+            return  # inherited by a fork: it belongs to the parent
         with _process.lock:
             if self._handler.domains.get(self.name) is not self:
                 return
@@ -110,29 +110,29 @@ class ZapDomain(Resource):
         if last:
             self._handler.stop()
             if not self._handler.join(_CLOSE_WAIT_S):
-                log.warning("a check of ZAP domain %r does not return; the thread ends when it does", self.name)
+                log.warning("a check of ZAP domain %r has not returned; the handler's thread ends when it returns", self.name)
 
 
 def register_domain(name: str, check: Check) -> ZapDomain:
-    """Register `check` for the sockets of the domain `name`. Call it before any of them binds.
+    """Register `check` for the sockets of the domain `name`. Call this before the sockets bind.
 
     Raises:
         ConfigError: If the name is empty or has more than 255 bytes.
-        TransportError: If the domain is registered already, or another ZAP handler is bound in this context.
+        TransportError: If the domain is already registered, or another ZAP handler is bound in this context.
     """
     if not 0 < len(name.encode("utf-8")) <= MAX_USER_ID_BYTES:
-        raise ConfigError(f"{name!r} is no ZAP domain; use 1 to {MAX_USER_ID_BYTES} bytes", key="zap_domain")
+        raise ConfigError(f"{name!r} is not a ZAP domain; use 1 to {MAX_USER_ID_BYTES} bytes", key="zap_domain")
     with _process.lock:
         handler = _process.handler
         if handler is None or not handler.alive:
-            handler = _process.handler = _started()
+            handler = _process.handler = _start_handler()
         if name in handler.domains:
-            raise TransportError(f"the ZAP domain {name!r} is registered already; close it first, or choose another name")
+            raise TransportError(f"the ZAP domain {name!r} is already registered; close it first, or choose another name")
         domain = handler.domains[name] = ZapDomain(name, check, handler)
     return domain
 
 
-def _started() -> _Handler:
+def _start_handler() -> _Handler:
     handler = _Handler()
     handler.start()
     if not handler.bound.wait(_START_WAIT_S):
@@ -145,14 +145,17 @@ def _started() -> _Handler:
 
 
 class _Handler(Worker):
-    """The thread that answers libzmq. Each request is answered or dropped; neither ends the thread."""
+    """The thread that replies to libzmq's requests.
+
+    A malformed request is dropped or denied. It does not end the thread.
+    """
 
     def __init__(self) -> None:
         super().__init__("rl4sys-zap")
         self._stopping = False
         self.domains: dict[str, ZapDomain] = {}
         self.counters = Counters()
-        self.bound = threading.Event()  # or has failed to
+        self.bound = threading.Event()  # also set if binding failed
         self.serving = False
         self._wakeup = Wakeup()
 
@@ -175,12 +178,15 @@ class _Handler(Worker):
         self.bound.set()
 
     def stop(self) -> None:
-        """Make the thread end if no domain is registered with it."""
+        """Ask the thread to end as soon as no domain is registered with it."""
         self._stopping = True
         self._wakeup.set()
 
     def _ended(self, router: Socket) -> bool:
-        """Return True if the thread is to end; its socket is then closed under the lock, so no domain can register in between."""
+        """Return True if the thread must end; its socket is then closed.
+
+        This happens under the lock, so that no domain can register in between.
+        """
         with _process.lock:
             if self.domains or not self._stopping:
                 return False
@@ -190,7 +196,7 @@ class _Handler(Worker):
             return True
 
     def _serve(self, router: Socket) -> None:
-        """Answer one request, so that `stop` is noticed between two."""
+        """Reply to one request. The caller checks for `stop` between two requests."""
         try:
             frames = router.recv(_MAX_FRAMES)
         except TooManyFrames:
@@ -198,7 +204,8 @@ class _Handler(Worker):
             return
         if frames is None:
             return
-        # From libzmq: the way back, an empty frame, version, request, domain, address, routing id, mechanism, credentials.
+        # From libzmq: the routing id of the reply, an empty frame, version, request id, domain, address, identity, mechanism,
+        # credentials.
         peer, request = frames[0], [bytes(frame) for frame in frames[1:]]
         if len(request) < 7 or request[0] or request[1] != b"1.0":
             self.counters.add("malformed")
@@ -227,28 +234,28 @@ class _Handler(Worker):
         if isinstance(user, Denied):
             domain.counters.add(f"denied.{user.reason}")
             return _DENIED, b""
-        if self.domains.get(domain.name) is not domain:  # closed while the check was thinking
+        if self.domains.get(domain.name) is not domain:  # closed while the check ran
             return _DENIED, b""
         domain.counters.add("accepted")
         return _OK, user
 
 
 def _user_id(verdict: object) -> bytes | Denied:
-    """Return a check's answer after checking it. libzmq cannot tell an empty id from a missing one."""
+    """Validate a check's result and return it. libzmq does not distinguish an empty id from a missing one."""
     if isinstance(verdict, Denied):
         if not _REASON.fullmatch(verdict.reason):
-            raise ValueError(f"{verdict.reason!r} names no counter")
+            raise ValueError(f"{verdict.reason!r} is not a valid reason; use at most 32 lower-case letters and underscores")
         return verdict
     if not isinstance(verdict, str):
-        raise TypeError(f"a check answers with a user id or Denied, not {type(verdict).__name__}")
+        raise TypeError(f"a check must return a user id or Denied, not {type(verdict).__name__}")
     user = verdict.encode("utf-8")
     if not 0 < len(user) <= MAX_USER_ID_BYTES or b"\0" in user:
-        raise ValueError(f"a user id of {len(user)} bytes; it has 1 to {MAX_USER_ID_BYTES}, none of them zero")
+        raise ValueError(f"the user id has {len(user)} bytes; expected 1 to {MAX_USER_ID_BYTES} bytes, none of them zero")
     return user
 
 
 class _Process:
-    """The handler of one process; a forked child makes its own."""
+    """The handler of one process. A forked child starts its own."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -256,7 +263,7 @@ class _Process:
 
 
 _process = _Process()
-_inherited: list[_Process] = []  # kept alive: its descriptors and sockets are the parent's to close
+_inherited: list[_Process] = []  # keeps the parent's sockets referenced, so that the child never closes them
 
 
 def _after_fork() -> None:

@@ -1,22 +1,22 @@
-"""Services: what runs elsewhere, called as if it were here, and the data stores between them.
+"""Services over `rl4sys_zmq.rpc` (inference, environments, robots, trainers), and data stores.
 
-- `InferenceServer`, `InferenceClient`: functions by name, batched over callers (`Batching`, `stack`, `unstack`).
-- `GymEnvServer`, `RemoteEnv`, `RemoteVectorEnv`: Gymnasium environments; one of them by
-  agentlace's names: `GymEnvServerWrapper`, `GymEnvClientWrapper`.
-- `ActionServer`, `ActionClient`, `ActionConfig`: a robot, or whatever else acts and is observed.
-- `TrainerServer`, `TrainerClient`, `TrainerConfig`: data stores of actors that feed those of a trainer, and networks back;
-  `TrainerSMInterface` in one process. `UpdateResult`: what an update brought.
-- `DataStoreBase`, the contract of a data store, and three that keep it: `QueuedDataStore`, `ReplayBuffer`, `TrajectoryBuffer`.
-  What they need beside them is in `rl4sys_zmq.serving.data`.
+- `InferenceServer`, `InferenceClient`: named functions, batched over callers (`Batching`, `stack`, `unstack`).
+- `GymEnvServer`, `RemoteEnv`, `RemoteVectorEnv`: remote Gymnasium environments. `GymEnvServerWrapper` and
+  `GymEnvClientWrapper` serve and use one environment under agentlace's names.
+- `ActionServer`, `ActionClient`, `ActionConfig`: a robot, or anything else that can be observed and can act.
+- `TrainerServer`, `TrainerClient`, `TrainerConfig`: copy actors' data stores to a trainer, and send networks back.
+  `TrainerSMInterface` does the same within one process. `UpdateResult` is the result of one update.
+- `DataStoreBase`: the contract of a data store. `QueuedDataStore`, `ReplayBuffer` and `TrajectoryBuffer` implement it.
+  `rl4sys_zmq.serving.data` has the rest.
 
-Over `rl4sys_zmq.rpc`: payloads are trees of numpy arrays, scalars, strings and bytes; nothing is ever pickled or unpickled.
+Payloads are trees of numpy arrays, scalars, strings and bytes. Nothing is ever pickled or unpickled.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rl4sys_zmq._lazy import load_late
+from rl4sys_zmq._lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from rl4sys_zmq.serving.action import ActionClient, ActionServer
@@ -58,7 +58,7 @@ __all__ = [
     "unstack",
 ]
 
-__getattr__ = load_late(
+__getattr__ = lazy_getattr(
     __name__,
     {
         "action": (

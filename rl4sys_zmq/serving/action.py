@@ -1,9 +1,9 @@
-"""A robot, or anything that can be observed and acts, as a server; and whoever steers it as a client.
+"""A robot, or anything else that can be observed and can act, as a server; and its client.
 
-The names and call shapes are those of agentlace; `docs/howto/migration_agentlace.md` says what is different. Methods on the wire:
-``obs`` (a list of keys; answered with a dict) and ``act`` (``{key, payload, images}``; answered with a dict, run at most once),
-both in the concurrency group ``robot``; the topic ``obs`` is what is published. A dict that has coded images travels as a
-tuple of the dict and of the images.
+The names and call shapes are those of agentlace; `docs/howto/migration_agentlace.md` lists the differences. Methods on the
+wire: ``obs`` (a list of keys; the reply is a dict) and ``act`` (``{key, payload, images}``; the reply is a dict; it runs at
+most once). Both are in the concurrency group ``robot``. Observations are published on the topic ``obs``. A dict with coded
+images is sent as a tuple of the dict and the images.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ __all__ = ["ActCallback", "ActionClient", "ActionServer", "ObsCallback"]
 log = logging.getLogger(__name__)
 
 OBS, ACT = "obs", "act"
-LANE = "robot"
+GROUP = "robot"
 
 ObsCallback = Callable[[set[str]], dict[str, Tree]]
-"""The keys that somebody asks for; answered with these keys and their values."""
+"""Takes the requested keys; returns a dict with exactly these keys and their values."""
 ActCallback = Callable[[str, Tree], dict[str, Tree]]
-"""The key of an action and its payload; answered with any dict."""
+"""Takes the key of an action and its payload; returns any dict."""
 
 
 class ActionServer(Resource):
-    """Answers clients (`ActionClient`) out of two callbacks, which never run at the same time: a robot is one thing.
+    """A server that answers `ActionClient` objects through two callbacks, which never run at the same time.
 
-    The callbacks of different calls may run in different threads, one after another. What they raise goes to the caller
-    (`CallFailed`), and the server lives on. One that blocks holds up the other calls of the robot, until their callers' time is
-    over; nothing else waits for it. The arrays of a payload belong to the callback.
+    The callbacks of different calls can run in different threads, one after another. If a callback raises, its caller gets
+    `CallFailed` and the server continues. A callback that blocks delays the other calls of the robot, until their deadlines;
+    nothing else waits for it. A callback can write to the arrays of its payload.
     """
 
     def __init__(
@@ -54,19 +54,20 @@ class ActionServer(Resource):
         users: str | Path | None = None,
         insecure: bool = False,
     ) -> None:
-        """Binds nothing yet.
+        """Create the server. It binds no address before `start`.
 
         Args:
-            config: what clients must agree with, and where to bind.
-            obs_callback: answers `ActionClient.obs`; None: it is refused.
-            act_callback: answers `ActionClient.act`; None: it is refused.
-            log_level: of the logger ``rl4sys_zmq``; None: as it is. Handlers are the program's.
-            keys: the folder of the server's keys (`rl4sys-learner keys DIR`); None: whoever reaches the address may come in.
-            users: the access list; None: ``users.toml`` in `keys`.
-            insecure: let other machines come in without keys.
+            config: Configuration; it must match the callers'.
+            obs_callback: Answers `ActionClient.obs`; with None such calls are refused.
+            act_callback: Answers `ActionClient.act`; with None such calls are refused.
+            log_level: Level of the logger ``rl4sys_zmq``; None leaves it unchanged. Handlers are up to the program.
+            keys: Folder of the server's keys (`rl4sys-learner keys DIR`). With None any peer that reaches the address can
+                connect.
+            users: Access list; None: ``users.toml`` in `keys`.
+            insecure: Accept other machines without keys.
 
         Raises:
-            ConfigError: for an address that other machines reach, without keys and without `insecure`.
+            ConfigError: If other machines can reach the address and neither `keys` nor `insecure` is given.
         """
         if log_level is not None:
             logging.getLogger("rl4sys_zmq").setLevel(log_level)
@@ -82,20 +83,20 @@ class ActionServer(Resource):
             users=users,
             insecure=insecure,
         )
-        self._server.register(OBS, self._obs, concurrency_group=LANE)
-        self._server.register(ACT, self._act, concurrency_group=LANE)
+        self._server.register(OBS, self._obs, concurrency_group=GROUP)
+        self._server.register(ACT, self._act, concurrency_group=GROUP)
 
     def start(self, threaded: bool = False) -> None:
-        """Binds and serves.
+        """Bind the address and serve.
 
         Args:
-            threaded: return when it is bound, and serve in threads of its own; else serve until `stop` is called by another
-                thread, or an exception (Ctrl-C) ends the wait.
+            threaded: Serve in threads of the server and return. Otherwise serve until another thread calls `stop`, or an
+                exception (Ctrl-C) ends the wait.
 
         Raises:
-            AddressInUse: when somebody else binds the address.
-            TransportError: when it cannot be bound.
-            Closed: after `stop`.
+            AddressInUse: If another process has bound the address.
+            TransportError: If the address cannot be bound.
+            Closed: After `stop`.
         """
         if threaded:
             self._server.start()
@@ -104,34 +105,34 @@ class ActionServer(Resource):
 
     @property
     def address(self) -> str:
-        """Where it is bound, as a URI; raises Closed before `start`."""
+        """The bound address, as a URI. Raises `Closed` before `start`."""
         return self._server.address
 
     @property
     def pub_address(self) -> str:
-        """Where observations are published, as a URI; empty before `start`, and when they are not."""
+        """The address of published observations, as a URI; empty before `start` and without a `broadcast_port`."""
         return self._server.pub_address
 
     def publish_obs(self, payload: dict[str, Tree]) -> int:
-        """Tells every client that has registered a callback; from any thread, also before `start`.
+        """Publish an observation to all subscribers. Any thread can call this, also before `start`.
 
-        Slow clients get the newest observation rather than each, late ones the newest that there is.
+        A slow subscriber gets the newest observation instead of each one. A new subscriber gets the newest at once.
 
         Args:
-            payload: any dict; images are coded in the calling thread.
+            payload: Any dict. Images are encoded in the calling thread.
 
         Returns:
             The number of this observation, from 1.
 
         Raises:
-            ConfigError: when the configuration has no `broadcast_port`.
-            PayloadError: when the payload can't travel.
-            Closed: after `stop`.
+            ConfigError: If the configuration has no `broadcast_port`.
+            PayloadError: If the payload cannot be sent.
+            Closed: After `stop`.
         """
         if self.config.broadcast_port is None:
             raise ConfigError("publish_obs needs a broadcast_port in ActionConfig", key="broadcast_port")
         if not isinstance(payload, dict):
-            raise PayloadError("payload", f"an observation is a dict, not a {type(payload).__name__}")
+            raise PayloadError("payload", f"an observation must be a dict, not a {type(payload).__name__}")
         plain, images = code_images(payload, self._codecs)
         try:
             return self._server.publish(OBS, (plain, images) if images else plain)
@@ -139,23 +140,23 @@ class ActionServer(Resource):
             raise PayloadError(exc.path.replace("payload[0]", "payload", 1) if images else exc.path, exc.problem) from exc
 
     def status(self) -> dict[str, Any]:
-        """What it has done: see `rl4sys_zmq.rpc.Server.status`; and ``config``, what clients must agree with."""
+        """Return `rl4sys_zmq.rpc.Server.status`, and in ``config`` the session parameters."""
         return {**self._server.status(), "config": self.config.terms()}
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Refuses what waits (``closing``), joins the threads and closes the sockets. A second call does nothing.
+        """Refuse waiting calls (``closing``), join the threads and close the sockets. A second call does nothing.
 
         Raises:
-            CallbackStuck: when a callback still runs after `timeout_s` seconds; its thread ends when it returns.
+            CallbackStuck: If a callback still runs after `timeout_s` seconds. Its thread ends when it returns.
         """
         self._server.stop(timeout_s)
 
     def close(self) -> None:
-        """`stop` with its default time."""
+        """Call `stop` with its default timeout."""
         self.stop()
 
     def _obs(self, keys: Tree) -> Tree:
-        """The method ``obs``."""
+        """Answer the method ``obs``."""
         if self._obs_callback is None:
             raise Refuse(CallRefusal.UNKNOWN, "this server has no obs_callback")
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
@@ -167,13 +168,13 @@ class ActionServer(Resource):
         values = self._checked("obs_callback", answer)
         missing, extra = sorted(set(keys) - values.keys()), sorted(map(str, values.keys() - set(keys)))
         faults = [f"without {', '.join(missing)}"] if missing else []
-        faults += [f"with {', '.join(extra)}, which nobody asked for"] if extra else []
+        faults += [f"with {', '.join(extra)}, which was not requested"] if extra else []
         if faults:
-            raise AnswerError(f"obs_callback answered {' and '.join(faults)}")
+            raise AnswerError(f"obs_callback returned a dict {' and '.join(faults)}")
         return self._coded(values)
 
     def _act(self, call: Tree) -> Tree:
-        """The method ``act``."""
+        """Answer the method ``act``."""
         if self._act_callback is None:
             raise Refuse(CallRefusal.UNKNOWN, "this server has no act_callback")
         match call:
@@ -197,16 +198,16 @@ class ActionServer(Resource):
     @staticmethod
     def _checked(name: str, answer: object) -> dict[str, Tree]:
         if not isinstance(answer, dict):
-            raise AnswerError(f"{name} answered a {type(answer).__name__}; it must answer a dict")
+            raise AnswerError(f"{name} returned a {type(answer).__name__}; it must return a dict")
         return answer
 
 
 class ActionClient(Resource):
-    """Asks an `ActionServer` for observations and has it act. Any thread may use it.
+    """A client that requests observations and actions from an `ActionServer`. Any thread can use it.
 
     Attributes:
-        config: the configuration, equal to the server's.
-        task_id: what the caller calls it, for logs.
+        config: Configuration; it matches the server's.
+        task_id: Name of the client in logs.
     """
 
     def __init__(
@@ -220,28 +221,28 @@ class ActionClient(Resource):
         timeout_ms: float | None = None,
         keys: str | Path | None = None,
     ) -> None:
-        """Connects, and compares the configuration with the server's.
+        """Connect, and compare the configuration with the server's.
 
-        Both call shapes are taken: ``ActionClient(ip, config)`` and ``ActionClient(ip, port, task_id=..., config=config)``.
+        Both call shapes work: ``ActionClient(ip, config)`` and ``ActionClient(ip, port, task_id=..., config=config)``.
 
         Args:
-            server_ip: the server's host, or its whole URI (`ActionServer.address`).
-            config_or_port: the configuration; or a port or URI to dial instead of the configuration's.
-            wait_for_server: wait until a server is there, however long that takes; else for one timeout.
-            config: the configuration, when the second argument is not.
-            task_id: a name for logs.
-            timeout_ms: how long to wait for an answer, in milliseconds; None: the configuration's `timeout_s`.
-            keys: the file of this client's keys (``NAME.keys``), for a server that has keys.
+            server_ip: Host of the server, or its whole URI (`ActionServer.address`).
+            config_or_port: Configuration; or the port or URI to connect to, in place of the configuration's.
+            wait_for_server: Wait without limit until a server answers, instead of for one timeout.
+            config: Configuration, if the second argument is not.
+            task_id: Name for logs.
+            timeout_ms: Longest time to wait for a reply, in milliseconds; None: the configuration's `timeout_s`.
+            keys: The user's key file (``NAME.keys``), if the server requires keys.
 
         Raises:
-            CallTimeout: no server answered.
-            CallRefused: with the code ``mismatch``, naming each field that differs with both values.
-            ConfigError: for arguments or an address that cannot be.
+            CallTimeout: If no server answered.
+            CallRefused: ``mismatch`` if the configurations differ. It names each field with both values.
+            ConfigError: If an argument or the address is invalid.
         """
         port = None
         if isinstance(config_or_port, ActionConfig):
             if config is not None:
-                raise ConfigError("two configurations; give one", key="config")
+                raise ConfigError("two configurations were given; give one", key="config")
             config = config_or_port
         else:
             port = config_or_port
@@ -252,54 +253,54 @@ class ActionClient(Resource):
         self._codecs = config.codecs
         self._client = Caller(config.dial_address(server_ip, port), timeout_s=timeout_s, terms=config.terms(), keys=keys)
         try:
-            self._meet(wait_for_server)
+            self._handshake(wait_for_server)
         except BaseException:
             self.close()
             raise
 
     @property
     def address(self) -> str:
-        """Whom it calls, as a URI."""
+        """The server's address, as a URI."""
         return self._client.address
 
     def obs(self, keys: Iterable[str] | None = None, timeout_s: float | None = None) -> dict[str, Tree]:
-        """Asks for observations.
+        """Request observations.
 
         Args:
-            keys: which; None: all of the configuration.
-            timeout_s: how long to wait, in seconds; None: the client's.
+            keys: Keys to request; None: all of the configuration.
+            timeout_s: Longest time to wait, in seconds; None: the client's.
 
         Returns:
-            The values by key, exactly those that were asked for; its arrays belong to the caller.
+            The values of the requested keys. The caller can write to the arrays.
 
         Raises:
-            CallRefused: ``unknown`` for a key that the configuration does not have (nothing is sent).
-            CallFailed: the callback raised, or did not answer what was asked.
-            CallTimeout: no answer came in time.
-            ProtocolError: images that are none, or that need Pillow (extra ``images``).
+            CallRefused: ``unknown`` for a key that is not in the configuration (nothing is sent).
+            CallFailed: If the callback raised, or did not return exactly these keys.
+            CallTimeout: If no reply arrived in time.
+            ProtocolError: If the images are malformed, or decoding them needs Pillow (extra ``images``).
         """
         wanted = self.config.observation_keys if keys is None else [keys] if isinstance(keys, str) else list(keys)
         self._check("observation", OBS, wanted, self.config.observation_keys)
-        return _answer(self._client.call(OBS, sorted(set(wanted)), timeout_s))
+        return _decode_reply(self._client.call(OBS, sorted(set(wanted)), timeout_s))
 
     def act(self, key: str, payload: Tree = None, timeout_s: float | None = None) -> dict[str, Tree]:
-        """Has the server act, at most once, whatever becomes of messages, connections and the server.
+        """Request an action. It runs at most once, whatever happens to messages, connections and the server.
 
         Args:
-            key: which action.
-            payload: for the callback, usually a dict; None: an empty one.
-            timeout_s: how long to wait, in seconds; None: the client's.
+            key: Key of the action.
+            payload: Argument of the callback, usually a dict; None: an empty dict.
+            timeout_s: Longest time to wait, in seconds; None: the client's.
 
         Returns:
-            The callback's answer; its arrays belong to the caller.
+            The return value of the callback. The caller can write to the arrays.
 
         Raises:
-            CallRefused: ``unknown`` for a key that the configuration does not have (nothing is sent); ``too_large``.
-            CallFailed: the callback raised.
-            CallTimeout: no answer came in time; it may have acted, or may yet if it has begun.
-            CallLost: the server was started again meanwhile; whether it acted is unknown.
-            PayloadError: the payload can't travel (nothing is sent).
-            ProtocolError: images that are none, or that need Pillow (extra ``images``).
+            CallRefused: ``unknown`` for a key that is not in the configuration (nothing is sent); ``too_large``.
+            CallFailed: If the callback raised.
+            CallTimeout: If no reply arrived in time. The action may have run, or may still be running.
+            CallLost: If the server was restarted meanwhile. The action may have run.
+            PayloadError: If the payload cannot be sent (nothing is sent).
+            ProtocolError: If the images are malformed, or decoding them needs Pillow (extra ``images``).
         """
         self._check("action", ACT, [key], self.config.action_keys)
         plain, images = code_images({} if payload is None else payload, self._codecs)
@@ -307,55 +308,55 @@ class ActionClient(Resource):
             answer = self._client.call(ACT, {"key": key, "payload": plain, "images": images}, timeout_s, once=True)
         except PayloadError as exc:
             raise PayloadError(exc.path.replace("payload['payload']", "payload", 1), exc.problem) from exc
-        return _answer(answer)
+        return _decode_reply(answer)
 
     def get_observation(self) -> dict[str, Tree]:
-        """`obs` of all keys, under the name of agentlace's page."""
+        """Call `obs` for all keys. The name comes from agentlace's documentation."""
         return self.obs()
 
     def send_action(self, payload: Tree) -> dict[str, Tree]:
-        """`act` for a configuration with one action key, under the name of agentlace's page.
+        """Call `act` with the only action key of the configuration. The name comes from agentlace's documentation.
 
         Raises:
-            ConfigError: when there is not exactly one key.
+            ConfigError: If there is not exactly one action key.
         """
         if len(self.config.action_keys) != 1:
             raise ConfigError(
-                f"send_action needs one action key; there are {len(self.config.action_keys)}: use act", key="action_keys"
+                f"send_action needs exactly one action key; there are {len(self.config.action_keys)}: use act", key="action_keys"
             )
         return self.act(self.config.action_keys[0], payload)
 
     def register_obs_callback(self, callback: Callable[[dict[str, Tree]], None]) -> Subscription:
-        """Has `callback` called with what the server publishes, in a thread of its own.
+        """Call `callback` with each published observation, in a thread of its own.
 
-        The newest wins: what comes while the callback runs replaces what waits, and numbers never go back. A newcomer gets the
-        newest that there is. What the callback raises is logged and counted. Each call adds a callback.
+        While the callback runs, a newer observation replaces the one that waits; numbers never decrease. A new subscriber gets
+        the newest observation at once. What the callback raises is logged and counted. Each call adds a callback.
 
         Returns:
-            The subscription; its `number` is that of the last observation that the callback has had.
+            The subscription. Its `number` is that of the last observation that the callback received.
 
         Raises:
-            ConfigError: when the configuration has no `broadcast_port`.
-            Closed: after `stop`.
+            ConfigError: If the configuration has no `broadcast_port`.
+            Closed: After `stop`.
         """
         if self.config.broadcast_port is None:
             raise ConfigError("register_obs_callback needs a broadcast_port in ActionConfig", key="broadcast_port")
-        return self._client.subscribe(OBS, lambda payload, number: callback(_answer(payload)))
+        return self._client.subscribe(OBS, lambda payload, number: callback(_decode_reply(payload)))
 
     def stats(self) -> dict[str, Any]:
-        """Its counters; see `rl4sys_zmq.rpc.Caller`."""
+        """Return the counters; see `rl4sys_zmq.rpc.Caller`."""
         return self._client.stats()
 
     def stop(self) -> None:
-        """Ends its connections and threads. A second call does nothing."""
+        """End the connections and threads. A second call does nothing."""
         self.close()
 
     def close(self) -> None:
-        """As `stop`."""
+        """Do the same as `stop`."""
         self._client.close()
 
-    def _meet(self, wait_for_server: bool) -> None:
-        """The first call says what this side expects."""
+    def _handshake(self, wait_for_server: bool) -> None:
+        """Make the first call, which compares the session parameters."""
         while True:
             try:
                 self._client.call(HELLO, {"terms": None})
@@ -372,27 +373,27 @@ class ActionClient(Resource):
 
 
 def _unknown(kind: str, keys: Iterable[object], known: Iterable[str]) -> str:
-    """What to say of keys that are not there; empty when all are."""
+    """Return a message about keys that do not exist; empty if all do."""
     names = set(known)
     other = sorted({repr(key) for key in keys if not isinstance(key, str) or key not in names})
-    return f"there is no {kind} key {', '.join(other)}; there is {', '.join(sorted(names)) or 'none'}" if other else ""
+    return f"there is no {kind} key {', '.join(other)}; the keys are: {', '.join(sorted(names)) or 'none'}" if other else ""
 
 
 def _joined(plain: Tree, images: Tree) -> Tree:
-    """Values with their images where they were; the arrays are copies."""
+    """Return the values with the decoded images at their places. The arrays are copies."""
     arrays = read_images(images)
     values = copy_tree(plain)
     if not arrays:
         return values
     if not isinstance(values, dict) or not arrays.keys() <= values.keys():
-        raise ProtocolError(WireRefusal.MALFORMED, "images without their places")
+        raise ProtocolError(WireRefusal.MALFORMED, "images for keys that the payload does not have")
     return {**values, **arrays}
 
 
-def _answer(coded: Tree) -> dict[str, Tree]:
-    """A dict that came, with or without images."""
+def _decode_reply(coded: Tree) -> dict[str, Tree]:
+    """Return a received dict, with its images decoded."""
     plain, images = coded if isinstance(coded, tuple) and len(coded) == 2 else (coded, {})
     values = _joined(plain, images)
     if not isinstance(values, dict):
-        raise ProtocolError(WireRefusal.MALFORMED, f"an answer that is a {type(values).__name__}, not a dict")
+        raise ProtocolError(WireRefusal.MALFORMED, f"the reply is a {type(values).__name__}, not a dict")
     return values

@@ -1,31 +1,31 @@
-"""Hosts and ports as people write them, or URIs, as addresses."""
+"""Conversion of hosts, ports and URIs, as people write them, to addresses."""
 
 from __future__ import annotations
 
 from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.transports import Address
 
-__all__ = ["address_of", "dialled", "listening"]
+__all__ = ["address_of", "connect_address", "bind_address"]
 
 
-def listening(where: int | str) -> Address:
-    """Where a server binds: a port (of this machine alone), ``host:port`` or a URI.
+def bind_address(where: int | str) -> Address:
+    """Return the address to bind: a port (which only this machine reaches), ``host:port`` or a URI.
 
     Raises:
-        ConfigError: for a port that is none.
-        TransportError: for an address that is none.
+        ConfigError: If the port is invalid.
+        TransportError: If the address is invalid.
     """
     if isinstance(where, str):
         return Address.parse(where)
     return Address("tcp", "127.0.0.1", _checked(where))
 
 
-def dialled(host: str, port: int | None = None) -> Address:
-    """Whom a client calls: a host and a port, or a URI (which needs no port).
+def connect_address(host: str, port: int | None = None) -> Address:
+    """Return the address to connect to: a host and a port, or a URI (which needs no port).
 
     Raises:
-        ConfigError: for a port that is none, or that is missing.
-        TransportError: for an address that is none.
+        ConfigError: If the port is invalid or missing.
+        TransportError: If the address is invalid.
     """
     if "://" in host:
         return Address.parse(host)
@@ -37,20 +37,20 @@ def dialled(host: str, port: int | None = None) -> Address:
 
 
 def address_of(name: str, port: int | str, host: str = "") -> Address:
-    """What one field of a configuration says: a port on a host, or a URI.
+    """Return the address in one field of a configuration: a port on a host, or a URI.
 
     Raises:
-        ConfigError: for what is neither; names the field.
+        ConfigError: If the value is neither. It names the field.
     """
     if type(port) not in (int, str) or (isinstance(port, str) and "://" not in port and not port.isdecimal()):
-        raise ConfigError(f"{name} is {port!r:.60}; it is a port, or a URI like tcp://host:port", key=name)
+        raise ConfigError(f"{name} is {port!r:.60}; expected a port, or a URI like tcp://host:port", key=name)
     try:
-        return Address.parse(port) if isinstance(port, str) and "://" in port else dialled(host, int(port))
+        return Address.parse(port) if isinstance(port, str) and "://" in port else connect_address(host, int(port))
     except (ConfigError, TransportError) as exc:
         raise ConfigError(f"{name}: {exc}", key=name) from exc
 
 
 def _checked(port: int) -> int:
     if type(port) is not int or not 0 <= port <= 65535:
-        raise ConfigError(f"{port!r} is no port; a port is a number from 0 to 65535 (0: the system picks one)", key="port")
+        raise ConfigError(f"{port!r} is not a port; expected a number from 0 to 65535 (0: the system picks one)", key="port")
     return port

@@ -1,4 +1,4 @@
-"""Agentlace's two classes for one environment: a wrapper that serves what it wraps, and its client."""
+"""Agentlace's two classes for one environment: a wrapper that serves the environment, and its client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium
 
-from rl4sys_zmq.serving.addresses import dialled
+from rl4sys_zmq.serving.addresses import connect_address
 from rl4sys_zmq.serving.environments import DEFAULT_PORT, GymEnvServer
 from rl4sys_zmq.serving.remote_env import TIMEOUT_S, RemoteEnv
 
@@ -16,7 +16,7 @@ __all__ = ["GymEnvClientWrapper", "GymEnvServerWrapper"]
 
 
 class _Guarded(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """One caller at a time: the server's, or the wrapper's own."""
+    """A wrapper that runs one call at a time: the server's, or the local program's."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -36,30 +36,30 @@ class _Guarded(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class GymEnvServerWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment that is used here as before, and served to one client at the same time.
+    """An environment that the local program uses as before and that is also served to one remote caller.
 
-    A call here and a call of the client never run at the same time, but they act on one and the same episode.
+    Local and remote calls never run at the same time, but they act on the same episode.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], port: int = DEFAULT_PORT, **options: Any) -> None:
-        """Binds nothing yet.
+        """Wrap the environment. No address is bound before `start`.
 
         Args:
-            env: what is served.
-            port: on 127.0.0.1; 0 takes a free one.
-            options: of `GymEnvServer`, such as `bind` (instead of the port) or `keys`.
+            env: Environment to serve.
+            port: Port on 127.0.0.1; 0 picks a free one.
+            options: Options of `GymEnvServer`, such as `bind` (in place of the port) or `keys`.
 
         Raises:
-            ConfigError, TransportError: as `GymEnvServer`.
+            ConfigError, TransportError: As `GymEnvServer`.
         """
         super().__init__(_Guarded(env))
         self.server = GymEnvServer(self.env, **{"bind": port, **options})
 
     def start(self, threaded: bool = False) -> None:
-        """Serves: in threads of its own when `threaded`, else until `stop` or Ctrl-C.
+        """Serve: in threads of the server if `threaded`, else until `stop` or Ctrl-C.
 
         Raises:
-            TransportError: as `GymEnvServer.start`.
+            TransportError: As `GymEnvServer.start`.
         """
         if threaded:
             self.server.start()
@@ -67,38 +67,38 @@ class GymEnvServerWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
             self.server.run()
 
     def stop(self) -> None:
-        """Ends the serving; the environment stays.
+        """Stop the server. The environment stays open.
 
         Raises:
-            CallbackStuck: when the environment does not return.
+            CallbackStuck: If the environment does not return.
         """
         self.server.stop()
 
     def close(self) -> None:
-        """Ends the serving and closes the environment.
+        """Stop the server and close the environment.
 
         Raises:
-            CallbackStuck: when the environment does not return.
+            CallbackStuck: If the environment does not return.
         """
         self.server.stop()
         super().close()
 
 
 class GymEnvClientWrapper(RemoteEnv):
-    """The environment of a `GymEnvServerWrapper`, by host and port."""
+    """The remote environment of a `GymEnvServerWrapper`, by host and port."""
 
     def __init__(
         self, host: str = "localhost", port: int = DEFAULT_PORT, *, timeout_s: float = TIMEOUT_S, keys: str | Path | None = None
     ) -> None:
-        """Takes the environment.
+        """Take the environment.
 
         Args:
-            host: the server's name or number, or an address with a scheme, which says the port too.
-            port: the server's.
-            timeout_s: how long each call may take, in seconds.
-            keys: see `RemoteEnv`.
+            host: Host name or IP address of the server, or a URI, which includes the port.
+            port: Port of the server.
+            timeout_s: Longest time that a call can take, in seconds.
+            keys: The user's key file; see `RemoteEnv`.
 
         Raises:
-            CallError, ConfigError, TransportError: as `RemoteEnv`.
+            CallError, ConfigError, TransportError: As `RemoteEnv`.
         """
-        super().__init__(dialled(host, port).uri, timeout_s=timeout_s, keys=keys)
+        super().__init__(connect_address(host, port).uri, timeout_s=timeout_s, keys=keys)

@@ -1,4 +1,4 @@
-"""Our spaces and received trees made Gymnasium's spaces and their elements. `values.space_forms` reads in the other direction."""
+"""Conversion of this library's spaces and of received trees to Gymnasium's. `values.space_conversion` does the reverse."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ GymSpace = gymnasium.Space[Any]
 
 
 def to_gymnasium(space: AnySpace) -> GymSpace:
-    """Return the Gymnasium space that one of ours describes.
+    """Return the Gymnasium space that corresponds to one of this library's spaces.
 
     Raises:
-        ConfigError: If Gymnasium refuses it.
+        ConfigError: If Gymnasium rejects it.
     """
     try:
         return _build(space)
     except (ArithmeticError, AssertionError, TypeError, ValueError) as exc:
-        raise ConfigError(f"Gymnasium refuses the space {space!s:.120}: {type(exc).__name__}: {exc}", key="space") from exc
+        raise ConfigError(f"Gymnasium rejects the space {space!s:.120}: {type(exc).__name__}: {exc}", key="space") from exc
 
 
 def _build(space: AnySpace) -> GymSpace:
@@ -48,7 +48,7 @@ def _build(space: AnySpace) -> GymSpace:
         case ours.TextSpace():
             return spaces.Text(space.max_length, min_length=space.min_length, charset=space.characters)
         case ours.DictSpace():
-            return spaces.Dict([(key, _build(part)) for key, part in space.spaces.items()])  # a dict would be sorted
+            return spaces.Dict([(key, _build(part)) for key, part in space.spaces.items()])  # Gymnasium would sort a dict
         case ours.TupleSpace():
             return spaces.Tuple([_build(part) for part in space.spaces])
         case ours.OneOfSpace():
@@ -60,7 +60,7 @@ def _build(space: AnySpace) -> GymSpace:
 
 
 def _bound(space: BoxSpace, bound: Any) -> np.ndarray[Any, Any]:
-    """A bound as an array of the box's shape and dtype; an infinite one of integers is the dtype's least or greatest number."""
+    """Return a bound as an array of the box. An infinite bound of integers becomes the limit of the dtype."""
     dtype = np.dtype(space.dtype)
     if dtype.kind in "iu":
         held = np.iinfo(dtype)
@@ -71,19 +71,19 @@ def _bound(space: BoxSpace, bound: Any) -> np.ndarray[Any, Any]:
 
 
 class ElementReader:
-    """Makes the elements of a space from received trees.
+    """A function that makes elements of a space from received trees.
 
     Args:
-        space: the space.
+        space: The space.
     """
 
     def __init__(self, space: AnySpace) -> None:
         self._space = space if _has_graph(space) else None
 
     def __call__(self, tree: Any) -> Any:
-        """Return the element that a tree is, with arrays that may be written to, and with graphs as a `GraphInstance`.
+        """Return the element that a tree describes, with writable arrays, and each graph as a `GraphInstance`.
 
-        A part that does not fit the space is copied as it is.
+        A part that does not fit the space is copied unchanged.
         """
         element = copy_tree(tree)
         return element if self._space is None else _with_graphs(self._space, element)

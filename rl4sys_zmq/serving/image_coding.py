@@ -1,4 +1,4 @@
-"""Images of some keys of a payload, coded as files."""
+"""Encoding and decoding of the images in a payload, as PNG or JPEG files."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from rl4sys_zmq.values.trees import Tree
 __all__ = ["MAX_PIXEL_BYTES", "code_images", "read_images"]
 
 MAX_PIXEL_BYTES = 256 * 1024 * 1024
-"""What all coded images of one payload may take when they are decoded."""
+"""Largest size of all decoded images of one payload, in bytes."""
 
 
 def code_images(values: Tree, codecs: Mapping[str, ImageCodec]) -> tuple[Tree, dict[str, Tree]]:
-    """Takes the images of some keys out of a dict and codes them.
+    """Encode the images of some keys of a dict.
 
     Args:
-        values: what is to travel. Anything but a dict is left as it is.
-        codecs: how, by key.
+        values: Payload. Anything but a dict is returned unchanged.
+        codecs: Codec of each image key.
 
     Returns:
-        The values, with None where an image was, and ``[format, shape, files]`` by key.
+        The payload with None in place of each image, and ``[format, shape, files]`` by key.
 
     Raises:
-        PayloadError: for an array under such a key that holds no images, or too large ones.
+        PayloadError: If an array under such a key does not hold images, or the images are too large.
     """
     if not isinstance(values, dict) or not codecs:
         return values, {}
@@ -44,7 +44,7 @@ def code_images(values: Tree, codecs: Mapping[str, ImageCodec]) -> tuple[Tree, d
             raise PayloadError(
                 path,
                 f"{array.dtype} of shape {list(array.shape)} cannot become {codec.format}: images are uint8, "
-                "[..., height, width, 1 or 3] or [..., height, width], with 8 pixels or more each way",
+                "[..., height, width, 1 or 3] or [..., height, width], with 8 pixels or more in height and width",
             )
         total += array.nbytes
         if total > MAX_PIXEL_BYTES:
@@ -54,17 +54,17 @@ def code_images(values: Tree, codecs: Mapping[str, ImageCodec]) -> tuple[Tree, d
 
 
 def read_images(images: Tree) -> dict[str, Tree]:
-    """Decodes what `code_images` made, from a peer that nobody vouches for.
+    """Decode what `code_images` returned. The input comes from an untrusted peer.
 
     Returns:
         The arrays by key.
 
     Raises:
-        ProtocolError: when it is not what `code_images` makes, the images would be larger than `MAX_PIXEL_BYTES`, or there is
-            no Pillow here (``feature``).
+        ProtocolError: If the input is malformed, the images would be larger than `MAX_PIXEL_BYTES`, or Pillow is not installed
+            (``feature``).
     """
     if not isinstance(images, dict):
-        raise ProtocolError(Refusal.MALFORMED, "images that are no map")
+        raise ProtocolError(Refusal.MALFORMED, "the images are not a dict")
     if images and not has_pillow():
         raise ProtocolError(Refusal.FEATURE, NEEDS_PILLOW)
     out, total = {}, 0
@@ -73,10 +73,10 @@ def read_images(images: Tree) -> dict[str, Tree]:
             case ["png" | "jpeg" as form, [*shape], bytes() as files] if _is_shape(shape):
                 total += prod(shape)
             case _:
-                raise ProtocolError(Refusal.MALFORMED, f"{key!r:.60} is no coded image")
+                raise ProtocolError(Refusal.MALFORMED, f"{key!r:.60} is not an encoded image")
         size = image_size(shape)
         if size is None or total > MAX_PIXEL_BYTES:
-            raise ProtocolError(Refusal.SHAPE, f"{key!r:.60}: images of shape {shape!r:.60}")
+            raise ProtocolError(Refusal.SHAPE, f"{key!r:.60}: images of shape {shape!r:.60} are invalid or too large")
         try:
             out[key] = decode_images(files, shape, size, form)
         except BadImage as exc:

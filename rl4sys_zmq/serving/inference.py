@@ -1,4 +1,4 @@
-"""Inference as a service: functions by name, called from afar, batched over callers."""
+"""Inference as a service: named functions that are called remotely and batched over callers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import Batching, Caller, Server
-from rl4sys_zmq.serving.addresses import dialled, listening
+from rl4sys_zmq.serving.addresses import bind_address, connect_address
 from rl4sys_zmq.serving.stacking import batched
 from rl4sys_zmq.wire.trees import Tree
 
@@ -18,10 +18,10 @@ __all__ = ["Batching", "InferenceClient", "InferenceServer"]
 
 
 class InferenceServer(Resource):
-    """Offers functions (*interfaces*) to any number of clients.
+    """A server that offers named functions (*interfaces*) to any number of callers.
 
-    Each interface runs by itself: one that takes long holds up its own callers alone. A request whose caller has stopped to wait
-    is not run; what an interface raises goes to its caller, and the server lives on.
+    Each interface runs by itself: one that takes long delays only its own callers. A request is not run if its caller no
+    longer waits. What an interface raises goes to its caller, and the server continues.
     """
 
     def __init__(
@@ -33,22 +33,23 @@ class InferenceServer(Resource):
         users: str | Path | None = None,
         insecure: bool = False,
     ) -> None:
-        """Binds nothing yet.
+        """Create the server. It binds no address before `start`.
 
         Args:
-            port_num: a port of this machine, which no other machine reaches; 0 picks a free one. Or say `bind`.
+            port_num: Port that only this machine reaches; 0 picks a free one. Give this or `bind`.
             bind: ``host:port``, or a URI (tcp, ipc, inproc).
-            keys: the folder of the server's keys (`rl4sys-learner keys DIR`); other machines then reach it with keys alone.
-            users: the access list; None: ``users.toml`` in `keys`. A caller needs the role ``call``.
-            insecure: let other machines call without keys.
+            keys: Folder of the server's keys (`rl4sys-learner keys DIR`). Other machines then need a key to connect.
+            users: Access list; None: ``users.toml`` in `keys`. A user needs the role ``call``.
+            insecure: Accept calls from other machines without keys.
 
         Raises:
-            ConfigError: for both or neither of `port_num` and `bind`, or an address that other machines reach without keys.
-            TransportError: for an address that is none.
+            ConfigError: If both or neither of `port_num` and `bind` are given, or if other machines can reach the address and
+                neither `keys` nor `insecure` is given.
+            TransportError: If the address is invalid.
         """
         if (port_num is None) == (bind is None):
-            raise ConfigError("say either port_num or bind", key="port_num")
-        where = listening(bind if bind is not None else port_num or 0)
+            raise ConfigError("give either port_num or bind", key="port_num")
+        where = bind_address(bind if bind is not None else port_num or 0)
         self._server = Server(where, name="inference", keys=keys, users=users, insecure=insecure)
         self._names: set[str] = set()
 
@@ -60,44 +61,45 @@ class InferenceServer(Resource):
         *,
         max_queue: int = 1024,
     ) -> None:
-        """Offers a function; also while the server runs.
+        """Register a function; also while the server runs.
 
         Args:
-            name: what callers say.
-            fn: without `batch` a payload in, an answer out. With `batch` the payloads of several callers in as one, with a
-                leading axis ``N`` (`rl4sys_zmq.serving.stack`), and an answer out whose leaves have that axis too. If it raises
-                for several, each is tried by itself, so that one bad request spoils no other: it should have no side effects.
-            batch: how calls are put together; True: `Batching` with its defaults; None: one at a time.
-            max_queue: how many calls may wait; more are refused (``busy``).
+            name: Name of the interface.
+            fn: Function to call. Without `batch` it takes a payload and returns a reply. With `batch` it takes the stacked
+                payloads of several callers, with a leading axis ``N`` (`rl4sys_zmq.serving.stack`), and returns a reply whose
+                leaves have that axis too. If it raises for a batch, each request is tried by itself, so that an invalid
+                request does not affect the others; the function should therefore have no side effects.
+            batch: Parameters of batching; True: `Batching` with its defaults; None: one call at a time.
+            max_queue: Number of calls that can wait; further calls are refused (``busy``).
 
         Raises:
-            ConfigError: when the name is none or taken, or begins with ``$``, and for a `batch` that is none.
+            ConfigError: If the name is invalid, already registered or begins with ``$``, or `batch` is invalid.
         """
         if str(name).startswith("$"):
-            raise ConfigError(f"{name!r} is no name for an interface: names with $ are the library's", key=name)
+            raise ConfigError(f"{name!r} cannot be the name of an interface: names that begin with $ are reserved", key=name)
         batching = Batching() if batch is True else batch or None
         self._server.register(name, batched(fn) if batching is not None else fn, batching=batching, max_queue=max_queue)
         self._names.add(name)
 
     def interfaces(self) -> set[str]:
-        """The names that are offered."""
+        """Return the names of the interfaces."""
         return set(self._names)
 
     @property
     def address(self) -> str:
-        """Where it is bound, as a URI. Raises `Closed` before `start`."""
+        """The bound address, as a URI. Raises `Closed` before `start`."""
         return self._server.address
 
     def start(self, threaded: bool = False) -> None:
-        """Serves.
+        """Bind the address and serve.
 
         Args:
-            threaded: return at once and serve in threads; else serve until `stop`, or Ctrl-C.
+            threaded: Serve in threads of the server and return. Otherwise serve until `stop` or Ctrl-C.
 
         Raises:
-            AddressInUse: when somebody else binds the address.
-            ConfigError: for keys that are missing, wrong, or readable by others.
-            TransportError: when it cannot be bound.
+            AddressInUse: If another process has bound the address.
+            ConfigError: If keys are missing, invalid, or readable by others.
+            TransportError: If the address cannot be bound.
         """
         if threaded:
             self._server.start()
@@ -105,82 +107,82 @@ class InferenceServer(Resource):
             self._server.run()
 
     def status(self) -> dict[str, Any]:
-        """Address, interfaces, callers, what waits, counters."""
+        """Return the address, interfaces, callers, queues and counters."""
         return self._server.status()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Refuses what waits, joins the threads, closes the sockets. A second call does nothing.
+        """Refuse waiting calls, join the threads, and close the sockets. A second call does nothing.
 
         Raises:
-            CallbackStuck: when a function still runs after `timeout_s` seconds.
+            CallbackStuck: If a function still runs after `timeout_s` seconds.
         """
         self._server.stop(timeout_s)
 
     def close(self) -> None:
-        """`stop` with its default time."""
+        """Call `stop` with its default timeout."""
         self.stop()
 
 
 class InferenceClient(Resource):
-    """Calls the interfaces of one server. Any thread may use it, several at a time."""
+    """A client that calls the interfaces of one server. Several threads can use it at the same time."""
 
     def __init__(
         self, server_ip: str, port_num: int | None = None, *, timeout_s: float = 10.0, keys: str | Path | None = None
     ) -> None:
-        """Dials nobody yet: a server that comes later is found.
+        """Create the client. It does not connect yet, so the server can start later.
 
         Args:
-            server_ip: the server's host, or a URI, which needs no port.
-            port_num: its port.
-            timeout_s: how long a call waits unless it says so itself, in seconds.
-            keys: the file of this client's keys (``NAME.keys``).
+            server_ip: Host of the server, or a URI, which needs no port.
+            port_num: Port of the server.
+            timeout_s: Default time that a call waits, in seconds.
+            keys: The user's key file (``NAME.keys``).
 
         Raises:
-            ConfigError: for a port, a time or keys that are none.
-            TransportError: for an address that is none.
+            ConfigError: If the port, the timeout or the keys are invalid.
+            TransportError: If the address is invalid.
         """
-        self._client = Caller(dialled(server_ip, port_num), timeout_s=timeout_s, keys=keys)
+        self._client = Caller(connect_address(server_ip, port_num), timeout_s=timeout_s, keys=keys)
 
     def interfaces(self) -> set[str]:
-        """The names that the server offers.
+        """Return the names of the interfaces that the server offers.
 
         Raises:
-            CallTimeout: when it does not answer.
+            CallTimeout: If the server does not answer.
         """
         return set(self._client.call("$hello", {"terms": None})["methods"])
 
     def call(self, name: str, payload: Tree, timeout_s: float | None = None) -> Tree:
-        """Calls an interface and waits for the answer.
+        """Call an interface and wait for the reply.
 
         Args:
-            name: which.
-            payload: a tree of arrays, scalars, strings and bytes.
-            timeout_s: how long to wait, in seconds; None: the client's.
+            name: Name of the interface.
+            payload: Tree of arrays, scalars, strings and bytes.
+            timeout_s: Longest time to wait, in seconds; None: the client's.
 
         Returns:
-            The answer; its arrays are read-only.
+            The reply. Its arrays are read-only.
 
         Raises:
-            CallTimeout: no answer in time. A late one is dropped and counted.
-            CallRefused: no such interface, or the server is busy or stopping.
-            CallFailed: the interface raised.
-            PayloadError: the payload can't travel.
-            Closed: the client is closed.
+            CallTimeout: If no reply arrived in time. A late one is dropped and counted.
+            CallRefused: If there is no such interface, or the server is busy or stopping.
+            CallFailed: If the interface raised.
+            PayloadError: If the payload cannot be sent.
+            Closed: If the client is closed.
         """
         return self._client.call(name, payload, timeout_s)
 
     def submit(self, name: str, payload: Tree, timeout_s: float | None = None) -> Future[Tree]:
-        """`call` as a future. Arrays of the payload must not change until it is done."""
+        """Start a call and return its future. The arrays of the payload must not change until it is done."""
         return self._client.submit(name, payload, timeout_s)
 
     async def acall(self, name: str, payload: Tree, timeout_s: float | None = None) -> Tree:
-        """`call` for asyncio."""
+        """Call an interface from asyncio; see `call`."""
         return await self._client.acall(name, payload, timeout_s)
 
     def stats(self) -> dict[str, Any]:
-        """Its counters: ``again``, ``late``, ``refused``."""
+        """Return the counters: ``again``, ``late``, ``refused``."""
         return self._client.stats()
 
     def close(self) -> None:
-        """Ends its connections; calls under way raise `Closed`."""
+        """End the connections. Calls in progress raise `Closed`."""
         self._client.close()

@@ -1,4 +1,4 @@
-"""An environment that runs elsewhere, as a `gymnasium.Env`."""
+"""A remote environment as a `gymnasium.Env`."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.serving.env_lease import EnvLease
 from rl4sys_zmq.values.trees import copy_tree
 
-__all__ = ["RemoteEnv", "seeded_as"]
+__all__ = ["RemoteEnv", "parse_seed"]
 
 TIMEOUT_S = 10.0
 
 
 class RemoteEnv(gymnasium.Env[Any, Any]):
-    """One environment of a `GymEnvServer`. Nobody else steps it until it is closed, or dropped.
+    """One environment of a `GymEnvServer`. No other caller can step it until this object is closed or garbage-collected.
 
-    Each step and reset runs at most once, whatever becomes of messages and connections. After an error that says so, `reset` goes
-    on; with a server that was started again, too.
+    Each step and reset runs at most once, whatever happens to messages and connections. After an error that asks for it, call
+    `reset` to continue; this also works after a restart of the server.
 
-    `np_random` is a generator on this side, seeded as the environment's own, which stays where it is. `spec` is what this process
-    has registered under the environment's id, so `spec.make` makes a local one.
+    `np_random` is a local generator with the same seed as the environment's own generator, which stays at the server. `spec`
+    is what this process has registered under the environment's id, so `spec.make` creates a local environment.
 
     Attributes:
-        observation_space: the environment's.
-        action_space: the environment's.
-        metadata: the environment's, without the render mode ``human`` unless the server renders so.
-        render_mode: the server's.
-        spec: see above; None for an id that is not registered here.
+        observation_space: The environment's.
+        action_space: The environment's.
+        metadata: The environment's, without the render mode ``human`` unless the server uses it.
+        render_mode: The server's.
+        spec: The local specification; None for an id that is not registered in this process.
     """
 
     def __init__(
         self, address: str, *, timeout_s: float = TIMEOUT_S, env_index: int | None = None, keys: str | Path | None = None
     ) -> None:
-        """Takes an environment.
+        """Take an environment.
 
         Args:
-            address: the server's.
-            timeout_s: how long each call may take, in seconds.
-            env_index: which environment it must be; None: any free one.
-            keys: the file of this client's keys (``NAME.keys``), for a server that has keys.
+            address: Address of the server.
+            timeout_s: Longest time that a call can take, in seconds.
+            env_index: Index of the environment; None: any free one.
+            keys: The user's key file (``NAME.keys``), if the server requires keys.
 
         Raises:
-            CallTimeout: when there is no server.
-            CallRefused: ``OCCUPIED`` when all are taken; ``UNKNOWN`` for an index that is none; ``MISMATCH`` when the server
-                serves something else.
-            ConfigError: for a time that is none, or keys that can't be read.
-            TransportError: for an address that nobody can be at.
+            CallTimeout: If no server answers.
+            CallRefused: ``OCCUPIED`` if all environments are taken; ``UNKNOWN`` for an invalid index; ``MISMATCH`` if the
+                server offers another service.
+            ConfigError: If the timeout is invalid or the keys cannot be read.
+            TransportError: If the address is invalid.
         """
         self._env_lease = EnvLease(address, count=1, index=env_index, timeout_s=timeout_s, keys=keys)
         self.observation_space = self._env_lease.observation_space
@@ -61,60 +61,60 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 
     @property
     def env_index(self) -> int:
-        """Which of the server's environments this is. After a restart of the server it may be another."""
-        return self._env_lease.seats[0]
+        """The index of this environment at the server. It can change after a restart of the server."""
+        return self._env_lease.slots[0]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begins an episode; takes an environment anew when the server does not know this client any more.
+        """Begin an episode. Take an environment again if the server no longer has this caller's lease.
 
         Raises:
-            CallError: as `step`.
-            PayloadError: for options that cannot travel, with their place.
-            gymnasium.error.Error: for a seed that is none, as any environment does.
+            CallError: As `step`.
+            PayloadError: If the options cannot be sent. It names the path.
+            gymnasium.error.Error: If the seed is invalid, as with any environment.
         """
         super().reset(seed=seed)
         payload = {"only": [True], "seeds": [None if seed is None else str(seed)], "options": options}
         ((observation, info, used),) = self._env_lease.reset(payload)
-        if seeded_as(used) not in (None, self._np_random_seed):
-            self._np_random, self._np_random_seed = seeding.np_random(seeded_as(used))
+        if parse_seed(used) not in (None, self._np_random_seed):
+            self._np_random, self._np_random_seed = seeding.np_random(parse_seed(used))
         return self._env_lease.read_observation(observation), copy_tree(info)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """One step.
+        """Run one step.
 
         Raises:
-            CallFailed: the environment raised; its type and text.
-            CallRefused: ``INVALID`` for an action of another shape, and for an observation outside its space; ``GONE`` or
-                ``OCCUPIED`` when there is no episode any more: reset.
-            CallTimeout: no answer came in time; whether it ran is unknown.
-            CallLost: the server was started again meanwhile; whether it ran is unknown.
-            PayloadError: for an action that cannot travel.
+            CallFailed: If the environment raised. It has the type and the text of the exception.
+            CallRefused: ``INVALID`` if the action does not fit its space or the observation is outside its space; ``GONE`` or
+                ``OCCUPIED`` if the episode no longer exists: call `reset`.
+            CallTimeout: If no reply arrived in time. The step may have run.
+            CallLost: If the server was restarted meanwhile. The step may have run.
+            PayloadError: If the action cannot be sent.
         """
         payload = {"actions": [self._env_lease.actions.to_tree(action)], "anew": [False]}
         ((observation, reward, terminated, truncated, info),) = self._env_lease.call("step", payload)
         return self._env_lease.read_observation(observation), reward, terminated, truncated, copy_tree(info)
 
     def render(self) -> Any:
-        """What the environment renders in the server's render mode.
+        """Return what the environment renders in the server's render mode.
 
         Raises:
-            CallError: as `step`.
+            CallError: As `step`.
         """
         (frame,) = self._env_lease.call("render", {})
         return copy_tree(frame)
 
     def close(self) -> None:
-        """Gives the environment back. A second call does nothing."""
+        """Return the environment to the server. A second call does nothing."""
         self._env_lease.close()
 
     def __str__(self) -> str:
         return f"<RemoteEnv {self.env_index} at {self._env_lease.client.address}>"
 
 
-def seeded_as(text: Any) -> int | None:
-    """The seed that the server says it used; None when it says none."""
+def parse_seed(text: Any) -> int | None:
+    """Parse the seed that the server used; return None if it reported none."""
     if text is None:
         return None
     if not isinstance(text, str) or not text.isascii() or not text.isdigit():
-        raise ConfigError(f"the server says it used the seed {text!r:.40}", key="seed")
+        raise ConfigError(f"the server reported the seed {text!r:.40}; expected digits", key="seed")
     return int(text)

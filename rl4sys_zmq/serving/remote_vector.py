@@ -1,4 +1,4 @@
-"""Several remote environments as one `gymnasium.vector.VectorEnv`: one message there and back for all of a server's."""
+"""Several remote environments as one `gymnasium.vector.VectorEnv`, with one message to and from each server per step."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from rl4sys_zmq.errors import CallRefusal, CallRefused, ConfigError
 from rl4sys_zmq.serving.env_lease import EnvLease
-from rl4sys_zmq.serving.remote_env import TIMEOUT_S, seeded_as
+from rl4sys_zmq.serving.remote_env import TIMEOUT_S, parse_seed
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
 __all__ = ["RemoteVectorEnv"]
 
 
 class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
-    """Environments of one or more servers, stepped together; otherwise as `gymnasium.vector.SyncVectorEnv`.
+    """Environments of one or more servers, stepped together; otherwise like `gymnasium.vector.SyncVectorEnv`.
 
-    A server steps its environments one after the other within one call, the servers among themselves at the same time. An
-    environment whose episode has ended is reset by the next step (`AutoresetMode.NEXT_STEP`). After a step or reset that raised,
-    all begin anew: call `reset`.
+    Within one call, a server steps its environments one after the other; the servers work in parallel. An environment whose
+    episode ended is reset by the next step (`AutoresetMode.NEXT_STEP`). After a step or a reset that raised, call `reset` for
+    all environments.
 
     Attributes:
-        num_envs: how many there are.
-        single_observation_space: of each.
-        single_action_space: of each.
+        num_envs: Number of environments.
+        single_observation_space: Observation space of each environment.
+        single_action_space: Action space of each environment.
     """
 
     def __init__(
@@ -41,34 +41,37 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         timeout_s: float = TIMEOUT_S,
         keys: str | Path | None = None,
     ) -> None:
-        """Takes the environments.
+        """Take the environments.
 
         Args:
-            address: of the server, or of several.
-            num_envs: how many, from the first server first; None: all that they have.
-            timeout_s: how long each call may take, in seconds.
-            keys: see `RemoteEnv`.
+            address: Address of the server, or of several servers.
+            num_envs: Number of environments, from the first server first; None: all that the servers have.
+            timeout_s: Longest time that a call can take, in seconds.
+            keys: The user's key file; see `RemoteEnv`.
 
         Raises:
-            ConfigError: when the servers' spaces differ, or there is no address.
-            CallRefused: ``OCCUPIED`` when there are not as many free ones.
-            CallError, TransportError: as `RemoteEnv`.
+            ConfigError: If the servers' spaces differ, or no address is given.
+            CallRefused: ``OCCUPIED`` if too few environments are free.
+            CallError, TransportError: As `RemoteEnv`.
         """
         self._parts: list[EnvLease] = []
         self._unsure = True
-        """Not all episodes are known to stand where the last observations say."""
+        """True while the state of some episode is unknown, and all environments must be reset."""
         addresses = [address] if isinstance(address, str) else list(address)
         if not addresses or (num_envs is not None and num_envs < 1):
-            raise ConfigError(f"{num_envs} environments of {len(addresses)} servers", key="num_envs")
+            raise ConfigError(
+                f"{num_envs} environments of {len(addresses)} servers were requested; expected at least one of each",
+                key="num_envs",
+            )
         self.num_envs = 0
         try:
             for where in addresses:
                 left = None if num_envs is None else num_envs - self.num_envs
                 if left != 0:
                     self._parts.append(EnvLease(where, count=left, index=None, timeout_s=timeout_s, keys=keys))
-                    self.num_envs += len(self._parts[-1].seats)
+                    self.num_envs += len(self._parts[-1].slots)
             if num_envs is not None and self.num_envs < num_envs:
-                text = f"{num_envs} wanted; there are {self.num_envs} environments in all"
+                text = f"{num_envs} requested; there are {self.num_envs} environments in all"
                 raise CallRefused("take", ", ".join(addresses), CallRefusal.OCCUPIED, text)
             first = self._parts[0]
             for part in self._parts[1:]:
@@ -99,31 +102,32 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begins episodes in all environments, or in those of ``options["reset_mask"]``.
+        """Begin episodes in all environments, or in those of ``options["reset_mask"]``.
 
         Args:
-            seed: the first environment's, the next has the next number; or one for each.
-            options: handed to each.
+            seed: Seed of the first environment, with consecutive seeds for the others; or one seed for each.
+            options: Passed to each environment.
 
         Returns:
-            Observations ``[num_envs, ...]`` and infos, as `SyncVectorEnv` puts them together.
+            Observations ``[num_envs, ...]`` and infos, in the form of `SyncVectorEnv`.
 
         Raises:
-            CallError, PayloadError: as `RemoteEnv.reset`; then all must be reset.
-            ConfigError: for seeds, options or a mask that are none; nothing was asked.
+            CallError, PayloadError: As `RemoteEnv.reset`; then reset all environments.
+            ConfigError: If the seeds, the options or the mask are invalid. Nothing was sent.
         """
         seeds = self._each_seed(seed)
         if not isinstance(options, dict | None):
-            raise ConfigError(f"options are a {type(options).__name__}, and no dict", key="options")
+            raise ConfigError(f"options are a {type(options).__name__}; expected a dict", key="options")
         options = dict(options) if options is not None else None
         mask = (
             np.ones(self.num_envs, np.bool_) if options is None else options.pop("reset_mask", np.ones(self.num_envs, np.bool_))
         )
         if not isinstance(mask, np.ndarray) or mask.shape != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
-            raise ConfigError(f"reset_mask is no array of {self.num_envs} booleans of which one is True", key="reset_mask")
+            raise ConfigError(f"reset_mask must be an array of {self.num_envs} booleans with at least one True", key="reset_mask")
         if self._unsure and not mask.all():
             raise ConfigError(
-                "at first, and when a call has failed, reset all environments, not those of a reset_mask", key="reset_mask"
+                "the first reset, and the first after a failed call, must reset all environments: drop the reset_mask",
+                key="reset_mask",
             )
         payload = {"only": mask.tolist(), "seeds": seeds}
         self._unsure = True
@@ -138,14 +142,14 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             if answer is not None:
                 observation, info, used = answer
                 self._observations[i] = read(observation)
-                self._seeds[i] = seeded_as(used)
+                self._seeds[i] = parse_seed(used)
                 infos = self._add_info(infos, copy_tree(info), i)
         self._ended[mask] = False
         self._unsure = False
         return self._batch(), infos
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any], dict[str, Any]]:
-        """Steps all; those whose episode ended with the last step are reset instead.
+        """Step all environments. Those whose episode ended with the last step are reset instead.
 
         Args:
             actions: ``[num_envs, ...]``, an element of `action_space`.
@@ -154,17 +158,17 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             Observations ``[num_envs, ...]``; rewards float64, terminations and truncations bool, all ``[num_envs]``; infos.
 
         Raises:
-            CallError, PayloadError: as `RemoteEnv.step`, of the first that failed; then all must be reset.
-            ConfigError: for actions that are no batch of so many; nothing was asked.
+            CallError, PayloadError: As `RemoteEnv.step`, for the first call that failed; then reset all environments.
+            ConfigError: If the actions are not a batch of `num_envs`. Nothing was sent.
         """
         if self._unsure and not self.closed:
-            text = "not all environments were reset since the beginning, or since a call failed; call reset()"
+            text = "the environments were not all reset at the beginning, or since a call failed; call reset()"
             raise CallRefused("step", self._parts[0].client.address, CallRefusal.GONE, text)
         to_tree = self._parts[0].actions.to_tree
         try:
             each = [to_tree(a) for a in iterate(self.action_space, actions)]
-        except Exception as exc:  # Gymnasium goes through whatever it is given
-            raise ConfigError(f"{actions!r:.80} is no batch of actions: {exc}", key="actions") from exc
+        except Exception as exc:  # Gymnasium iterates over any object, which can raise anything
+            raise ConfigError(f"{actions!r:.80} is not a batch of actions: {exc}", key="actions") from exc
         if len(each) != self.num_envs:
             raise ConfigError(f"{len(each)} actions for {self.num_envs} environments", key="actions")
         anew = self._ended.tolist()
@@ -184,20 +188,20 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         return self._batch(), rewards, terminations, truncations, infos
 
     def render(self) -> tuple[Any, ...] | None:
-        """What each environment renders.
+        """Return what each environment renders.
 
         Raises:
-            CallError: as `RemoteEnv.render`.
+            CallError: As `RemoteEnv.render`.
         """
         return tuple(copy_tree(self._ask_all("render", [(part, {}) for part in self._parts])))
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Gives the environments back."""
+        """Return the environments to their servers."""
         for part in self._parts:
             part.close()
 
     def _ask_all(self, verb: str, asked: list[tuple[EnvLease, dict[str, Tree]]]) -> list[Tree]:
-        """One call for each server, all at the same time."""
+        """Call each server once, all in parallel."""
         if len(asked) == 1:
             part, payload = asked[0]
             answers: list[Tree] = part.call(verb, payload)
@@ -207,29 +211,29 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             for part, payload in asked:
                 futures.append(part.submit(verb, payload))
         finally:
-            wait(futures)  # all of them, though one fails: none may be under way when the next begins
+            wait(futures)  # for all of them, even if one fails: none can run on when the next call begins
         return [answer for future in futures for answer in future.result()]
 
     def _each_seed(self, seed: Any) -> list[str | None]:
-        """As they travel."""
+        """Return one seed for each environment, as digits."""
         if seed is None:
             return [None] * self.num_envs
         if isinstance(seed, (int, np.integer)):
             seed = [int(seed) + i for i in range(self.num_envs)]
         if not isinstance(seed, (Sequence, np.ndarray)):
-            raise ConfigError(f"the seed {seed!r:.60} is no number, and no sequence of them", key="seed")
+            raise ConfigError(f"the seed {seed!r:.60} is neither an integer nor a sequence of integers", key="seed")
         if len(seed) != self.num_envs:
             raise ConfigError(f"{len(seed)} seeds for {self.num_envs} environments", key="seed")
         for one in seed:
             if one is not None and (not isinstance(one, (int, np.integer)) or one < 0):
-                raise ConfigError(f"the seed {one!r:.60} is no number from 0 on", key="seed")
+                raise ConfigError(f"the seed {one!r:.60} is not an integer of at least 0", key="seed")
         return [None if one is None else str(int(one)) for one in seed]
 
     def _slices(self) -> list[tuple[EnvLease, slice]]:
         out, at = [], 0
         for part in self._parts:
-            out.append((part, slice(at, at + len(part.seats))))
-            at += len(part.seats)
+            out.append((part, slice(at, at + len(part.slots))))
+            at += len(part.slots)
         return out
 
     def _batch(self) -> Any:

@@ -1,4 +1,4 @@
-"""Payloads of several callers as one, with a leading axis, and the answer taken apart again."""
+"""Stacking of several callers' payloads along a new leading axis, and splitting of the reply."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _Form = tuple[Structure, tuple[object, ...]]
 
 
 def batched(fn: Callable[[Tree], Tree]) -> Callable[[Sequence[Tree]], list[Tree]]:
-    """Return a function of a list of payloads made of one of a stacked payload.
+    """Wrap a function of a stacked payload as a function of a list of payloads.
 
-    Payloads of different shapes go to `fn` separately. The dicts of a stacked payload have their keys in order.
+    Payloads of different shapes go to `fn` separately. The dicts of a stacked payload have sorted keys.
     """
 
     def run(payloads: Sequence[Tree]) -> list[Tree]:
@@ -39,18 +39,19 @@ def batched(fn: Callable[[Tree], Tree]) -> Callable[[Sequence[Tree]], list[Tree]
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
-    """Return ``N`` trees of one shape as one.
+    """Stack ``N`` trees of the same structure into one tree.
 
-    Arrays, numbers and lists of numbers become arrays ``[N, ...]``, other leaves lists of ``N``; dicts and tuples stay.
+    Arrays, numbers and lists of numbers become arrays ``[N, ...]``; other leaves become lists of ``N``. Dicts and tuples keep
+    their structure.
     """
     return _stack([_flat(tree) for tree in trees])
 
 
 def unstack(tree: Tree, count: int) -> list[Tree]:
-    """Undo `stack`: a tree of dicts and tuples whose leaves are arrays ``[N, ...]`` (or tensors) or lists of ``N``.
+    """Split a tree whose leaves are arrays ``[N, ...]`` (or tensors) or lists of ``N`` into ``N`` trees; undo `stack`.
 
     Raises:
-        ValueError: for a leaf that has no such axis, by its path.
+        ValueError: If a leaf has no such axis. It names the path.
     """
     leaves, structure = flatten(tree)
     columns = []
@@ -59,15 +60,15 @@ def unstack(tree: Tree, count: int) -> list[Tree]:
         if (not isinstance(rows, list) and rows.ndim == 0) or len(rows) != count:
             size = "no axis" if not isinstance(rows, list) and rows.ndim == 0 else f"{len(rows)} entries"
             path = [*leaf_paths(structure, "answer")][index]
-            raise ValueError(f"{path} has {size}; a batch of {count} needs as many, along the first axis")
+            raise ValueError(f"{path} has {size}; a batch of {count} needs as many along the first axis")
         columns.append(rows)
     return unflatten_each(structure, columns, count)
 
 
 def _flat(tree: Tree) -> tuple[list[Any], _Form]:
-    """The leaves of a payload, with lists of numbers as arrays, and what payloads must have in common to be stacked.
+    """Return the leaves of a payload, with lists of numbers as arrays, and the form of the payload.
 
-    That is a pair of their structure and, for each leaf, the dtype and the shape.
+    Payloads of the same form can be stacked. The form is the structure, and for each leaf its dtype and shape.
     """
     leaves, structure = flatten(tree, by_key=True)
     kinds: list[object] = []
@@ -100,7 +101,7 @@ def _column(leaves: Sequence[Any]) -> Tree:
 
 
 def _numbers(value: list[Any]) -> Any:
-    """A list as an array if it holds numbers alone, as many in each row; else as it is."""
+    """Return a list as an array if it holds only numbers, with equally long rows; else return it unchanged."""
     try:
         array = np.asarray(value)
     except ValueError:
@@ -109,7 +110,7 @@ def _numbers(value: list[Any]) -> Any:
 
 
 def _array(value: Any) -> np.ndarray[Any, Any]:
-    """An array of a leaf, of torch too."""
+    """Return a leaf as an array. It can be a torch tensor."""
     if hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
     return np.asarray(value)

@@ -1,11 +1,12 @@
-"""One data store of a trainer: what its clients send goes in once, whatever is sent again, and whoever is killed.
+"""The ingest of one data store of a trainer: each item is inserted once, despite resends and killed processes.
 
-A *stream* is what one client sends out of one data store of its own, under the numbers that the items have there. Its *mark*,
-the acknowledged id, is the last number that this side has. An update is taken in this order: the journal has it, the mark moves,
-the store has it, the client is answered.
+A *stream* is what one trainer client sends from one of its data stores, under the numbers that the items have there. Its
+*mark*, the acknowledged id, is the last number that the server has. An update is processed in this order: the journal records
+it, the mark moves, the store inserts it, the trainer client gets the reply.
 
-Each update in the journal says where the store stood when it came: with that, all updates before it are in the store, but for
-the items that the store would not have. A store that refused some of the last update says so in a *note*, an update of no items.
+Each update in the journal records the store's position before it. It follows that all earlier updates are in the store, except
+for the items that the store rejected. If the store rejected some of the last update, a *note*, which is an update without
+items, records the position.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ __all__ = ["InsertRequest", "StoreIngest", "InsertResult"]
 log = logging.getLogger(__name__)
 
 MAX_STREAMS = 100_000
-"""How many streams one store knows. They are never forgotten: one that came back would be taken for a new one."""
+"""Largest number of streams of one store. A stream is never discarded, because it would count as new if it came back."""
 TRIM_UPDATES = 32
-"""The journal is told to forget so many updates at once."""
-_WILL_PASS = (OSError, MemoryError, StoreError, Closed)
-"""What a store raises that may take the same item later. Anything else is said of the item."""
+"""Number of updates that the journal discards at once."""
+_TRANSIENT = (OSError, MemoryError, StoreError, Closed)
+"""Exceptions after which a store may accept the same item later. Any other exception rejects the item."""
 
 
 @dataclass(frozen=True, slots=True)
 class InsertRequest:
-    """What a client sends.
+    """The request of a trainer client to insert items.
 
     Attributes:
-        stream: its name and its store's lineage.
-        after: the mark on which it builds.
-        known: the highest mark of this stream that it ever got from a trainer.
-        first: the number of the first item.
-        items: they have consecutive numbers.
+        stream: Name of the trainer client, and lineage of its store.
+        after: Mark that the request builds on.
+        known: Highest mark of this stream that a trainer ever acknowledged.
+        first: Number of the first item.
+        items: Items with consecutive numbers.
     """
 
     stream: StreamKey
@@ -56,12 +57,12 @@ class InsertRequest:
 
 @dataclass(frozen=True, slots=True)
 class InsertedItems:
-    """Items that have come into the store.
+    """Items that were inserted into the store.
 
     Attributes:
-        client: who sent them.
-        acked: the mark of their stream.
-        items: they, without those that the store would not have.
+        client: Name of the trainer client that sent them.
+        acked: Mark of their stream.
+        items: The items, without those that the store rejected.
     """
 
     client: str
@@ -71,14 +72,14 @@ class InsertedItems:
 
 @dataclass(frozen=True, slots=True)
 class InsertResult:
-    """What became of an offer.
+    """The result of an insert request.
 
     Attributes:
-        acked: the mark now. Below `InsertRequest.after` nothing was taken, and the client goes on from here.
-        fresh: how many items had not come before.
-        dropped: how many numbers before the first were never sent, as their store had dropped them.
-        error: what the store said of an item that it would not have, or of all of them for now.
-        arrival: what is in the store with it; None when nothing is, or the store takes nothing for now.
+        acked: New mark. If it is below `InsertRequest.after`, nothing was accepted; the trainer client continues from here.
+        fresh: Number of items that were new.
+        dropped: Number of items before the first that were never sent, because their store had dropped them.
+        error: What the store raised for a rejected item, or for all of them for now.
+        arrival: Items that are now in the store; None if there are none, or the store accepts nothing for now.
     """
 
     acked: int
@@ -89,13 +90,13 @@ class InsertResult:
 
 
 class StoreIngest:
-    """A registered data store. `settle` and `take` are called by one thread at a time.
+    """The ingest of a registered data store. One thread at a time calls `insert_waiting` and `take`.
 
     Attributes:
-        name: its name.
-        store: it.
-        counters: ``accepted`` (items), ``duplicates``, ``dropped_at_source``, ``forgotten`` (numbers that an earlier trainer had
-            acknowledged and nobody has any more), ``refused.data`` (items that the store would not have), ``refilled``.
+        name: Name of the store.
+        store: The store.
+        counters: ``accepted`` (items), ``duplicates``, ``dropped_at_source``, ``forgotten`` (items that an earlier trainer
+            acknowledged and that are lost), ``refused.data`` (items that the store rejected), ``refilled``.
     """
 
     def __init__(self, name: str, store: DataStoreBase, journal: StoreJournal | None, journal_bytes: int) -> None:
@@ -103,66 +104,66 @@ class StoreIngest:
         self.counters = Counters()
         self._journal, self._journal_bytes = journal, journal_bytes
         self._marks: dict[StreamKey, int] = {}
-        self._owed: deque[Any] = deque()
-        self._came: list[Any] = []
-        self._sender: StreamKey | None = None  # of what is owed, or has come
-        self._apart = False  # what comes next does not follow what is in the store
-        self._unsure = False  # the store stands elsewhere than the journal's last place and its items say
+        self._waiting: deque[Any] = deque()
+        self._inserted: list[Any] = []
+        self._sender: StreamKey | None = None  # the stream of `_waiting` and `_inserted`
+        self._gap_pending = False  # the next item does not follow the last one in the store
+        self._unsure = False  # the store's position is not what the journal's last update implies
         self._kept: deque[tuple[StreamKey, int, int, int]] = deque()  # stream, end, items, bytes
         self._kept_items = self._kept_bytes = 0
         self._gone: dict[StreamKey, int] = {}
         self._gone_updates = 0
 
     def refill(self, streams: Iterable[StreamRow]) -> None:
-        """Takes up what the journal has: the marks, and the items that the store does not have (any more).
+        """Restore the marks from the journal, and insert the items that the store does not have.
 
-        A store that is kept on disk has its items already, but for those that the journal got last.
+        A store on disk has all but the last items already.
 
         Raises:
-            JournalError: when the journal cannot be read.
-            StoreError: when the store takes nothing.
+            JournalError: If the journal cannot be read.
+            StoreError: If the store accepts nothing.
         """
         assert self._journal is not None
         empty, missing = self.store.latest_data_id() < 0, list[StoreUpdate]()
-        self._apart = not empty  # nobody knows whether what it refused, or lost, was the last
+        self._gap_pending = not empty  # the last items before the restart may have been rejected or lost
         for update, nbytes in self._journal.updates(self.name):
             self._keep(update, nbytes)
             place = update.place
             if place.lineage == self.store.lineage and place.number <= self.store.latest_data_id() + 1:
-                missing.clear()  # they are in, or were refused
+                missing.clear()  # they are in the store, or were rejected
             missing.append(update)
-            if empty:  # so all of them are missing, and need not be held
+            if empty:  # all of them are missing, so fill at once
                 self._fill(missing)
         self._fill(missing)
         for row in streams:
             if row.client_id == self.name:
                 mark = row.received - 1
-                self._apart |= self.mark((row.actor_id, row.origin)) < mark
+                self._gap_pending |= self.mark((row.actor_id, row.origin)) < mark
                 self._marks[row.actor_id, row.origin] = mark
         self._note()
 
     def mark(self, stream: StreamKey) -> int:
-        """The acknowledged id of a stream; -1 when nothing of it is here."""
+        """Return the acknowledged id of a stream; -1 if it is unknown."""
         return self._marks.get(stream, -1)
 
-    def settle(self) -> InsertedItems | None:
-        """Inserts what was accepted when the store took nothing.
+    def insert_waiting(self) -> InsertedItems | None:
+        """Insert accepted items that the store could not take before.
 
         Returns:
-            What has come into the store, if there was something.
+            The items that are now in the store, or None.
 
         Raises:
-            Refuse: when the store still takes nothing.
+            Refuse: If the store still accepts nothing.
         """
-        if self._owed and (error := self._pay()) is not None and self._owed:
-            raise Refuse(CallRefusal.BUSY, f"store {self.name} takes nothing for now: {type(error).__name__}: {error}")
+        if self._waiting and (error := self._insert_waiting()) is not None and self._waiting:
+            raise Refuse(CallRefusal.BUSY, f"store {self.name} accepts nothing for now: {type(error).__name__}: {error}")
         return self._arrival()
 
     def take(self, offer: InsertRequest) -> InsertResult:
-        """Takes what is new in an offer; nothing is owed, as `settle` was called.
+        """Accept the new items of a request. Call `insert_waiting` first, so that no earlier items wait.
 
         Raises:
-            Refuse: when nothing is taken, and the client may offer it again.
+            Refuse: If nothing is accepted. The trainer client can send the request again.
         """
         acked = self.mark(offer.stream)
         if offer.after > acked:
@@ -173,7 +174,7 @@ class StoreIngest:
         if first + len(fresh) <= acked + 1:
             return InsertResult(acked)
         if acked < 0 and len(self._marks) >= MAX_STREAMS:
-            raise Refuse(CallRefusal.BUSY, f"store {self.name} knows {MAX_STREAMS} streams and takes no more")
+            raise Refuse(CallRefusal.BUSY, f"store {self.name} has {MAX_STREAMS} streams, the most that it can have")
         if self._journal is not None:
             update = StoreUpdate(self.name, offer.stream, first, fresh, self._place())
             self._keep(update, self._journal.commit(update))
@@ -183,98 +184,98 @@ class StoreIngest:
         dropped = first - 1 - acked - forgotten
         self.counters.add("forgotten", forgotten)
         self.counters.add("dropped_at_source", dropped)
-        self._apart |= first > acked + 1
-        self._owed.extend(fresh)
+        self._gap_pending |= first > acked + 1
+        self._waiting.extend(fresh)
         self._sender = offer.stream
-        error = self._pay()
+        error = self._insert_waiting()
         self.counters.add("accepted", len(fresh))
         return InsertResult(self._marks[offer.stream], len(fresh), dropped, error, self._arrival())
 
     def status(self) -> dict[str, Any]:
-        """What it holds."""
+        """Return the sizes of the store and of its part of the journal."""
         return {
             "items": len(self.store),
             "latest_data_id": self.store.latest_data_id(),
             "streams": len(self._marks),
             "journal_items": self._kept_items,
             "journal_bytes": self._kept_bytes,
-            "owed": len(self._owed),
+            "owed": len(self._waiting),
         }
 
     def _fill(self, updates: list[StoreUpdate]) -> None:
-        """Inserts what the journal has and the store has not, and empties the list.
+        """Insert the items of the journal that the store does not have, and empty the list.
 
         Raises:
-            StoreError: when the store takes nothing.
+            StoreError: If the store accepts nothing.
         """
         for update in updates:
             items, place = update.items, update.place
             if place.lineage == self.store.lineage:
                 items = items[max(0, self.store.latest_data_id() + 1 - place.number) :]
             self.counters.add("refilled", len(items))
-            self._apart |= update.first_id > self.mark(update.stream) + 1
+            self._gap_pending |= update.first_id > self.mark(update.stream) + 1
             self._marks[update.stream] = update.first_id + len(update.items) - 1
             self._unsure |= bool(items)
-            self._owed.extend(items)
-            error = self._pay()
-            if self._owed:
-                problem = f"takes nothing of what the journal has: {type(error).__name__}: {error}"
+            self._waiting.extend(items)
+            error = self._insert_waiting()
+            if self._waiting:
+                problem = f"rejects the items of the journal: {type(error).__name__}: {error}"
                 raise StoreError(self.name, problem) from error
-            self._came.clear()
+            self._inserted.clear()
         updates.clear()
 
-    def _pay(self) -> Exception | None:
-        """Inserts what is owed; returns what the store said, if it would not have something."""
-        before, items = self.store.latest_data_id(), list(self._owed)
+    def _insert_waiting(self) -> Exception | None:
+        """Insert the waiting items. Return the first exception that the store raised, if any."""
+        before, items = self.store.latest_data_id(), list(self._waiting)
         if not items:
             return None
         try:
-            self._begin_anew()
+            self._apply_gap()
             self.store.batch_insert(items)
-        except Exception as exc:  # noqa: BLE001 (a user's store may raise anything; what it has taken is taken)
+        except Exception as exc:  # noqa: BLE001 (a user's store can raise anything, and keeps what it has inserted)
             first = exc
         else:
-            self._owed.clear()
-            self._came += items
+            self._waiting.clear()
+            self._inserted += items
             return None
         for _ in range(self.store.latest_data_id() - before):
-            self._came.append(self._owed.popleft())
-        while self._owed:
+            self._inserted.append(self._waiting.popleft())
+        while self._waiting:
             try:
-                self._begin_anew()
-                self.store.insert(self._owed[0])
-            except _WILL_PASS as exc:
+                self._apply_gap()
+                self.store.insert(self._waiting[0])
+            except _TRANSIENT as exc:
                 return exc
             except Exception as exc:  # noqa: BLE001
-                log.warning("store %s does not have an item: %s: %s", self.name, type(exc).__name__, exc)
+                log.warning("store %s rejected an item: %s: %s", self.name, type(exc).__name__, exc)
                 self.counters.add("refused.data")
-                self._apart = self._unsure = True
+                self._gap_pending = self._unsure = True
             else:
-                self._came.append(self._owed[0])
-            self._owed.popleft()
+                self._inserted.append(self._waiting[0])
+            self._waiting.popleft()
         return first
 
-    def _begin_anew(self) -> None:
-        if self._apart:
+    def _apply_gap(self) -> None:
+        if self._gap_pending:
             self.store.gap()
-            self._apart = False
+            self._gap_pending = False
 
     def _arrival(self) -> InsertedItems | None:
-        """What has come into the store, once nothing of it is owed any more."""
-        if self._owed:
+        """Return the inserted items once no accepted item waits any more."""
+        if self._waiting:
             return None
         self._note()
-        items, self._came = self._came, []
+        items, self._inserted = self._inserted, []
         if not items:
             return None
         assert self._sender is not None
         return InsertedItems(self._sender[0], self.mark(self._sender), items)
 
-    # ---- what the journal has
+    # ---- the journal
 
     def _note(self) -> None:
-        """Has the journal say where the store stands, where its updates do not."""
-        if self._unsure and self._journal is not None and self._kept and not self._owed:
+        """Record the store's position in the journal if its updates do not show it."""
+        if self._unsure and self._journal is not None and self._kept and not self._waiting:
             stream, end, _, _ = self._kept[-1]
             self._journal.note(StoreUpdate(self.name, stream, end, [], self._place()))
             self._unsure = False
@@ -283,10 +284,10 @@ class StoreIngest:
         return StorePosition(self.store.lineage, self.store.latest_data_id() + 1)
 
     def _keep(self, update: StoreUpdate, nbytes: int) -> None:
-        """Notes an update of the journal, and has the oldest forgotten that a restart would not need."""
+        """Add an update to the list of the journal's updates, and trim the oldest that a restart would not need."""
         assert self._journal is not None
         count = len(update.items)
-        if not count:  # it is forgotten with the update before it, which has the same end, or after it
+        if not count:  # a note is trimmed with the update before it, which has the same end, or after it
             return
         self._kept.append((update.stream, update.first_id + count, count, nbytes))
         self._kept_items += count

@@ -1,4 +1,4 @@
-"""The actor's side of a trainer: data stores whose items go to the server, requests, and the newest network."""
+"""The actor's side of a trainer: data stores that are sent to the server, custom requests, and the newest network."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ __all__ = ["TrainerClient", "UpdateResult"]
 log = logging.getLogger(__name__)
 
 MESSAGE_BYTES = 4 << 20
-"""An update is cut into messages of about this size."""
+"""Approximate size of a message, in bytes. A larger update is sent as several messages."""
 MESSAGE_ITEMS = 4096
 FIRST_ITEMS = 64
-"""How many items are read at first, if so many of the size of the first go into a message."""
+"""Largest number of items in the first read. Fewer are read if the first item is large."""
 
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What an update brought. It is true: an update that fails raises.
+    """The result of an update. It counts as true: an update that fails raises.
 
     Attributes:
-        items: how many the server took that it did not have.
-        acked: for each data store, the number of the last item that the server has; -1 when it has none.
-        dropped_at_source: how many items the data stores had dropped before they were sent.
+        items: Number of items that the server accepted as new.
+        acked: For each data store, the number of the last item that the server has; -1 if it has none.
+        dropped_at_source: Number of items that the data stores had dropped before they were sent.
     """
 
     items: int = 0
@@ -61,7 +61,7 @@ class UpdateResult:
 
 
 class _StoreFeed:
-    """One data store of a client, and what is known of it at the server."""
+    """One data store of a trainer client, with what is known of its copy at the server."""
 
     def __init__(self, store: DataStoreBase) -> None:
         self.store = store
@@ -70,21 +70,21 @@ class _StoreFeed:
         self.items = 0
 
     def latest(self) -> int:
-        """The number of the store's newest item.
+        """Return the number of the store's newest item.
 
         Raises:
-            StoreError: when the store cannot say.
+            StoreError: If the store raises.
         """
-        with _border(self.store):
+        with _as_store_error(self.store):
             return self.store.latest_data_id()
 
     def read_after(self, from_id: int) -> tuple[int, list[Any]]:
-        """The next items of the store, and the number of the first.
+        """Return the number of the first item after `from_id`, and the next items.
 
         Raises:
-            StoreError: when the store cannot read them.
+            StoreError: If the store cannot read them.
         """
-        with _border(self.store):
+        with _as_store_error(self.store):
             if not self.items:
                 _, one = self.store.read_after(from_id, 1)
                 self.items = max(1, min(FIRST_ITEMS, MESSAGE_BYTES // (1 + payload_bytes(one))))
@@ -92,19 +92,19 @@ class _StoreFeed:
 
 
 class TrainerClient(Resource):
-    """Sends the items of data stores to a `TrainerServer`, each once and in their order. Any thread may use it.
+    """A client that sends the items of data stores to a `TrainerServer`, each once and in order. Any thread can use it.
 
-    The data stores hold what has not been sent: one that is kept on disk (`ReplayBuffer(path=...)`) goes on after a restart of
-    the client where the server's acknowledgements ended. What a store drops for want of room before it was sent is counted.
+    The data stores hold what has not been sent. One that is kept on disk (`ReplayBuffer(path=...)`) continues after a restart
+    where the server's acknowledgements ended. Items that a full store drops before they are sent are counted.
 
     Attributes:
-        name: by which the server knows it. With the lineage of a data store it names a stream of items, so two clients of one
-            name do not mix.
-        data_stores: by the names of the server's.
-        network_version: the number of the newest network that came; 0 before.
-        last_error: what the last update in the background raised; None when it went well.
-        counters: ``items``, ``messages``, ``dropped_at_source``, ``unsendable`` (items that cannot travel), ``updates``,
-            ``update_failed``, ``requests``, ``refused.rate``, and those of `rl4sys_zmq.rpc.Caller` in `stats`.
+        name: Name of this trainer client at the server. Together with the lineage of a data store it identifies a stream of
+            items, so two trainer clients with the same name do not mix.
+        data_stores: Data stores, by their names at the server.
+        network_version: Number of the newest network that was received; 0 before the first.
+        last_error: What the last update in the background raised; None if it succeeded.
+        counters: ``items``, ``messages``, ``dropped_at_source``, ``unsendable`` (items that cannot be sent), ``updates``,
+            ``update_failed``, ``requests``, ``refused.rate``. `stats` adds those of `rl4sys_zmq.rpc.Caller`.
     """
 
     def __init__(  # noqa: PLR0913 - its call shape is agentlace's
@@ -120,37 +120,37 @@ class TrainerClient(Resource):
         *,
         keys: str | Path | None = None,
     ) -> None:
-        """Finds the server, compares the configuration, and sends what the data stores hold.
+        """Connect to the server, compare the configurations, and send what the data stores hold.
 
         Args:
-            name: of this client.
-            server_ip: the server's host or IP address, or its URI.
-            config: as the server's.
-            data_store: the only data store, which goes into the server's of this client's name; or
-            data_stores: data stores by the names of the server's.
-            log_level: of the logger ``rl4sys_zmq``; None leaves it alone.
-            wait_for_server: wait for as long as no server answers, here alone; later calls have `timeout_ms`.
-            timeout_ms: how long to wait for each answer, in milliseconds.
-            keys: the file of this client's keys, for a server that has keys.
+            name: Name of this trainer client.
+            server_ip: Host name, IP address, or URI of the server.
+            config: Configuration, the same as the server's.
+            data_store: The only data store. At the server it has the name of this trainer client.
+            data_stores: Data stores, by their names at the server; use this or `data_store`.
+            log_level: Level of the logger ``rl4sys_zmq``; None leaves it unchanged.
+            wait_for_server: Wait until a server answers. This applies here only; later calls wait `timeout_ms`.
+            timeout_ms: Longest time to wait for each reply, in milliseconds.
+            keys: The user's key file, if the server requires keys.
 
         Raises:
-            ConfigError: for arguments that can't be.
-            CallTimeout: no server answered, and it was not to be waited for.
-            CallRefused: ``mismatch``, with the name of the field, for another configuration; ``unknown`` for a data store that
-                the server has not.
-            CallFailed: as `update` does: what could be sent was, and the client is not made.
-            PayloadError: likewise.
-            StoreError: likewise.
+            ConfigError: If an argument is invalid.
+            CallTimeout: If no server answered and `wait_for_server` is False.
+            CallRefused: ``mismatch`` if the configurations differ (it names the field); ``unknown`` if the server does not
+                have a data store of this name.
+            CallFailed: As `update`. The items that could be sent were sent; no client is created.
+            PayloadError: As `CallFailed`.
+            StoreError: As `CallFailed`.
         """
         self.name = check_name(name, "name")
         self.config = check_config(config)
         if data_store is not None and data_stores:
-            raise ConfigError("data_store and data_stores are two ways to say the same; use one", key="data_store")
+            raise ConfigError("both data_store and data_stores were given; give one", key="data_store")
         stores = {name: data_store} if data_store is not None else dict(data_stores or {})
         for key, store in stores.items():
             check_name(key, "data_stores")
             if not isinstance(store, DataStoreBase):
-                raise ConfigError(f"{key!r} is a DataStoreBase, not a {type(store).__qualname__}", key="data_stores")
+                raise ConfigError(f"{key!r} must be a DataStoreBase, not a {type(store).__qualname__}", key="data_stores")
         if log_level is not None:
             logging.getLogger("rl4sys_zmq").setLevel(log_level)
         self.data_stores: Mapping[str, DataStoreBase] = stores
@@ -171,21 +171,22 @@ class TrainerClient(Resource):
             raise
 
     def update(self) -> UpdateResult:
-        """Sends what the data stores hold and the server has not; returns when the server has it.
+        """Send the items that the server does not have, and return when the server has them.
 
-        What is inserted meanwhile is left for the next update. An update that fails half way has sent the first half.
+        Items that are inserted during the call are left for the next update. An update that fails half way has sent the first
+        half.
 
         Raises:
-            CallTimeout: an answer did not come; the next update goes on from what the server has.
-            CallRefused: the server would not take it (``unknown``: it has no such data store; ``busy``: its journal takes nothing
-                for now, or its store did not take what came before; ``too_large``: an item was, which is skipped and counted, and
-                the others were sent).
-            CallFailed: the server's store would not have an item, or takes nothing for now, or the data callback raised. All the
-                same the server has all that was sent, and it is not sent again.
-            PayloadError: an item cannot travel. It is skipped and counted; the others were sent.
-            StoreError: a data store on disk has lost items that the server has: an older copy was put in its place. Or a data
-                store of your own raised something (its ``__cause__``).
-            Closed: after `stop`.
+            CallTimeout: If a reply did not arrive. The next update continues from what the server has.
+            CallRefused: ``unknown``: the server does not have a data store of this name. ``busy``: its journal or its store
+                accepts nothing for now. ``too_large``: one item is too large; it is skipped and counted, and the others were
+                sent.
+            CallFailed: If the server's store rejected an item or accepts nothing for now, or the data callback raised. The
+                server has everything that was sent; nothing is resent.
+            PayloadError: If an item cannot be sent. It is skipped and counted; the others were sent.
+            StoreError: If a data store on disk has lost items that the server has, because an older copy replaced it; or if
+                your own data store raised (see ``__cause__``).
+            Closed: After `stop`.
         """
         done = UpdateResult()
         trouble: RL4SysError | None = None
@@ -206,20 +207,20 @@ class TrainerClient(Resource):
         return done
 
     def update_datastore(self, name: str, from_id: int, confirm_update: bool = False) -> UpdateResult:
-        """Sends what one data store holds after `from_id`.
+        """Send what one data store holds after `from_id`.
 
-        The server's acknowledged id counts all the same: what it has is not taken again, and what lies between it and a
-        larger `from_id` is sent.
+        The server's acknowledged number takes precedence: items that it has are not inserted again, and items between that
+        number and a larger `from_id` are sent.
 
         Args:
-            name: of the data store.
-            from_id: the last number that need not be sent.
-            confirm_update: ask the server once more afterwards.
+            name: Name of the data store.
+            from_id: Number of the last item that need not be sent.
+            confirm_update: Ask the server for its number once more afterwards.
 
         Raises:
-            ConfigError: this client has no such data store.
-            CallLost: with `confirm_update`, when the server was restarted and has forgotten what it acknowledged.
-            CallError: as `update`.
+            ConfigError: If this trainer client has no such data store.
+            CallLost: With `confirm_update`, if the server was restarted and has lost what it acknowledged.
+            CallError: As `update`.
         """
         done = self._update(name, from_id)
         if confirm_update and self.get_server_last_update_id(name) < done.acked[name]:
@@ -227,41 +228,41 @@ class TrainerClient(Resource):
         return done
 
     def get_server_last_update_id(self, name: str) -> int:
-        """The number of the last item of a data store that the server has; -1 when it has none.
+        """Return the number of the last item of a data store that the server has; -1 if it has none.
 
         Raises:
-            ConfigError: this client has no such data store.
-            CallTimeout: no answer came.
-            CallRefused: the server has no such data store.
-            Closed: after `stop`.
+            ConfigError: If this trainer client has no such data store.
+            CallTimeout: If no reply arrived.
+            CallRefused: If the server has no such data store.
+            Closed: After `stop`.
         """
         feed = self._feed(name)
         acked: int = self._client.call(MARK, {"client": self.name, "store": name, "lineage": feed.store.lineage})
         return acked
 
     def request(self, type: str, payload: Tree) -> Tree:
-        """Makes a custom request; the server's callback runs once, or not at all.
+        """Make a custom request. The server's callback runs at most once.
 
         Args:
-            type: one of the configuration's `request_types`.
-            payload: a tree of arrays, scalars, strings and bytes.
+            type: One of the configuration's `request_types`.
+            payload: Tree of arrays, scalars, strings and bytes.
 
         Returns:
-            What the server's callback returned; its arrays are read-only.
+            The return value of the server's callback. Its arrays are read-only.
 
         Raises:
-            CallRefused: ``unknown`` for another type, ``rate`` beyond the rate limit: then nothing was sent.
-            CallTimeout: no answer came; it may have run, or run yet.
-            CallLost: the server was restarted meanwhile: whether it ran is unknown.
-            CallFailed: the server's callback raised.
-            PayloadError: the payload can't travel.
-            Closed: after `stop`.
+            CallRefused: ``unknown`` for another type, ``rate`` above the rate limit. Nothing was sent.
+            CallTimeout: If no reply arrived. The callback may have run, or may still run.
+            CallLost: If the server was restarted meanwhile. The callback may have run.
+            CallFailed: If the server's callback raised.
+            PayloadError: If the payload cannot be sent.
+            Closed: After `stop`.
         """
         method = f"{REQUEST}{type}"
         if type not in self.config.request_types:
             known = ", ".join(self.config.request_types) or "none"
             raise CallRefused(
-                method, self._client.address, CallRefusal.UNKNOWN, f"no request type {type!r:.60}; there is {known}"
+                method, self._client.address, CallRefusal.UNKNOWN, f"no request type {type!r:.60}; the types are: {known}"
             )
         with self._lock:
             allowed = self._bucket is None or self._bucket.take(1.0, time.monotonic())
@@ -272,13 +273,13 @@ class TrainerClient(Resource):
         return self._client.call(method, {"client": self.name, "payload": payload}, once=True)
 
     def recv_network_callback(self, callback: Callable[[Any], object]) -> None:
-        """Has a callback called with each network that arrives, beginning with the newest that there is.
+        """Call a callback with each network that arrives, beginning with the newest that was published.
 
-        It runs in a thread of its own, gets a tree of numpy arrays that it may write to, and misses what a newer one overtakes.
-        What it raises is logged and counted. A second callback takes the place of the first.
+        It runs in a thread of its own and gets a tree of numpy arrays that it can write to. While it runs, a newer network
+        replaces the one that waits. What it raises is logged and counted. A second callback replaces the first.
 
         Raises:
-            Closed: after `stop`.
+            Closed: After `stop`.
         """
         with self._lock:
             first, self._on_network = self._on_network is None, callback
@@ -286,17 +287,17 @@ class TrainerClient(Resource):
             self._client.subscribe(NETWORK, self._take_network)
 
     def start_async_update(self, interval: float = 10.0) -> None:
-        """Updates each `interval` seconds in a thread of its own, at once for the first time.
+        """Update now and then every `interval` seconds, in a thread of its own.
 
-        What an update raises is logged, counted (``update_failed``) and kept in `last_error`, and the next one tries again. A
+        What an update raises is logged, counted (``update_failed``) and kept in `last_error`; the next update tries again. A
         second call does nothing.
 
         Raises:
-            ConfigError: when the interval is not positive.
-            Closed: after `stop`.
+            ConfigError: If the interval is not positive.
+            Closed: After `stop`.
         """
         if not interval > 0:
-            raise ConfigError(f"interval is more than 0 seconds, not {interval!r:.60}", key="interval")
+            raise ConfigError(f"interval must be more than 0 seconds, not {interval!r:.60}", key="interval")
         with self._lock:
             if self._stopped:
                 raise Closed("the trainer client was stopped")
@@ -305,14 +306,14 @@ class TrainerClient(Resource):
                 self._updater.start()
 
     def stats(self) -> dict[str, float]:
-        """Its counters, and those of its calls."""
+        """Return the counters of this object and of its calls."""
         return {**self._client.counters.snapshot(), **self.counters.snapshot()}
 
     def stop(self) -> None:
-        """Ends its threads and connections; what was not sent stays in the data stores. A second call does nothing.
+        """End the threads and connections. Unsent items stay in the data stores. A second call does nothing.
 
         Raises:
-            WorkerDied: when the thread of `start_async_update` died.
+            WorkerDied: If the thread of `start_async_update` ended with an exception.
         """
         with self._lock:
             self._stopped = True
@@ -324,13 +325,11 @@ class TrainerClient(Resource):
             self._updater.raise_if_dead()
 
     def close(self) -> None:
-        """`stop`."""
+        """Call `stop`."""
         self.stop()
 
-    # ---- inside
-
     def _begin(self, wait: bool) -> None:
-        """Greets, and sends what the data stores hold; with `wait` again for as long as a server is away."""
+        """Make the first call and send what the data stores hold; with `wait` repeat this until a server answers."""
         while True:
             try:
                 self._client.call(STORES)
@@ -343,14 +342,14 @@ class TrainerClient(Resource):
                 return
 
     def _update(self, name: str, from_id: int | None) -> UpdateResult:
-        """Sends what the server lacks of a data store; what comes after `from_id` also if it has it."""
+        """Send what the server does not have of a data store, and what follows `from_id` even if the server has it."""
         feed = self._feed(name)
         acked, latest = self.get_server_last_update_id(name), feed.latest()
         if acked > latest:
             raise StoreError(
                 name,
-                f"the trainer has the items up to {acked}, and this store ends at {latest}: new items under old numbers would "
-                "not be taken; delete its folder to begin a new one",
+                f"the trainer has the items up to {acked}, and this store ends at {latest}: the trainer would skip new items "
+                "under old numbers; delete the store's folder to begin a new one",
             )
         with feed.lock:
             done, trouble = self._send_all(name, feed, acked if from_id is None else max(-1, min(from_id, acked)))
@@ -362,11 +361,11 @@ class TrainerClient(Resource):
         feed = self._feeds.get(name)
         if feed is None:
             known = ", ".join(sorted(self._feeds)) or "none"
-            raise ConfigError(f"this client has no data store {name!r:.60}; it has {known}", key=str(name)[:100])
+            raise ConfigError(f"this trainer client has no data store {name!r:.60}; it has: {known}", key=str(name)[:100])
         return feed
 
     def _send_all(self, name: str, feed: _StoreFeed, from_id: int) -> tuple[UpdateResult, RL4SysError | None]:
-        """Sends up to what the store holds now, message by message; what went wrong without ending it comes back."""
+        """Send all items that the store holds now; also return the first error that did not end the update."""
         acked, target = from_id, feed.latest()
         items = dropped = 0
         trouble: RL4SysError | None = None
@@ -432,7 +431,7 @@ class _Updater(Worker):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """The thread's body."""
+        """Update until `stop`; the body of the thread."""
         client = self._client
         while not self._stopping.is_set():
             try:
@@ -449,23 +448,23 @@ class _Updater(Worker):
             self._stopping.wait(self._interval_s)
 
     def stop(self) -> None:
-        """Ends it; a call under way ends with the client's connection."""
+        """End the thread. A running call ends when the client's connection closes."""
         self._stopping.set()
 
 
 @contextlib.contextmanager
-def _border(store: DataStoreBase) -> Iterator[None]:
-    """Foreign exceptions stop here: a user's store may raise anything."""
+def _as_store_error(store: DataStoreBase) -> Iterator[None]:
+    """Raise `StoreError` for any foreign exception: a user's store can raise anything."""
     try:
         yield
     except RL4SysError:
         raise
     except Exception as exc:
-        raise StoreError(type(store).__qualname__, f"cannot be read: {type(exc).__name__}: {exc}") from exc
+        raise StoreError(type(store).__qualname__, f"reading it failed: {type(exc).__name__}: {exc}") from exc
 
 
 def _cut(batch: list[Any], feed: _StoreFeed) -> list[Any]:
-    """As many items as one message takes, and how many to read the next time."""
+    """Return as many items as fit in one message, and set how many to read next."""
     size = 0
     for count, item in enumerate(batch):
         size += payload_bytes(item)

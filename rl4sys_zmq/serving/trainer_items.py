@@ -1,8 +1,8 @@
-"""Items of a data store as one payload: what is alike in all of them side by side, as columns.
+"""Conversion of the items of a data store to one payload, with equal parts joined into columns.
 
-``payload = {"count": N, "columns": tree}``. Where all items have an array of one shape and dtype (or a numpy scalar of one
-dtype), the tree has one array ``[N, *shape]``; where they have dicts with the same keys, it has a dict of trees; elsewhere a
-list of the N values.
+``payload = {"count": N, "columns": tree}``. Where all items have an array of the same shape and dtype (or a numpy scalar of
+the same dtype), the tree has one array ``[N, *shape]``. Where they have dicts with the same keys, it has a dict of trees.
+Elsewhere it has a list of the N values.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ __all__ = ["pack_items", "payload_bytes", "unpack_items"]
 
 
 def pack_items(items: Sequence[Any]) -> dict[str, Tree]:
-    """The payload of some items."""
+    """Return the payload of some items."""
     return {"count": len(items), "columns": _column(items)}
 
 
 def unpack_items(payload: Tree) -> list[Any]:
-    """The items of a payload that nobody vouches for; their arrays are read-only views.
+    """Return the items of an untrusted payload. Their arrays are read-only views.
 
     Raises:
-        Refuse: when it is none of `pack_items`.
+        Refuse: If the payload does not have the form of `pack_items`.
     """
     count, columns = (payload.get("count"), payload.get("columns")) if type(payload) is dict else (None, None)
     leaves, structure = flatten(columns, tuples=False)
     if type(count) is not int or not 0 <= count <= MAX_ITEMS or not all(_has_rows(leaf, count) for leaf in leaves):
-        raise Refuse(CallRefusal.INVALID, "items whose columns do not have as many rows as there are items")
+        raise Refuse(CallRefusal.INVALID, "the columns do not have as many rows as there are items")
     return unflatten_each(structure, leaves, count)
 
 
 def payload_bytes(value: object) -> int:
-    """About how many bytes a payload takes: its arrays, strings and bytes, and a little for everything."""
+    """Return the approximate size of a payload in bytes: its arrays, strings and bytes, and 16 bytes for each node."""
     if isinstance(value, (np.ndarray, np.generic)):
         return 16 + value.nbytes
     if isinstance(value, (str, bytes)):
@@ -58,7 +58,7 @@ def _column(values: Sequence[Any]) -> Tree:
         return np.array(values, first.dtype)
     if (
         kind is np.ndarray
-        and 0 < first.ndim < MAX_DIMENSIONS  # with the items' axis it has one more
+        and 0 < first.ndim < MAX_DIMENSIONS  # the column has one dimension more
         and all(type(v) is kind and v.shape == first.shape and v.dtype == first.dtype for v in values)
     ):
         return np.stack(values)

@@ -1,9 +1,9 @@
-"""What trainers' stores have accepted, on disk: the learner's journal, by another set of names.
+"""The journal of a trainer's data stores on disk. It uses the learner's journal under other names.
 
-One file, ``RUN_DIR/stores.db``, with the tables of `rl4sys_zmq.delivery.DiskJournal`. There a *client* is a data store of the
-server, an *actor* a trainer client, an *origin* the lineage of that client's data store, and a *sequence number* the number of
-an item there. So the mark of a stream is the acknowledged id plus one, and what is missing between the count of its items and
-its mark was dropped at the source. An entry is one update, written as a message of calls.
+One file, ``RUN_DIR/stores.db``, has the tables of `rl4sys_zmq.delivery.DiskJournal`. In this file a *client* is a data store
+of the server, an *actor* is a trainer client, an *origin* is the lineage of that client's data store, and a *sequence number*
+is the number of an item there. The mark of a stream is therefore the acknowledged id plus one, and the difference between its
+mark and its number of items is what was dropped at the source. An entry is one update, encoded as a call message.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ log = logging.getLogger(__name__)
 
 PAGE_BYTES = 16 << 20
 NO_LIMIT = 1 << 62
-"""Each store trims its own entries; see `TrainerServer`."""
+"""The journal has no size limit of its own, because each store trims its entries; see `TrainerServer`."""
 
 StreamKey = tuple[str, int]
-"""Whose items: the client's name, and the lineage of its data store."""
+"""The name of the trainer client, and the lineage of its data store."""
 
 
 @dataclass(frozen=True, slots=True)
 class StorePosition:
-    """Where in the server's store an update goes.
+    """A position in the server's store.
 
     Attributes:
-        lineage: the store's.
-        number: what its first item gets there.
+        lineage: Lineage of the store.
+        number: Number that the next inserted item gets.
     """
 
     lineage: int
@@ -53,14 +53,14 @@ class StorePosition:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoreUpdate:
-    """Items that one client has sent to one store.
+    """Items that one trainer client sent to one store.
 
     Attributes:
-        store: the store's name.
-        stream: whose items.
-        first_id: the number of the first item in the client's store.
-        items: they.
-        place: where they go.
+        store: Name of the store.
+        stream: Stream of the items.
+        first_id: Number of the first item in the trainer client's store.
+        items: The items.
+        place: Position at which they are inserted.
     """
 
     store: str
@@ -71,19 +71,19 @@ class StoreUpdate:
 
 
 class StoreJournal(Resource):
-    """Commits updates, and gives them back after a restart. Any thread may use it."""
+    """The journal that commits updates, and returns them after a restart. Any thread can use it."""
 
     def __init__(self, run_dir: Path, fsync: Fsync) -> None:
-        """Opens the file, or makes it.
+        """Open the file, or create it.
 
         Raises:
-            RunDirectoryError: when there can be no such folder.
-            JournalError: when the file is in use, can't be written or read, or is another version's.
+            RunDirectoryError: If the folder cannot be created.
+            JournalError: If the file is in use, cannot be read or written, or belongs to another version.
         """
         try:
             make_private(run_dir)
         except OSError as exc:
-            raise RunDirectoryError(f"the run directory {run_dir} cannot be made: {exc.strerror}") from exc
+            raise RunDirectoryError(f"the run directory {run_dir} cannot be created: {exc.strerror}") from exc
         self._news = threading.Condition()
         self._waiting: set[int] = set()
         self._pages: dict[int, JournalPage] = {}
@@ -93,61 +93,61 @@ class StoreJournal(Resource):
         self.streams: tuple[StreamRow, ...] = self._journal.open().streams
 
     def commit(self, update: StoreUpdate) -> int:
-        """Writes an update down; returns when it is safe, and how many bytes it takes.
+        """Commit an update; return its size in bytes when it is durable.
 
         Raises:
-            Refuse: when the disk refuses, or the server stops.
+            Refuse: If the disk fails before the update is queued, the journal's thread ended, or the server stops.
         """
         entry = _entry(update)
         with self._news:
             self._refuse_if_failing()
             self._waiting.add(id(entry))
             self._journal.append([entry])
-            # A disk that begins to refuse is waited for: what was handed to the journal will be committed some time.
+            # If the disk starts to fail now, keep waiting: the journal tries again until the entry is committed.
             self._news.wait_for(lambda: id(entry) not in self._waiting or self._closing or self._journal.error is not None)
             if id(entry) in self._waiting:
                 if self._journal.error is not None:
                     self._refuse_if_failing()
-                raise Refuse(CallRefusal.CLOSING, "the trainer stops before its journal has the data")
+                raise Refuse(CallRefusal.CLOSING, "the trainer stopped before its journal had the data")
         return entry.nbytes
 
     def note(self, update: StoreUpdate) -> None:
-        """Has an update written down after those before it; nobody waits for it."""
+        """Queue an update after the earlier ones, without waiting for it."""
         with self._news:
             self._journal.append([_entry(update)])
 
     def updates(self, store: str) -> Iterator[tuple[StoreUpdate, int]]:
-        """What it has of a store, in the order of the commits, each with its bytes. Damaged entries are left out and logged.
+        """Yield a store's updates, oldest first, with their sizes in bytes. Skip and log damaged entries.
 
         Raises:
-            JournalError: when the file cannot be read.
+            JournalError: If the file cannot be read.
         """
         after, more = 0, True
         while more:
             page = self._page(store, after)
             if page.damaged:
-                log.error("store %s: %d entries of the journal are damaged and are lost", store, page.damaged)
+                log.error("store %s: %d entries of the journal are damaged, and their items are lost", store, page.damaged)
             for entry in page.entries:
                 yield _decode(entry), entry.nbytes
             after, more = page.last_row, page.more
 
     def trim(self, store: str, marks: Mapping[StreamKey, int]) -> None:
-        """Gives up the items of a store below the marks: for each stream, the number from which on they are kept."""
+        """Discard the items of a store below the marks: for each stream, the number of the first item to keep."""
         with self._news:
             self._journal.trim(store, marks)
 
     def state(self) -> JournalState:
-        """How it fares."""
+        """Return the state of the journal."""
         return self._journal.state()
 
     def give_up(self) -> None:
-        """Nobody waits for a commit from now on: the server stops."""
+        """End all waits for commits, because the server stops."""
         with self._news:
             self._closing = True
             self._news.notify_all()
 
     def close(self) -> None:
-        """Commits what is queued, and closes the file. A second call does nothing."""
+        """Commit what is queued, and close the file. A second call does nothing."""
         self.give_up()
         self._journal.stop()
         self._journal.join()
@@ -164,10 +164,10 @@ class StoreJournal(Resource):
     def _refuse_if_failing(self) -> None:
         error = self._journal.state().error
         if error:
-            raise Refuse(CallRefusal.BUSY, f"the trainer's journal takes nothing: {error}")
+            raise Refuse(CallRefusal.BUSY, f"the trainer's journal accepts nothing: {error}")
 
     def _take_news(self) -> None:
-        """Called in the journal's thread."""
+        """Collect commits and pages; called in the journal's thread."""
         with self._news:
             for safe in self._journal.committed():
                 if isinstance(safe, JournalPage):
@@ -200,10 +200,10 @@ def _encode(update: StoreUpdate) -> list[Any]:
 
 
 def _decode(entry: JournalEntry) -> StoreUpdate:
-    """An entry's bytes have been verified: what they do not decode to is another version's.
+    """Decode an entry. Its checksum was verified, so an entry that cannot be decoded belongs to another version.
 
     Raises:
-        JournalError: then.
+        JournalError: If it cannot be decoded.
     """
     try:
         payload = decode_call(entry.frames).payload
@@ -211,5 +211,5 @@ def _decode(entry: JournalEntry) -> StoreUpdate:
         return StoreUpdate(entry.client_id, (entry.actor_id, entry.origin), entry.first_seq, unpack_items(payload), place)
     except (ProtocolError, Refuse, KeyError, TypeError) as exc:
         raise JournalError(
-            "stores.db", f"has an entry that is no update ({exc})", "open it with the version that wrote it"
+            "stores.db", f"has an entry that is not an update ({exc})", "open it with the version that wrote it"
         ) from exc

@@ -1,4 +1,4 @@
-"""A network's parameters, of whatever framework, as a tree of numpy arrays."""
+"""Conversion of a network's parameters, of any framework, to a tree of numpy arrays."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 def params_as_arrays(params: object) -> Tree:
-    """Parameters as a tree of arrays of its own: the trainer may go on writing into its own.
+    """Return parameters as a tree of new arrays, so that the trainer can continue to write to its own.
 
-    Tensors of PyTorch, arrays of JAX, numpy's, and anything else that numpy makes an array of numbers of, by duck typing: no
-    framework is imported. Mappings become dicts, named tuples tuples.
+    It accepts PyTorch tensors, JAX arrays, numpy arrays, and anything else that numpy converts to an array of numbers. No
+    framework is imported. Mappings become dicts, named tuples become tuples.
 
     Args:
-        params: nested mappings (with string keys), lists and tuples of these; or one array.
+        params: Nested mappings (with string keys), lists and tuples of these; or one array.
 
     Raises:
-        PayloadError: for what cannot travel, with its path.
+        PayloadError: If a part cannot be sent. It names the path.
     """
     return map_tree(_convert, params, _error)
 
@@ -47,14 +47,14 @@ def _array(value: Any, path: Path) -> np.ndarray[Any, Any]:
         if hasattr(value, "detach") and hasattr(value, "cpu"):
             value = value.detach().cpu().numpy()
         elif not hasattr(value, "__array__"):
-            raise _error(path, f"a value of type {kind} cannot travel")
-        array = np.array(value)  # a copy: the trainer goes on with its own
+            raise _error(path, f"a value of type {kind} cannot be sent")
+        array = np.array(value)  # a copy: the trainer continues to write to its own
     except (TypeError, ValueError, RuntimeError) as exc:
         if isinstance(exc, PayloadError):
             raise
-        raise _error(path, f"a {kind} that numpy makes no array of ({exc}); cast it, to float32 for instance") from exc
+        raise _error(path, f"numpy cannot convert a {kind} to an array ({exc}); cast it, to float32 for instance") from exc
     if array.dtype.newbyteorder("<").str not in DTYPES:
-        raise _error(path, f"an array of dtype {array.dtype} cannot travel; cast it, to float32 for instance")
+        raise _error(path, f"an array of dtype {array.dtype} cannot be sent; cast it, to float32 for instance")
     if array.nbytes > MAX_FRAME_BYTES:
         raise _error(path, f"an array of {array.nbytes} bytes; the limit is {MAX_FRAME_BYTES}")
     return array

@@ -1,4 +1,4 @@
-"""The trainer's side: data stores that clients feed, custom requests, and networks for everybody."""
+"""The trainer's side: data stores that trainer clients fill, custom requests, and published networks."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ __all__ = ["INSERT", "MARK", "NETWORK", "REQUEST", "STORES", "TrainerServer"]
 log = logging.getLogger(__name__)
 
 STORES, MARK, INSERT, REQUEST, NETWORK = "stores", "mark", "insert/", "request/", "network"
-"""What a client calls; the names of stores and of requests follow the stroke. And the topic of networks."""
+"""The methods that a trainer client calls, and the topic of networks. A name follows `INSERT` and `REQUEST`."""
 SUBMIT_ROLE = "submit"
 JOURNAL_BYTES = 1 << 30
 MAX_CALLERS = 4096
-SLACK = 1.1
-"""The server's rate limit is this much above the client's own, as calls do not arrive as evenly as they are made."""
+RATE_LIMIT_MARGIN = 1.1
+"""Ratio of the server's rate limit to the client's. Calls arrive less evenly than they are made."""
 
 DataCallback = Callable[[str, dict[str, Any]], object]
 RequestCallback = Callable[[str, Any], Any]
 
 
 class TrainerServer(Resource):
-    """Takes what clients (`TrainerClient`) have in their data stores into its own, answers requests, and publishes networks.
+    """A server that copies the data stores of trainer clients into its own, answers requests, and publishes networks.
 
-    Each item of a client's store comes into the server's once, in order. With a `run_dir` that holds over the death of either
-    process: an item that was acknowledged is on disk, and a server of the same `run_dir` begins with its stores full again: with
-    the newest items of each, as many as the store's capacity and `journal_bytes` allow. Without it a restarted server is empty,
-    and its clients send again what they still hold.
+    Each item of a trainer client's store enters the server's store once, in order. With `run_dir` this also holds if either
+    process is killed: an acknowledged item is on disk, and a server started again on the same `run_dir` refills its stores
+    with the newest items of each, as many as the store's capacity and `journal_bytes` allow. Without `run_dir` a restarted
+    server is empty, and its trainer clients resend what they still hold.
     """
 
     def __init__(  # noqa: PLR0913 - its call shape is agentlace's
@@ -64,35 +64,37 @@ class TrainerServer(Resource):
         users: str | Path | None = None,
         insecure: bool = False,
     ) -> None:
-        """Binds nothing yet.
+        """Create the server. It binds no address before `start`.
 
         Args:
-            config: what the clients must have too.
-            data_callback: called with a store's name and ``{"data": items, "last_id": number, "client": name}`` after items have
-                come into a store, with those that have. The items are not to be written to. It runs in a thread of the server,
-                for two stores perhaps at once; while it runs, its store takes nothing. What it raises goes to the client; the
-                items stay.
-            request_callback: called with the type and the payload of a custom request, one request after another; what it
-                returns is the answer, what it raises goes to the client.
-            log_level: of the logger ``rl4sys_zmq``; None leaves it alone.
-            run_dir: the folder of the journal; None keeps nothing on disk.
-            journal_bytes: how much of each store the journal keeps.
-            fsync: "normal" survives the process, "always" also the machine's loss of power.
-            keys: the folder of the server's keys (`rl4sys-learner keys DIR`); None: whoever reaches the address may come in.
-            users: the access list; None: ``users.toml`` in `keys`. A caller needs the role ``call``, for data also ``submit``,
+            config: Configuration; the trainer clients must have the same.
+            data_callback: Called with a store's name and ``{"data": items, "last_id": number, "client": name}`` after items
+                entered a store. It must not write to the items. It runs in a thread of the server, possibly for two stores at
+                once; while it runs, its store accepts nothing. If it raises, the trainer client gets the error; the items stay
+                in the store.
+            request_callback: Called with the type and the payload of a custom request, one request at a time. It returns the
+                reply. If it raises, the caller gets the error.
+            log_level: Level of the logger ``rl4sys_zmq``; None leaves it unchanged.
+            run_dir: Folder of the journal; None keeps nothing on disk.
+            journal_bytes: Number of bytes of each store that the journal keeps.
+            fsync: ``"normal"`` survives the end of the process, ``"always"`` also a loss of power.
+            keys: Folder of the server's keys (`rl4sys-learner keys DIR`). With None any peer that reaches the address can
+                connect.
+            users: Access list; None: ``users.toml`` in `keys`. A user needs the role ``call``, for data also ``submit``, and
                 for networks also ``read_weights``.
-            insecure: let other machines come in without keys.
+            insecure: Accept other machines without keys.
 
         Raises:
-            ConfigError: for a configuration that can't be, or an address that other machines reach, without keys.
-            RunDirectoryError: when there can be no `run_dir`.
-            JournalError: when its journal is in use, can't be written or read, or is another version's.
+            ConfigError: If the configuration is invalid, or other machines can reach an address and neither `keys` nor
+                `insecure` is given.
+            RunDirectoryError: If `run_dir` cannot be created.
+            JournalError: If the journal is in use, cannot be read or written, or belongs to another version.
         """
         self.config = check_config(config)
         if self.config.request_types and request_callback is None:
-            raise ConfigError("request_types without a request_callback that could answer them", key="request_callback")
+            raise ConfigError("request_types without a request_callback; give a callback to answer them", key="request_callback")
         if type(journal_bytes) is not int or journal_bytes < 1:
-            raise ConfigError(f"journal_bytes is a positive integer, not {journal_bytes!r:.60}", key="journal_bytes")
+            raise ConfigError(f"journal_bytes must be a positive integer, not {journal_bytes!r:.60}", key="journal_bytes")
         if log_level is not None:
             logging.getLogger("rl4sys_zmq").setLevel(log_level)
         self._data_callback, self._request_callback = data_callback, request_callback
@@ -124,64 +126,65 @@ class TrainerServer(Resource):
             self._server.register(REQUEST + kind, partial(self._request, kind), concurrency_group="requests")
 
     def register_data_store(self, name: str, data_store: DataStoreBase) -> None:
-        """Has clients feed a data store; with a journal, after what the journal has was put into it.
+        """Register a data store that trainer clients fill. With a journal, first refill it from there.
 
-        The store may be read by anybody, and nobody else inserts into it from now on.
+        From now on the server alone inserts into the store. Any thread can read it.
 
         Raises:
-            ConfigError: when the name is taken or can't be one, the store is no `DataStoreBase`, has another name already, or is
-                on disk and has items, and there is no journal that says which those are: clients would send them again.
-            JournalError: when the journal cannot be read.
-            StoreError: when the store takes nothing of what the journal has; register a new one.
-            Closed: after `stop`.
+            ConfigError: If the name is invalid or already registered; if the store is not a `DataStoreBase` or is registered
+                under another name; or if it is on disk with items and there is no journal, so that trainer clients would
+                resend them.
+            JournalError: If the journal cannot be read.
+            StoreError: If the store rejects the items of the journal. Register a new store.
+            Closed: After `stop`.
         """
         check_name(name, "name")
         if not isinstance(data_store, DataStoreBase):
-            raise ConfigError(f"data_store is a DataStoreBase, not a {type(data_store).__qualname__}", key="data_store")
+            raise ConfigError(f"data_store must be a DataStoreBase, not a {type(data_store).__qualname__}", key="data_store")
         if data_store.on_disk and len(data_store) > 0 and self._journal is None:
             raise ConfigError(
-                f"store {name!r} has {len(data_store)} items on disk already, and without a journal clients would send them "
-                "again: give run_dir from the start, or an empty store (in an empty folder)",
+                f"store {name!r} has {len(data_store)} items on disk already, and without a journal trainer clients would "
+                "resend them: give run_dir from the start, or an empty store (in an empty folder)",
                 key="data_store",
             )
         ingest = StoreIngest(name, data_store, self._journal, self._journal_bytes)
         with self._lock:
             if self._stopped:
-                raise Closed("the trainer was stopped")
+                raise Closed("the trainer server was stopped")
             if name in self._ingests:
-                raise ConfigError(f"there is a data store {name!r} already", key="name")
+                raise ConfigError(f"a data store {name!r} is already registered", key="name")
             other = next((s.name for s in self._ingests.values() if s.store is data_store), None)
             if other is not None:
-                raise ConfigError(f"{name!r} is the data store {other!r} already; each name has its own", key="data_store")
+                raise ConfigError(f"{name!r} is the data store {other!r} already; give each name its own", key="data_store")
             if self._journal is not None:
                 ingest.refill(self._journal.streams)
             self._ingests[name] = ingest
         self._server.register(INSERT + name, partial(self._insert, ingest), role=SUBMIT_ROLE)
 
     def data_store(self, name: str) -> DataStoreBase:
-        """A registered data store.
+        """Return a registered data store.
 
         Raises:
-            ConfigError: when there is none of that name.
+            ConfigError: If no store has this name.
         """
         return self._ingest(name).store
 
     def store_names(self) -> set[str]:
-        """The names of the registered data stores."""
+        """Return the names of the registered data stores."""
         return set(self._ingests)
 
     def publish_network(self, params: object) -> int:
-        """Gives a network to every client that wants one, also to those that come later; the newest wins.
+        """Send a network to all trainer clients, now or when they subscribe. A newer one replaces it.
 
         Args:
-            params: nested mappings, lists and tuples of arrays of any framework. They are copied.
+            params: Nested mappings, lists and tuples of arrays of any framework. They are copied.
 
         Returns:
-            Its version: the number of the networks that this server has published.
+            The version: the number of networks that this server has published.
 
         Raises:
-            PayloadError: for what cannot travel, with its path.
-            Closed: after `stop`.
+            PayloadError: If a part of `params` cannot be sent. It names the path.
+            Closed: After `stop`.
         """
         arrays = params_as_arrays(params)
         with self._lock:
@@ -189,15 +192,18 @@ class TrainerServer(Resource):
             return self._version
 
     def start(self, threaded: bool = False) -> None:
-        """Serves: until `stop` is called or Ctrl-C comes, or `threaded` in threads of its own.
+        """Bind the addresses and serve.
+
+        Args:
+            threaded: Serve in threads of the server and return. Otherwise serve until `stop` is called or Ctrl-C is pressed.
 
         Raises:
-            AddressInUse: when somebody else binds an address.
-            TransportError: when one cannot be bound.
-            Closed: after `stop`.
+            AddressInUse: If another process has bound an address.
+            TransportError: If an address cannot be bound.
+            Closed: After `stop`.
         """
         if self._stopped:
-            raise Closed("the trainer was stopped; make a new one")
+            raise Closed("the trainer server was stopped; create a new one")
         if threaded:
             self._server.start()
             return
@@ -207,10 +213,10 @@ class TrainerServer(Resource):
             self.stop()
 
     def stop(self) -> None:
-        """Refuses what waits, joins the threads, closes the sockets and the journal. A second call does nothing.
+        """Refuse waiting calls, join the threads, and close the sockets and the journal. A second call does nothing.
 
         Raises:
-            CallbackStuck: when a callback does not return within five seconds; everything else is closed.
+            CallbackStuck: If a callback does not return within five seconds. Everything else is closed.
         """
         with self._lock:
             self._stopped = True
@@ -223,25 +229,26 @@ class TrainerServer(Resource):
                 self._journal.close()
 
     def close(self) -> None:
-        """`stop`."""
+        """Call `stop`."""
         self.stop()
 
     @property
     def address(self) -> str:
-        """Where clients find it, as a URI.
+        """The address that trainer clients connect to, as a URI.
 
         Raises:
-            Closed: before `start`.
+            Closed: Before `start`.
         """
         return self._server.address
 
     def status(self) -> dict[str, Any]:
-        """What it has done.
+        """Return the state and the counters.
 
         Returns:
-            What the server of calls says (addresses, callers, what waits), and: ``stores``, by name; ``network_version``;
+            The status of the RPC server (addresses, callers, queues), and: ``stores``, by name; ``network_version``;
             ``journal``, None without one; ``counters``: ``accepted``, ``duplicates``, ``dropped_at_source``, ``forgotten``,
-            ``refilled``, ``refused.data`` in items, ``bytes``, ``updates``, ``requests``, ``callback_failed``, ``refused.CODE``.
+            ``refilled``, ``refused.data`` (all in items), ``bytes``, ``updates``, ``requests``, ``callback_failed``,
+            ``refused.CODE``.
         """
         status = self._server.status()
         counters = dict.fromkeys(
@@ -259,13 +266,13 @@ class TrainerServer(Resource):
             "counters": counters,
         }
 
-    # ---- what clients call
+    # ---- methods that trainer clients call
 
     def _ingest(self, name: object) -> StoreIngest:
         ingest = self._ingests.get(name) if isinstance(name, str) else None
         if ingest is None:
             known = ", ".join(sorted(self._ingests)) or "none"
-            raise ConfigError(f"there is no data store {name!r:.60}; there is {known}", key=str(name)[:MAX_NAME])
+            raise ConfigError(f"there is no data store {name!r:.60}; registered: {known}", key=str(name)[:MAX_NAME])
         return ingest
 
     def _mark(self, payload: Tree) -> Tree:
@@ -282,8 +289,10 @@ class TrainerServer(Resource):
             _stream(said), _number(said, "after"), _number(said, "known"), _number(said, "first"), unpack_items(said)
         )
         if offer.first <= -1 or offer.after >= offer.first:
-            raise Refuse(CallRefusal.INVALID, f"items from {offer.first} on, after {offer.after}")
-        self._tell(ingest, ingest.settle())
+            raise Refuse(
+                CallRefusal.INVALID, f"the first item has the number {offer.first}, which does not follow the mark {offer.after}"
+            )
+        self._tell(ingest, ingest.insert_waiting())
         taken = ingest.take(offer)
         with self._lock:
             self._counters.add("updates")
@@ -294,7 +303,7 @@ class TrainerServer(Resource):
         return {"acked": taken.acked, "fresh": taken.fresh, "dropped": taken.dropped, "error": said_error}
 
     def _tell(self, ingest: StoreIngest, arrival: InsertedItems | None) -> Exception | None:
-        """Calls the callback for data; returns what it raises. The items are in: nobody sends them again."""
+        """Call the data callback and return what it raises. The items stay in the store, so they are not resent."""
         if self._data_callback is not None and arrival is not None:
             try:
                 self._data_callback(ingest.name, {"data": arrival.items, "last_id": arrival.acked, "client": arrival.client})
@@ -318,7 +327,7 @@ class TrainerServer(Resource):
         rate, now = self.config.rate_limit, time.monotonic()
         if rate is None:
             return
-        bucket = self._buckets.setdefault(client, TokenBucket(rate * SLACK, now))
+        bucket = self._buckets.setdefault(client, TokenBucket(rate * RATE_LIMIT_MARGIN, now))
         self._buckets.move_to_end(client)
         while len(self._buckets) > MAX_CALLERS:
             self._buckets.popitem(last=False)
@@ -328,7 +337,7 @@ class TrainerServer(Resource):
 
 def _map(payload: Tree) -> dict[str, Any]:
     if type(payload) is not dict:
-        raise Refuse(CallRefusal.INVALID, "a payload that no trainer client sends")
+        raise Refuse(CallRefusal.INVALID, "the payload is not that of a trainer client; expected a dict")
     return payload
 
 
@@ -342,12 +351,12 @@ def _client(said: dict[str, Any]) -> str:
 def _stream(said: dict[str, Any]) -> StreamKey:
     lineage = said.get("lineage")
     if type(lineage) is not int or not 0 < lineage < 1 << 63:
-        raise Refuse(CallRefusal.INVALID, f"the lineage {lineage!r:.60} is none")
+        raise Refuse(CallRefusal.INVALID, f"the lineage is {lineage!r:.60}; expected an integer in 1 .. 2^63 - 1")
     return _client(said), lineage
 
 
 def _number(said: dict[str, Any], key: str) -> int:
     number = said.get(key)
     if type(number) is not int or not -1 <= number < 1 << 62:
-        raise Refuse(CallRefusal.INVALID, f"{key} is {number!r:.60}")
+        raise Refuse(CallRefusal.INVALID, f"{key} is {number!r:.60}; expected an integer of at least -1")
     return number

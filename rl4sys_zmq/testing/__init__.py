@@ -1,14 +1,16 @@
-"""Tools to test with, for users' own transports, policies and deployments as much as for ours.
+"""Test tools for transports, algorithms, policies, data stores and deployments, the package's own and yours.
 
 - `check_transport`: the contract of a transport, clause by clause (`CHECKS`).
-- `check_algorithm`, `check_policy`: the contracts of a learning algorithm and of a kind of policy of your own.
-- `check_data_store`: the contract of `rl4sys_zmq.serving.DataStoreBase`, for stores of your own.
-- `fresh_address`, `TransportUnderTest`; `rl4sys_zmq.testing.plugin`: the pytest fixture `transport`.
-- `ChaosProxy` with `Faults`: a bad TCP network; `ChaosFrames`: a bad link without a network; `ChaosPub`: such a link before a
-  publisher.
-- `KillLoop` and its `Child` processes, which it kills, stops and starts again; `TraceWriter`, `TraceTail`, `read_trace` and
-  `check_trace`: what they write down outside the system, and whether the guarantees allow it.
-- `FakeAlgorithm`, `FakeFactory`, `FakeParameters`, `fake_spec`, `fake_weights`: learning without learning, without torch.
+- `check_algorithm`, `check_policy`: the contracts of your own learning algorithm and of your own kind of policy.
+- `check_data_store`: the contract of `rl4sys_zmq.serving.DataStoreBase`, for your own stores.
+- `fresh_address`, `TransportUnderTest`: addresses for tests. `rl4sys_zmq.testing.plugin`: the pytest fixture `transport`.
+- `ChaosProxy` with `Faults`: an unreliable TCP network. `ChaosFrames`: an unreliable link without a network. `ChaosPub`: such a
+  link in front of a publisher.
+- `KillLoop` and its `Child` processes: processes that a test kills, stops and restarts.
+- `TraceWriter`, `TraceTail`, `read_trace`, `check_trace`: records that processes write outside the system, and a check of these
+  records against the guarantees.
+- `FakeAlgorithm`, `FakeFactory`, `FakeParameters`, `fake_spec`, `fake_weights`: an algorithm that does not learn and needs no
+  torch.
 """
 
 from rl4sys_zmq.testing.addresses import TransportUnderTest, fresh_address

@@ -1,4 +1,4 @@
-"""Addresses for tests: fresh, bindable, gone afterwards."""
+"""Fresh addresses for tests."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["TransportUnderTest", "fresh_address"]
 
 
 def fresh_address(scheme: str, folder: str | Path) -> str:
-    """An address of `scheme` that nobody has bound: port 0, or a name that is used once.
+    """Return an address of `scheme` that is not bound: port 0, or a unique name.
 
     Args:
         scheme: ``tcp``, ``ipc`` or ``inproc``.
-        folder: where an ipc socket goes. A path may have 107 bytes in all, which pytest's ``tmp_path`` can exceed.
+        folder: Folder of an ipc socket. The whole path is limited to 107 bytes, which pytest's ``tmp_path`` can exceed.
 
     Raises:
-        TransportError: for another scheme, or a folder with too long a path.
+        TransportError: If the scheme is unknown or the path is too long.
     """
     if scheme == "tcp":
         return "tcp://127.0.0.1:0"
@@ -31,7 +31,7 @@ def fresh_address(scheme: str, folder: str | Path) -> str:
 
 
 class TransportUnderTest(Resource):
-    """One scheme and as many addresses of it as a test needs. What the `transport` fixture yields.
+    """A transport scheme with fresh addresses: the value of the fixture `transport`.
 
     Attributes:
         scheme: ``tcp``, ``ipc`` or ``inproc``.
@@ -39,16 +39,16 @@ class TransportUnderTest(Resource):
 
     def __init__(self, scheme: str) -> None:
         if scheme not in ("tcp", "ipc", "inproc"):
-            raise TransportError(f"no transport {scheme!r} to test; use tcp, ipc or inproc")
+            raise TransportError(f"unknown transport {scheme!r}; use tcp, ipc or inproc")
         self.scheme = scheme
         self._folder = tempfile.mkdtemp(prefix="rl4-") if scheme == "ipc" else ""
 
     def address(self) -> str:
-        """A fresh address to bind. After binding, `Socket.bound` says what to dial."""
+        """Return a fresh address to bind. After binding, `Socket.bound` is the address to connect to."""
         return fresh_address(self.scheme, self._folder)
 
     def close(self) -> None:
-        """Removes the folder of the ipc sockets."""
+        """Remove the folder of the ipc sockets."""
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = ""

@@ -1,4 +1,4 @@
-"""A bad network on demand: a TCP proxy that delays, throttles, corrupts, cuts and swallows, from a seed."""
+"""A TCP proxy that simulates an unreliable network: delay, throttling, corruption, cut connections and lost bytes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _JOIN_S = 10.0
 
 
 class ChaosProxy(Resource):
-    """Stands between those who dial `address` and `upstream`; carries bytes both ways, and misbehaves as told.
+    """A TCP proxy between `address` and `upstream` that carries bytes both ways and injects faults.
 
-    All work is done in one thread. Every method may be called from any thread and takes effect before it returns.
-    `counters` counts what was done: ``connections``, ``refused`` (the upstream did not answer), ``bytes.up``, ``bytes.down``,
-    ``cuts``, ``half_open``, ``corrupted``, ``swallowed_bytes``.
+    All work is done in one thread. Every method can be called from any thread and takes effect before it returns. The random
+    choices come from a seed. The counters are ``connections``, ``refused`` (the upstream did not answer), ``bytes.up``,
+    ``bytes.down``, ``cuts``, ``half_open``, ``corrupted`` and ``swallowed_bytes``.
 
     Attributes:
-        address: what to dial instead of the upstream.
-        counters: what it did.
+        address: Address to connect to instead of the upstream.
+        counters: Counts of the faults and of the traffic.
     """
 
     def __init__(
@@ -35,14 +35,14 @@ class ChaosProxy(Resource):
         faults: Faults | None = None,
         listen: tuple[str, int] = ("127.0.0.1", 0),
     ) -> None:
-        """Starts it.
+        """Start the proxy.
 
         Args:
-            upstream: the tcp address that it carries to; nobody need be there yet.
-            seed: of all that is random.
-            faults: what it does to bytes at first; nothing if None.
-            listen: host and port; 0 for a free one. A learner tells its actors the port of its weights and not the host: proxies
-                with the ports of the ROUTER and the PUB on another loopback address (127.0.0.2) stand before both.
+            upstream: The tcp address to forward to. It need not be bound yet.
+            seed: Seed of all random choices.
+            faults: Initial faults; none if None.
+            listen: Host and port to listen on; port 0 for a free one. A learner sends its actors the port of its weights, not the
+                host. To put proxies before both, use the ports of the ROUTER and the PUB on another loopback address (127.0.0.2).
         """
         target = Address.parse(upstream)
         if target.scheme != "tcp" or target.is_fresh:
@@ -54,7 +54,7 @@ class ChaosProxy(Resource):
 
     @property
     def faults(self) -> Faults:
-        """What happens to bytes from now on. Assign another value at any time."""
+        """The faults that apply from now on. They can be replaced at any time."""
         return self._loop.faults
 
     @faults.setter
@@ -62,29 +62,29 @@ class ChaosProxy(Resource):
         self._loop.call(lambda: setattr(self._loop, "faults", faults))
 
     def pause(self) -> None:
-        """Carries nothing more and reads nothing; senders fill their buffers. Nothing is lost."""
+        """Stop reading and forwarding. Senders fill their buffers. Nothing is lost."""
         self._loop.call(lambda: setattr(self._loop, "paused", True))
 
     def resume(self) -> None:
-        """Goes on where `pause` stopped."""
+        """Continue after `pause`."""
         self._loop.call(lambda: setattr(self._loop, "paused", False))
 
     def cut(self) -> int:
-        """Ends all connections with RST, now; returns how many there were."""
+        """Reset all connections now (RST). Return their number."""
         return self._loop.call(self._loop.cut_all)
 
     def black_hole(self, on: bool) -> None:
-        """While on, swallows all bytes and answers no one, though it accepts connections.
+        """While on, accept connections and discard all bytes.
 
-        When it goes off, connections that have lost bytes are reset: TCP would not carry on with a hole in the stream.
+        When switched off, connections that lost bytes are reset, since TCP cannot continue with a gap in the stream.
         """
         self._loop.call(lambda: self._loop.set_black_hole(on))
 
     def close(self) -> None:
-        """Ends all connections and the thread.
+        """End all connections and the thread.
 
         Raises:
-            WorkerDied: when the thread had died of an exception.
+            WorkerDied: If the thread ended with an exception.
         """
         self._loop.stop()
         self._loop.join(_JOIN_S)

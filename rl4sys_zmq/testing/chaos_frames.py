@@ -1,4 +1,4 @@
-"""Chaos among messages, without a network: for sans-IO sessions and inproc pairs."""
+"""Simulated faults for messages without a network, for sans-IO sessions and inproc pairs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["ChaosFrames"]
 
 @dataclass(slots=True)
 class _Held:
-    """A message that comes late."""
+    """A delayed message."""
 
-    left: int  # how many more messages pass it
+    left: int  # number of messages that still overtake it
     message: list[bytes]
 
 
 class ChaosFrames:
-    """A bad link as a function: takes a message, returns those that arrive now.
+    """An unreliable link as a function: it takes a message and returns the messages that arrive now.
 
-    Each message may be dropped, duplicated, held back while up to `max_delay` later ones pass it, or have one bit of one
-    frame flipped. The same seed and messages give the same chaos.
+    Each message can be dropped, duplicated, overtaken by up to `max_delay` later ones, or have one bit of one frame flipped. The
+    same seed and messages give the same result.
 
     Attributes:
         counters: ``dropped``, ``duplicated``, ``reordered``, ``corrupted``, ``passed``.
@@ -39,13 +39,15 @@ class ChaosFrames:
         corrupt: float = 0.0,
         max_delay: int = 4,
     ) -> None:
-        """Args:
-        seed: of the dice.
-        drop: the probability that a message is lost.
-        duplicate: that it comes twice; each copy is then held back or corrupted on its own.
-        reorder: that a copy comes late.
-        corrupt: that a copy is damaged.
-        max_delay: how many messages may pass one that comes late.
+        """Create the link.
+
+        Args:
+            seed: Seed of the random choices.
+            drop: Probability that a message is lost.
+            duplicate: Probability that it arrives twice. Each copy is then delayed or corrupted independently.
+            reorder: Probability that a copy is delayed.
+            corrupt: Probability that a copy is damaged.
+            max_delay: Largest number of messages that overtake a delayed one.
         """
         self._rng = random.Random(seed)
         self._drop, self._duplicate, self._reorder, self._corrupt = drop, duplicate, reorder, corrupt
@@ -54,7 +56,7 @@ class ChaosFrames:
         self.counters = Counters()
 
     def __call__(self, message: Frames) -> list[list[bytes]]:
-        """The messages that arrive once this one was sent, those held back before among them; possibly none."""
+        """Send a message. Return the messages that arrive then, including delayed ones; possibly none."""
         arriving: list[list[bytes]] = []
         for _ in range(self._copies()):
             copy = [bytes(frame) for frame in message]
@@ -72,7 +74,7 @@ class ChaosFrames:
         return arriving
 
     def flush(self) -> list[list[bytes]]:
-        """All that is still held back, in a random order."""
+        """Return all delayed messages, in random order."""
         late = [held.message for held in self._held]
         self._held = []
         self._rng.shuffle(late)

@@ -1,4 +1,4 @@
-"""The thread inside a `ChaosProxy`: its links, and what is done to the bytes in them."""
+"""The thread of a `ChaosProxy`: its links and the faults that it injects."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ T = TypeVar("T")
 _BUFFER_BYTES = 256 * 1024
 _CHUNK_BYTES = 16 * 1024
 _ACCEPT_BURST = 64
-_TICK_S = 0.02  # a throttled link moves what fits this time
+_TICK_S = 0.02  # a throttled link moves at most the bytes of this time at once
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What a `ChaosProxy` does to the bytes it carries. Probabilities are per chunk of at most 16 KiB.
+    """The faults of a `ChaosProxy`. Probabilities are per chunk of at most 16 KiB.
 
     Attributes:
-        latency_s: how long each chunk is held, in seconds.
-        rate_bytes_s: the most bytes per second and direction; 0 for no limit.
-        cut_probability: a chunk is forwarded in part, then its connection ends: within a frame, as a rule.
-        reset: a cut ends with RST rather than FIN.
-        half_open: a cut ends the connection to the upstream only; the other side is left to believe in it.
-        corrupt_probability: one bit of a chunk is flipped.
+        latency_s: Delay of each chunk, in seconds.
+        rate_bytes_s: Limit on bytes per second and direction; 0 for no limit.
+        cut_probability: Probability that a chunk is forwarded in part and its connection then ends, usually within a frame.
+        reset: True if a cut ends with RST, False if with FIN.
+        half_open: True if a cut ends only the connection to the upstream. The other side is not informed.
+        corrupt_probability: Probability that one bit of a chunk is flipped.
     """
 
     latency_s: float = 0.0
@@ -51,27 +51,27 @@ class Faults:
 
 
 class _Flow:
-    """One direction of a link: bytes read from `source`, waiting for their time to be written to `sink`."""
+    """One direction of a link: bytes that were read from `source` and are to be written to `sink` at their time."""
 
     def __init__(self, name: str, source: socket.socket, sink: socket.socket) -> None:
         self.name = name
         self.source = source
         self.sink = sink
-        self.chunks: deque[tuple[float, bytes, bool]] = deque()  # (when due, bytes, whether to cut after them)
+        self.chunks: deque[tuple[float, bytes, bool]] = deque()  # (due time, bytes, True to cut after them)
         self.size = 0
-        self.free_at = 0.0  # when the throttled line has carried all that was taken on
+        self.free_at = 0.0  # time when the throttled link has carried everything so far
         self.ended = False
 
 
 class _Link:
-    """A client's connection and ours to the upstream."""
+    """A connection of a peer with the proxy's own connection to the upstream."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client = client
         self.server = server
         self.connected = False
         self.holed = False  # it has lost bytes
-        self.half = False  # the server's side is gone and the client does not know
+        self.half = False  # the server's side is closed; the client's side is still open
         self.flows = (_Flow("up", client, server), _Flow("down", server, client))
 
 
@@ -89,7 +89,7 @@ class ChaosLoop(Worker):
         self.paused = False
         self._holed = False
         self._stopping = False
-        self._now = 0.0  # of this turn of the loop: what is due is the same to all who ask
+        self._now = 0.0  # of this turn of the loop, so that all checks use the same time
         self._links: set[_Link] = set()
         self._commands: deque[Callable[[], None]] = deque()
         self._selector = selectors.DefaultSelector()
@@ -99,10 +99,10 @@ class ChaosLoop(Worker):
         self.address = f"tcp://{listen[0]}:{self._listener.getsockname()[1]}"
 
     def call(self, command: Callable[[], T]) -> T:
-        """Runs a command in the proxy's thread and waits for its result.
+        """Run a command in the proxy's thread and return its result.
 
         Raises:
-            Closed: when the thread has ended.
+            Closed: If the thread has ended.
         """
         done = threading.Event()
         result: list[T] = []
@@ -119,14 +119,14 @@ class ChaosLoop(Worker):
         return result[0]
 
     def stop(self) -> None:
-        """Ends the loop."""
+        """End the loop."""
         self._stopping = True
         self._wakeup.set()
 
     # ---- in the thread
 
     def run(self) -> None:
-        """The thread's body."""
+        """Run the loop."""
         self._watch(self._listener, selectors.EVENT_READ, None)
         self._selector.register(self._wakeup, selectors.EVENT_READ)
         try:
@@ -150,7 +150,7 @@ class ChaosLoop(Worker):
             self._wakeup.close()
 
     def cut_all(self) -> int:
-        """Resets every connection; returns how many."""
+        """Reset every connection. Return their number."""
         links = list(self._links)
         for link in links:
             self._end(link, reset=True)
@@ -158,7 +158,7 @@ class ChaosLoop(Worker):
         return len(links)
 
     def set_black_hole(self, on: bool) -> None:
-        """Swallows from now on, or resets what has lost bytes and carries again."""
+        """Discard bytes from now on, or reset the connections that lost bytes and forward again."""
         self._holed = on
         for link in list(self._links):
             if not on and link.holed:
@@ -170,20 +170,20 @@ class ChaosLoop(Worker):
         for _ in range(_ACCEPT_BURST):
             try:
                 client, _ = self._listener.accept()
-            except OSError:  # no more, or the client went away meanwhile
+            except OSError:  # no more, or the client disconnected meanwhile
                 return
             server = socket.socket(socket.AF_INET6 if self._upstream.is_v6 else socket.AF_INET)
             for side in (client, server):
                 side.setblocking(False)
                 side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            server.connect_ex((self._upstream.host, self._upstream.port))  # its outcome shows when it becomes writable
+            server.connect_ex((self._upstream.host, self._upstream.port))  # the result is known when it becomes writable
             link = _Link(client, server)
             self._links.add(link)
             self._counters.add("connections")
             self._interest(link)
 
     def _serve(self, link: _Link, side: object, mask: int) -> None:
-        """Reacts to one side of a link being ready."""
+        """Handle one side of a link that is ready."""
         if side is link.server and not link.connected:
             if link.server.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 self._counters.add("refused")
@@ -202,7 +202,7 @@ class ChaosLoop(Worker):
             self._take(link, flow, data)
 
     def _take(self, link: _Link, flow: _Flow, data: bytes) -> None:
-        """Puts what was read in line, damaged as the dice say."""
+        """Queue the bytes that were read, with random damage."""
         if not data:
             flow.ended = True
             if link.half or self._holed:
@@ -225,7 +225,7 @@ class ChaosLoop(Worker):
         flow.size += len(data)
 
     def _carry(self, link: _Link) -> None:
-        """Writes what is due, then settles what to wait for."""
+        """Write the bytes that are due, then update the events to wait for."""
         if not self.paused and not self._holed and link.connected:
             for flow in link.flows:
                 if not self._write(link, flow):
@@ -233,7 +233,7 @@ class ChaosLoop(Worker):
         self._interest(link)
 
     def _write(self, link: _Link, flow: _Flow) -> bool:
-        """Writes one direction; returns False when that ended the link."""
+        """Write one direction. Return False if that ended the link."""
         while flow.chunks and flow.chunks[0][0] <= self._now and not link.half:
             due, data, cut = flow.chunks[0]
             try:
@@ -272,7 +272,7 @@ class ChaosLoop(Worker):
     # ---- waiting and ending
 
     def _interest(self, link: _Link) -> None:
-        """Says for what each side is watched: reading with room to keep it, writing what did not fit."""
+        """Update the events of each side: read while there is room, write if bytes are due."""
         swallowing = link.half or self._holed
         for flow, back in (link.flows, link.flows[::-1]):
             side, mask = flow.source, 0
@@ -300,7 +300,7 @@ class ChaosLoop(Worker):
         if self.paused:
             return None
         dues = [flow.chunks[0][0] for link in self._links for flow in link.flows if flow.chunks and link.connected]
-        later = [due for due in dues if due > self._now]  # one that is due already waits for room, not for time
+        later = [due for due in dues if due > self._now]  # chunks that are already due wait for room, not for time
         return max(0.0, min(later) - time.monotonic()) if later else None
 
     def _chunk_bytes(self) -> int:

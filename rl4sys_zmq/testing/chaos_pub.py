@@ -1,6 +1,6 @@
-"""A bad link before a publisher: a relay in which single messages are lost, doubled, reordered or damaged.
+"""A relay in front of a publisher that loses, duplicates, reorders or damages single messages.
 
-A TCP proxy can't do that: it loses bytes, and with them the connection.
+A TCP proxy cannot do that: when it loses bytes, it loses the connection.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from rl4sys_zmq.transports import Address, Poller, Socket, Wakeup, read_subscrip
 __all__ = ["ChaosPub"]
 
 _HWM = 10_000
-"""Nothing is to be lost but by chance."""
+"""High-water mark of both sockets. It is high so that messages are lost only by chance."""
 _START_S = 10.0
 
 
 class ChaosPub(Resource):
-    """Subscribes to `upstream` for what those who dial `address` subscribe to, and passes on what a `ChaosFrames` lets through.
+    """A relay that subscribes to `upstream` for its own subscribers and passes messages through a `ChaosFrames`.
 
     Attributes:
-        address: what to dial instead of the upstream.
-        counters: what the chaos did.
+        address: Address to connect to instead of the upstream.
+        counters: Counters of the `ChaosFrames`.
     """
 
     def __init__(self, upstream: Address | str, chaos: ChaosFrames, *, listen: Address | str = "tcp://127.0.0.1:0") -> None:
-        """Starts it.
+        """Start the relay.
 
         Args:
-            upstream: the address of the publisher; nobody need be there yet.
-            chaos: what happens to each message; not to be used elsewhere meanwhile.
-            listen: where it binds. A learner tells its actors the port of its weights and not the host: a relay with that port on
-                another loopback address, beside a `ChaosProxy` with the port of the ROUTER, stands before both.
+            upstream: Address of the publisher. It need not be bound yet.
+            chaos: The faults. Do not use it elsewhere while the relay runs.
+            listen: Address to bind. A learner sends its actors the port of its weights, not the host. To stand before both, bind
+                that port on another loopback address, next to a `ChaosProxy` with the port of the ROUTER.
 
         Raises:
-            TransportError: when it can't bind.
+            TransportError: If it cannot bind.
         """
         self.counters: Counters = chaos.counters
         self._loop = _Loop(Address.parse(upstream), Address.parse(listen), chaos)
@@ -51,10 +51,10 @@ class ChaosPub(Resource):
             raise
 
     def close(self) -> None:
-        """Ends the relay.
+        """End the relay.
 
         Raises:
-            WorkerDied: when its thread had died of an exception.
+            WorkerDied: If its thread ended with an exception.
         """
         self._loop.stop()
         self._loop.join(_START_S)
@@ -73,11 +73,11 @@ class _Loop(Worker):
         self._stopping = False
 
     def started(self) -> str:
-        """Waits until it is bound; returns where."""
+        """Wait until the relay is bound. Return its address."""
         if not self._bound.wait(_START_S):
-            raise TransportError(f"no relay at {self._listen.uri} after {_START_S:.0f} s")
+            raise TransportError(f"the relay did not bind {self._listen.uri} within {_START_S:.0f} s")
         if self.error is not None:
-            raise TransportError(f"no relay at {self._listen.uri}: {self.error}") from self.error
+            raise TransportError(f"the relay cannot bind {self._listen.uri}: {self.error}") from self.error
         return self._address
 
     def stop(self) -> None:

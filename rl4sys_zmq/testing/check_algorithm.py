@@ -1,4 +1,4 @@
-"""The contract of a learning algorithm, checked on its factory: for authors of algorithms, in one test and without a network."""
+"""A check of the contract of a learning algorithm, for authors: one test, without a network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CLOSE = 1e-4
 _UNKNOWN = "no_parameter_has_this_name"
 
 SegmentLogProbs = Callable[[Any, Segment], NDArray[Any]]
-"""``log_probs(algorithm, segment) -> [T]``: the training side's log-probabilities of the segment's actions."""
+"""A function ``log_probs(algorithm, segment) -> [T]``: the training side's log-probabilities."""
 
 
 def check_algorithm(
@@ -37,22 +37,23 @@ def check_algorithm(
     max_steps: int = 20_000,
     log_probs: SegmentLogProbs | None = None,
 ) -> None:
-    """Check that an algorithm keeps the contract of `rl4sys_zmq.learner.Algorithm`.
+    """Check that an algorithm fulfils the contract of `rl4sys_zmq.learner.Algorithm`.
 
-    It is trained on what its own policy does in a random environment, and must be a function of its seed and of the segments
-    that it has observed: twice the same, and the same again from a checkpoint. The kind of its policy must be registered.
+    The algorithm trains on the actions of its own policy in a random environment. It must depend only on its seed and on the
+    segments that it observed: a second run and a run from a checkpoint must give the same weights. The kind of its policy must be
+    registered.
 
     Args:
-        factory: what makes the algorithm, or its entry, whose plan is checked too.
-        observation_space: None: a Box of 4 numbers.
-        action_space: None: one of 2 actions.
-        parameters: its parameters; make updates small, so that the check is fast.
-        seed: of everything that is random here.
-        max_steps: after so many steps, three updates must have been done.
-        log_probs: the training side's log-probabilities; None: they are not compared with the acting policy's.
+        factory: Factory of the algorithm, or its entry. The plan of an entry is checked too.
+        observation_space: Space of the observations. If None, a Box of 4 numbers.
+        action_space: Space of the actions. If None, 2 discrete actions.
+        parameters: Parameters of the algorithm. Choose small updates, so that the check is fast.
+        seed: Seed of all random choices.
+        max_steps: Number of steps within which each of the three updates must happen.
+        log_probs: The training side's log-probabilities. If None, they are not compared with the acting policy's.
 
     Raises:
-        AssertionError: with the clause that does not hold and its figures.
+        AssertionError: With the clause that is violated and the numbers.
     """
     observations = observation_space if observation_space is not None else BoxSpace((4,))
     actions = action_space if action_space is not None else DiscreteSpace(2)
@@ -74,7 +75,7 @@ def check_algorithm(
 
 
 class _World:
-    """A random environment, acted in with an algorithm's newest policy."""
+    """A random environment in which the newest policy of an algorithm acts."""
 
     def __init__(self, algorithm: Algorithm, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
@@ -84,14 +85,14 @@ class _World:
         self.publish()
 
     def publish(self) -> None:
-        """Act with the algorithm's weights as they are now."""
+        """Act with the algorithm's current weights from now on."""
         spec = self.algorithm.spec()
         flat = spec.flatten(self.algorithm.snapshot())
         self._policy = build_policy(spec, PolicySnapshot(1, self._version, 0, flat))
         self._version += 1
 
     def segment(self, steps: int | None = None) -> Segment:
-        """Return the next segment, at most `rollout_length` steps long; its columns are read-only."""
+        """Return the next segment, of at most `rollout_length` steps, with read-only columns."""
         spec, length = self.algorithm.spec(), self.algorithm.rollout_length
         count = steps if steps is not None else int(self._rng.integers(1, length + 1))
         terminated, truncated = (self._rng.random(2) < 0.4).tolist()
@@ -123,23 +124,23 @@ class _World:
 
 def _check_attributes(algorithm: Algorithm, observations: Space, actions: Space) -> None:
     assert isinstance(algorithm, Algorithm), f"{type(algorithm).__name__} lacks a method or an attribute of Algorithm"
-    assert algorithm.kind in ("onpolicy", "offpolicy"), f"kind is {algorithm.kind!r}; it is 'onpolicy' or 'offpolicy'"
-    assert type(algorithm.rollout_length) is int and algorithm.rollout_length >= 1, f"rollout_length {algorithm.rollout_length!r}"
+    assert algorithm.kind in ("onpolicy", "offpolicy"), f"kind is {algorithm.kind!r}; expected 'onpolicy' or 'offpolicy'"
+    assert type(algorithm.rollout_length) is int and algorithm.rollout_length >= 1, f"rollout_length={algorithm.rollout_length!r}"
     every = algorithm.publish_every_updates
-    assert type(every) is int and every >= 1, f"publish_every_updates is {every!r}; it is an integer from 1 on"
+    assert type(every) is int and every >= 1, f"publish_every_updates is {every!r}; expected an integer of at least 1"
     lag = algorithm.max_policy_lag
-    assert lag is None or (type(lag) is int and lag >= 0), f"max_policy_lag is {lag!r}; it is None or an integer from 0 on"
+    assert lag is None or (type(lag) is int and lag >= 0), f"max_policy_lag is {lag!r}; expected None or an integer of at least 0"
     spec = algorithm.spec()
-    assert (spec.observation_space, spec.action_space) == (observations, actions), "spec() has other spaces than were given"
+    assert (spec.observation_space, spec.action_space) == (observations, actions), "spec() has different spaces"
 
 
 def _check_entry(
     entry: AlgorithmEntry, algorithm: Algorithm, observations: Space, actions: Space, given: Mapping[str, object]
 ) -> None:
-    assert entry.kind in ("", algorithm.kind), f"the entry says {entry.kind}, the algorithm {algorithm.kind}"
+    assert entry.kind in ("", algorithm.kind), f"the entry has the kind {entry.kind}, the algorithm {algorithm.kind}"
     entry.read(given)
     if entry.plan is not None:
-        assert entry.plan(observations, actions, given) == algorithm.spec(), "the entry plans another policy than is built"
+        assert entry.plan(observations, actions, given) == algorithm.spec(), "the entry plans a different policy"
         _check_unknown_parameter(lambda: entry.plan and entry.plan(observations, actions, {**given, _UNKNOWN: 1}))
 
 
@@ -153,12 +154,12 @@ def _check_unknown_parameter(make: Callable[[], object]) -> None:
 
 def _check_snapshot(algorithm: Algorithm) -> None:
     spec, tensors = algorithm.spec(), algorithm.snapshot()
-    assert spec == algorithm.spec(), "spec() changes"
+    assert spec == algorithm.spec(), "spec() returns different values"
     shapes = {tensor.name: tensor.shape for tensor in spec.tensors}
     found = {name: tensor.shape for name, tensor in tensors.items()}
-    assert found == shapes, f"snapshot() has the tensors {found}; spec() says {shapes}"
+    assert found == shapes, f"snapshot() has the tensors {found}; spec() has {shapes}"
     for name, tensor in tensors.items():
-        assert tensor.dtype == np.float32, f"tensor {name!r} of the snapshot is {tensor.dtype}, not float32"
+        assert tensor.dtype == np.float32, f"tensor {name!r} of the snapshot is {tensor.dtype}; expected float32"
     flat = spec.flatten(tensors)
     assert np.isfinite(flat).all(), "the first snapshot is not finite"
     for tensor in tensors.values():
@@ -168,36 +169,36 @@ def _check_snapshot(algorithm: Algorithm) -> None:
 
 def _check_nothing_to_do(algorithm: Algorithm) -> None:
     demand = algorithm.demand()
-    assert type(demand) is int and demand >= 0, f"demand() is {demand!r}; it is an integer from 0 on"
+    assert type(demand) is int and demand >= 0, f"demand() is {demand!r}; expected an integer of at least 0"
     for partial in ({}, {"partial": True}):
         metrics = algorithm.update(**partial)
-        assert metrics is None, f"update({partial}) of an algorithm that has observed nothing returns {metrics}, not None"
+        assert metrics is None, f"update({partial}) returns {metrics} before any segment is observed; expected None"
 
 
 def _check_training(make: Callable[[], Algorithm], seed: int, max_steps: int, log_probs: SegmentLogProbs | None) -> None:
-    """Train, and compare with a twin that trains alike and with one that goes on from a checkpoint."""
+    """Train, and compare with a second run and with a run that resumes from a checkpoint."""
     states = _global_states()
     world = _World(make(), seed)
     segments: list[list[Segment]] = []
     while len(segments) < 3:
         before = sum(len(batch) for batch in segments)
         segments.append(_one_update(world, max_steps, log_probs))
-        assert len(segments) == 1 or before, "an update without data"
+        assert len(segments) == 1 or before, "update() trains without data"
         if len(segments) == 2:
             saved = world.algorithm.state()
             tree, arrays = pack_state(saved)
     algorithm, spec = world.algorithm, world.algorithm.spec()
-    assert states == _global_states(), "it changes a global random state: numpy's, random's or torch's"
+    assert states == _global_states(), "the algorithm changes a global random state of numpy, random or torch"
     final = spec.flatten(algorithm.snapshot())
     twin = make()
     for batch in segments:
         _train_on(twin, batch)
-    assert np.array_equal(final, spec.flatten(twin.snapshot())), "equal seeds and segments give other weights"
+    assert np.array_equal(final, spec.flatten(twin.snapshot())), "two runs with equal seeds and segments give different weights"
     for name, state in (("the same process", saved), ("a checkpoint", unpack_state(tree, arrays))):
         loaded = make()
         loaded.load(state)
         _train_on(loaded, segments[2])
-        words = f"a state that went through {name} goes on to other weights; is a part of it missing, or no copy?"
+        words = f"training from the state after {name} gives different weights; a part of the state is missing or not a copy"
         assert np.array_equal(final, spec.flatten(loaded.snapshot())), words
     _check_bad_state(make())
     if isinstance(algorithm, Undoable):
@@ -208,17 +209,17 @@ def _check_training(make: Callable[[], Algorithm], seed: int, max_steps: int, lo
         while algorithm.update() is not None:
             continue
         algorithm.restore(kept)
-        assert np.array_equal(held, spec.flatten(algorithm.snapshot())), "restore() does not go back to checkpoint()"
+        assert np.array_equal(held, spec.flatten(algorithm.snapshot())), "restore() does not restore the weights of checkpoint()"
 
 
 def _one_update(world: _World, max_steps: int, log_probs: SegmentLogProbs | None) -> list[Segment]:
-    """Feed segments until an update is done; return them."""
+    """Observe segments until an update happens. Return them."""
     algorithm, given, steps = world.algorithm, list[Segment](), 0
     while True:
         segment = world.segment()
         if log_probs is not None:
             theirs = np.asarray(log_probs(algorithm, segment))
-            words = f"the acting policy says log-probabilities {segment.log_probs}, the training side {theirs}"
+            words = f"the acting policy has the log-probabilities {segment.log_probs}, the training side {theirs}"
             assert np.allclose(segment.log_probs, theirs, rtol=_CLOSE, atol=_CLOSE), words
         algorithm.observe(segment)
         given.append(segment)
@@ -227,14 +228,14 @@ def _one_update(world: _World, max_steps: int, log_probs: SegmentLogProbs | None
         metrics = algorithm.update()
         if metrics is not None:
             break
-        assert not enough, "demand() is 0 and update() returns None: no actor would collect more, and nothing would be trained"
+        assert not enough, "demand() is 0 but update() returns None: actors would stop collecting, and no update would happen"
         assert steps < max_steps, f"no update after {steps} steps; give parameters with smaller updates, or a larger max_steps"
     while algorithm.update() is not None:
         continue
     bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
-    assert not bad, f"metrics that are not finite: {bad}"
+    assert not bad, f"some metrics are not finite: {bad}"
     flat = algorithm.spec().flatten(algorithm.snapshot())
-    assert np.isfinite(flat).all(), "weights that are not finite after an update on ordinary data"
+    assert np.isfinite(flat).all(), "weights are not finite after an update on ordinary data"
     world.publish()
     return given
 
@@ -249,7 +250,7 @@ def _train_on(algorithm: Algorithm, segments: list[Segment]) -> None:
 def _check_bad_state(algorithm: Algorithm) -> None:
     try:
         algorithm.load({})
-    except Exception:  # noqa: BLE001  # whatever it is, the learner thread reports it
+    except Exception:  # noqa: BLE001  # the learner thread reports any exception
         return
     raise AssertionError("load() accepts an empty state")
 
@@ -257,12 +258,12 @@ def _check_bad_state(algorithm: Algorithm) -> None:
 def _check_partial(algorithm: Algorithm, seed: int) -> None:
     if algorithm.kind == "onpolicy":
         algorithm.observe(_World(algorithm, seed).segment(steps=1))
-        assert algorithm.update(partial=True) is not None, "update(partial=True) makes no use of the one step that it has"
+        assert algorithm.update(partial=True) is not None, "update(partial=True) does not use the one step that was observed"
         assert algorithm.update(partial=True) is None, "update(partial=True) trains twice on the same data"
 
 
 def _global_states() -> list[Any]:
-    """The random states that all code of this process shares."""
+    """Return the random states that all code of this process shares."""
     numpy_state: Any = np.random.get_state()
     found = [random.getstate(), numpy_state[0], bytes(numpy_state[1]), numpy_state[2:]]
     if "torch" in sys.modules:

@@ -1,4 +1,4 @@
-"""The contract of a kind of policy, checked on a spec of that kind: for authors of policies, in one test without a network."""
+"""A check of the contract of a kind of policy, for authors: one test, without a network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rl4sys_zmq.wire import spec_from_document, spec_to_document
 __all__ = ["LogProbs", "check_policy", "random_observations"]
 
 LogProbs = Callable[[Mapping[str, NDArray[np.float32]], NDArray[Any], NDArray[Any]], NDArray[Any]]
-"""``log_probs(tensors, observations [N, *obs], raw_actions [N, *act]) -> [N]``: the training side's log-probabilities."""
+"""A function ``log_probs(tensors, observations [N, *obs], raw_actions [N, *act]) -> [N]`` of the training side."""
 
 _ROWS = 16
 _DRAWS = 4000
@@ -33,24 +33,25 @@ def check_policy(
     log_probs: LogProbs | None = None,
     masks: bool = True,
 ) -> None:
-    """Check that the policy of a spec keeps the contract of `rl4sys_zmq.policies.Policy`.
+    """Check that the policy of a spec fulfils the contract of `rl4sys_zmq.policies.Policy`.
 
-    The kind must be registered. It is built from the spec as it travels, acts on random observations, and must be deterministic
-    from its random numbers; its log-probabilities must agree with what it draws, with those of `act_batch` and with `log_probs`.
+    The kind must be registered. The policy is built from the spec as it travels and acts on random observations. Its actions must
+    depend only on its random numbers. Its log-probabilities must agree with the actions that it draws, with `act_batch` and with
+    `log_probs`.
 
     Args:
-        spec: what to build.
-        tensors: its weights by name; None: random ones with a deviation of 0.3.
-        seed: of everything that is random here.
-        log_probs: the training side's log-probabilities of raw actions, without masks; None: they are not compared.
-        masks: whether the policy obeys masks; False for one that documents that it ignores them.
+        spec: Spec of the policy to build.
+        tensors: Weights by name. If None, random ones with a standard deviation of 0.3.
+        seed: Seed of all random choices.
+        log_probs: The training side's log-probabilities of raw actions, without masks. If None, they are not compared.
+        masks: True if the policy obeys masks. False if it documents that it ignores them.
 
     Raises:
-        AssertionError: with the clause that does not hold and its figures.
-        ConfigError: when the kind is not registered, or the policy cannot be built.
+        AssertionError: With the clause that is violated and the numbers.
+        ConfigError: If the kind is not registered, or the policy cannot be built.
     """
     again = spec_from_document(spec_to_document(spec))
-    assert again == spec, "the spec is another one after it has travelled"
+    assert again == spec, "the spec changes when it is encoded and decoded"
     rng = np.random.default_rng(seed)
     flat = spec.flatten(dict(tensors)) if tensors is not None else rng.normal(0.0, 0.3, spec.size).astype(np.float32)
     if tensors is None and "obs_scale" in (views := spec.views(flat)):
@@ -58,8 +59,8 @@ def check_policy(
     snapshot = PolicySnapshot(3, 7, 0, flat)
     before = flat.tobytes()
     policy = build_policy(again, snapshot)
-    assert (policy.generation, policy.version) == (3, 7), f"it says version {policy.generation}.{policy.version}, not 3.7"
-    assert policy.snapshot is snapshot, "policy.snapshot is not the snapshot that it was built over"
+    assert (policy.generation, policy.version) == (3, 7), f"the version is {policy.generation}.{policy.version}, not 3.7"
+    assert policy.snapshot is snapshot, "policy.snapshot is not the snapshot that the policy was built from"
     observations = random_observations(spec.observation_space, _ROWS, rng)
     _check_single(policy, spec, observations, seed)
     _check_batch(policy, spec, observations, seed)
@@ -70,8 +71,8 @@ def check_policy(
     if log_probs is not None:
         raw, _, ours = policy.act_batch(observations, None, Sampler(seed), True)
         theirs = np.asarray(log_probs(spec.views(flat), observations, raw), dtype=np.float64)
-        assert np.allclose(ours, theirs, rtol=_CLOSE, atol=_CLOSE), f"log-probabilities {ours}; the training side says {theirs}"
-    assert flat.tobytes() == before, "the policy has written to its snapshot"
+        assert np.allclose(ours, theirs, rtol=_CLOSE, atol=_CLOSE), f"log-probabilities {ours}; the training side has {theirs}"
+    assert flat.tobytes() == before, "the policy has changed its snapshot"
     _check_refusal(again, flat)
 
 
@@ -90,13 +91,13 @@ def random_observations(space: Space, count: int, rng: np.random.Generator) -> N
 
 def _check_single(policy: Policy, spec: PolicySpec, observations: NDArray[Any], seed: int) -> None:
     draws: list[list[Any]] = [[policy.act(o, None, rng, True) for o in observations] for rng in (Sampler(seed), Sampler(seed))]
-    assert _same(draws[0], draws[1]), "equal random numbers give other actions: the policy draws from elsewhere"
+    assert _same(draws[0], draws[1]), "equal random numbers give different actions: the policy uses another random source"
     bound = bind(policy, Sampler(seed), True)
     own = [tuple(map(np.copy, bound(o, None))) for o in observations]
-    assert _same(draws[0], own, _CLOSE), "`bind` gives other actions than `act`"
+    assert _same(draws[0], own, _CLOSE), "`bind` and `act` give different actions"
     for raw, action, log_prob in draws[0]:
         _check_action(spec, np.asarray(raw), np.asarray(action))
-        assert math.isfinite(log_prob), f"a log-probability of {log_prob}"
+        assert math.isfinite(log_prob), f"a log-probability is {log_prob}"
     for observation in observations:
         modes = [policy.act(observation, None, Sampler(seed + i), False) for i in range(2)]
         assert _same(modes[:1], modes[1:]), "with explore=False the action depends on the random numbers"
@@ -106,14 +107,14 @@ def _check_batch(policy: Policy, spec: PolicySpec, observations: NDArray[Any], s
     for explore in (True, False):
         raw, actions, log_probs = policy.act_batch(observations, None, Sampler(seed), explore)
         shape = (len(observations), *spec.action_space.shape)
-        assert raw.shape == actions.shape == shape, f"act_batch returns {raw.shape} and {actions.shape}, not {shape}"
-        assert log_probs.shape == shape[:1], f"act_batch returns log-probabilities of shape {log_probs.shape}, not {shape[:1]}"
+        assert raw.shape == actions.shape == shape, f"act_batch returns {raw.shape} and {actions.shape}; expected {shape}"
+        assert log_probs.shape == shape[:1], f"act_batch has log-probabilities of shape {log_probs.shape}, not {shape[:1]}"
         assert np.isfinite(log_probs).all(), f"act_batch returns log-probabilities that are not finite: {log_probs}"
         for one_raw, one_action in zip(raw, actions, strict=True):
             _check_action(spec, np.asarray(one_raw), np.asarray(one_action))
     for index, observation in enumerate(observations):
         one, action, log_prob = policy.act(observation, None, Sampler(seed), False)
-        said = f"row {index}: act says {one} at {log_prob}, act_batch {raw[index]} at {log_probs[index]}"
+        said = f"row {index}: act gives {one} with log-probability {log_prob}, act_batch {raw[index]} with {log_probs[index]}"
         assert np.allclose(one, raw[index], rtol=_CLOSE, atol=_CLOSE), said
         assert np.allclose(action, actions[index], rtol=_CLOSE, atol=_CLOSE), said
         assert math.isclose(log_prob, log_probs[index], rel_tol=_CLOSE, abs_tol=_CLOSE), said
@@ -121,25 +122,25 @@ def _check_batch(policy: Policy, spec: PolicySpec, observations: NDArray[Any], s
 
 def _check_action(spec: PolicySpec, raw: NDArray[Any], action: NDArray[Any]) -> None:
     space = spec.action_space
-    assert raw.shape == action.shape == space.shape, f"an action of shape {raw.shape} and {action.shape}, not {space.shape}"
+    assert raw.shape == action.shape == space.shape, f"the action has shapes {raw.shape} and {action.shape}, not {space.shape}"
     if isinstance(space, DiscreteSpace):
-        assert raw.dtype == np.int64 and raw == action, f"actions {raw!r} and {action!r}: both are the same int64"
+        assert raw.dtype == np.int64 and raw == action, f"actions {raw!r} and {action!r}; expected the same int64"
         assert space.start <= raw < space.start + space.n, f"action {raw} is outside {space.start}..{space.start + space.n - 1}"
         return
-    assert raw.dtype == np.float32, f"a raw action of {raw.dtype}; float32 is trained on"
-    assert action.dtype == np.dtype(space.dtype), f"an action of {action.dtype}; the space has {space.dtype}"
+    assert raw.dtype == np.float32, f"the raw action is {raw.dtype}; expected float32"
+    assert action.dtype == np.dtype(space.dtype), f"the action is {action.dtype}; expected {space.dtype}"
     assert (action >= space.low_array()).all() and (action <= space.high_array()).all(), f"action {action} is out of bounds"
 
 
 def _check_frequencies(policy: Policy, spec: PolicySpec, observation: NDArray[Any], seed: int) -> None:
-    """Compare how often each action is drawn with its log-probability."""
+    """Compare the frequency of each action with its log-probability."""
     many = np.repeat(observation[None], _DRAWS, axis=0)
     raw, _, log_probs = policy.act_batch(many, None, Sampler(seed), True)
     for action in np.unique(raw):
         chosen = raw == action
         chance = float(np.exp(log_probs[chosen][0]))
         spread = max(math.sqrt(chance * (1.0 - chance) / _DRAWS), 1.0 / _DRAWS) if chance <= 1.0 else 0.0
-        said = f"action {action} was drawn in {chosen.mean():.4f} of {_DRAWS} cases; its log-probability says {chance:.4f}"
+        said = f"action {action} was drawn in {chosen.mean():.4f} of {_DRAWS} cases; its log-probability implies {chance:.4f}"
         assert abs(float(chosen.mean()) - chance) <= _SIGMAS * spread, said
 
 
@@ -151,8 +152,8 @@ def _check_masks(policy: Policy, spec: PolicySpec, observations: NDArray[Any], s
     for explore in (True, False):
         raw, _, log_probs = policy.act_batch(observations, masks, Sampler(seed), explore)
         expected = space.start + np.arange(len(masks)) % space.n
-        assert np.array_equal(raw, expected), f"with one action allowed each, act_batch chose {raw}, not {expected}"
-        assert np.allclose(log_probs, 0.0, atol=_CLOSE), f"the only allowed action has a log-probability of {log_probs}, not 0"
+        assert np.array_equal(raw, expected), f"with one action allowed in each row, act_batch chose {raw}; expected {expected}"
+        assert np.allclose(log_probs, 0.0, atol=_CLOSE), f"the only allowed action has the log-probability {log_probs}, not 0"
         for index, observation in enumerate(observations):
             one, _, _ = policy.act(observation, masks[index], Sampler(seed), explore)
             assert one == expected[index], f"with only action {expected[index]} allowed, act chose {one}"

@@ -1,4 +1,4 @@
-"""The contract of a transport, as a test that anybody can run on an address."""
+"""A check of the contract of a transport, for any address."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Via = Callable[[str], str]
 
 _BODY = bytes(range(256)) * 256  # 64 KiB
 _PATIENCE_S = 20.0
-_PROMPT_S = 2.0  # a call that takes this long has blocked, however busy the machine
+_PROMPT_S = 2.0  # a call that takes longer has blocked, even on a busy machine
 _MANY_SENDS = 20_000
 
 
 def check_transport(make: Make, *, via: Via = str) -> None:
-    """Proves that addresses from `make` carry frames as the package needs them.
+    """Check that addresses from `make` carry frames as the package requires.
 
     Args:
-        make: gives a fresh address to bind on each call, ``lambda: "tcp://127.0.0.1:0"`` for instance.
-        via: turns a bound address into the one to dial; a chaos proxy between the two goes here.
+        make: Returns a fresh address to bind at each call, for example ``lambda: "tcp://127.0.0.1:0"``.
+        via: Returns the address to connect to, given the bound one. Insert a chaos proxy here.
 
     Raises:
-        AssertionError: names the clause that does not hold, and shows what came instead.
+        AssertionError: With the clause that is violated and the actual result.
     """
     for name, check in CHECKS.items():
         before = open_sockets()
@@ -41,7 +41,7 @@ def check_transport(make: Make, *, via: Via = str) -> None:
 
 
 def frames_arrive_exactly(make: Make, via: Via) -> None:
-    """Empty frames, large frames and many frames arrive as they were sent, in both directions."""
+    """Check that empty, large and many frames arrive unchanged, in both directions."""
     messages: list[list[Frame]] = [
         [b""],
         [b"", b"", b""],
@@ -64,7 +64,7 @@ def frames_arrive_exactly(make: Make, via: Via) -> None:
 
 
 def order_is_kept(make: Make, via: Via) -> None:
-    """Between one pair, messages arrive in the order they were sent; a reused buffer spoils none of them."""
+    """Check that messages between one pair arrive in order, also when the sender reuses its buffer."""
     with ExitStack() as stack:
         router, dealer = _router_and_dealer(stack, make, via)
         sent = 0
@@ -82,7 +82,7 @@ def order_is_kept(make: Make, via: Via) -> None:
 
 
 def router_answers_the_right_peer(make: Make, via: Via) -> None:
-    """Each of three dealers gets its own answer and nobody else's."""
+    """Check that each of three dealers gets its own answer and no other."""
     with ExitStack() as stack:
         router = stack.enter_context(Socket.router(make()))
         dealers = [stack.enter_context(Socket.dealer(via(router.bound.uri))) for _ in range(3)]
@@ -94,14 +94,14 @@ def router_answers_the_right_peer(make: Make, via: Via) -> None:
             _send(router, [peer, b"you are", name])
         for number, dealer in enumerate(dealers):
             _same(_recv(dealer), [b"you are", bytes([number])])
-            assert dealer.recv() is None, "a dealer got somebody else's answer"
+            assert dealer.recv() is None, "a dealer received another dealer's answer"
 
 
 def unknown_peers_are_gone(make: Make, via: Via) -> None:
-    """A router says GONE to a peer it never had, and to one that has closed."""
+    """Check that a router reports GONE for a peer that never existed and for a closed one."""
     with ExitStack() as stack:
         router, dealer = _router_and_dealer(stack, make, via)
-        assert router.send([b"nobody", b""]) is SendResult.GONE, "a message to an unknown peer was not GONE"
+        assert router.send([b"nobody", b""]) is SendResult.GONE, "a send to an unknown peer was not GONE"
         _send(dealer, [b"hello"])
         peer, _ = _recv(router)
         dealer.close()
@@ -109,7 +109,7 @@ def unknown_peers_are_gone(make: Make, via: Via) -> None:
 
 
 def a_full_queue_never_blocks(make: Make, via: Via) -> None:
-    """With a peer that does not read, sends become FULL; once it reads, nothing that was OK is missing."""
+    """Check that sends become FULL if the peer does not read, and that every message that was OK arrives later."""
     with ExitStack() as stack:
         router = stack.enter_context(Socket.router(make(), send_hwm=2))
         dealer = stack.enter_context(Socket.dealer(via(router.bound.uri), recv_hwm=2))
@@ -118,24 +118,24 @@ def a_full_queue_never_blocks(make: Make, via: Via) -> None:
         queued = _fill(lambda n: router.send([peer, n.to_bytes(4, "little"), _BODY]))
         numbers = [int.from_bytes(bytes(_recv(dealer)[0]), "little") for _ in range(queued)]
         assert numbers == list(range(queued)), f"of {queued} messages that were OK these arrived: {numbers[:20]}..."
-        _eventually(lambda: router.send([peer, b"again"]) is SendResult.OK, "a queue that was emptied stayed FULL")
+        _eventually(lambda: router.send([peer, b"again"]) is SendResult.OK, "a send stayed FULL after the queue was emptied")
         _same(_recv(dealer), [b"again"])
 
 
 def nothing_to_receive_is_none(make: Make, via: Via) -> None:
-    """An empty queue gives None at once, and a poll ends at its timeout."""
+    """Check that an empty queue gives None at once, and that a poll ends at its timeout."""
     with ExitStack() as stack:
         router, dealer = _router_and_dealer(stack, make, via)
         start = time.monotonic()
-        assert router.recv() is None and dealer.recv() is None, "a message nobody sent"
+        assert router.recv() is None and dealer.recv() is None, "a message arrived that was not sent"
         with Poller() as poller:
             poller.register(router)
-            assert poller.poll(0.01) == set(), "a socket with nothing to read was ready"
-        assert time.monotonic() - start < _PROMPT_S, "waiting for nothing took too long"
+            assert poller.poll(0.01) == set(), "a socket without messages was ready"
+        assert time.monotonic() - start < _PROMPT_S, "a poll exceeded its timeout"
 
 
 def subscribers_get_their_prefixes(make: Make, via: Via) -> None:
-    """A publisher sees subscriptions come and go; a subscriber gets the topics that start with its prefix, no other."""
+    """Check that a publisher sees subscriptions begin and end, and that subscribers get exactly their topics."""
     with ExitStack() as stack:
         publisher = stack.enter_context(Socket.xpub(make(), hwm=100))
         address = via(publisher.bound.uri)
@@ -146,17 +146,17 @@ def subscribers_get_their_prefixes(make: Make, via: Via) -> None:
         notices = sorted(_notice(publisher) for _ in range(3))
         assert notices == [(True, b"w1"), (True, b"w1"), (True, b"w2")], f"the publisher saw {notices}"
         for topic in (b"w", b"w1", b"w2x", b"w1y", b"z"):
-            assert publisher.send([topic, b"body"]), "a publisher is never full"
+            assert publisher.send([topic, b"body"]), "a publisher was FULL"
         assert [bytes(_recv(one)[0]) for _ in range(2)] == [b"w1", b"w1y"]
         assert [bytes(_recv(two)[0]) for _ in range(3)] == [b"w1", b"w2x", b"w1y"]
         two.unsubscribe(b"w2")
-        assert _notice(publisher) == (False, b"w2"), "an unsubscription was not seen"
+        assert _notice(publisher) == (False, b"w2"), "the publisher did not see an unsubscription"
         one.close()
-        assert _notice(publisher) == (False, b"w1"), "a subscriber's end was not seen"
+        assert _notice(publisher) == (False, b"w1"), "the publisher did not see the end of a subscriber"
 
 
 def a_stuck_subscriber_harms_only_itself(make: Make, via: Via) -> None:
-    """A subscriber that does not read loses messages; the publisher never waits, and the other subscriber gets them all."""
+    """Check that a subscriber that does not read loses only its own messages and never blocks the publisher."""
     with ExitStack() as stack:
         publisher = stack.enter_context(Socket.xpub(make(), hwm=4))
         address = via(publisher.bound.uri)
@@ -167,29 +167,29 @@ def a_stuck_subscriber_harms_only_itself(make: Make, via: Via) -> None:
             _notice(publisher)
         for number in range(400):
             start = time.monotonic()
-            assert publisher.send([b"", number.to_bytes(4, "little"), _BODY]), "a publisher is never full"
+            assert publisher.send([b"", number.to_bytes(4, "little"), _BODY]), "a publisher was FULL"
             assert time.monotonic() - start < _PROMPT_S, "a stuck subscriber blocked the publisher"
             got = int.from_bytes(bytes(_recv(healthy)[1]), "little")
             assert got == number, f"the healthy subscriber got {got} instead of {number}"
 
 
 def pipelines_flow(make: Make, via: Via) -> None:
-    """A bound push feeds a dialling pull, a dialling push a bound pull; a push with no peer is FULL."""
+    """Check that push and pull work in both directions of connecting, and that a push without a peer is FULL."""
     with ExitStack() as stack:
         push = stack.enter_context(Socket.push(bind=make()))
-        assert push.send([b"x"]) is SendResult.FULL, "a push with no peer took a message"
+        assert push.send([b"x"]) is SendResult.FULL, "a push without a peer accepted a message"
         pull = stack.enter_context(Socket.pull(connect=via(push.bound.uri)))
         sink = stack.enter_context(Socket.pull(bind=make()))
         source = stack.enter_context(Socket.push(connect=via(sink.bound.uri)))
         for sender, receiver in ((push, pull), (source, sink)):
             for number in range(20):
-                assert sender.send_wait([bytes([number]), b""], _PATIENCE_S), "a push found no room"
+                assert sender.send_wait([bytes([number]), b""], _PATIENCE_S), "a push stayed FULL"
             for number in range(20):
                 _same(_recv(receiver), [bytes([number]), b""])
 
 
 def an_address_is_bound_once(make: Make, via: Via) -> None:
-    """A second bind is refused and does the first no harm; after a close the address is free at once."""
+    """Check that a second bind fails without effect on the first, and that a close frees the address at once."""
     with ExitStack() as stack:
         router, dealer = _router_and_dealer(stack, make, via)
         try:
@@ -205,18 +205,18 @@ def an_address_is_bound_once(make: Make, via: Via) -> None:
 
 
 def dialling_before_binding_works(make: Make, via: Via) -> None:
-    """What is sent to an address that nobody has bound yet arrives once somebody has."""
+    """Check that a message to an address that is not bound yet arrives after it is bound."""
     with ExitStack() as stack:
         with Socket.router(make()) as early:
             address = early.bound
         dealer = stack.enter_context(Socket.dealer(via(address.uri)))
-        assert dealer.send([b"early"]), "a dealer with nobody to talk to took no message"
+        assert dealer.send([b"early"]), "a dealer without a peer did not accept a message"
         router = stack.enter_context(Socket.router(address))
         _same(_recv(router)[1:], [b"early"])
 
 
 def closing_is_final_and_repeatable(make: Make, via: Via) -> None:
-    """`close` may be called again, and with messages queued it does not wait; any other call then raises Closed."""
+    """Check that `close` can be repeated and does not wait for queued messages. Other calls then raise Closed."""
     with ExitStack() as stack:
         router, dealer = _router_and_dealer(stack, make, via)
         for _ in range(10):
@@ -225,13 +225,13 @@ def closing_is_final_and_repeatable(make: Make, via: Via) -> None:
             start = time.monotonic()
             socket.close()
             socket.close()
-            assert time.monotonic() - start < _PROMPT_S, "close waited for somebody"
+            assert time.monotonic() - start < _PROMPT_S, "close waited"
             _raises(Closed, socket.recv, "recv on a closed socket")
         _raises(Closed, lambda: dealer.send([b"a"]), "send on a closed socket")
 
 
 def other_threads_are_refused(make: Make, via: Via) -> None:
-    """Sending, receiving and closing from a thread that did not make the socket all raise, and break nothing."""
+    """Check that send, receive and close raise in a thread that did not create the socket, and do no harm."""
     with ExitStack() as stack:
         router, dealer = _router_and_dealer(stack, make, via)
         problems: list[AssertionError] = []
@@ -271,7 +271,7 @@ CHECKS: dict[str, Callable[[Make, Via], None]] = {
         other_threads_are_refused,
     )
 }
-"""The clauses of the contract by name; each takes `make` and `via`."""
+"""The clauses of the contract by name. Each takes `make` and `via`."""
 
 
 def _router_and_dealer(stack: ExitStack, make: Make, via: Via) -> tuple[Socket, Socket]:
@@ -294,34 +294,34 @@ def _recv(socket: Socket) -> list[Frame]:
 
 
 def _send(socket: Socket, message: Frames) -> None:
-    _eventually(lambda: socket.send(message) is SendResult.OK, f"no room to send from {socket}")
+    _eventually(lambda: socket.send(message) is SendResult.OK, f"sends from {socket} stayed FULL")
 
 
 def _notice(publisher: Socket) -> tuple[bool, bytes]:
     frames = _recv(publisher)
     notice = read_subscription(frames)
-    assert notice is not None, f"not a subscription notice: {frames}"
+    assert notice is not None, f"not a subscription message: {frames}"
     return notice
 
 
 def _fill(send: Callable[[int], SendResult]) -> int:
-    """Sends numbered messages until the queue has been full for a while; returns how many were OK."""
+    """Send numbered messages until the queue has been full for a while. Return the number of sends that were OK."""
     queued, full_since = 0, None
     for _ in range(_MANY_SENDS):
         start = time.monotonic()
         sent = send(queued)
         now = time.monotonic()
         assert now - start < _PROMPT_S, "a send to a peer that does not read blocked"
-        assert sent is not SendResult.GONE, "a peer that does not read is GONE"
+        assert sent is not SendResult.GONE, "a send to a peer that does not read was GONE"
         if sent:
             queued, full_since = queued + 1, None
         elif full_since is None:
             full_since = now
-        elif now - full_since > 0.1:  # the system's buffers are full too, not merely behind
+        elif now - full_since > 0.1:  # the system's buffers are full too, not only slow
             return queued
         else:
             time.sleep(0.005)
-    raise AssertionError(f"{queued} messages to a peer that does not read, and never FULL")
+    raise AssertionError(f"{queued} sends to a peer that does not read, and none was FULL")
 
 
 def _eventually(condition: Callable[[], bool], complaint: str) -> None:
@@ -333,7 +333,7 @@ def _eventually(condition: Callable[[], bool], complaint: str) -> None:
 
 def _same(got: Sequence[Frame], expected: Sequence[Frame]) -> None:
     left, right = [bytes(f) for f in got], [bytes(f) for f in expected]
-    assert left == right, f"sent frames of {[len(f) for f in right]} bytes, got others, of {[len(f) for f in left]} bytes"
+    assert left == right, f"sent frames of {[len(f) for f in right]} bytes, received {[len(f) for f in left]} bytes"
 
 
 def _raises(kind: type[Exception], call: Callable[[], object], what: str) -> None:

@@ -1,4 +1,4 @@
-"""A real process that is killed, stopped and started again, and whose every exit code is looked at."""
+"""A child process that a test kills, stops and restarts, with a check of every exit code."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["SPARE", "TRY_AGAIN", "Child", "ProcessFailed"]
 REAP_S = 10.0
 TAIL_BYTES = 4_000
 SPARE = "RL4SYS_SPARE"
-"""Set for a child that was started ahead of its time: it imports what it needs, and waits for a line before it does anything."""
+"""The variable of a child started in advance: it loads its modules and waits for a line on its input."""
 
 TRY_AGAIN = 75
-"""``EX_TEMPFAIL``: the exit code with which a child says that its address was in use, and that it wants to be started again."""
+"""``EX_TEMPFAIL``: the exit code of a child whose address was in use and that should be started again."""
 
 
 class ProcessFailed(AssertionError):
@@ -30,34 +30,34 @@ class ProcessFailed(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """How one life ended: with which code, and with which it was to."""
+    """The end of one run: its exit code, and the codes that were expected."""
 
     code: int
     expected: tuple[int, ...]
 
 
 class Child(Resource):
-    """One program, started anew as often as its owner likes.
+    """A program that can be started again and again.
 
-    Its standard input is a pipe that closes with its owner's process, at which a child should end itself, so that none outlives
-    a killed test run. What it prints goes to ``NAME.out``.
+    Its standard input is a pipe that closes with its owner's process. The child should then exit, so that none outlives a killed
+    test run. Its output goes to ``NAME.out``.
 
     Attributes:
-        name: for messages.
-        command: the program and its arguments; a change holds from the next start on.
-        started_ns: when its present or last life began, by the monotonic clock.
-        kills: how many lives ended by our SIGKILL.
-        retries: how many ended with `TRY_AGAIN`.
+        name: Name for messages.
+        command: The program and its arguments. A change applies from the next start on.
+        started_ns: Monotonic time of the last start, in nanoseconds.
+        kills: Number of runs that `kill` ended.
+        retries: Number of runs that ended with `TRY_AGAIN`.
     """
 
     def __init__(self, name: str, command: Sequence[str], folder: Path, *, env: Mapping[str, str] | None = None) -> None:
-        """Starts nothing yet.
+        """Create the child without starting it.
 
         Args:
-            name: of the program, among those of one owner.
-            command: the program and its arguments.
-            folder: where ``NAME.out`` goes.
-            env: variables beside those of this process.
+            name: Name of the program, unique for its owner.
+            command: The program and its arguments.
+            folder: Folder of ``NAME.out``.
+            env: Variables in addition to those of this process.
         """
         self.name = name
         self.kills = self.retries = self.started_ns = 0
@@ -71,13 +71,13 @@ class Child(Resource):
         self._ends: list[_End] = []
 
     def start(self, **env: str) -> None:
-        """Starts it, with these variables in addition.
+        """Start the process, with additional variables.
 
         Raises:
-            ProcessFailed: when it runs already.
+            ProcessFailed: If it is already running.
         """
         if self.running:
-            raise ProcessFailed(f"{self.name} runs already")
+            raise ProcessFailed(f"{self.name} is already running")
         self._expected = ()
         self.started_ns = time.monotonic_ns()
         if self._spare is not None and self._spare_command == self.command and not env:
@@ -87,7 +87,7 @@ class Child(Resource):
             self._process = self._launch(env)
 
     def prepare(self) -> None:
-        """Starts the next life ahead of its time, for a program that knows `SPARE`: a restart then takes milliseconds."""
+        """Start the next process in advance, for a program that supports `SPARE`. A restart then takes milliseconds."""
         if self._spare is None:
             self._spare, self._spare_command = self._launch({SPARE: "1"}), list(self.command)
 
@@ -99,7 +99,7 @@ class Child(Resource):
 
     @property
     def running(self) -> bool:
-        """It was started, and has not ended. Collects its exit code when it has."""
+        """True while the process runs. The property records the exit code of a process that has ended."""
         process = self._process
         if process is None:
             return False
@@ -110,23 +110,23 @@ class Child(Resource):
 
     @property
     def pid(self) -> int:
-        """Of the running process.
+        """The id of the running process.
 
         Raises:
-            ProcessFailed: when there is none.
+            ProcessFailed: If it is not running.
         """
         return self._living.pid
 
     @property
     def codes(self) -> list[int]:
-        """The exit codes of its ended lives."""
+        """The exit codes of all runs that ended."""
         return [end.code for end in self._ends]
 
     def tell(self, line: str) -> None:
-        """Writes a line to its standard input.
+        """Write a line to the child's standard input.
 
         Raises:
-            ProcessFailed: when it does not run, or reads no more.
+            ProcessFailed: If it is not running or has closed its input.
         """
         pipe = self._living.stdin
         assert pipe is not None
@@ -134,17 +134,17 @@ class Child(Resource):
             pipe.write(line + "\n")
             pipe.flush()
         except OSError as exc:
-            raise ProcessFailed(f"{self.name} does not hear {line!r}: {exc}{self.said()}") from exc
+            raise ProcessFailed(f"{self.name} does not read {line!r}: {exc}{self.said()}") from exc
 
     def expect(self, *codes: int) -> None:
-        """From now on it may end by itself, with one of these codes."""
+        """Allow the process to end by itself with one of these codes."""
         self._expected = codes
 
     def kill(self) -> None:
-        """SIGKILL, and waits for the end.
+        """Send SIGKILL and wait for the end.
 
         Raises:
-            ProcessFailed: when it had ended before.
+            ProcessFailed: If it had already ended.
         """
         process = self._living
         self._expected = (-signal.SIGKILL,)
@@ -155,26 +155,26 @@ class Child(Resource):
         self.check()
 
     def pause(self) -> None:
-        """SIGSTOP: it keeps all that it holds and does nothing.
+        """Send SIGSTOP: the process keeps its resources and does nothing.
 
         Raises:
-            ProcessFailed: when it does not run.
+            ProcessFailed: If it is not running.
         """
         self._living.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT.
+        """Send SIGCONT.
 
         Raises:
-            ProcessFailed: when it does not run.
+            ProcessFailed: If it is not running.
         """
         self._living.send_signal(signal.SIGCONT)
 
     def wait(self, timeout_s: float, *codes: int) -> int:
-        """Waits for its end, which must have one of these codes (0 if none is given); returns it.
+        """Wait for the end and return the exit code, which must be one of these codes (0 if none is given).
 
         Raises:
-            ProcessFailed: when it has another one, or does not end in time.
+            ProcessFailed: If the code is a different one, or the process does not end in time.
         """
         self._expected = codes or (0,)
         process = self._process
@@ -188,18 +188,18 @@ class Child(Resource):
         return self._ends[-1].code
 
     def check(self) -> None:
-        """Looks at all exit codes so far.
+        """Check all exit codes so far.
 
         Raises:
-            ProcessFailed: for one that nobody expected.
+            ProcessFailed: For an unexpected exit code.
         """
         for life, end in enumerate(self._ends, 1):
             if end.code not in end.expected:
-                wanted = " or ".join(map(str, end.expected)) or "to run on"
-                raise ProcessFailed(f"{self.name} ended its life {life} with code {end.code}, not {wanted}{self.said()}")
+                wanted = " or ".join(map(str, end.expected)) or "to keep running"
+                raise ProcessFailed(f"{self.name} ended run {life} with code {end.code}; expected {wanted}{self.said()}")
 
     def close(self) -> None:
-        """SIGKILLs and collects what still runs."""
+        """Kill the processes that still run and wait for their end."""
         spare, self._spare = self._spare, None
         if spare is not None:
             spare.kill()
@@ -217,7 +217,7 @@ class Child(Resource):
     def _living(self) -> subprocess.Popen[str]:
         if not self.running or self._process is None:
             self.check()
-            raise ProcessFailed(f"{self.name} does not run{self.said()}")
+            raise ProcessFailed(f"{self.name} is not running{self.said()}")
         return self._process
 
     def _collect(self, process: subprocess.Popen[str]) -> None:
@@ -228,7 +228,7 @@ class Child(Resource):
         self._ends.append(_End(process.returncode, self._expected))
 
     def forgive(self) -> bool:
-        """Whether the last life ended because its address was in use; that end is then as expected as any."""
+        """Accept the last exit if its code was `TRY_AGAIN`. Return True if it was."""
         if self._ends and self._ends[-1] == _End(TRY_AGAIN, ()):
             self._ends[-1] = _End(TRY_AGAIN, (TRY_AGAIN,))
             self.retries += 1
@@ -236,15 +236,15 @@ class Child(Resource):
         return False
 
     def said(self) -> str:
-        """The end of what it printed, for messages."""
+        """Return the end of the output, for messages."""
         try:
             tail = self._output.read_bytes()[-TAIL_BYTES:].decode(errors="replace").strip()
         except OSError:
             tail = ""
-        return f"; it said:\n{tail}" if tail else "; it said nothing"
+        return f"; its output:\n{tail}" if tail else "; it has no output"
 
 
 def _hang_up(process: subprocess.Popen[str]) -> None:
     if process.stdin is not None:
-        with contextlib.suppress(OSError):  # what was not read yet has nobody to read it
+        with contextlib.suppress(OSError):  # unread lines in the pipe have no reader any more
             process.stdin.close()

@@ -1,4 +1,4 @@
-"""Real processes that are killed at random moments while they get on with their work, with one owner who forgets none of them."""
+"""A test loop that kills child processes at random moments while they work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POLL_S = 0.005
 
 
 class KillLoop(Resource):
-    """Owns processes, and kills some of them at random moments while they get on with their work.
+    """An owner of child processes that kills some of them at random moments while they work.
 
     ::
 
@@ -27,16 +27,15 @@ class KillLoop(Resource):
             learner.start()
             loop.run([learner], kills=100, progress=lambda: acked.ids("acked"))
 
-    A child that ends by itself ends every wait with `ProcessFailed`, but for one that says that its address is in use: it is
-    started again.
+    If a child ends by itself, every wait raises `ProcessFailed`. A child that reports its address as in use is restarted instead.
     """
 
     def __init__(self, *, seed: int, folder: str | os.PathLike[str]) -> None:
-        """Makes a loop without children.
+        """Create a loop without children.
 
         Args:
-            seed: of the moments.
-            folder: where what the children print goes.
+            seed: Seed of the random moments.
+            folder: Folder of the children's output.
         """
         self.children: dict[str, Child] = {}
         self._rng = random.Random(seed)
@@ -44,29 +43,29 @@ class KillLoop(Resource):
         self._pause = threading.Event()
 
     def child(self, name: str, command: Sequence[str], *, env: Mapping[str, str] | None = None) -> Child:
-        """A child of this loop, which is not started yet."""
+        """Create a child of this loop, without starting it."""
         self.children[name] = Child(name, command, self._folder, env=env)
         return self.children[name]
 
     def wait(self, seconds: float) -> None:
-        """Lets the children go on for a while.
+        """Let the children work for a while.
 
         Raises:
-            ProcessFailed: when one ends by itself meanwhile.
+            ProcessFailed: If a child ends by itself meanwhile.
         """
         over = time.monotonic() + seconds
         self.until(lambda: time.monotonic() >= over, seconds + REAP_S, "a clock")
 
     def until(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-        """Waits for a condition, and watches the children meanwhile.
+        """Wait for a condition and watch the children meanwhile.
 
         Args:
-            condition: looked at every few milliseconds.
-            timeout_s: how long it may take.
-            what: it is, for the message.
+            condition: Called every few milliseconds.
+            timeout_s: Longest time to wait, in seconds.
+            what: Description of the condition, for the error message.
 
         Raises:
-            ProcessFailed: when it takes longer, or a child ends by itself.
+            ProcessFailed: At the timeout, or if a child ends by itself.
         """
         deadline = time.monotonic() + timeout_s
         while not condition():
@@ -86,18 +85,18 @@ class KillLoop(Resource):
         spread_s: float = 0.3,
         timeout_s: float = 30.0,
     ) -> None:
-        """Kills and starts again, `kills` times, one of `victims` each time.
+        """Kill and restart one of `victims` at random, `kills` times.
 
         Args:
-            victims: they run.
-            kills: how many.
-            progress: a count of work done that only grows.
-            least: by how much it must have grown since the last kill.
-            spread_s: after that, up to how long to wait, at random.
-            timeout_s: how long that much progress may take.
+            victims: Running children.
+            kills: Number of kills.
+            progress: Returns a count of work that only grows.
+            least: Growth of that count before the next kill.
+            spread_s: Longest random wait after that, in seconds.
+            timeout_s: Longest time for that much progress, in seconds.
 
         Raises:
-            ProcessFailed: when it takes longer, or a process ends by itself.
+            ProcessFailed: At the timeout, or if a process ends by itself.
         """
         for number in range(1, kills + 1):
             before = progress()
@@ -110,25 +109,25 @@ class KillLoop(Resource):
             victim.start()
 
     def uniform(self, low: float, high: float) -> float:
-        """A random number from the loop's seed."""
+        """Return a random number from the loop's seed."""
         return self._rng.uniform(low, high)
 
     @property
     def kills(self) -> int:
-        """How many there were, of all children."""
+        """The number of kills of all children."""
         return sum(child.kills for child in self.children.values())
 
     def check(self) -> None:
-        """Looks at the exit codes of all children.
+        """Check the exit codes of all children.
 
         Raises:
-            ProcessFailed: for one that nobody expected.
+            ProcessFailed: For an unexpected exit code.
         """
         for child in self.children.values():
             child.check()
 
     def close(self) -> None:
-        """Ends and collects every child that still runs."""
+        """Kill every child that still runs and wait for its end."""
         for child in self.children.values():
             child.close()
 

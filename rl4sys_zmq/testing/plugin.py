@@ -1,4 +1,4 @@
-"""A pytest plugin: the fixture `transport`, which runs a test over inproc, ipc and tcp.
+"""A pytest plugin with the fixture `transport`, which runs a test over inproc, ipc and tcp.
 
 Enable it in a ``conftest.py`` with ``pytest_plugins = ["rl4sys_zmq.testing.plugin"]``.
 """
@@ -16,6 +16,6 @@ __all__ = ["transport"]
 
 @pytest.fixture(params=["inproc", "ipc", "tcp"])
 def transport(request: pytest.FixtureRequest) -> Iterator[TransportUnderTest]:
-    """Each transport in turn: ``.scheme``, and ``.address()`` for a fresh address to bind."""
+    """Yield each transport in turn: ``.scheme``, and ``.address()`` for a fresh address to bind."""
     with TransportUnderTest(request.param) as under_test:
         yield under_test

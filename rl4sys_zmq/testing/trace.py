@@ -1,9 +1,9 @@
-"""What happened in real processes, written down by themselves outside the system.
+"""Traces: records of events that real processes write outside the system under test.
 
-Each process under test appends to a file of its own: a host before it hands a segment over (`submitted`), and when somebody has
-promised to keep it (`acked`: the learner's durable mark covers it; `kept`: its own spool has it); a learner what its counters
-say (`law`), and at the end what its state holds (`applied`). `check_trace` (its own module) holds these against each other. A
-segment is a text that stands for no other: nothing of the library's own numbering is trusted.
+Each process appends to a file of its own. A host records a segment before it submits it (`submitted`), when the learner's durable
+mark covers it (`acked`), and when its own spool has it (`kept`). A learner records its counters (`law`) and finally the content
+of its state (`applied`). `check_trace` in `rl4sys_zmq.testing.trace_check` compares these records. Each segment has a unique text
+as its name, so that the check does not depend on the library's own numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ACTOR_LAW = ("submitted", ("dropped_at_source", "in_actor", "refused", "accepted
 
 
 class TraceBroken(AssertionError):
-    """The history is not one that the guarantees allow, or is none at all."""
+    """The history violates the guarantees, or the trace cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class Event:
     """One line of a trace.
 
     Attributes:
-        who: the process: the name of its file.
-        life: which start of it, from 1.
-        client: the client that it acts or learns for, as its writer said; empty for none.
-        at_ns: when, by the monotonic clock that all processes of one machine share.
+        who: The process: the name of its file.
+        life: Number of the start of that process, from 1.
+        client: The client that it acts or learns for; empty for none.
+        at_ns: Time of the monotonic clock, which all processes of a machine share, in nanoseconds.
         kind: ``life``, ``submitted``, ``kept``, ``acked``, ``applied``, ``law``, or the name of a note.
-        ids: the segments that it is about.
-        fields: everything else.
+        ids: Names of the segments concerned.
+        fields: All other fields.
     """
 
     who: str
@@ -53,45 +53,45 @@ class Event:
 
 
 class TraceWriter(Resource):
-    """Appends to one process's trace: a line and a system call per event, so that a SIGKILL costs at most a torn last line."""
+    """A writer of one process's trace: one system call per line, so that a SIGKILL truncates only the last."""
 
     def __init__(self, path: str | os.PathLike[str], *, client: str = "") -> None:
-        """Begins a life in the file `path`, after whatever earlier lives have written there.
+        """Begin a new start of a process in the file `path`, after the lines of earlier starts.
 
         Args:
-            path: the file; its stem names the process.
-            client: for which it acts.
+            path: The file. Its stem names the process.
+            client: The client that the process acts for.
         """
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         size = os.fstat(self._fd).st_size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
-            os.write(self._fd, b"\n")  # the last life was killed within a line
+            os.write(self._fd, b"\n")  # the last process was killed within a line
         self._say("life", (), {"pid": os.getpid(), "client": client})
 
     def submitted(self, *ids: str) -> None:
-        """The host is about to hand these over. Say it first: what is not said here and turns up is unexpected."""
+        """Record segments that the host is about to submit. Segments that are not recorded count as unexpected."""
         self._say("submitted", ids, {})
 
     def kept(self, ids: Sequence[str]) -> None:
-        """The actor's spool has these: they must reach the state, whoever dies."""
+        """Record segments that the actor's spool has. They must reach the state whichever process is killed."""
         self._say("kept", ids, {})
 
     def acked(self, ids: Sequence[str]) -> None:
-        """It was seen that the learner's durable mark covers these."""
+        """Record segments that the learner's durable mark covers."""
         self._say("acked", ids, {})
 
     def applied(self, ids: Sequence[str], *, client: str) -> None:
-        """What the state of `client` holds now, all of it, in the order of its application."""
+        """Record the whole content of the state of `client`, in the order of its application."""
         self._say("applied", ids, {"client": client})
 
     def law(self, side: str, numbers: Mapping[str, Any], *, at_ns: int | None = None, client: str = "") -> None:
-        """The counters at one moment.
+        """Record the counters of one moment, to check the conservation law.
 
         Args:
             side: ``learner`` or ``actor``.
-            numbers: what a status says of a client, or `RL4SysAgent.stats`; all but the law's own numbers are left out.
-            at_ns: a monotonic moment before they were read; None: now.
-            client: whose.
+            numbers: The client's part of a status, or `RL4SysAgent.stats`. Only the numbers of the conservation law are recorded.
+            at_ns: Monotonic time before they were read, in nanoseconds. If None, now.
+            client: The client of the counters.
         """
         total, parts = LEARNER_LAW if side == "learner" else ACTOR_LAW
         flat = {**numbers, **numbers.get("verdicts", {})} if side == "learner" else numbers
@@ -99,11 +99,11 @@ class TraceWriter(Resource):
         self._say("law", (), {"side": side, "client": client, **kept}, at_ns)
 
     def note(self, name: str, **fields: Any) -> None:
-        """Anything else."""
+        """Record an event of any other kind."""
         self._say(name, (), fields)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -118,7 +118,7 @@ class TraceWriter(Resource):
 
 
 class TraceTail:
-    """Follows one trace while it is written. Lines that are not whole yet, or never will be, are left out."""
+    """A reader that follows a trace while it is written. It skips incomplete lines."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
@@ -129,17 +129,17 @@ class TraceTail:
         self._lines: Counter[str] = Counter()
 
     def ids(self, kind: str) -> int:
-        """How many segments the events of this kind name so far."""
+        """Return the number of segments in all events of this kind so far."""
         self._read()
         return self._ids[kind]
 
     def count(self, kind: str) -> int:
-        """How many events of this kind there are so far."""
+        """Return the number of events of this kind so far."""
         self._read()
         return self._lines[kind]
 
     def last(self, kind: str) -> Mapping[str, Any]:
-        """The last event of this kind; empty when there is none."""
+        """Return the last event of this kind; empty if there is none."""
         self._read()
         return self._last.get(kind, {})
 
@@ -161,10 +161,10 @@ class TraceTail:
 
 
 def read_trace(*paths: str | os.PathLike[str]) -> list[Event]:
-    """All events of these files: those of one file in its order.
+    """Return all events of these files. Those of one file are in order.
 
     Raises:
-        TraceBroken: for a line that cannot be read and was not a killed process's last.
+        TraceBroken: For a line that cannot be read, unless it is the last line of a killed process.
     """
     events: list[Event] = []
     for path in map(Path, paths):
@@ -178,7 +178,7 @@ def read_trace(*paths: str | os.PathLike[str]) -> list[Event]:
             if document["kind"] == "life":
                 life, client, torn = life + 1, document["client"], 0
             if torn:
-                raise TraceBroken(f"{path}: line {torn} cannot be read, and its process went on")
+                raise TraceBroken(f"{path}: line {torn} cannot be read, and its process wrote further lines")
             kind, at_ns, ids = document.pop("kind"), document.pop("at_ns"), tuple(document.pop("ids", ()))
             events.append(Event(path.stem, life, document.get("client") or client, at_ns, kind, ids, document))
     return events

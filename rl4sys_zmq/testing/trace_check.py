@@ -1,4 +1,4 @@
-"""What a history of real processes must have been: each segment in one place, and every law kept. Pure functions of events."""
+"""A check of traces: each segment has exactly one place, and the conservation laws hold. Pure functions of events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rl4sys_zmq.testing.trace import ACTOR_LAW, LEARNER_LAW, Event, TraceBroken
 __all__ = ["Outcome", "check_trace"]
 
 SHOWN = 5
-"""How many examples a message names."""
+"""Number of examples in a message."""
 
 COUNTED = ("stale", "quarantined", "rolled_back")
 """The verdicts that explain why an acknowledged segment is not in the state."""
@@ -19,21 +19,21 @@ COUNTED = ("stale", "quarantined", "rolled_back")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The place of each segment, by its name.
+    """The classification of all segments, by name.
 
     Attributes:
-        submitted, acked, applied: how many segments each event names; what was kept counts as acked.
-        ok: acked, and once in the state.
-        lost: acked, and not in the state. `counted` may explain them.
-        duplicate: more than once in the state.
-        unexpected: acked or in the state, and never submitted.
-        recovered: in the state, though nobody was told that it was kept. That is allowed.
-        unacked: neither acked nor in the state: with the actor still, dropped, or refused.
-        reordered: in the state before another segment that its process submitted earlier.
-        counted: by the learner's last words, its ``stale``, ``quarantined`` and ``rolled_back`` segments.
-        breaches: laws that did not hold, in words.
-        laws: how many were checked.
-        lives: how many starts of a process there were.
+        submitted, acked, applied: Number of segments that each kind of event names. Segments that were kept count as acked.
+        ok: Number of segments that are acked and once in the state.
+        lost: Segments that are acked and not in the state. `counted` can explain them.
+        duplicate: Segments that are in the state more than once.
+        unexpected: Segments that are acked or in the state, but were never submitted.
+        recovered: Segments that are in the state but not acked. This is allowed.
+        unacked: Segments that are neither acked nor in the state: still with the actor, dropped, or refused.
+        reordered: Segments that are in the state after one that their process submitted later.
+        counted: The learner's last counts of ``stale``, ``quarantined`` and ``rolled_back`` segments.
+        breaches: Violations of a conservation law, as text.
+        laws: Number of checked conservation laws.
+        lives: Number of process starts.
     """
 
     submitted: int
@@ -52,13 +52,13 @@ class Outcome:
     lives: int = 0
 
     def check(self, *, delivered: bool = True) -> None:
-        """Holds the outcome against the guarantees: each loss is counted, nothing is doubled, and every law held.
+        """Check that every loss is counted, nothing is duplicated, and the conservation laws hold.
 
         Args:
-            delivered: nothing may be unacked either.
+            delivered: True to require that no segment is unacked.
 
         Raises:
-            TraceBroken: when it breaks one; it names them all.
+            TraceBroken: If a guarantee is violated. The message names all violations.
         """
         unexplained = max(0, len(self.lost) - sum(self.counted.values()))
         wrong = [
@@ -72,7 +72,7 @@ class Outcome:
             )
             if found
         ]
-        wrong += [f"{len(self.breaches)} breaches, such as {self.breaches[0]}"] if self.breaches else []
+        wrong += [f"{len(self.breaches)} violations, such as {self.breaches[0]}"] if self.breaches else []
         if wrong:
             raise TraceBroken(f"{'; '.join(wrong)} ({self})")
 
@@ -81,18 +81,18 @@ class Outcome:
         return (
             f"{self.submitted} submitted, {self.acked} acked, {self.applied} applied: {self.ok} ok, {len(self.lost)} lost, "
             f"{len(self.duplicate)} duplicate, {len(self.unexpected)} unexpected, {len(self.recovered)} recovered, "
-            f"{len(self.unacked)} unacked, {len(self.reordered)} reordered; {counted}; {self.laws} laws in {self.lives} lives, "
-            f"{len(self.breaches)} breached"
+            f"{len(self.unacked)} unacked, {len(self.reordered)} reordered; {counted}; {self.laws} laws in {self.lives} runs, "
+            f"{len(self.breaches)} violated"
         )
 
 
 def check_trace(events: Iterable[Event], *, one_lineage: bool = True) -> Outcome:
-    """Classifies every segment and checks every law.
+    """Classify all segments and check all conservation laws.
 
     Args:
-        events: of all processes; those of one process in order.
-        one_lineage: no learner's state was ever put back or thrown away, so that at each moment it had accepted all that had
-            been acked to its client's actors before.
+        events: Events of all processes; those of one process in order.
+        one_lineage: True if no learner's state was ever reset or discarded. A learner has then, at each moment, accepted all
+            segments that were acked to its client's actors before.
     """
     events = list(events)
     submitted: dict[str, tuple[str, int]] = {}
@@ -134,7 +134,7 @@ def _names(ids: Iterable[str]) -> tuple[str, ...]:
 
 
 def _overtaken(ids: Sequence[str], submitted: Mapping[str, tuple[str, int]]) -> Iterable[str]:
-    """The segments in a state that stand behind one that its process submitted later."""
+    """Iterate over the segments that are in the state after one that their process submitted later."""
     latest: dict[str, int] = {}
     seen: set[str] = set()
     for name in ids:
@@ -159,15 +159,15 @@ def _lawless(laws: Sequence[Event]) -> Iterable[str]:
 
 
 def _mute(events: Sequence[Event]) -> Iterable[str]:
-    """The lives of learners that were ready to work and said nothing of their counters."""
+    """Iterate over the runs of learners that were ready but recorded no counters."""
     said = {(event.who, event.life) for event in events if event.kind == "law"}
     for event in events:
         if event.kind == "ready" and (event.who, event.life) not in said:
-            yield f"{event.who} in life {event.life} was ready and told no counters"
+            yield f"{event.who} in life {event.life} was ready but recorded no counters"
 
 
 def _forgotten(events: Sequence[Event], laws: Sequence[Event]) -> Iterable[str]:
-    """The moments at which a learner knew less than had been acknowledged before them."""
+    """Iterate over the moments at which a learner had accepted fewer segments than were acknowledged before."""
     words = sorted((e for e in events if e.kind in ("acked", "law")), key=lambda e: e.at_ns)
     promised: Counter[str] = Counter()
     for event in words:

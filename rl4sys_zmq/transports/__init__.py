@@ -1,16 +1,15 @@
-"""How it travels: frames over tcp, ipc or inproc. The URI scheme chooses the backend, everything else is equal.
+"""Sockets that carry frames over tcp, ipc or inproc. The scheme of a URI selects the transport; all else is equal.
 
-- `Address`: where, as a value, parsed and checked once.
-- `Socket`: made by role (`Socket.router`, `dealer`; `xpub`, `sub`; `push`, `pull`) with every option set before it binds or
-  dials. `send` (`SendResult.OK`, `FULL` or `GONE`) and `recv` (a list of frames or None) never block; it knows its thread, and
-  never looks inside a frame.
-- `Socket.user`: the user that sent a message, on a socket that authenticates its peers; keys are in `security`.
-- `Socket.events`, `explain`: what happened to connections, in words.
-- `Poller`: waits on sockets and descriptors; `Wakeup`: how another thread ends that wait.
-- `context`, `open_sockets`: the one ZeroMQ context of the process, and how many sockets are open in it.
+- `Address`: A parsed and checked address.
+- `Socket`: A socket of one role: `Socket.router`, `dealer`, `xpub`, `sub`, `push` or `pull`. All options are set before it binds
+  or connects. `send` (`SendResult.OK`, `FULL` or `GONE`) and `recv` (a list of frames, or None) never block. A socket belongs to
+  one thread and never interprets frames.
+- `Socket.user`: The user that sent a message, on a socket that authenticates its peers. The package `security` has the keys.
+- `Socket.events`, `explain`: The events of connections, and their meaning in one sentence.
+- `Poller`: Waits on sockets and descriptors. `Wakeup`: Ends that wait from another thread.
+- `context`, `open_sockets`: The ZeroMQ context of the process, and the number of open sockets.
 
-A socket that must survive its peer's restart belongs on tcp or ipc: a dialling inproc socket never finds a name that was
-bound again.
+Use tcp or ipc if a socket must reconnect to a restarted peer. An inproc socket never reconnects to a name that is bound again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a socket is bound or dialled, as a value: ``tcp://host:port``, ``ipc://path`` or ``inproc://name``."""
+"""Addresses of sockets: ``tcp://host:port``, ``ipc://path`` or ``inproc://name``."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["MAX_IPC_PATH_BYTES", "SCHEMES", "Address"]
 SCHEMES = ("tcp", "ipc", "inproc")
 
 MAX_IPC_PATH_BYTES = 107
-"""What fits a Unix socket address (108 bytes with its terminating zero)."""
+"""The longest path of a Unix socket address, in bytes (108 with its terminating zero)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One end of the wire. Make one with `parse`.
+    """An address that a socket binds or connects to. Create one with `parse`.
 
-    A *fresh* address leaves the choice to the system when it is bound: port 0, ``ipc://*`` and ``inproc://*``.
+    A *fresh* address lets the system choose when it is bound: port 0, ``ipc://*`` and ``inproc://*``.
 
     Attributes:
         scheme: ``tcp``, ``ipc`` or ``inproc``.
-        host: for tcp, a host name, an IP address without brackets, or ``*`` for all IPv4 interfaces; else empty.
-        port: for tcp, 0 to 65535; else 0.
-        name: the path of an ipc address or the name of an inproc one; else empty.
+        host: For tcp, a host name, an IP address without brackets, or ``*`` for all IPv4 interfaces. Otherwise empty.
+        port: For tcp, 0 to 65535. Otherwise 0.
+        name: The path of an ipc address, or the name of an inproc address. Otherwise empty.
     """
 
     scheme: str
@@ -37,15 +37,15 @@ class Address:
 
     @classmethod
     def parse(cls, text: str | Address) -> Address:
-        """Reads ``host:port``, ``tcp://host:port``, ``ipc://path`` or ``inproc://name``; IPv6 hosts stand in brackets.
+        """Parse ``host:port``, ``tcp://host:port``, ``ipc://path`` or ``inproc://name``. IPv6 hosts stand in brackets.
 
         Raises:
-            TransportError: when it is none of these; the message says how to write it.
+            TransportError: If the text is none of these. The message gives the right form.
         """
         if isinstance(text, Address):
             return text
         if not isinstance(text, str):
-            raise TransportError(f"{text!r:.60} is no address; write tcp://host:port, ipc://path or inproc://name")
+            raise TransportError(f"{text!r:.60} is not an address; write tcp://host:port, ipc://path or inproc://name")
         scheme, separator, rest = text.strip().partition("://")
         if not separator:
             scheme, rest = "tcp", text.strip()
@@ -63,7 +63,7 @@ class Address:
 
     @property
     def uri(self) -> str:
-        """The address as text that `parse` reads back."""
+        """The address as text that `parse` accepts."""
         if self.scheme != "tcp":
             return f"{self.scheme}://{self.name}"
         return f"tcp://[{self.host}]:{self.port}" if self.is_v6 else f"tcp://{self.host}:{self.port}"
@@ -73,21 +73,21 @@ class Address:
         """True for a tcp address whose host is an IPv6 literal."""
         return ":" in self.host
 
-    def check_dialled(self) -> None:
-        """Raises TransportError when nobody can ever listen there."""
+    def check_connectable(self) -> None:
+        """Raise TransportError if no socket can ever be bound to this address."""
         if self.is_fresh or self.host == "*":
-            raise TransportError(f"{self.uri} cannot be dialled; name the host and the port (or path) that the other side binds")
+            raise TransportError(f"cannot connect to {self.uri}; give the host and port (or path) that the other side binds")
 
     @property
     def is_fresh(self) -> bool:
-        """True when binding chooses the port, path or name."""
+        """True if the port, path or name is chosen when the address is bound."""
         return self.port == 0 if self.scheme == "tcp" else self.name == "*"
 
     def with_port(self, port: int) -> Self:
-        """The same host at another port.
+        """Return the same host with another port.
 
         Raises:
-            TransportError: for a port outside 0 to 65535, or an address that has no port.
+            TransportError: If the port is outside 0 to 65535, or the address has no port.
         """
         if self.scheme != "tcp":
             raise TransportError(f"{self.uri} has no port to change; only tcp addresses have one")

@@ -1,4 +1,4 @@
-"""Binding and dialling: fresh addresses made concrete, an ipc path claimed by a lock, errno turned into advice."""
+"""Binding and connecting: it resolves fresh addresses, locks ipc paths, and explains errors."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from rl4sys_zmq.errors import AddressInUse, TransportError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.address import Address
 
-__all__ = ["Binding", "bind_socket", "dial_socket"]
+__all__ = ["Binding", "bind_socket", "connect_socket"]
 
 REBIND_WAIT_S = 2.0
-"""How long to wait for an address that this process has just released: libzmq closes in the background."""
+"""Longest wait for an address that this process has just released, in seconds. libzmq closes in the background."""
 
 _RETRY_S = 0.002
 _released: dict[str, float] = {}
@@ -32,17 +32,17 @@ _REMEDIES = {
     errno.EACCES: "permission denied; choose a port above 1023, or a path in a folder that you own",
     errno.ENODEV: "no interface of this machine has that address; use one of its IP addresses, or * for all of them",
     errno.EADDRNOTAVAIL: "no interface of this machine has that address; use one of its IP addresses, or * for all of them",
-    errno.ENOENT: "the folder does not exist and could not be made; choose another path",
+    errno.ENOENT: "the folder does not exist and cannot be created; choose another path",
     errno.ENOTDIR: "a part of the path is a file; choose another path",
     errno.EEXIST: "a part of the path is a file; choose another path",
     errno.EROFS: "the file system is read-only; choose another path",
     errno.EMFILE: "too many open files; raise the limit with ulimit -n",
-    errno.EINVAL: "the host is not one this machine can use; write an IP address",
+    errno.EINVAL: "this machine cannot use that host; write an IP address",
 }
 
 
 class Binding(Resource):
-    """A bound address and what has to be given back with it."""
+    """A bound address with the resources to release when it is closed."""
 
     def __init__(self, address: Address, raw: zmq.Socket[bytes], claim: _IpcClaim | None) -> None:
         self.address = address
@@ -50,26 +50,26 @@ class Binding(Resource):
         self._claim = claim
 
     def close(self) -> None:
-        """Stops listening (before the socket itself is closed)."""
-        with contextlib.suppress(zmq.ZMQError):  # it is being closed anyway; this only frees an inproc name at once
+        """Stop listening. Call this before the socket is closed."""
+        with contextlib.suppress(zmq.ZMQError):  # the socket is closed next; this only frees an inproc name at once
             self._raw.unbind(self.address.uri)
         with _released_lock:
             _released[self.address.uri] = time.monotonic()
         if self._claim is not None:
             self._claim.close()
 
-    def disown(self) -> None:
-        """Forgets it in a forked child: the parent goes on listening, and its lock stays."""
+    def abandon(self) -> None:
+        """Give up the binding in a forked child. The parent still listens and keeps its lock."""
         if self._claim is not None:
-            self._claim.disown()
+            self._claim.abandon()
 
 
 def bind_socket(raw: zmq.Socket[bytes], address: Address) -> Binding:
-    """Binds a socket whose options are all set.
+    """Bind a socket whose options are all set.
 
     Raises:
-        AddressInUse: when somebody else binds it.
-        TransportError: when it cannot be bound; the message says what to do.
+        AddressInUse: If another socket is bound to the address.
+        TransportError: If the address cannot be bound. The message gives the remedy.
     """
     if address.scheme == "inproc" and address.is_fresh:
         address = replace(address, name=f"rl4sys-{uuid.uuid4().hex}")
@@ -91,17 +91,17 @@ def bind_socket(raw: zmq.Socket[bytes], address: Address) -> Binding:
     return Binding(address, raw, claim)
 
 
-def dial_socket(raw: zmq.Socket[bytes], address: Address) -> None:
-    """Connects a socket whose options are all set. Nobody need be listening yet.
+def connect_socket(raw: zmq.Socket[bytes], address: Address) -> None:
+    """Connect a socket whose options are all set. The other side can start later.
 
     Raises:
-        TransportError: when nobody can ever listen there.
+        TransportError: If no socket can ever be bound to the address.
     """
-    address.check_dialled()
+    address.check_connectable()
     try:
         raw.connect(address.uri)
     except zmq.ZMQError as exc:
-        raise TransportError(f"cannot dial {address.uri}: {_REMEDIES.get(exc.errno or 0, exc.strerror)}") from exc
+        raise TransportError(f"cannot connect to {address.uri}: {_REMEDIES.get(exc.errno or 0, exc.strerror)}") from exc
 
 
 def _bind_waiting(raw: zmq.Socket[bytes], address: Address) -> None:
@@ -126,10 +126,10 @@ def _just_released(uri: str) -> bool:
 
 
 class _IpcClaim(Resource):
-    """The right to one ipc path, held by a lock beside it.
+    """The exclusive use of one ipc path, held by a lock file beside it.
 
-    libzmq removes whatever stands at the path and binds there, so a second learner would silently steal the first one's
-    actors. The lock file is removed with the claim, under the lock.
+    libzmq removes any file at the path and binds there, so a second learner would silently take the first one's actors. The lock
+    file is removed together with the claim, while the lock is held.
     """
 
     def __init__(self, address: Address) -> None:
@@ -137,7 +137,7 @@ class _IpcClaim(Resource):
         self._fd = -1
         try:
             if address.is_fresh:
-                import tempfile  # like shutil below: slow to load, and only for whoever binds
+                import tempfile  # like shutil below: slow to import, and needed only to bind
 
                 self._folder = tempfile.mkdtemp(prefix="rl4sys-")
                 address = Address.parse(f"ipc://{os.path.join(self._folder, 'socket')}")
@@ -147,20 +147,20 @@ class _IpcClaim(Resource):
             self._fd = self._take()
             self._check_vacant()
         except OSError as exc:
-            self._let_go()
+            self._release()
             raise TransportError(f"cannot bind {address.uri}: {_REMEDIES.get(exc.errno or 0, exc.strerror)}") from exc
         except TransportError:
-            self._let_go()
+            self._release()
             raise
 
     def close(self) -> None:
-        """Removes the socket file, the lock, and a folder made for a fresh address."""
+        """Remove the socket file, the lock, and a folder that was created for a fresh address."""
         if self._fd >= 0:
             _unlink(self.address.name)
-        self._let_go()
+        self._release()
 
-    def disown(self) -> None:
-        """Closes this process's copy of the lock's descriptor; the parent's keeps the lock."""
+    def abandon(self) -> None:
+        """Close this process's copy of the lock's descriptor. The parent keeps the lock."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._folder = -1, None
@@ -176,10 +176,10 @@ class _IpcClaim(Resource):
                 os.close(fd)
                 raise AddressInUse(self.address.uri) from exc
             except FileNotFoundError:
-                pass  # its last holder removed it between our open and our lock: take a new one
+                pass  # its last holder removed it between our open and our lock: open a new one
             os.close(fd)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._fd >= 0:
             _unlink(self._lock)
             os.close(self._fd)
@@ -191,13 +191,13 @@ class _IpcClaim(Resource):
             self._folder = None
 
     def _check_vacant(self) -> None:
-        """Refuses a path that holds something else than a dead socket."""
+        """Raise if the path holds anything but a socket file that no process listens on."""
         try:
             mode = os.lstat(self.address.name).st_mode
         except FileNotFoundError:
             return
         if not stat.S_ISSOCK(mode):
-            raise TransportError(f"cannot bind {self.address.uri}: a file that is no socket is there; choose another path")
+            raise TransportError(f"cannot bind {self.address.uri}: a file that is not a socket is there; choose another path")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(1.0)
             if probe.connect_ex(self.address.name) == 0:

@@ -1,7 +1,7 @@
-"""The one ZeroMQ context of this process, and the register of the sockets that are open in it.
+"""The one ZeroMQ context of this process, and the register of its open sockets.
 
-All sockets share a context, since inproc endpoints exist only within one. It lives as long as the process; a forked child
-gets a new one and lets go of what it inherited without touching it, because the parent's I/O threads did not come along.
+All sockets share a context, because inproc endpoints exist only within one. It lives as long as the process. A forked child
+gets a new one. It drops the inherited context without closing it, because the parent's I/O threads do not exist in the child.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ MAX_SOCKETS = 8192
 
 
 class TrackedSocket(Resource):
-    """An open socket as this register sees it."""
+    """An open socket in the register."""
 
     owner: int
-    """The identifier of the thread that made it and alone may use it."""
+    """The identifier of the thread that created it and that alone can use it."""
 
     @abstractmethod
-    def disown(self) -> None:
-        """Lets go of it in a forked child: closes nothing that the parent still uses."""
+    def abandon(self) -> None:
+        """Give up the socket in a forked child, without closing anything that the parent still uses."""
 
 
 class _Process:
-    """What belongs to one process and must not be taken across a fork."""
+    """The state of one process, which a forked child must not share."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -42,11 +42,11 @@ class _Process:
 
 
 _process = _Process()
-_inherited: list[_Process] = []  # kept alive, so that no finaliser in a child closes what is the parent's
+_inherited: list[_Process] = []  # kept alive, so that no finalizer in a child closes the parent's sockets
 
 
 def context() -> zmq.Context[zmq.Socket[bytes]]:
-    """The context of this process, made on first use."""
+    """Return the context of this process. The first call creates it."""
     if _process.pid != os.getpid():
         _after_fork()
     with _process.lock:
@@ -58,19 +58,19 @@ def context() -> zmq.Context[zmq.Socket[bytes]]:
 
 
 def track(socket: TrackedSocket) -> None:
-    """Registers an open socket. The strong reference keeps the garbage collector from closing it in a foreign thread."""
+    """Register an open socket. The reference keeps the garbage collector from closing it in another thread."""
     with _process.lock:
         _process.open.add(socket)
 
 
 def untrack(socket: TrackedSocket) -> None:
-    """Removes a closed socket."""
+    """Remove a closed socket."""
     with _process.lock:
         _process.open.discard(socket)
 
 
 def open_sockets() -> int:
-    """How many sockets of this process are open. A test that leaves this number higher than it was has a leak."""
+    """Return the number of open sockets of this process. A test that leaves a higher number than before has a leak."""
     with _process.lock:
         return len(_process.open)
 
@@ -80,14 +80,14 @@ def _after_fork() -> None:
     _inherited.append(_process)
     inherited, _process = _process, _Process()
     for socket in inherited.open:
-        socket.disown()
+        socket.abandon()
 
 
 def _at_exit() -> None:
-    """Ends the context if that cannot hang or abort.
+    """Terminate the context if that can neither hang nor abort.
 
-    A socket of a thread that still runs may not be closed from here (libzmq would abort the process) and `term` would wait
-    for it; the process then ends without `term`, which is safe, because nothing lingers.
+    A socket of a thread that still runs cannot be closed from here, since libzmq would abort the process, and `term` would wait
+    for it. The process then ends without `term`. That is safe, because no socket lingers.
     """
     if _process.pid != os.getpid() or _process.context is None:
         return

@@ -1,4 +1,4 @@
-"""One open socket: what can be done with it once it is bound or dials. `Socket` makes them by role."""
+"""The operations of an open socket. `Socket` creates one by its role."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ from rl4sys_zmq.transports.peers import SubscriptionGrants, connections, cut_off
 
 __all__ = ["Endpoint"]
 
-_NOBODY = -1
+_NO_OWNER = -1
 _LAST, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
-"""Flags of the last frame of a message and of those before. As numbers: to combine flags costs as much as to send a frame."""
+"""The flags of the last frame and of earlier frames, as numbers: combining flag objects costs as much as sending."""
 
 
 class Endpoint(TrackedSocket):
-    """Frames in, frames out, in the thread that made it.
+    """An open socket that sends and receives frames in the thread that created it.
 
     Attributes:
-        user: on an `authenticated` socket, who sent the last message that `recv` took, as the domain's check named them; empty
-            for an xpub's notice that the end of a connection caused. Empty on every other socket.
+        owner: The identifier of that thread.
+        role: ``router``, ``dealer``, ``xpub``, ``sub``, ``push`` or ``pull``.
+        raw: The socket of pyzmq.
+        user: On an `authenticated` socket, the user that sent the last message of `recv`, as named by the key check. Empty for a
+            subscription message that the end of a connection caused, and on all other sockets.
     """
 
     def __init__(self, raw: zmq.Socket[bytes], role: str, address: Address, binding: Binding | None) -> None:
@@ -50,18 +53,18 @@ class Endpoint(TrackedSocket):
 
     @property
     def address(self) -> Address:
-        """Where it is bound, with port, path and name as they came out, or where it dials."""
+        """The bound address, with the actual port, path and name, or the address that it connects to."""
         return self._address
 
     @property
     def bound(self) -> Address:
-        """Where it is bound: what the other side dials.
+        """The bound address, to which peers connect.
 
         Raises:
-            TransportError: when it dials rather than binds.
+            TransportError: If the socket connects rather than binds.
         """
         if self._binding is None:
-            raise TransportError(f"this {self.role} dials {self._address.uri}; it is not bound")
+            raise TransportError(f"this {self.role} connects to {self._address.uri}; it is not bound")
         return self._address
 
     @property
@@ -71,18 +74,18 @@ class Endpoint(TrackedSocket):
 
     @property
     def authenticated(self) -> bool:
-        """True when `user` names the sender of every message: bound with a ZAP domain, and not on inproc."""
+        """True if `user` names the sender of every message: the socket is bound with a ZAP domain, and not to inproc."""
         return self._authenticated
 
     def send(self, frames: Frames) -> SendResult:
-        """Queues one message, whole or not at all, and never blocks.
+        """Queue one message, as a whole or not at all, without blocking.
 
-        Frames are copied, so a buffer may be reused at once; but what `recv` gave as a view goes on as it is, without a copy.
-        On a router the first frame is the peer's routing id.
+        Frames are copied, so a buffer can be reused at once. A view that came from `recv` is passed on without a copy. On a
+        router the first frame is the peer's routing id.
 
         Raises:
-            TransportError: for an empty message, a router's without a body, or a call from another thread.
-            Closed: after `close`.
+            TransportError: If the message is empty, a router's message has no body, or another thread calls.
+            Closed: If the socket is closed.
         """
         if self.owner != threading.get_ident() or self._closed:
             self.check_owner()
@@ -90,8 +93,8 @@ class Endpoint(TrackedSocket):
         if last + 1 < self._fewest:
             raise TransportError(f"a {self.role} sends at least {self._fewest} frame(s), not {last + 1}")
         if self.role == "xpub":
-            # A publisher learns only about once per millisecond that a queue has drained, and meanwhile drops messages
-            # to subscribers that keep up; asking for its state makes it look first.
+            # libzmq checks only about once per millisecond whether a subscriber's queue has drained, and until then drops
+            # messages, even to subscribers that keep up. Reading EVENTS makes it check first.
             self.raw.getsockopt(zmq.EVENTS)
         result = SendResult.OK
         for index, frame in enumerate(frames):
@@ -102,8 +105,8 @@ class Endpoint(TrackedSocket):
                 result = SendResult.FULL
                 if index == 0:
                     break
-                # The peer vanished within the message: libzmq has rolled it back and swallows its remaining frames, but
-                # they must be sent, or it would swallow the next message in their place.
+                # The peer disconnected within the message. libzmq has rolled it back and discards the remaining frames. They
+                # must still be sent, or libzmq would discard the next message instead.
             except zmq.ZMQError as exc:
                 if exc.errno != errno.EHOSTUNREACH:
                     raise TransportError(f"cannot send on the {self.role} at {self._address.uri}: {exc.strerror}") from exc
@@ -111,14 +114,18 @@ class Endpoint(TrackedSocket):
         return result
 
     def send_wait(self, frames: Frames, timeout_s: float | None) -> SendResult:
-        """Like `send`, but waits for room, at most `timeout_s` seconds (None: for ever). Only for a thread that may stand still.
+        """Send as `send` does, but wait for room. Only for a thread that can block.
+
+        Args:
+            frames: The message.
+            timeout_s: Longest time to wait, in seconds. None: without limit.
 
         Raises:
-            TransportError: on a router, which cannot wait for one peer alone; and as `send` does.
-            Closed: after `close`.
+            TransportError: If the socket is a router, which cannot wait for a single peer, or as for `send`.
+            Closed: If the socket is closed.
         """
         if self.role == "router":
-            raise TransportError("a router cannot wait for one peer; try again when something happens")
+            raise TransportError("a router cannot wait for one peer; use send, and try again later")
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while (sent := self.send(frames)) is SendResult.FULL:
             left_s = None if deadline is None else deadline - time.monotonic()
@@ -128,26 +135,26 @@ class Endpoint(TrackedSocket):
         return sent
 
     def recv(self, max_frames: int = MAX_FRAMES) -> list[Frame] | None:
-        """Takes one message, or None when there is none; never blocks.
+        """Receive one message without blocking. Return None if no message is waiting.
 
         Returns:
-            Its frames, as ``bytes``, or from `LARGE_FRAME_BYTES` on as read-only views of a buffer that is theirs alone. On a
-            router the first frame is the sender's routing id; on an xpub the message is a notice (`read_subscription`).
+            The frames, as ``bytes``, or from `LARGE_FRAME_BYTES` on as read-only views of a buffer of their own. On a router the
+            first frame is the sender's routing id. On an xpub the message is a subscription (`read_subscription`).
 
         Raises:
-            TooManyFrames: for a message of more than `max_frames` frames, which is gone.
-            TransportError: for a call from another thread.
-            Closed: after `close`.
+            TooManyFrames: If the message had more than `max_frames` frames. It is discarded.
+            TransportError: If another thread calls.
+            Closed: If the socket is closed.
         """
         return self._recv(max_frames, _LAST)
 
     def recv_wait(self, timeout_s: float, max_frames: int = MAX_FRAMES) -> list[Frame] | None:
-        """Like `recv`, but waits for a message, at most `timeout_s` seconds. Only for a thread that may stand still.
+        """Receive one message, waiting for at most `timeout_s` seconds. Only for a thread that can block.
 
         Raises:
-            TooManyFrames: as `recv` does.
-            TransportError: for a call from another thread.
-            Closed: after `close`.
+            TooManyFrames: As for `recv`.
+            TransportError: If another thread calls.
+            Closed: If the socket is closed.
         """
         timeout_ms = math.ceil(max(0.0, timeout_s) * 1000)
         if timeout_ms != self._timeout_ms:
@@ -181,73 +188,75 @@ class Endpoint(TrackedSocket):
         return frames
 
     def grant(self, topic: bytes) -> None:
-        """Makes the subscription of the last notice effective, on an xpub with ``grants=True``. Whoever is gone stays gone.
+        """Make the subscription of the last received message effective, on an xpub with ``grants=True``.
+
+        Nothing happens if the subscriber has disconnected.
 
         Raises:
-            TransportError: when the last notice asked for something else or for nothing, or this socket needs no grants.
+            TransportError: If the last message was not a subscription to this topic, or this socket has no grants.
         """
         self.check_owner()
         if self._grants is None:
-            raise TransportError(f"this {self.role} grants nothing; only an xpub made with grants=True does")
+            raise TransportError(f"this {self.role} has no grants; only an xpub created with grants=True has")
         self._grants.grant(topic)
 
     def cut_off(self) -> bool:
-        """Ends the connection that the last message came on, as for a key that was revoked; its peer redials.
+        """Close the connection of the last received message, for example because its key was revoked. The peer reconnects.
 
         Returns:
-            False when it has ended already, on inproc, on a dialling socket, and before the first message.
+            False if the connection has ended, on inproc, on a connecting socket, and before the first message.
         """
         self.check_owner()
         return self.cut(self.descriptor())
 
     def descriptor(self) -> int:
-        """The descriptor of the connection that the last message came on; -1 on inproc, when dialling, and before the first."""
+        """Return the descriptor of the last message's connection. -1 on inproc, if connecting, and before the first."""
         return -1 if self._binding is None or self._first is None else descriptor_of(self._first)
 
     def cut(self, descriptor: int) -> bool:
-        """Ends the connection of this descriptor, if it is one to this socket; its peer redials.
+        """Close the connection with this descriptor, if it is a connection to this socket. The peer reconnects.
 
         Returns:
-            False when it is none (any more).
+            False if it is not, or has ended.
         """
         return self._binding is not None and descriptor >= 0 and cut_off(descriptor, self._address)
 
     def connections(self) -> list[int]:
-        """The descriptors of all connections to this bound socket; empty on inproc, and on systems without ``/proc``."""
+        """Return the descriptors of all connections to this bound socket. Empty on inproc and without ``/proc``."""
         return connections(self._address) if self._binding is not None else []
 
     def events(self, limit: int = MAX_EVENTS) -> list[MonitorEvent]:
-        """What has happened to the connections since the last call, at most `limit`; never blocks. `explain` puts one in words.
+        """Return the events of the connections since the last call, at most `limit`, without blocking. See `explain`.
 
-        Call it at least about once a second: what waits costs memory.
+        Call it at least about once a second, since waiting events take memory.
 
         Raises:
-            TransportError: when the socket was made without ``watch=True``.
+            TransportError: If the socket was created without ``watch=True``.
         """
         self.check_owner()
         if self._monitor is None:
-            raise TransportError(f"this {self.role} is not watched; make it with watch=True")
+            raise TransportError(f"this {self.role} is not watched; create it with watch=True")
         return self._monitor.events(limit)
 
     def subscribe(self, prefix: bytes) -> None:
-        """Asks a sub's publisher for all messages whose first frame starts with `prefix`."""
+        """Subscribe to all messages whose first frame starts with `prefix`. Only for a sub."""
         self.check_owner()
         self._set_topic(zmq.SUBSCRIBE, prefix)
 
     def unsubscribe(self, prefix: bytes) -> None:
-        """Takes back one `subscribe` of the same prefix."""
+        """Undo one `subscribe` of the same prefix."""
         self.check_owner()
         self._set_topic(zmq.UNSUBSCRIBE, prefix)
 
     def close(self) -> None:
-        """Stops listening and closes; what is still queued for sending is discarded. A second call does nothing.
+        """Stop listening and close the socket. Messages that are still queued are discarded. A second call does nothing.
 
         Raises:
-            TransportError: for a call from another thread.
+            TransportError: If another thread calls.
         """
         if self._closed:
             return
-        if self.owner == _NOBODY:
+        if self.owner == _NO_OWNER:
             self._closed = True
             return
         self.check_owner()
@@ -263,26 +272,28 @@ class Endpoint(TrackedSocket):
             untrack(self)
 
     def adopt(self) -> None:
-        """Makes the calling thread the owner. Only where a lock orders all that the last owner did with it before this.
+        """Make the calling thread the owner.
+
+        Use it only where a lock orders everything that the previous owner did with the socket before this call.
 
         Raises:
-            TransportError: when a fork has inherited it.
-            Closed: after `close`.
+            TransportError: If the socket was inherited by a fork.
+            Closed: If the socket is closed.
         """
-        if self.owner != _NOBODY:
+        if self.owner != _NO_OWNER:
             self.owner = threading.get_ident()
         self.check_owner()
 
     @property
     def inherited(self) -> bool:
-        """Whether it is the parent's, in a forked child: there it can only be closed, which leaves the parent's alone."""
-        return self.owner == _NOBODY
+        """True in a forked child, where the socket belongs to the parent. Only `close` is then allowed, and has no effect."""
+        return self.owner == _NO_OWNER
 
-    def disown(self) -> None:
-        """Lets go of it in a forked child."""
-        self.owner = _NOBODY
+    def abandon(self) -> None:
+        """Give up the socket in a forked child."""
+        self.owner = _NO_OWNER
         if self._binding is not None:
-            self._binding.disown()
+            self._binding.abandon()
 
     def _set_topic(self, option: int, prefix: bytes) -> None:
         if self.role != "sub":
@@ -290,21 +301,21 @@ class Endpoint(TrackedSocket):
         self.raw.setsockopt(option, prefix)
 
     def check_owner(self) -> None:
-        """Raises TransportError in a thread that did not make it, Closed after `close`."""
+        """Raise TransportError in a thread that is not the owner, and Closed after `close`."""
         if self.owner != threading.get_ident():
-            if self.owner == _NOBODY:
-                raise TransportError(f"this {self.role} was inherited by a fork; make a new one in the child")
-            raise TransportError(f"this {self.role} belongs to another thread; make, use and close a socket in one thread")
+            if self.owner == _NO_OWNER:
+                raise TransportError(f"this {self.role} was inherited by a fork; create a new one in the child")
+            raise TransportError(f"this {self.role} belongs to another thread; create, use and close a socket in one thread")
         if self._closed:
             raise Closed(f"the {self.role} at {self._address.uri} is closed")
 
     def __repr__(self) -> str:
-        state = "closed, was at" if self._closed else "bound to" if self._binding else "dialling"
+        state = "closed, was at" if self._closed else "bound to" if self._binding else "connecting to"
         return f"<{self.role} {state} {self._address.uri}>"
 
 
 def _shared(frame: Frame) -> Frame | zmq.Frame:
-    """The message behind a view of all of it, which libzmq passes on without a copy; any other frame as it is."""
+    """Return the libzmq message behind a view of all of it, to send it without a copy, or the frame itself."""
     if isinstance(frame, memoryview) and isinstance(frame.obj, zmq.Frame) and frame.nbytes == len(frame.obj):
         return frame.obj
     return frame

@@ -1,4 +1,4 @@
-"""What the transport carries and what it says about it: frames, messages, and what became of one."""
+"""Frames and messages, the results of sending, and the reading of subscription messages."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ __all__ = ["LARGE_FRAME_BYTES", "MAX_FRAMES", "Frame", "Frames", "SendResult", "
 
 Frame = bytes | memoryview
 Frames = Sequence[Frame]
-"""A message: at least one frame. The transport never looks inside."""
+"""A message: at least one frame. The transport never interprets it."""
 
 MAX_FRAMES = 32
-"""The most frames of one message that `Socket.recv` keeps, unless told otherwise."""
+"""The default limit of `Socket.recv` on the frames of one message."""
 
 LARGE_FRAME_BYTES = 64 * 1024
-"""From this size on a received frame is a read-only view of libzmq's buffer; below it, copying costs less."""
+"""The size from which `recv` returns a view of libzmq's buffer, in bytes. Below it a copy is cheaper."""
 
 
 class SendResult(Enum):
-    """What became of a message. Only `OK` is true, so ``if not socket.send(frames)`` reads as it should."""
+    """The result of a `send`. Only `OK` is true, so that ``if not socket.send(frames)`` works."""
 
-    OK = "ok"  # it is in libzmq's queue; whether it arrives is for the protocol above to learn
-    FULL = "full"  # nothing was queued: the peer reads too slowly, or there is none yet
-    GONE = "gone"  # nothing was queued: the router knows no such peer
+    OK = "ok"  # it is in libzmq's queue; only the protocol above can tell whether it arrives
+    FULL = "full"  # nothing was queued: the peer reads too slowly, or no peer is connected
+    GONE = "gone"  # nothing was queued: the router has no connection with this routing id
 
     def __bool__(self) -> bool:
         return self is SendResult.OK
 
 
 class TooManyFrames(ProtocolError):
-    """A message had more frames than allowed and was thrown away.
+    """A message that had more frames than allowed and was discarded.
 
     Attributes:
-        count: of its frames.
-        first: its first frame; on a router, the routing id of the peer that sent it.
+        count: The number of its frames.
+        first: Its first frame. On a router this is the routing id of its sender.
     """
 
     def __init__(self, count: int, limit: int, first: bytes) -> None:
@@ -45,7 +45,11 @@ class TooManyFrames(ProtocolError):
 
 
 def read_subscription(frames: Frames) -> tuple[bool, bytes] | None:
-    """What an xpub's message says: (came rather than went, topic prefix); None for anything that is no such notice."""
+    """Return the subscription in a message of an xpub, or None if it is another message.
+
+    Returns:
+        True to subscribe or False to unsubscribe, and the topic prefix.
+    """
     if len(frames) != 1 or bytes(frames[0][:1]) not in (b"\0", b"\1"):
         return None
     notice = bytes(frames[0])

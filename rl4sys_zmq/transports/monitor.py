@@ -1,9 +1,9 @@
-"""What happens to a socket's connections: libzmq's monitor, drained in bounded steps and put into words.
+"""The events of a socket's connections, from libzmq's monitor, and their meaning in one sentence.
 
-What each side sees (libzmq 4.3.5, measured over tcp with real sockets; ``..`` repeats with each redial):
+The events of each side (libzmq 4.3.5, measured over tcp with real sockets; ``..`` repeats with each reconnect):
 
 =======================================  ==============================================  =========================================
-what is wrong                            the learner's side (bound)                      the actor's side (dialling)
+cause                                    the learner's side (bound)                      the actor's side (connecting)
 =======================================  ==============================================  =========================================
 nothing                                  accepted, handshake_succeeded                   connected, handshake_succeeded
 the actor has another learner's key      accepted, handshake_failed.protocol             connected, handshake_failed.no_detail
@@ -19,12 +19,12 @@ a check that takes more than 3 s         handshake_failed.no_detail 11 (EAGAIN),
                                          disconnected ..                                 disconnected ..
 =======================================  ==============================================  =========================================
 
-After ``auth`` and after ``protocol`` 0x11000002 libzmq never redials: the dealer's `send` is FULL for ever. The owner makes a new
-socket (`MonitorEvent.is_final`). inproc has no events.
+After ``auth`` and after ``protocol`` 0x11000002 libzmq never reconnects, and the dealer's `send` stays FULL. Its user must create
+a new socket (`MonitorEvent.is_final`). inproc has no events.
 
-The queue to the reader has no limit, since libzmq's I/O thread blocks in a full one, and every socket of the process with it
-(measured: with the default limit of 1000, 3 000 unread connections stop a good client). Its bound is here: a socket that leaves
-more than one call may take is not listened to for a second, and what was queued is thrown away (``lost``).
+The event queue has no limit in libzmq, because a full one would block libzmq's I/O thread and with it every socket of the process
+(measured: with the default limit of 1000, 3000 unread connections block a well-behaved peer). `Monitor` bounds it instead: if
+more events wait than one call of `events` takes, it stops monitoring for a second, discards the queue and reports ``lost``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from rl4sys_zmq.transports.context import context
 __all__ = ["MAX_EVENTS", "Monitor", "MonitorEvent", "explain"]
 
 MAX_EVENTS = 256
-"""The most events that one call of `Socket.events` returns."""
+"""The largest number of events that one call of `Socket.events` returns."""
 
 PAUSE_S = 1.0
 CRYPTO = 0x11000001
@@ -67,14 +67,14 @@ _FORMAT = struct.Struct("=HI")
 
 @dataclass(frozen=True, slots=True)
 class MonitorEvent:
-    """One thing that happened to a connection.
+    """One event of a connection.
 
     Attributes:
         name: ``accepted``, ``connected``, ``disconnected``, ``handshake_succeeded``, ``handshake_failed.protocol``,
-            ``handshake_failed.auth``, ``handshake_failed.no_detail``, ``accept_failed``, or ``lost`` (more happened than was
-            read, and is forgotten).
-        detail: the protocol error's code, the ZAP status, an errno, or the descriptor; by the name.
-        endpoint: the address of the socket, as libzmq writes it; not that of its peer.
+            ``handshake_failed.auth``, ``handshake_failed.no_detail``, ``accept_failed``, or ``lost`` (further events were
+            discarded).
+        detail: The code of a protocol error, the ZAP status, an errno, or a descriptor, depending on `name`.
+        endpoint: The address of the socket, as libzmq writes it. It is not the address of the peer.
     """
 
     name: str
@@ -83,17 +83,17 @@ class MonitorEvent:
 
     @property
     def is_failure(self) -> bool:
-        """True when a peer did not get in."""
+        """True if a peer could not connect."""
         return self.name.startswith("handshake_failed") or self.name == "accept_failed"
 
     @property
     def is_final(self) -> bool:
-        """True when a dialling socket never redials after this: close it and make another."""
+        """True if a connecting socket never reconnects after this event. Close it and create another."""
         return self.name == "handshake_failed.auth" or (self.name, self.detail) == ("handshake_failed.protocol", MECHANISM)
 
 
 class Monitor(Resource):
-    """The events of one socket, from before it is bound or dials. Used in the socket's thread, closed before the socket."""
+    """The monitor of one socket. Create it before the socket binds or connects, and close it before the socket."""
 
     def __init__(self, raw: zmq.Socket[bytes]) -> None:
         self._raw = raw
@@ -102,7 +102,7 @@ class Monitor(Resource):
         self._listen()
 
     def events(self, limit: int = MAX_EVENTS) -> list[MonitorEvent]:
-        """At most `limit` events since the last call, and perhaps a ``lost``; never blocks."""
+        """Return at most `limit` events since the last call, and possibly a ``lost``, without blocking."""
         if self._pair is None and (time.monotonic() < self._resumes_s or not self._resumed()):
             return []
         found: list[MonitorEvent] = []
@@ -112,7 +112,7 @@ class Monitor(Resource):
             if event is None:
                 return found
             if event.name == "accept_failed" and event.detail in _NO_DESCRIPTORS:
-                # libzmq tries again at once, tens of thousands of times a second: one such event says it all.
+                # libzmq retries at once, tens of thousands of times a second. One such event is enough.
                 exhausted = True
                 found.append(event)
                 break
@@ -124,14 +124,14 @@ class Monitor(Resource):
         return found
 
     def close(self) -> None:
-        """Stops listening. The socket itself must be open still."""
+        """Stop monitoring. The socket itself must still be open."""
         self._resumes_s = float("inf")
         self._stop()
 
     def _resumed(self) -> bool:
         try:
             self._listen()
-        except TransportError:  # descriptors have run out, which may be why it paused
+        except TransportError:  # no descriptor is left, which can be the reason for the pause
             self._resumes_s = time.monotonic() + PAUSE_S
             return False
         return True
@@ -153,7 +153,7 @@ class Monitor(Resource):
         self._pair = pair
 
     def _stop(self) -> None:
-        """In this order: libzmq blocks in an event for a reader that is closed already."""
+        """Stop monitoring, then close the reader. In the other order libzmq blocks on an event for the closed reader."""
         if self._pair is None:
             return
         pair, self._pair = self._pair, None
@@ -173,58 +173,61 @@ class Monitor(Resource):
 
 _ACTOR = {
     "accepted": "a peer connected",
-    "connected": "the learner's port answers",
-    "disconnected": "the connection ended; it is dialled again by itself, unless the handshake was refused",
-    "handshake_succeeded": "connected; the keys are those that both sides expect",
-    "lost": "more happened to the connection than was read",
+    "connected": "connected to the learner's port; the handshake has begun",
+    "disconnected": "the connection ended; the actor reconnects unless the handshake was refused",
+    "handshake_succeeded": "connected; both sides accept the keys",
+    "lost": "further events of the connection were discarded",
 }
 _LEARNER = {
-    "accepted": "somebody connected and has yet to say who",
-    "connected": "the other side's port answers",
+    "accepted": "a peer connected; the handshake has begun",
+    "connected": "connected to the other side's port; the handshake has begun",
     "disconnected": "a connection ended",
-    "handshake_succeeded": "a peer is in",
-    "lost": "more connections came and went than were read, or descriptors ran out; somebody may be flooding the port",
+    "handshake_succeeded": "a peer completed the handshake",
+    "lost": "too many connections were opened and closed, or no descriptor is left; a peer may be flooding the port",
 }
 
 
 def _without_detail(code: int, actor: bool) -> str:
-    """All that libzmq says is an errno: EFAULT without a ZAP handler, EAGAIN past HANDSHAKE_IVL, EPIPE when the other hung up."""
+    """Explain a handshake failure of which libzmq gives only an errno.
+
+    EFAULT: no ZAP handler runs. EAGAIN: `HANDSHAKE_IVL` passed. EPIPE: the other side closed the connection.
+    """
     if code == errno.EAGAIN:
         who = "the learner" if actor else "a peer"
-        return f"{who} did not finish the handshake in time; it is overloaded, or something else that does not speak our protocol"
+        return f"{who} did not finish the handshake in time; it is overloaded, or does not speak our protocol"
     if actor:
-        return "the learner hung up in the handshake; most likely its key is not the one we have: copy learner.public again"
+        return "the learner closed the connection in the handshake, probably for a wrong key; copy learner.public again"
     if code == errno.EFAULT:
-        return "no check of keys is running here, so nobody gets in; restart the learner, and see its log"
-    return "a peer went away in the handshake; a port scan looks like this too"
+        return "no key check is running here, so no peer can connect; restart the learner, and see its log"
+    return "a peer closed the connection in the handshake; a port scan looks the same"
 
 
 def explain(event: MonitorEvent, side: str) -> str:
-    """What an event means and what to do about it, in one sentence.
+    """Return the meaning of an event and the remedy, in one sentence.
 
     Args:
-        event: one of `Socket.events`.
-        side: ``actor`` for the socket that dials, ``learner`` for the one that is bound.
+        event: An event of `Socket.events`.
+        side: ``actor`` for the socket that connects, ``learner`` for the one that is bound.
     """
     actor = side == "actor"
     detail = event.detail
     match event.name:
         case "handshake_failed.auth" if detail == 400:
             if actor:
-                return "the learner does not accept our key; have it listed (or renewed) there, or use the key that is"
+                return "the learner does not accept our key; have it listed (or renewed) on the learner, or use a listed key"
             return "a key was denied; list it if it is an actor's, and see the counters denied.* for the reason"
         case "handshake_failed.auth":
             return f"the learner could not check {'our' if actor else 'a'} key (ZAP status {detail}); see the learner's log"
         case "handshake_failed.protocol" if detail == MECHANISM:
             if actor:
-                return "one side uses keys and the other does not; give this actor the learner's keys, or take them away"
-            return "a peer without keys came to a learner with keys, or the reverse; give both sides keys, or neither"
+                return "one side uses keys and the other does not; give this actor keys if the learner has them, else remove them"
+            return "a peer without keys connected to a learner with keys, or the reverse; give both sides keys, or neither"
         case "handshake_failed.protocol" if detail == CRYPTO:
             if actor:
-                return "the learner's answer cannot be read with the key we have; copy learner.public again from the learner"
+                return "our copy of the learner's key does not match its reply; copy learner.public again from the learner"
             return "a peer has another learner's public key; give it this learner's learner.public"
         case "handshake_failed.protocol":
-            return f"what answers at this address does not speak our protocol (code {detail:#x}); check host and port"
+            return f"the peer at this address does not speak our protocol (code {detail:#x}); check host and port"
         case "handshake_failed.no_detail":
             return _without_detail(detail, actor)
         case "accept_failed" if detail in _NO_DESCRIPTORS:

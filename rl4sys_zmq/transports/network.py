@@ -1,4 +1,4 @@
-"""Where an actor's dialling sockets live: in this process, or in a sidecar (`relay`). What uses them need not know."""
+"""The connecting sockets of an actor, in this process or in a sidecar (`relay`), behind one interface."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from rl4sys_zmq.transports.sockets import Socket
 __all__ = ["Keys", "Connection", "ConnectionPoller", "LocalNetwork", "Network", "curve", "secure_with"]
 
 Keys = tuple[str, str, str]
-"""CURVE keys of a dialling socket as Z85 text: its public one, its secret one, the learner's public one."""
+"""The CURVE keys of a connecting socket as Z85 text: its public key, its secret key, and the learner's public key."""
 
 
 class Connection(Protocol):
-    """A dialling socket, wherever it lives. What each call means is said in `Socket`."""
+    """A connecting socket, in this process or in a sidecar. Its methods work as those of `Socket`."""
 
     def send(self, frames: Frames) -> SendResult:
-        """Queues one message, whole or not at all, and never blocks."""
+        """Queue one message, as a whole or not at all, without blocking."""
 
     def recv(self, max_frames: int = MAX_FRAMES) -> list[Frame] | None:
-        """Takes one message, or None when there is none; never blocks."""
+        """Receive one message without blocking. Return None if no message is waiting."""
 
     def subscribe(self, prefix: bytes) -> None:
-        """Asks a sub's publisher for all messages whose first frame starts with `prefix`."""
+        """Subscribe to all messages whose first frame starts with `prefix`. Only for a sub."""
 
     def unsubscribe(self, prefix: bytes) -> None:
-        """Takes back one `subscribe` of the same prefix."""
+        """Undo one `subscribe` of the same prefix."""
 
     def events(self) -> list[MonitorEvent]:
-        """What happened to its connection since the last call, of a dealer of this process; nothing is known of others."""
+        """Return the events of the connection since the last call. Only a dealer of this process has events."""
 
     def close(self) -> None:
-        """Closes it; what is still queued for sending is discarded."""
+        """Close the socket. Messages that are still queued are discarded."""
 
     def __enter__(self) -> Self: ...
 
@@ -51,19 +51,19 @@ class Connection(Protocol):
 
 
 class ConnectionPoller(Protocol):
-    """Waits on the lines of one network and on plain descriptors. What each call means is said in `Poller`."""
+    """A poller for the connections of one network and for plain descriptors. Its methods work as those of `Poller`."""
 
     def register(self, source: Connection | HasFileno | int, *, read: bool = True, write: bool = False) -> None:
-        """Adds a source, or changes what is waited for."""
+        """Add a source, or change its interest."""
 
     def unregister(self, source: Connection | HasFileno | int) -> None:
-        """Removes a source, before it is closed."""
+        """Remove a source. Do this before it is closed."""
 
     def poll(self, timeout_s: float | None) -> Collection[object]:
-        """Waits until a source is ready, at most `timeout_s` seconds, and returns those that are."""
+        """Wait until a source is ready, for at most `timeout_s` seconds, and return the sources that are ready."""
 
     def close(self) -> None:
-        """Forgets all sources; they stay open."""
+        """Remove all sources. They stay open."""
 
     def __enter__(self) -> Self: ...
 
@@ -71,7 +71,7 @@ class ConnectionPoller(Protocol):
 
 
 class Network(Resource):
-    """Makes dialling sockets and the pollers that wait on them. All are made, used and closed in one thread."""
+    """A factory of connecting sockets and of pollers for them. Create, use and close all of them in one thread."""
 
     @abstractmethod
     def dealer(
@@ -83,21 +83,21 @@ class Network(Resource):
         max_frame_bytes: int = MAX_FRAME_BYTES,
         keys: Keys | None = None,
     ) -> Connection:
-        """A dialling dealer, as `Socket.dealer` makes it; with `keys` it speaks CURVE."""
+        """Create a connecting dealer, as `Socket.dealer` does. With `keys` it uses CURVE."""
 
     @abstractmethod
     def sub(
         self, connect: Address | str, *, hwm: int = 16, max_frame_bytes: int = MAX_FRAME_BYTES, keys: Keys | None = None
     ) -> Connection:
-        """A dialling subscriber, as `Socket.sub` makes it; with `keys` it speaks CURVE."""
+        """Create a connecting subscriber, as `Socket.sub` does. With `keys` it uses CURVE."""
 
     @abstractmethod
     def poller(self) -> ConnectionPoller:
-        """A poller for this network's lines (and for no other's)."""
+        """Create a poller for the connections of this network."""
 
 
 class LocalNetwork(Network):
-    """Sockets of this process. It owns none of them."""
+    """The network of sockets in this process. Each socket is closed by the code that created it."""
 
     def dealer(
         self,
@@ -108,7 +108,7 @@ class LocalNetwork(Network):
         max_frame_bytes: int = MAX_FRAME_BYTES,
         keys: Keys | None = None,
     ) -> Connection:
-        """See `Network.dealer`."""
+        """Create a dealer. See `Network.dealer`."""
         secure = secure_with(keys)
         return Socket.dealer(
             connect, send_hwm=send_hwm, recv_hwm=recv_hwm, max_frame_bytes=max_frame_bytes, secure=secure, watch=True
@@ -117,15 +117,15 @@ class LocalNetwork(Network):
     def sub(
         self, connect: Address | str, *, hwm: int = 16, max_frame_bytes: int = MAX_FRAME_BYTES, keys: Keys | None = None
     ) -> Connection:
-        """See `Network.sub`."""
+        """Create a subscriber. See `Network.sub`."""
         return Socket.sub(connect, hwm=hwm, max_frame_bytes=max_frame_bytes, secure=secure_with(keys))
 
     def poller(self) -> ConnectionPoller:
-        """See `Network.poller`."""
-        return cast(ConnectionPoller, Poller())  # the only lines that it is given are sockets
+        """Create a poller. See `Network.poller`."""
+        return cast(ConnectionPoller, Poller())  # all connections of this network are sockets
 
     def close(self) -> None:
-        """Does nothing; each socket is closed by who asked for it."""
+        """Do nothing."""
 
 
 def secure_with(keys: Keys | None) -> Secure | None:
@@ -134,10 +134,7 @@ def secure_with(keys: Keys | None) -> Secure | None:
 
 
 def curve(keys: Keys) -> Secure:
-    """Return a function that makes a dialling socket speak CURVE with these keys.
-
-    The function raises TransportError if they are not three keys in Z85.
-    """
+    """Return a function that sets CURVE keys on a connecting socket, and raises TransportError if they are not Z85."""
     public, secret, learner_public = (key.encode() for key in keys)
 
     def secure(raw: zmq.Socket[bytes]) -> None:

@@ -1,9 +1,13 @@
-"""The socket options of each role. All are set before the socket is bound or dials, where they still take effect.
+"""The socket options of each role. They are set before the socket binds or connects, as libzmq requires.
 
-Never set: IDENTITY (any client may claim one), CONFLATE (keeps only the last frame of a message), IMMEDIATE (discards the
-queue on a disconnect), XPUB_NODROP (one slow subscriber stalls all), HEARTBEAT_IVL (libzmq 4.3.5 aborts the process when a ping
-or its timeout meets a connection whose full queue has stopped its input: libzmq issues 3937 and 4767; the protocol has
-heartbeats of its own).
+These options are never set:
+
+- IDENTITY: any peer can claim any identity.
+- CONFLATE: it keeps only the last frame of a message.
+- IMMEDIATE: it discards the queue on a disconnect.
+- XPUB_NODROP: one slow subscriber stalls all others.
+- HEARTBEAT_IVL: libzmq 4.3.5 aborts the process when a ping or its timeout meets a connection whose full queue has stopped its
+  input (libzmq issues 3937 and 4767). The protocol has heartbeats of its own.
 """
 
 from __future__ import annotations
@@ -20,15 +24,15 @@ from rl4sys_zmq.transports.context import context
 __all__ = ["MAX_FRAME_BYTES", "ROUTER_MAX_FRAME_BYTES", "Options", "Secure", "configured"]
 
 ROUTER_MAX_FRAME_BYTES = 4 * 1024 * 1024
-"""The largest frame that an actor may send to a learner."""
+"""The largest frame that an actor can send to a learner, in bytes."""
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024
-"""The largest frame elsewhere: a snapshot of weights."""
+"""The largest frame of all other sockets, in bytes. It is for a snapshot of weights."""
 
 Options = Mapping[int, int]
 
 Secure = Callable[["zmq.Socket[bytes]"], None]
-"""Sets security options (CURVE, ZAP) on a socket that is neither bound nor dialling yet."""
+"""A function that sets security options (CURVE, ZAP) on a socket before it binds or connects."""
 
 _COMMON: Options = {
     zmq.LINGER: 0,
@@ -39,9 +43,9 @@ _COMMON: Options = {
     zmq.TCP_KEEPALIVE_CNT: 3,
 }
 _RECONNECT_MS = (50, 500)
-_RECONNECT_MAX_MS = (2_000, 4_000)  # an actor is back within 5 s of a healed network
+_RECONNECT_MAX_MS = (2_000, 4_000)  # an actor reconnects within 5 s after a network failure ends
 
-_rng = random.SystemRandom()  # not the global generator: a forked actor would draw its parent's numbers
+_rng = random.SystemRandom()  # the global generator would give a forked actor the numbers of its parent
 
 _KINDS = {
     "router": zmq.ROUTER,
@@ -55,17 +59,17 @@ _BOUND: dict[str, Options] = {"router": {zmq.ROUTER_MANDATORY: 1}, "xpub": {zmq.
 
 
 def configured(role: str, address: Address, options: Options, *, dials: bool, secure: Secure | None) -> zmq.Socket[bytes]:
-    """A new socket with every option set, neither bound nor dialling yet.
+    """Return a new socket with every option set, neither bound nor connected.
 
     Raises:
-        TransportError: when the process has no descriptor left.
+        TransportError: If no file descriptor is left.
     """
     try:
         raw = context().socket(_KINDS[role])
     except zmq.ZMQError as exc:
-        raise TransportError(f"cannot make a {role}: {exc.strerror}; raise the limit of open files with ulimit -n") from exc
+        raise TransportError(f"cannot create a {role}: {exc.strerror}; raise the limit of open files with ulimit -n") from exc
     try:
-        end: Options = _redialling() if dials else {zmq.BACKLOG: 512}
+        end: Options = _reconnect_options() if dials else {zmq.BACKLOG: 512}
         for option, value in {**_COMMON, **end, **_BOUND.get(role, {}), **options}.items():
             raw.setsockopt(option, value)
         if address.is_v6:
@@ -78,8 +82,8 @@ def configured(role: str, address: Address, options: Options, *, dials: bool, se
     return raw
 
 
-def _redialling() -> Options:
-    """Random per socket: libzmq's back-off doubles without jitter, so equal sockets would redial in one herd."""
+def _reconnect_options() -> Options:
+    """Return reconnect options that are random per socket. libzmq has no jitter: equal sockets reconnect together."""
     return {
         zmq.CONNECT_TIMEOUT: 3_000,
         zmq.RECONNECT_IVL: _rng.randint(*_RECONNECT_MS),

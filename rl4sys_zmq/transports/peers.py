@@ -1,4 +1,4 @@
-"""The peers of a bound socket: the user of a frame, subscriptions that must be granted, and the end of a connection."""
+"""The peers of a bound socket: the user of a frame, grants of subscriptions, and the end of a connection."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ from rl4sys_zmq.transports.address import Address
 __all__ = ["MAX_UNGRANTED", "SubscriptionGrants", "connections", "cut_off", "descriptor_of", "user_of"]
 
 MAX_UNGRANTED = 64
-"""How many subscriptions that are not granted a connection may send before it is cut.
+"""The number of subscriptions without a grant that a connection can send before it is closed.
 
-libzmq keeps what was asked for until the connection ends, granted or not: 200,000 topics of 4 bytes cost 143 MiB, 50,000 of
-100 bytes 257 MiB."""
+libzmq keeps each requested topic until the connection ends, granted or not: 200,000 topics of 4 bytes take 143 MiB, 50,000 of
+100 bytes take 257 MiB.
+"""
 
 
 class SubscriptionGrants:
-    """The open question of an xpub: which topic its last notice asked for, and how often each connection asked in vain."""
+    """The subscription of an xpub that waits for its grant, and the number of refused ones by connection.
+
+    Attributes:
+        cuts: The number of connections that were closed.
+    """
 
     def __init__(self, raw: zmq.Socket[bytes], address: Address) -> None:
         self.cuts = 0
@@ -32,10 +37,10 @@ class SubscriptionGrants:
         self._address = address
         self._asked: bytes | None = None
         self._frame: zmq.Frame | None = None
-        self._in_vain: dict[int, int] = {}
+        self._refused: dict[int, int] = {}
 
     def note(self, frame: zmq.Frame) -> None:
-        """Takes a notice as it is received; one that takes a topic back is effective at once."""
+        """Process a received subscription message. One that unsubscribes takes effect at once."""
         if self._asked is not None and self._frame is not None:
             self._refuse(self._frame)
         notice = frame.bytes
@@ -46,9 +51,9 @@ class SubscriptionGrants:
             self._asked, self._frame = notice[1:], frame
 
     def grant(self, topic: bytes) -> None:
-        """Makes the last notice's subscription effective."""
+        """Make the subscription of the last message effective."""
         if topic != self._asked:
-            raise TransportError("only what the last notice asked for can be granted, once and before the next recv")
+            raise TransportError("only the topic of the last subscription message can be granted, once and before the next recv")
         self._asked, self._frame = None, None
         self._raw.setsockopt(zmq.SUBSCRIBE, topic)
 
@@ -56,18 +61,18 @@ class SubscriptionGrants:
         fd = descriptor_of(frame)
         if fd < 0:
             return
-        count = self._in_vain.get(fd, 0) + 1
+        count = self._refused.get(fd, 0) + 1
         if count <= MAX_UNGRANTED:
-            self._in_vain[fd] = count
+            self._refused[fd] = count
             return
-        del self._in_vain[fd]
+        del self._refused[fd]
         self.cuts += cut_off(fd, self._address)
 
 
 def user_of(frame: zmq.Frame) -> str:
-    """The authenticated user that a frame came from; empty for a notice that a connection's end caused.
+    """Return the authenticated user that sent a frame. Empty for a message that the end of a connection caused.
 
-    Only on a socket with a ZAP domain: elsewhere a peer could write this property itself.
+    Use it only on a socket with a ZAP domain. On other sockets a peer can set this property itself.
     """
     try:
         return str(frame.get("User-Id"))
@@ -76,37 +81,38 @@ def user_of(frame: zmq.Frame) -> str:
 
 
 def cut_off(fd: int, bound: Address) -> bool:
-    """Shuts down the connection with this descriptor; libzmq then closes it as if the peer had gone. True when it did.
+    """Shut down the connection with this descriptor. Return True if that was done.
 
-    libzmq has no call for that, but says the descriptor. If the connection has ended meanwhile, the number may be another's:
-    only a connection to our own address is shut, and whoever is innocent redials.
+    libzmq has no function for this, but it reports the descriptor of a message. It then closes the connection as if the peer had
+    disconnected. If the connection has already ended, the descriptor can belong to another one. Only a connection to our own
+    address is shut down, and an unrelated peer that is hit reconnects.
     """
-    with suppress(OSError), _borrowed(fd) as connection:
-        if _is_ours(connection, bound):
+    with suppress(OSError), _socket_of(fd) as connection:
+        if _is_store_file(connection, bound):
             connection.shutdown(socket.SHUT_RDWR)
             return True
     return False
 
 
 def connections(bound: Address) -> list[int]:
-    """The descriptors of all connections to an address of this process; empty on inproc, and where there is no ``/proc``."""
+    """Return the descriptors of all connections to a bound address. Empty on inproc and without ``/proc``."""
     found: list[int] = []
     if bound.scheme == "inproc":
         return found
     with suppress(FileNotFoundError):
         for name in os.listdir("/proc/self/fd"):
-            with suppress(OSError), _borrowed(int(name)) as connection:
-                if _is_ours(connection, bound) and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            with suppress(OSError), _socket_of(int(name)) as connection:
+                if _is_store_file(connection, bound) and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     found.append(int(name))
     return found
 
 
 @contextmanager
-def _borrowed(fd: int) -> Iterator[socket.socket]:
-    """A socket object over a descriptor that somebody else goes on using.
+def _socket_of(fd: int) -> Iterator[socket.socket]:
+    """Yield a socket object for a descriptor that stays in use elsewhere.
 
     Raises:
-        OSError: when there is no such descriptor, or it is no socket's.
+        OSError: If there is no such descriptor, or it is not a socket.
     """
     if not stat.S_ISSOCK(os.fstat(fd).st_mode):
         raise OSError(errno.ENOTSOCK, "not a socket")
@@ -120,7 +126,7 @@ def _borrowed(fd: int) -> Iterator[socket.socket]:
         yield connection
 
 
-def _is_ours(connection: socket.socket, bound: Address) -> bool:
+def _is_store_file(connection: socket.socket, bound: Address) -> bool:
     name = connection.getsockname()
     if bound.scheme == "tcp":
         return connection.family in (socket.AF_INET, socket.AF_INET6) and name[1] == bound.port
@@ -128,7 +134,7 @@ def _is_ours(connection: socket.socket, bound: Address) -> bool:
 
 
 def descriptor_of(frame: zmq.Frame) -> int:
-    """The descriptor of the connection that a frame came on; -1 on inproc."""
+    """Return the descriptor of the connection of a frame. -1 on inproc."""
     try:
         return int(frame.get(zmq.SRCFD))
     except zmq.ZMQError:

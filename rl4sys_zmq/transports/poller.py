@@ -1,4 +1,4 @@
-"""Waiting on several sockets and descriptors at once."""
+"""A poller for several sockets and descriptors."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["HasFileno", "Poller", "Source"]
 
 
 class HasFileno(Protocol):
-    """Whatever has a descriptor: a `Wakeup`, a file, a plain socket."""
+    """An object with a descriptor: a `Wakeup`, a file, or a plain socket."""
 
     def fileno(self) -> int:
-        """The descriptor to poll."""
+        """Return the descriptor to poll."""
 
 
 Source = Socket | HasFileno | int
 
 
 class Poller(Resource):
-    """Waits on sockets and plain descriptors. Used in one thread, like the sockets in it; it owns none of them."""
+    """A poller for sockets and plain descriptors. Use it in the thread of its sockets. It closes no source."""
 
     def __init__(self) -> None:
         self._raw = zmq.Poller()
@@ -33,12 +33,12 @@ class Poller(Resource):
         self._sockets: list[Socket] = []
 
     def register(self, source: Source, *, read: bool = True, write: bool = False) -> None:
-        """Adds a source, or changes what is waited for.
+        """Add a source, or change its interest.
 
         Args:
-            source: a `Socket`, a descriptor, or something with one (a `Wakeup`).
-            read: ready when there is something to read.
-            write: ready when there is room to write. A router's is ready when *any* peer has room.
+            source: A `Socket`, a descriptor, or an object with one (a `Wakeup`).
+            read: Report the source when it has something to read.
+            write: Report the source when it has room to write. A router is reported when *any* peer has room.
         """
         key = _pollable(source)
         self._raw.register(key, (zmq.POLLIN if read else 0) | (zmq.POLLOUT if write else 0))
@@ -46,19 +46,22 @@ class Poller(Resource):
         self._sockets = [s for s in self._sources.values() if isinstance(s, Socket)]
 
     def unregister(self, source: Source) -> None:
-        """Removes a source, before it is closed. One that is not there is left alone."""
+        """Remove a source. Do this before it is closed. An unknown source is ignored."""
         key = _pollable(source)
         if self._sources.pop(key, None) is not None:
             self._raw.unregister(key)
             self._sockets = [s for s in self._sources.values() if isinstance(s, Socket)]
 
     def poll(self, timeout_s: float | None) -> set[Source]:
-        """Waits until a source is ready, at most `timeout_s` seconds (0: does not wait; None: for ever).
+        """Wait until a source is ready, and return the sources that are ready.
 
-        A descriptor counts as ready too when it failed or its other end is closed: reading it then tells.
+        A descriptor is also ready when it has failed or its other end is closed. Reading it shows which.
+
+        Args:
+            timeout_s: Longest time to wait, in seconds. 0: return at once. None: without limit.
 
         Raises:
-            TransportError: when a source was closed and is still here, or belongs to another thread.
+            TransportError: If a source was closed before `unregister`, or belongs to another thread.
         """
         for socket in self._sockets:
             socket.check_owner()
@@ -69,7 +72,7 @@ class Poller(Resource):
         return {self._sources[key] for key, _ in ready}
 
     def close(self) -> None:
-        """Forgets all sources; they stay open."""
+        """Remove all sources. They stay open."""
         for key in list(self._sources):
             self._raw.unregister(key)
         self._sources.clear()

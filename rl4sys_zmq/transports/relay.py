@@ -1,6 +1,6 @@
-"""Dialling sockets in a sidecar: for a host that must never die with libzmq, which can abort its process.
+"""Connecting sockets in a sidecar, for a host that must survive libzmq, which can abort its process.
 
-The host's side. It carries whole messages over one socketpair; no zmq socket and no context is made in the host.
+This is the host's side. It carries whole messages over one socketpair. The host has no zmq socket and no context.
 """
 
 from __future__ import annotations
@@ -20,25 +20,28 @@ from rl4sys_zmq.transports.sidecar import Sidecar
 
 __all__ = ["Relay"]
 
-_NOBODY = -1
+_NO_OWNER = -1
 _KEY_BYTES = 40
 
 
 class Relay(Network, TrackedSocket):
-    """One sidecar and the lines through it. Made, used and closed in one thread, like a `Socket`.
+    """A sidecar process and the connections through it. Create, use and close it in one thread, like a `Socket`.
 
-    When the sidecar dies, every call of it, its lines and its pollers raises `TransportError`, but for `close` and
-    `unregister`; nothing is started anew. In a forked child it belongs to nobody: every call but `close` raises.
+    When the sidecar has ended, every call of the relay, its connections and its pollers raises `TransportError`, except for
+    `close` and `unregister`. A relay does not start another sidecar. In a forked child every call except `close` raises.
+
+    Attributes:
+        owner: The identifier of the thread that created it.
     """
 
     def __init__(self) -> None:
-        """Starts the process, and does not wait for it.
+        """Start the process, without waiting for it.
 
         Raises:
-            TransportError: when no process can be started.
+            TransportError: If no process can be started.
         """
         self.owner = threading.get_ident()
-        self._lines: dict[int, RelayedConnection] = {}
+        self._connections: dict[int, RelayedConnection] = {}
         self._opened = 0
         self._closed = False
         self._sidecar = Sidecar()
@@ -46,7 +49,7 @@ class Relay(Network, TrackedSocket):
 
     @property
     def pid(self) -> int:
-        """The sidecar's process id."""
+        """The process id of the sidecar."""
         return self._sidecar.pid
 
     def dealer(
@@ -58,108 +61,110 @@ class Relay(Network, TrackedSocket):
         max_frame_bytes: int = MAX_FRAME_BYTES,
         keys: Keys | None = None,
     ) -> RelayedConnection:
-        """A dialling dealer in the sidecar; see `Network.dealer`. What dialling itself shows is raised by its later calls.
+        """Create a connecting dealer in the sidecar. See `Network.dealer`.
+
+        If connecting itself fails, later calls of the connection raise.
 
         Raises:
-            TransportError: for an address that no sidecar can dial, for limits and keys that cannot be, and as all calls do.
+            TransportError: If the address, the limits or the keys are invalid, and as for every call.
         """
         return self._open("dealer", connect, (send_hwm, recv_hwm, max_frame_bytes), keys)
 
     def sub(
         self, connect: Address | str, *, hwm: int = 16, max_frame_bytes: int = MAX_FRAME_BYTES, keys: Keys | None = None
     ) -> RelayedConnection:
-        """A dialling subscriber in the sidecar; see `Network.sub` and `dealer`."""
+        """Create a connecting subscriber in the sidecar. See `Network.sub` and `dealer`."""
         return self._open("sub", connect, (0, hwm, max_frame_bytes), keys)
 
     def poller(self) -> ConnectionPoller:
-        """A poller for lines of this relay and plain descriptors."""
+        """Create a poller for connections of this relay and for plain descriptors."""
         return RelayPoller(self)
 
     def _open(self, role: str, connect: Address | str, limits: tuple[int, int, int], keys: Keys | None) -> RelayedConnection:
         self.check_owner()
         address = Address.parse(connect)
         if address.is_fresh or address.host == "*" or address.scheme == "inproc":
-            raise TransportError(f"{address.uri} cannot be dialled by a sidecar; name what another process binds")
+            raise TransportError(f"a sidecar cannot connect to {address.uri}; give an address that another process binds")
         if min(limits) < 0 or max(limits[:2]) >= 2**31 or limits[2] > MAX_FRAME_BYTES:
-            raise TransportError(f"marks and largest frame {limits}: at least 0, a frame at most {MAX_FRAME_BYTES} bytes")
+            raise TransportError(f"hwm and frame limits {limits}: expected at least 0, a frame at most {MAX_FRAME_BYTES} bytes")
         if keys is not None and any(len(key.encode()) != _KEY_BYTES for key in keys):
             raise TransportError(f"the CURVE keys are not three Z85 texts of {_KEY_BYTES} characters")
         self._opened += 1
         line = RelayedConnection(self, self._opened, role, address)
         frames = [role.encode(), address.uri.encode(), LIMITS.pack(*limits), *(key.encode() for key in keys or ())]
-        self.say(RelayCommand.OPEN, line.number, frames)
-        self._lines[line.number] = line
+        self.send_command(RelayCommand.OPEN, line.number, frames)
+        self._connections[line.number] = line
         return line
 
-    # ---- for its lines and pollers
+    # ---- for its connections and pollers
 
     def fileno(self) -> int:
-        """The descriptor that a poller waits for."""
+        """Return the descriptor that a poller waits for."""
         return self._sidecar.fileno()
 
     @property
     def unsent_bytes(self) -> int:
-        """How much the sidecar has not read yet and the pair has no room for."""
+        """The number of bytes that wait for room in the socketpair."""
         return self._sidecar.unsent_bytes
 
-    def say(self, command: RelayCommand, line: int, frames: Frames = ()) -> None:
-        """Tells the sidecar something."""
+    def send_command(self, command: RelayCommand, line: int, frames: Frames = ()) -> None:
+        """Send a command to the sidecar."""
         self.check_owner()
-        self._sidecar.say(command, line, frames)
+        self._sidecar.send_command(command, line, frames)
 
-    def pump(self) -> None:
-        """Writes and reads what goes without waiting."""
+    def exchange(self) -> None:
+        """Write and read as much as is possible without blocking."""
         self.check_owner()
-        for said in self._sidecar.pump():
-            if (line := self._lines.get(said.line)) is not None:
-                line.on_said(said)
+        for said in self._sidecar.exchange():
+            if (line := self._connections.get(said.line)) is not None:
+                line.on_command(said)
 
-    def forget(self, number: int) -> None:
-        """Closes a line."""
-        if self.owner == _NOBODY:
+    def close_connection(self, number: int) -> None:
+        """Close a connection."""
+        if self.owner == _NO_OWNER:
             return
         self.check_thread()
-        self._lines.pop(number, None)
+        self._connections.pop(number, None)
         if not self._closed:
-            with contextlib.suppress(TransportError):  # it is dead, and the line with it
-                self._sidecar.say(RelayCommand.CLOSE, number)
+            with contextlib.suppress(TransportError):  # the sidecar has ended, and its sockets with it
+                self._sidecar.send_command(RelayCommand.CLOSE, number)
 
     def check_thread(self) -> None:
-        """Raises TransportError in a thread that did not make it."""
-        if self.owner == _NOBODY:
-            raise TransportError("this sidecar was inherited by a fork; make a new one in the child")
+        """Raise TransportError in a thread that is not the owner."""
+        if self.owner == _NO_OWNER:
+            raise TransportError("this sidecar was inherited by a fork; create a new one in the child")
         if self.owner != threading.get_ident():
-            raise TransportError("this sidecar belongs to another thread; make, use and close it in one thread")
+            raise TransportError("this sidecar belongs to another thread; create, use and close it in one thread")
 
     def check_owner(self) -> None:
-        """Raises TransportError in a thread that did not make it and after the sidecar's death, Closed after `close`."""
+        """Raise TransportError in another thread or if the sidecar has ended, and Closed after `close`."""
         self.check_thread()
         if self._closed:
             raise Closed("the sidecar is closed")
         self._sidecar.check()
 
-    # ---- its end
+    # ---- closing
 
     def close(self) -> None:
-        """Ends the sidecar within about a second, by force if need be; what it still had to send is discarded.
+        """End the sidecar within about a second, by force if necessary. Messages that it has not sent are discarded.
 
         Raises:
-            TransportError: for a call from another thread.
+            TransportError: If another thread calls.
         """
         if self._closed:
             return
-        if self.owner == _NOBODY:
+        if self.owner == _NO_OWNER:
             self._closed = True
             return
         self.check_thread()
         self._closed = True
-        self._lines.clear()
+        self._connections.clear()
         try:
             self._sidecar.close()
         finally:
             untrack(self)
 
-    def disown(self) -> None:
-        """Lets go of it in a forked child."""
-        self.owner = _NOBODY
-        self._sidecar.disown()
+    def abandon(self) -> None:
+        """Give up the relay in a forked child."""
+        self.owner = _NO_OWNER
+        self._sidecar.abandon()

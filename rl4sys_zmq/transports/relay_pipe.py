@@ -1,10 +1,10 @@
-"""What a host and its sidecar say to each other over their socketpair, and how that looks in bytes.
+"""The protocol between a host and its sidecar over their socketpair.
 
-Each side sends commands: a head (command, line, number of frames), the frames' sizes, the frames. A *line* is one zmq socket
-of the sidecar, by its number; line 0 is the sidecar itself.
+Each side sends commands: a head (command, connection, number of frames), the sizes of the frames, and the frames. Connections
+have numbers, one for each zmq socket of the sidecar. Number 0 is the sidecar itself.
 
-Neither side ever stops reading the pair, so that no line waits for another. What keeps memory bounded is a window per line and
-direction: a side sends messages while fewer than so many bytes of them have not been reported as `TAKEN`.
+Neither side ever stops reading the socketpair, so that no connection waits for another. A window for each connection and
+direction bounds the memory: a side sends messages only while the bytes that were not reported as `TAKEN` fit the window.
 """
 
 from __future__ import annotations
@@ -41,15 +41,14 @@ MAX_MESSAGE_FRAMES = 1024
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 
 LIMITS = struct.Struct("<IIQ")
-"""Of `OPEN`: the send and the receive high-water mark in messages, the largest frame in bytes."""
+"""The limits in `OPEN`: the send and the receive high-water mark in messages, and the largest frame in bytes."""
 TOTAL = struct.Struct("<Q")
-"""Of `TAKEN`: bytes since the line was opened; of `REFUSED`: how many frames at least, 0 for too many bytes."""
+"""A count. `TAKEN`: bytes since the connection was opened. `REFUSED`: frames at least, or 0 for too many bytes."""
 
 SEND_WINDOW_BYTES = 64 * 1024 * 1024
-"""How much of a line's messages may be under way from the host to a zmq socket that has no room."""
+"""The window of a connection from the host to a zmq socket that has no room, in bytes."""
 RECEIVE_WINDOW_BYTES = 16 * 1024 * 1024
-"""How much of a line's messages may be under way to the host and lie there unread. Then the zmq socket is left alone, and
-its own high-water mark holds."""
+"""The window to the host with its unread messages, in bytes. When it is full, the zmq socket is not read."""
 
 _HEAD = struct.Struct("<BII")
 _STAGE_BYTES = 256 * 1024
@@ -58,23 +57,23 @@ _MAX_CHUNKS = 64
 
 
 class RelayCommand(IntEnum):
-    """What is said. The frames of each are listed beside it."""
+    """The commands, each with its sender and its frames."""
 
-    OPEN = 1  # host: role, address, LIMITS, then no or three keys
+    OPEN = 1  # host: role, address, LIMITS, then no keys or three
     SUBSCRIBE = 2  # host: prefix
     UNSUBSCRIBE = 3  # host: prefix
     CLOSE = 4  # host
     QUIT = 5  # host
     PING = 6  # host
-    PONG = 7  # sidecar; also its first word
+    PONG = 7  # sidecar; also its first command
     MESSAGE = 8  # both: the frames
     TAKEN = 9  # both: TOTAL
     REFUSED = 10  # sidecar: TOTAL, first frame
-    FAILED = 11  # sidecar: why this line is of no use any more
+    FAILED = 11  # sidecar: the error that ended this connection
 
 
 class RelayMessage(NamedTuple):
-    """One command as it came."""
+    """A received command."""
 
     command: int
     line: int
@@ -82,12 +81,12 @@ class RelayMessage(NamedTuple):
 
 
 def cost_bytes(frames: Frames) -> int:
-    """What a message counts in a window: its bytes, and something for its being there."""
+    """Return the size of a message in a window: its bytes and a fixed cost."""
     return _MESSAGE_COST_BYTES + sum(map(frame_bytes, frames))
 
 
 def size_fault(sizes: Sequence[int]) -> str | None:
-    """Why a message with frames of these sizes is not carried, or None."""
+    """Return the reason why a message with frames of these sizes is too large, or None."""
     if len(sizes) > MAX_MESSAGE_FRAMES:
         return f"a message of {len(sizes)} frames; a sidecar carries at most {MAX_MESSAGE_FRAMES}"
     if sizes and max(sizes) > MAX_FRAME_BYTES:
@@ -98,14 +97,18 @@ def size_fault(sizes: Sequence[int]) -> str | None:
 
 
 class OutputBuffer:
-    """What waits to be written to the pair."""
+    """The commands that wait to be written to the socketpair.
+
+    Attributes:
+        nbytes: Their size in bytes.
+    """
 
     def __init__(self) -> None:
         self.nbytes = 0
         self._chunks: deque[memoryview] = deque()
 
     def put(self, command: RelayCommand, line: int, frames: Frames = ()) -> None:
-        """Adds one command; the frames are copied."""
+        """Add one command. The frames are copied."""
         sizes = list(map(frame_bytes, frames))
         head = _HEAD.pack(command, line, len(sizes)) + struct.pack(f"<{len(sizes)}I", *sizes)
         chunk = memoryview(b"".join((head, *frames)))
@@ -113,14 +116,14 @@ class OutputBuffer:
         self.nbytes += len(chunk)
 
     def flush(self, pair: socket.socket) -> None:
-        """Writes as much as there is room for.
+        """Write as much as fits.
 
         Raises:
-            ConnectionError: when the other side is gone.
+            ConnectionError: If the other side has closed the socketpair.
         """
         while self._chunks:
             try:
-                # Without the flag a host that has given SIGPIPE its default action back would die of a dead sidecar.
+                # Without the flag, a host that has restored the default action of SIGPIPE would end together with its sidecar.
                 written = pair.sendmsg(itertools.islice(self._chunks, _MAX_CHUNKS), (), socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 return
@@ -134,9 +137,9 @@ class OutputBuffer:
 
 
 class InputBuffer:
-    """What has been read from the pair and is not complete yet.
+    """The commands that were read from the socketpair in part.
 
-    Small frames pass through one buffer; a large one is read into a buffer of its own, which whoever receives it keeps.
+    Small frames pass through one buffer. A large frame is read into a buffer of its own, which goes to the receiver.
     """
 
     def __init__(self) -> None:
@@ -148,14 +151,14 @@ class InputBuffer:
         self._filled = 0
 
     def read(self, pair: socket.socket) -> list[RelayMessage] | None:
-        """Reads once.
+        """Read once.
 
         Returns:
-            The commands that are complete now, or None when there was nothing to read.
+            The commands that are now complete, or None if there was nothing to read.
 
         Raises:
-            EOFError: when the other side is gone.
-            ProtocolError: when sizes are beyond the limits.
+            EOFError: If the other side has closed the socketpair.
+            ProtocolError: If a size is above its limit.
         """
         try:
             if self._large is not None:
@@ -230,5 +233,5 @@ class InputBuffer:
 
 
 def frame_bytes(frame: Frame) -> int:
-    """How many bytes a frame has; the length of a view need not be that."""
+    """Return the size of a frame in bytes. The length of a view can differ from it."""
     return frame.nbytes if isinstance(frame, memoryview) else len(frame)

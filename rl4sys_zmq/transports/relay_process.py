@@ -1,7 +1,7 @@
-"""The sidecar: a process that holds zmq sockets for a host that must not (``python -m rl4sys_zmq.transports.relay_process FD``).
+"""The program of a sidecar: a process that holds zmq sockets for its host.
 
-It knows nothing of what it carries. One thread; it ends when the host says so, when the host's end of the pair is closed, and
-when the host's thread that started it ends.
+It runs as ``python -m rl4sys_zmq.transports.relay_process FD`` with one thread, and does not interpret messages. It ends when the
+host sends `QUIT`, when the host's end of the socketpair is closed, and when the thread of the host that started it ends.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ __all__ = ["main"]
 
 log = logging.getLogger(__name__)
 
-_OUTLET_BYTES = 1024 * 1024  # while more than this waits for the pair, no zmq socket is read
+_OUTLET_BYTES = 1024 * 1024  # no zmq socket is read while more than this waits for the socketpair
 _MESSAGES_PER_TURN = 64
 _READS_PER_TURN = 16
 _PR_SET_PDEATHSIG = 1
 
 
 class _Connection:
-    """One zmq socket, and what it could not take yet."""
+    """A zmq socket and the messages that wait for room in it."""
 
     def __init__(self, number: int, socket: Socket) -> None:
         self.number = number
@@ -57,39 +57,39 @@ class _Connection:
 
 
 class _Sidecar:
-    """Carries messages both ways until there is nobody to carry for."""
+    """The loop that carries messages in both directions."""
 
     def __init__(self, pair: socket.socket) -> None:
         self._pair = pair
-        self._inlet, self._outlet = InputBuffer(), OutputBuffer()
-        self._lines: dict[int, _Connection] = {}
+        self._input, self._output = InputBuffer(), OutputBuffer()
+        self._connections: dict[int, _Connection] = {}
         self._done = False
 
     def serve(self) -> None:
-        """Runs until the host says `QUIT`.
+        """Run until the host sends `QUIT`.
 
         Raises:
-            EOFError, ConnectionError: when the host is gone.
+            EOFError, ConnectionError: If the host has closed the socketpair.
         """
         with Poller() as poller:
             self._poller = poller
-            self._outlet.put(RelayCommand.PONG, 0)
+            self._output.put(RelayCommand.PONG, 0)
             while not self._done:
-                self._outlet.flush(self._pair)
-                self._arrange()
+                self._output.flush(self._pair)
+                self._update_interest()
                 ready = poller.poll(None)
                 if self._pair in ready:
                     self._read_pair()
-                for line in list(self._lines.values()):
+                for line in list(self._connections.values()):
                     if line.socket in ready:
-                        self._attend(line)
-            for line in list(self._lines.values()):
+                        self._serve_connection(line)
+            for line in list(self._connections.values()):
                 self._close(line)
 
-    def _arrange(self) -> None:
-        """Says what to wait for: not for what could not be passed on."""
-        self._poller.register(self._pair, read=True, write=bool(self._outlet.nbytes))
-        for line in self._lines.values():
+    def _update_interest(self) -> None:
+        """Set the interest of the poller. A socket whose messages cannot be passed on is not read."""
+        self._poller.register(self._pair, read=True, write=bool(self._output.nbytes))
+        for line in self._connections.values():
             interest = (self._may_receive(line), bool(line.held))
             if interest == line.interest:
                 continue
@@ -100,13 +100,13 @@ class _Sidecar:
                 self._poller.unregister(line.socket)
 
     def _may_receive(self, line: _Connection) -> bool:
-        return self._outlet.nbytes < _OUTLET_BYTES and line.sent_bytes - line.confirmed_bytes < RECEIVE_WINDOW_BYTES
+        return self._output.nbytes < _OUTLET_BYTES and line.sent_bytes - line.confirmed_bytes < RECEIVE_WINDOW_BYTES
 
     # ---- from the host
 
     def _read_pair(self) -> None:
         for _ in range(_READS_PER_TURN):
-            done = self._inlet.read(self._pair)
+            done = self._input.read(self._pair)
             if done is None:
                 return
             for said in done:
@@ -118,8 +118,8 @@ class _Sidecar:
         elif said.command == RelayCommand.QUIT:
             self._done = True
         elif said.command == RelayCommand.PING:
-            self._outlet.put(RelayCommand.PONG, 0)
-        elif (line := self._lines.get(said.line)) is not None:  # else it has failed, and the host will hear of it
+            self._output.put(RelayCommand.PONG, 0)
+        elif (line := self._connections.get(said.line)) is not None:  # otherwise it has failed, which was reported to the host
             try:
                 self._do_on_line(line, said)
             except TransportError as exc:
@@ -151,20 +151,20 @@ class _Sidecar:
             else:
                 made = Socket.sub(address.decode(), hwm=recv_hwm, max_frame_bytes=most, secure=secure)
         except TransportError as exc:
-            self._outlet.put(RelayCommand.FAILED, said.line, [str(exc).encode()])
+            self._output.put(RelayCommand.FAILED, said.line, [str(exc).encode()])
             return
-        self._lines[said.line] = _Connection(said.line, made)
+        self._connections[said.line] = _Connection(said.line, made)
 
     def _take(self, line: _Connection, frames: list[Frame]) -> None:
-        """Counts a message that zmq has, and reports seldom: the host waits for it only with a full window."""
+        """Count a message that zmq has accepted. Report `TAKEN` rarely: the host needs it only when its window is full."""
         line.taken_bytes += cost_bytes(frames)
         if line.taken_bytes - line.reported_bytes >= SEND_WINDOW_BYTES // 2:
             line.reported_bytes = line.taken_bytes
-            self._outlet.put(RelayCommand.TAKEN, line.number, [TOTAL.pack(line.taken_bytes)])
+            self._output.put(RelayCommand.TAKEN, line.number, [TOTAL.pack(line.taken_bytes)])
 
     # ---- to the host
 
-    def _attend(self, line: _Connection) -> None:
+    def _serve_connection(self, line: _Connection) -> None:
         try:
             while line.held and line.socket.send(line.held[0]):
                 self._take(line, line.held.popleft())
@@ -177,7 +177,7 @@ class _Sidecar:
     def _receive(self, line: _Connection) -> bool:
         try:
             frames = line.socket.recv(MAX_MESSAGE_FRAMES)
-        except TooManyFrames as exc:  # it does not say how many
+        except TooManyFrames as exc:  # the number of frames is not sent exactly
             self._refuse(line, MAX_MESSAGE_FRAMES + 1, exc.first)
             return True
         if frames is None:
@@ -186,46 +186,46 @@ class _Sidecar:
             self._refuse(line, 0, bytes(frames[0][:64]))
             return True
         line.sent_bytes += cost_bytes(frames)
-        self._outlet.put(RelayCommand.MESSAGE, line.number, frames)
+        self._output.put(RelayCommand.MESSAGE, line.number, frames)
         return True
 
     def _refuse(self, line: _Connection, count: int, first: bytes) -> None:
         frames = [TOTAL.pack(count), first[:64]]
         line.sent_bytes += cost_bytes(frames)
-        self._outlet.put(RelayCommand.REFUSED, line.number, frames)
+        self._output.put(RelayCommand.REFUSED, line.number, frames)
 
     def _fail(self, line: _Connection, error: TransportError) -> None:
-        self._outlet.put(RelayCommand.FAILED, line.number, [str(error).encode()])
+        self._output.put(RelayCommand.FAILED, line.number, [str(error).encode()])
         self._close(line)
 
     def _close(self, line: _Connection) -> None:
         self._poller.unregister(line.socket)
         line.socket.close()
-        del self._lines[line.number]
+        del self._connections[line.number]
 
 
 def main() -> None:
-    """Serves on the descriptor that the command line names; ends the process."""
-    _settle()
+    """Serve on the descriptor that the command line gives, and end the process."""
+    _isolate()
     pair = socket.socket(fileno=int(sys.argv[1]))
     pair.setblocking(False)
     try:
         _Sidecar(pair).serve()
-        context().term()  # nothing lingers; it lets the last message leave
+        context().term()  # no socket lingers; this sends the last message
     except (EOFError, ConnectionError):
-        os._exit(0)  # the host is gone, and nobody is left to tell
+        os._exit(0)  # the host has ended; there is nothing to report to
     except Exception:
-        log.exception("the sidecar of process %d ends", os.getppid())
+        log.exception("the sidecar of process %d ends with an error", os.getppid())
         os._exit(1)
     os._exit(0)
 
 
-def _settle() -> None:
-    """Takes from the host's thread neither its signal mask nor its Ctrl-C, and ends when that thread does."""
+def _isolate() -> None:
+    """Drop the signal mask and the Ctrl-C handling of the host's thread, and end when that thread ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if sys.platform == "linux":
-        # A copy of the host's end in some forked process would hide the host's death from the pair.
+        # If a forked process holds a copy of the host's end, the socketpair does not show the end of the host.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

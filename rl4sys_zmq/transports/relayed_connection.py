@@ -1,4 +1,4 @@
-"""One socket in a sidecar as its host sees it, and how the host waits for several."""
+"""The host's side of a socket in a sidecar, and a poller for such sockets."""
 
 from __future__ import annotations
 
@@ -32,39 +32,39 @@ __all__ = ["ConnectionCarrier", "RelayPoller", "RelayedConnection"]
 
 
 class ConnectionCarrier(Protocol):
-    """What carries lines: a `Relay`."""
+    """A carrier of connections: a `Relay`."""
 
     @property
     def unsent_bytes(self) -> int:
-        """How much the sidecar has not read yet and the pair has no room for."""
+        """The number of bytes that wait for room in the socketpair."""
 
     def fileno(self) -> int:
-        """The descriptor to wait for."""
+        """Return the descriptor to wait for."""
 
     def check_owner(self) -> None:
-        """Raises when it may not be used now, or not from here."""
+        """Raise if it cannot be used now or by this thread."""
 
-    def say(self, command: RelayCommand, line: int, frames: Frames = ()) -> None:
-        """Tells the sidecar something."""
+    def send_command(self, command: RelayCommand, line: int, frames: Frames = ()) -> None:
+        """Send a command to the sidecar."""
 
-    def pump(self) -> None:
-        """Writes and reads what goes without waiting, and gives each line what is its."""
+    def exchange(self) -> None:
+        """Write and read as much as is possible without blocking, and hand each connection its commands."""
 
-    def forget(self, number: int) -> None:
-        """Closes a line."""
+    def close_connection(self, number: int) -> None:
+        """Close a connection."""
 
 
 class RelayedConnection(Resource):
-    """A socket in the sidecar. Its calls mean what those of `Socket` mean.
+    """A socket in the sidecar. Its methods work as those of `Socket`.
 
-    `send` answers `FULL` when `SEND_WINDOW_BYTES` of it are under way to a zmq socket that has no room. A message that was
-    under way when the line is closed, or the sidecar dies, is lost.
+    `send` returns `FULL` when `SEND_WINDOW_BYTES` are under way to a zmq socket that has no room. Messages under way are lost
+    when the connection is closed or the sidecar ends.
 
     Attributes:
         role: ``dealer`` or ``sub``.
-        address: where it dials.
-        number: its number in the sidecar.
-        relay: through which it goes.
+        address: The address that it connects to.
+        number: Its number in the sidecar.
+        relay: The relay that carries it.
     """
 
     def __init__(self, relay: ConnectionCarrier, number: int, role: str, address: Address) -> None:
@@ -80,21 +80,21 @@ class RelayedConnection(Resource):
 
     @property
     def readable(self) -> bool:
-        """True when `recv` has something to return or to raise."""
+        """True if `recv` has something to return or to raise."""
         return bool(self._inbox) or self._error is not None
 
     @property
     def writable(self) -> bool:
-        """True when `send` would take a message."""
+        """True if `send` would accept a message."""
         return self._sent_bytes - self._confirmed_bytes < SEND_WINDOW_BYTES and self.relay.unsent_bytes < SEND_WINDOW_BYTES
 
     def send(self, frames: Frames) -> SendResult:
-        """Queues one message, whole or not at all, and never blocks. Frames are copied.
+        """Queue one message, as a whole or not at all, without blocking. Frames are copied.
 
         Raises:
-            TransportError: for an empty message, one larger than a sidecar carries, a sub, a call from another thread, when
-                the line has failed, and when the sidecar is dead.
-            Closed: after `close`.
+            TransportError: If the message is empty or too large for a sidecar, the role is ``sub``, another thread calls, the
+                connection has failed, or the sidecar has ended.
+            Closed: If the connection is closed.
         """
         self._check()
         if not frames or self.role == "sub":
@@ -102,25 +102,25 @@ class RelayedConnection(Resource):
         if fault := size_fault([frame_bytes(frame) for frame in frames]):
             raise TransportError(fault)
         if not self.writable:
-            self.relay.pump()
+            self.relay.exchange()
             if not self.writable:
                 return SendResult.FULL
         self._sent_bytes += cost_bytes(frames)
-        self.relay.say(RelayCommand.MESSAGE, self.number, frames)
+        self.relay.send_command(RelayCommand.MESSAGE, self.number, frames)
         return SendResult.OK
 
     def recv(self, max_frames: int = MAX_FRAMES) -> list[Frame] | None:
-        """Takes one message, or None when there is none; never blocks.
+        """Receive one message without blocking. Return None if no message is waiting.
 
         Raises:
-            TooManyFrames: for a message of more than `max_frames` frames, which is gone.
-            ProtocolError: for one of more than `MAX_MESSAGE_BYTES`, likewise.
-            TransportError: for a call from another thread, when the line has failed, and when the sidecar is dead.
-            Closed: after `close`.
+            TooManyFrames: If the message had more than `max_frames` frames. It is discarded.
+            ProtocolError: If the message had more than `MAX_MESSAGE_BYTES`. It is discarded.
+            TransportError: If another thread calls, the connection has failed, or the sidecar has ended.
+            Closed: If the connection is closed.
         """
         self._check()
         if not self._inbox:
-            self.relay.pump()
+            self.relay.exchange()
             self._check()
             if not self._inbox:
                 return None
@@ -129,7 +129,7 @@ class RelayedConnection(Resource):
         self._taken_bytes += cost_bytes(frames)
         if self._taken_bytes - self._reported_bytes >= RECEIVE_WINDOW_BYTES // 2:
             self._reported_bytes = self._taken_bytes
-            self.relay.say(RelayCommand.TAKEN, self.number, [TOTAL.pack(self._taken_bytes)])
+            self.relay.send_command(RelayCommand.TAKEN, self.number, [TOTAL.pack(self._taken_bytes)])
         if said.command == RelayCommand.REFUSED:
             (count,) = TOTAL.unpack(frames[0])
             if not count:
@@ -140,19 +140,19 @@ class RelayedConnection(Resource):
         return frames
 
     def subscribe(self, prefix: bytes) -> None:
-        """Asks a sub's publisher for all messages whose first frame starts with `prefix`."""
+        """Subscribe to all messages whose first frame starts with `prefix`. Only for a sub."""
         self._set_topic(RelayCommand.SUBSCRIBE, prefix)
 
     def unsubscribe(self, prefix: bytes) -> None:
-        """Takes back one `subscribe` of the same prefix."""
+        """Undo one `subscribe` of the same prefix."""
         self._set_topic(RelayCommand.UNSUBSCRIBE, prefix)
 
     def events(self) -> list[MonitorEvent]:
-        """None: the sidecar does not tell."""
+        """Return an empty list: a sidecar does not report events."""
         return []
 
-    def on_said(self, said: RelayMessage) -> None:
-        """Takes what the sidecar says of this line."""
+    def on_command(self, said: RelayMessage) -> None:
+        """Process a command of the sidecar for this connection."""
         if said.command in (RelayCommand.MESSAGE, RelayCommand.REFUSED):
             self._inbox.append(said)
         elif said.command == RelayCommand.TAKEN:
@@ -161,13 +161,13 @@ class RelayedConnection(Resource):
             self._error = bytes(said.frames[0]).decode(errors="replace")
 
     def close(self) -> None:
-        """Closes it. A second call does nothing; after the sidecar's death it raises nothing.
+        """Close the connection. A second call does nothing. It does not raise if the sidecar has ended.
 
         Raises:
-            TransportError: for a call from another thread.
+            TransportError: If another thread calls.
         """
         if not self._closed:
-            self.relay.forget(self.number)
+            self.relay.close_connection(self.number)
             self._closed = True
             self._inbox.clear()
 
@@ -175,7 +175,7 @@ class RelayedConnection(Resource):
         self._check()
         if self.role != "sub":
             raise TransportError(f"a {self.role} has no subscriptions; only a sub has")
-        self.relay.say(command, self.number, [prefix])
+        self.relay.send_command(command, self.number, [prefix])
 
     def _check(self) -> None:
         self.relay.check_owner()
@@ -185,7 +185,7 @@ class RelayedConnection(Resource):
             raise TransportError(self._error)
 
     def __repr__(self) -> str:
-        return f"<{self.role} {'closed, was dialling' if self._closed else 'dialling'} {self.address.uri} by a sidecar>"
+        return f"<{self.role} {'closed, was connected to' if self._closed else 'connecting to'} {self.address.uri} by a sidecar>"
 
 
 class _Interest(NamedTuple):
@@ -194,45 +194,47 @@ class _Interest(NamedTuple):
 
 
 class RelayPoller(Resource):
-    """Waits on the lines of one relay and on plain descriptors, with nothing but poll(2). It owns none of them."""
+    """A poller for the connections of one relay and for plain descriptors. It uses only poll(2) and closes no source."""
 
     def __init__(self, relay: ConnectionCarrier) -> None:
         self._relay = relay
         self._raw = select.poll()
-        self._lines: dict[RelayedConnection, _Interest] = {}
+        self._connections: dict[RelayedConnection, _Interest] = {}
         self._sources: dict[int, HasFileno | int] = {}
 
     def register(self, source: Connection | HasFileno | int, *, read: bool = True, write: bool = False) -> None:
-        """Adds a source, or changes what is waited for.
+        """Add a source, or change its interest.
 
         Raises:
-            TransportError: for a socket or a line that is not of this relay.
+            TransportError: If the source is a socket, or a connection of another relay.
         """
         self._relay.check_owner()
         if isinstance(source, RelayedConnection) and source.relay is self._relay:
-            self._lines[source] = _Interest(read, write)
+            self._connections[source] = _Interest(read, write)
             return
         fd = _descriptor(source)
         self._raw.register(fd, (select.POLLIN if read else 0) | (select.POLLOUT if write else 0))
         self._sources[fd] = source if isinstance(source, int) else _with_descriptor(source)
 
     def unregister(self, source: Connection | HasFileno | int) -> None:
-        """Removes a source, before it is closed. One that is not there is left alone."""
+        """Remove a source. Do this before it is closed. An unknown source is ignored."""
         if isinstance(source, RelayedConnection):
-            self._lines.pop(source, None)
+            self._connections.pop(source, None)
             return
         fd = _descriptor(source)
         if self._sources.pop(fd, None) is not None:
             self._raw.unregister(fd)
 
     def poll(self, timeout_s: float | None) -> set[Connection | HasFileno | int]:
-        """Waits until a source is ready, at most `timeout_s` seconds (0: does not wait; None: for ever).
+        """Wait until a source is ready, and return the sources that are ready.
 
-        A descriptor counts as ready too when it failed or its other end is closed, and a line when it has failed: reading it
-        then tells.
+        A descriptor or connection is also ready when it has failed. Reading it then raises or shows the error.
+
+        Args:
+            timeout_s: Longest time to wait, in seconds. 0: return at once. None: without limit.
 
         Raises:
-            TransportError: when a descriptor was closed and is still here, when the sidecar is dead, and in another thread.
+            TransportError: If a descriptor was closed before `unregister`, the sidecar has ended, or another thread calls.
         """
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -244,14 +246,14 @@ class RelayPoller(Resource):
                 return ready
 
     def close(self) -> None:
-        """Forgets all sources; they stay open."""
+        """Remove all sources. They stay open."""
         for fd in self._sources:
             self._raw.unregister(fd)
         self._sources.clear()
-        self._lines.clear()
+        self._connections.clear()
 
     def _wait(self, timeout_s: float) -> set[Connection | HasFileno | int]:
-        """One poll(2), and what it says of the plain descriptors; then the pair has been read and written."""
+        """Call poll(2) once, read and write the socketpair, and return the plain descriptors that are ready."""
         self._relay.check_owner()
         pair = self._relay.fileno()
         self._raw.register(pair, select.POLLIN | (select.POLLOUT if self._relay.unsent_bytes else 0))
@@ -264,20 +266,20 @@ class RelayPoller(Resource):
             if event & select.POLLNVAL:
                 raise TransportError("cannot poll: unregister a source before closing it")
             ready.add(self._sources[fd])
-        self._relay.pump()
+        self._relay.exchange()
         return ready
 
     def _ready_lines(self) -> set[Connection | HasFileno | int]:
         return {
             line
-            for line, interest in self._lines.items()
+            for line, interest in self._connections.items()
             if (interest.read and line.readable) or (interest.write and line.writable)
         }
 
 
 def _with_descriptor(source: Connection | HasFileno) -> HasFileno:
     if not hasattr(source, "fileno"):
-        raise TransportError(f"{source!r} cannot be polled with a sidecar's lines: make it with the same Relay")
+        raise TransportError(f"{source!r} cannot be polled with a sidecar's connections; create it with the same Relay")
     return cast(HasFileno, source)
 
 

@@ -1,6 +1,6 @@
-"""The process behind a `Relay`, and the socketpair to it: how it starts, what is said, and how it ends.
+"""The sidecar process of a `Relay`, and the socketpair to it.
 
-What was in it when it died is lost, as with a connection; the protocol above sends it again.
+Messages in a sidecar that ends are lost, as with a broken connection. The protocol above resends them.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ __all__ = ["Sidecar"]
 log = logging.getLogger(__name__)
 
 CLOSE_WAIT_S = 0.5
-"""How long a sidecar may take to end when it is told to."""
+"""Longest time that a sidecar gets to end after `QUIT`, in seconds."""
 TERMINATE_WAIT_S = 0.25
 KILL_WAIT_S = 0.5
 
 PING_S = 5.0
-"""After so long without a word from the sidecar it is asked for one."""
+"""The silence after which the sidecar gets a `PING`, in seconds."""
 START_S = 60.0
 SILENCE_S = 20.0
-"""A sidecar that does not answer for so long (`START_S` for its first word) is taken for dead."""
+"""Longest wait for the reply to a `PING`, in seconds; for the first command `START_S`. Then the sidecar is killed."""
 
 _MODULE = "rl4sys_zmq.transports.relay_process"
 _LOWEST_FD = 3
 
 
 class Sidecar(Resource):
-    """One process that holds zmq sockets, seen from its host.
+    """A process that holds zmq sockets, as its host sees it.
 
     Attributes:
-        pid: its process id.
+        pid: The process id.
     """
 
     def __init__(self) -> None:
-        """Starts it. It may be spoken to at once: what is said waits until it listens.
+        """Start the process. Commands can be sent at once; they wait until it reads them.
 
         Raises:
-            TransportError: when no process can be started.
+            TransportError: If no process can be started.
         """
-        self._inlet, self._outlet = InputBuffer(), OutputBuffer()
+        self._input, self._output = InputBuffer(), OutputBuffer()
         self._death: str | None = None
         self._closed = False
         self._pair, self._process = _start()
@@ -65,67 +65,67 @@ class Sidecar(Resource):
         self._answer_by: float | None = self._heard_at + START_S
 
     def fileno(self) -> int:
-        """The descriptor to wait for before `pump`."""
+        """Return the descriptor to wait for before `exchange`."""
         return self._pair.fileno()
 
     @property
     def unsent_bytes(self) -> int:
-        """How much the pair had no room for yet."""
-        return self._outlet.nbytes
+        """The number of bytes that wait for room in the socketpair."""
+        return self._output.nbytes
 
     @property
     def dead(self) -> bool:
-        """True when it has been found dead."""
+        """True if the sidecar was found to have ended."""
         return self._death is not None
 
     def check(self) -> None:
-        """Raises TransportError when it has been found dead."""
+        """Raise TransportError if the sidecar was found to have ended."""
         if self._death is not None:
             raise TransportError(self._death)
 
-    def say(self, command: RelayCommand, line: int, frames: Frames = ()) -> None:
-        """Queues one command, with copies of the frames, and writes what there is room for.
+    def send_command(self, command: RelayCommand, line: int, frames: Frames = ()) -> None:
+        """Queue one command with copies of its frames, and write as much as fits.
 
         Raises:
-            TransportError: when it is dead.
+            TransportError: If the sidecar has ended.
         """
         self.check()
-        self._outlet.put(command, line, frames)
+        self._output.put(command, line, frames)
         try:
-            self._outlet.flush(self._pair)
+            self._output.flush(self._pair)
         except ConnectionError:
             self._die()
 
-    def pump(self) -> list[RelayMessage]:
-        """Writes and reads what goes without waiting, and returns what was read.
+    def exchange(self) -> list[RelayMessage]:
+        """Write and read as much as is possible without blocking, and return the commands that were read.
 
         Raises:
-            TransportError: when it is dead.
+            TransportError: If the sidecar has ended.
         """
         self.check()
         heard: list[RelayMessage] = []
         progress = False
         try:
-            self._outlet.flush(self._pair)
-            while (done := self._inlet.read(self._pair)) is not None:
+            self._output.flush(self._pair)
+            while (done := self._input.read(self._pair)) is not None:
                 progress = True
                 heard += done
         except (EOFError, ConnectionError):
             self._die()
         except ProtocolError as exc:
-            self._die(f"it said what makes no sense ({exc.detail})")
+            self._die(f"it sent a malformed command ({exc.detail})")
         self._watch(time.monotonic(), progress)
         return heard
 
     def _watch(self, now: float, progress: bool) -> None:
-        """Notices one that is stopped or stuck. Time counts from the question, since this thread may have been away itself."""
+        """Detect a stopped or stuck sidecar. The time counts from the `PING`, since this thread can have been stopped too."""
         if progress:
             self._heard_at, self._answer_by = now, None
         elif self._answer_by is None and now - self._heard_at >= PING_S:
             self._answer_by = now + SILENCE_S
-            self.say(RelayCommand.PING, 0)
+            self.send_command(RelayCommand.PING, 0)
         elif self._answer_by is not None and now >= self._answer_by:
-            self._die("it did not answer, and was killed")
+            self._die("it did not reply, and was killed")
 
     def _die(self, reason: str = "") -> NoReturn:
         self._pair.close()
@@ -136,37 +136,37 @@ class Sidecar(Resource):
         raise TransportError(self._death)
 
     def close(self) -> None:
-        """Ends it, by force if need be, within `CLOSE_WAIT_S` and a little; what it still had to send is discarded."""
+        """End the process within about `CLOSE_WAIT_S`, by force if necessary. Its unsent messages are discarded."""
         if self._closed:
             return
         self._closed = True
         try:
             deadline = time.monotonic() + CLOSE_WAIT_S
             if self._death is None:
-                self._close_sessions(deadline)
+                self._send_quit(deadline)
                 self._reap(deadline)
                 self._death = "the sidecar is closed"
         finally:
             self._pair.close()
 
-    def disown(self) -> None:
-        """Lets go of it in a forked child, whose copy of the pair would hide the host's death from the sidecar."""
+    def abandon(self) -> None:
+        """Give up the sidecar in a forked child, whose copy of the socketpair would keep it running after the host's end."""
         self._closed = True
         self._pair.close()
-        self._process.returncode = 0  # it is the parent's to wait for
+        self._process.returncode = 0  # the parent waits for the process
 
-    def _close_sessions(self, deadline: float) -> None:
-        """The pair stays open while it ends: the end of file would end it before its last message has left."""
+    def _send_quit(self, deadline: float) -> None:
+        """Send `QUIT` and leave the socketpair open. Closing it would end the sidecar before its last message is sent."""
         room = select.poll()
         room.register(self._pair, select.POLLOUT)
-        self._outlet.put(RelayCommand.QUIT, 0)
+        self._output.put(RelayCommand.QUIT, 0)
         with contextlib.suppress(ConnectionError):
-            while self._outlet.nbytes and (left_s := deadline - time.monotonic()) > 0:
+            while self._output.nbytes and (left_s := deadline - time.monotonic()) > 0:
                 room.poll(math.ceil(left_s * 1000))
-                self._outlet.flush(self._pair)
+                self._output.flush(self._pair)
 
     def _reap(self, deadline: float) -> None:
-        """Waits for its end, and brings it about after the deadline."""
+        """Wait until the process has ended. After the deadline, terminate and then kill it."""
         if _ended(self._process, max(0.0, deadline - time.monotonic())):
             return
         self._process.terminate()
@@ -179,14 +179,14 @@ class Sidecar(Resource):
 
 def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     if not sys.executable:
-        raise TransportError("cannot start a sidecar: this program does not know its Python interpreter (sys.executable)")
+        raise TransportError("cannot start a sidecar: sys.executable is empty; set it to the Python interpreter to use")
     try:
         ours, theirs = socket.socketpair()
     except OSError as exc:
         raise TransportError(f"cannot start a sidecar: {exc.strerror}") from exc
     try:
         ours.setblocking(False)
-        # In a host without standard streams the pair could have one of their numbers, which the child's replace.
+        # In a host without standard streams, the socketpair could have one of their numbers, which the child replaces.
         theirs_fd = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD)
         try:
             process = subprocess.Popen(
@@ -212,7 +212,7 @@ def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
 
 
 def _environment() -> dict[str, str]:
-    """The host's, in which this package is found even when the host has put it on its path itself."""
+    """Return the host's environment, with this package on the path even if the host has changed `sys.path`."""
     root = str(Path(__file__).resolve().parents[2])
     environment = dict(os.environ)
     if not root.endswith(("site-packages", "dist-packages")):
@@ -230,7 +230,7 @@ def _ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
 
 def _how_it_ended(code: int | None) -> str:
     if code is None:
-        return "it closed its end"
+        return "it closed the socketpair"
     if code >= 0:
         return f"exit status {code}"
     with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""A socket by role: frames in, frames out, one thread each."""
+"""The sockets by role, with all of their options."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import zmq
 
 from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.transports.address import Address
-from rl4sys_zmq.transports.binding import bind_socket, dial_socket
+from rl4sys_zmq.transports.binding import bind_socket, connect_socket
 from rl4sys_zmq.transports.endpoint import Endpoint
 from rl4sys_zmq.transports.monitor import Monitor
 from rl4sys_zmq.transports.options import MAX_FRAME_BYTES, ROUTER_MAX_FRAME_BYTES, Options, Secure, configured
@@ -16,25 +16,32 @@ from rl4sys_zmq.transports.peers import SubscriptionGrants
 
 __all__ = ["Socket"]
 
-_NOTICE_MAX_BYTES = 4096  # an xpub receives nothing but topics, and the handshake
+_NOTICE_MAX_BYTES = 4096  # an XPUB receives only topics and the handshake
 
-_NOTICE_HWM = 4
-"""With grants: a flood waits outside until it is cut, since libzmq takes in whatever is queued in one go. At 64 a flood of
-subscriptions took up to 125 MiB before the cut, at 4 it takes 2 MiB; at 1 notices over CURVE never arrive."""
+_PUBLICATION_HWM = 4
+"""The receive high-water mark of an XPUB with grants, in subscription messages.
+
+libzmq reads all that is queued at once, so a small mark keeps a flood outside the process until its connection is closed. With
+a mark of 64, a flood of subscriptions took up to 125 MiB before that; with 4 it takes 2 MiB. With 1, subscriptions over CURVE
+never arrive.
+"""
 
 
 class Socket(Endpoint):
-    """One end of a connection, made by its role: `router`, `dealer`, `xpub`, `sub`, `push` or `pull`.
+    """A socket, created by its role: `router`, `dealer`, `xpub`, `sub`, `push` or `pull`.
 
-    It is made, used and closed in one thread. A call from another raises, since two threads in one libzmq socket tear
-    messages apart without any error. In a forked child an inherited socket belongs to nobody: every call but `close` raises,
-    and `close` lets the parent's be.
+    Create, use and close a socket in one thread. A call from another thread raises, because two threads in one libzmq socket
+    corrupt messages without an error. In a forked child an inherited socket is unusable: every call except `close` raises, and
+    `close` does not affect the parent.
 
-    All roles raise, when made: `AddressInUse` when somebody else binds the address, `TransportError` when it cannot be bound
-    or dialled. Arguments they share: `secure` sets security options first (`curve_server`, `curve_client`; on inproc they do
-    nothing); `watch` keeps what happens to the connections for `events`; a high-water mark (`hwm`) counts messages per
-    peer, not bytes, and over inproc those of the two sides add up; a tcp or ipc peer that sends a frame of more than
-    `max_frame_bytes` loses it and its connection (inproc has no limit).
+    All constructors raise `AddressInUse` if another socket is bound to the address, and `TransportError` if the socket cannot be
+    bound or connected. They share these arguments:
+
+    - `secure` sets security options first (`curve_server`, `curve_client`). On inproc these have no effect.
+    - `watch` collects the events of connections for `events`.
+    - `hwm` (high-water mark) counts messages per peer, not bytes. Over inproc the marks of the two sides add up.
+    - `max_frame_bytes` limits received frames. A tcp or ipc peer that sends a larger one loses the message and its connection.
+      inproc has no limit.
     """
 
     @classmethod
@@ -48,7 +55,7 @@ class Socket(Endpoint):
         secure: Secure | None = None,
         watch: bool = False,
     ) -> Self:
-        """A bound router: hears every dealer, and answers one by the routing id that leads each message."""
+        """Create a bound ROUTER. The first frame of a message is the routing id of the dealer, in both directions."""
         options: Options = {zmq.SNDHWM: send_hwm, zmq.RCVHWM: recv_hwm, zmq.MAXMSGSIZE: max_frame_bytes}
         return cls._make("router", options, bind=bind, secure=secure, watch=watch)
 
@@ -63,7 +70,7 @@ class Socket(Endpoint):
         secure: Secure | None = None,
         watch: bool = False,
     ) -> Self:
-        """A dialling dealer: talks to one router and redials for ever; the router need not be there yet."""
+        """Create a DEALER that connects to one router. It reconnects without end, and the router can start later."""
         options: Options = {zmq.SNDHWM: send_hwm, zmq.RCVHWM: recv_hwm, zmq.MAXMSGSIZE: max_frame_bytes}
         return cls._make("dealer", options, connect=connect, secure=secure, watch=watch)
 
@@ -71,14 +78,15 @@ class Socket(Endpoint):
     def xpub(
         cls, bind: Address | str, *, hwm: int = 4, secure: Secure | None = None, grants: bool = False, watch: bool = False
     ) -> Self:
-        """A bound publisher that sees every subscription come and go (`recv`, then `read_subscription`).
+        """Create a bound publisher that receives the subscriptions of its peers (`recv`, then `read_subscription`).
 
-        A subscriber with `hwm` messages queued loses the next ones, silently, and nobody else does. With `grants` nobody gets
-        anything that `grant` has not allowed, and a connection that asks in vain too often (`MAX_UNGRANTED`) is cut.
+        A subscriber with `hwm` queued messages misses further messages, without an error. Other subscribers are not affected.
+        With `grants`, a subscription has no effect until `grant` allows it, and a connection with more than `MAX_UNGRANTED`
+        subscriptions that were not granted is closed.
         """
         options: Options = {zmq.SNDHWM: hwm, zmq.MAXMSGSIZE: _NOTICE_MAX_BYTES}
         if grants:
-            options = {**options, zmq.XPUB_MANUAL: 1, zmq.RCVHWM: _NOTICE_HWM}
+            options = {**options, zmq.XPUB_MANUAL: 1, zmq.RCVHWM: _PUBLICATION_HWM}
         made = cls._make("xpub", options, bind=bind, secure=secure, watch=watch)
         if grants:
             made._grants = SubscriptionGrants(made.raw, made.bound)
@@ -94,7 +102,7 @@ class Socket(Endpoint):
         secure: Secure | None = None,
         watch: bool = False,
     ) -> Self:
-        """A dialling subscriber, at first to nothing: call `subscribe`."""
+        """Create a subscriber that connects to one publisher. It has no subscriptions until `subscribe` is called."""
         options: Options = {zmq.RCVHWM: hwm, zmq.MAXMSGSIZE: max_frame_bytes}
         return cls._make("sub", options, connect=connect, secure=secure, watch=watch)
 
@@ -107,7 +115,7 @@ class Socket(Endpoint):
         hwm: int = 64,
         secure: Secure | None = None,
     ) -> Self:
-        """The sending end of a pipeline, bound or dialling. Bound and without a peer it is full at once."""
+        """Create the sending end of a pipeline, bound or connecting. A bound one without a peer is full at once."""
         return cls._make("push", {zmq.SNDHWM: hwm}, bind=bind, connect=connect, secure=secure)
 
     @classmethod
@@ -120,7 +128,7 @@ class Socket(Endpoint):
         max_frame_bytes: int = MAX_FRAME_BYTES,
         secure: Secure | None = None,
     ) -> Self:
-        """The receiving end of a pipeline, bound or dialling."""
+        """Create the receiving end of a pipeline, bound or connecting."""
         options: Options = {zmq.RCVHWM: hwm, zmq.MAXMSGSIZE: max_frame_bytes}
         return cls._make("pull", options, bind=bind, connect=connect, secure=secure)
 
@@ -137,7 +145,7 @@ class Socket(Endpoint):
     ) -> Self:
         where = bind if bind is not None else connect
         if where is None or (bind is not None and connect is not None):
-            raise TransportError(f"a {role} either binds an address or dials one; give exactly one of the two")
+            raise TransportError(f"a {role} needs either an address to bind or one to connect to; give exactly one of the two")
         address = Address.parse(where)
         raw = configured(role, address, options, dials=bind is None, secure=secure)
         monitor = None
@@ -145,7 +153,7 @@ class Socket(Endpoint):
             monitor = Monitor(raw) if watch else None
             binding = None
             if bind is None:
-                dial_socket(raw, address)
+                connect_socket(raw, address)
             else:
                 binding = bind_socket(raw, address)
         except BaseException:
@@ -155,6 +163,6 @@ class Socket(Endpoint):
             raise
         made = cls(raw, role, address if binding is None else binding.address, binding)
         made._monitor = monitor
-        # Asked of the socket, not of the caller: any `secure` that sets a domain makes libzmq name the sender of each message.
+        # Read from the socket: with a ZAP domain, whatever `secure` was given, libzmq names the sender of each message.
         made._authenticated = binding is not None and address.scheme != "inproc" and bool(raw.getsockopt_string(zmq.ZAP_DOMAIN))
         return made

@@ -1,4 +1,4 @@
-"""How any thread wakes a poll loop."""
+"""A signal that wakes a poll loop from any thread."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ _CLOSE_WAIT_S = 1.0
 
 
 class Wakeup(Resource):
-    """A doorbell for a poll loop: any thread calls `set`, the loop polls `fileno` and calls `clear`.
+    """A wakeup for a poll loop. Any thread calls `set`; the loop polls `fileno` and calls `clear`.
 
-    The loop must clear *before* it looks at what it was woken for; then nothing that was handed over before a `set` can be
-    missed, however the two interleave.
+    The loop must call `clear` *before* it checks for new work. It then misses nothing that was handed over before a `set`.
 
-    There is one token. `set` needs it to send the one byte; `clear` puts it back once it has read the byte. Taking and
-    returning it are single operations on a deque, hence atomic, so there is no lock that a host thread could wait for.
+    There is one token. `set` takes it and sends one byte; `clear` reads the byte and puts the token back. Both are single
+    operations on a deque and so atomic. No lock is needed that a thread of the host could wait for.
     """
 
     def __init__(self) -> None:
@@ -31,19 +30,19 @@ class Wakeup(Resource):
         self._closed = False
 
     def set(self) -> None:
-        """Wakes the loop. Cheap, never blocks; callable from any thread, and after `close` (where it does nothing)."""
+        """Wake the loop. It is cheap and never blocks. Any thread can call it, also after `close`, when it does nothing."""
         try:
             self._token.pop()
         except IndexError:
-            return  # a byte is on its way already, or the pair is closed
+            return  # a byte is already under way, or the pair is closed
         self._writer.send(b"\0")
 
     def fileno(self) -> int:
-        """The descriptor to poll for reading."""
+        """Return the descriptor to poll for reading."""
         return self._reader.fileno()
 
     def clear(self) -> bool:
-        """Takes the bell back; returns True when it had rung."""
+        """Reset the wakeup. Return True if it was set."""
         try:
             rung = bool(self._reader.recv(1))
         except BlockingIOError:
@@ -53,9 +52,9 @@ class Wakeup(Resource):
         return rung
 
     def close(self) -> None:
-        """Closes both ends once no thread is within `set`.
+        """Close both ends once no thread is inside `set`.
 
-        Holding the token for good keeps later calls of `set` off descriptors that may by then be somebody else's.
+        Taking the token for good keeps a later `set` from writing to a descriptor that may belong to another file by then.
         """
         if self._closed:
             return

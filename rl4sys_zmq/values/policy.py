@@ -1,4 +1,4 @@
-"""A policy described (`PolicySpec`) and a policy's weights at one version (`PolicySnapshot`)."""
+"""The description of a policy (`PolicySpec`) and its weights at one version (`PolicySnapshot`)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from rl4sys_zmq.values.spaces import BoxSpace, DiscreteSpace, Space
 __all__ = ["ACTIVATIONS", "FlatWeights", "PolicySnapshot", "PolicySpec", "TensorSpec", "feature_size"]
 
 FlatWeights = NDArray[np.float32]
-"""All tensors of a policy side by side in manifest order, float32 ``[spec.size]``."""
+"""All tensors of a policy in one array, in the order of `PolicySpec.tensors`, float32 ``[spec.size]``."""
 
 ACTIVATIONS = ("tanh", "relu", "elu", "silu", "gelu", "leaky_relu", "identity")
 MAX_NODES, MAX_DEPTH = 4096, 8
-"""Of the document of a policy."""
+"""The most JSON values in the document of a policy, and its deepest nesting."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor of a policy: its name and its shape. The dtype is float32."""
+    """The name and shape of one tensor of a policy. The dtype is float32."""
 
     name: str
     shape: tuple[int, ...]
@@ -40,18 +40,19 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """What an actor must know to build a policy, without any code from the learner.
+    """The description from which an actor builds a policy, without any code from the learner.
 
     Attributes:
-        observation_space: what the policy observes.
-        action_space: what it does.
-        kind: the entry of the registry of policies that builds it, on the actor's side.
-        document: what that entry must know besides. JSON values: null, true, false, finite numbers, text, lists, and mappings
-            with text keys, at most `MAX_NODES` of them and `MAX_DEPTH` deep. The entry validates it.
-        tensors: the float32 tensors that travel, in their order; at least one.
+        observation_space: The space of observations.
+        action_space: The space of actions.
+        kind: The name in the policy registry of the function that builds the policy, on the actor's side.
+        document: Further parameters for that function, which validates them. JSON values: null, true, false, finite numbers,
+            text, lists, and mappings with text keys. At most `MAX_NODES` values and `MAX_DEPTH` levels.
+        tensors: The float32 tensors to transfer, in this order; at least one.
 
     Raises:
-        ConfigError: for a kind that is not a name, a document that is not JSON, or tensors that cannot travel.
+        ConfigError: If the kind is not a valid name, the document is not JSON or is too large, or tensors are missing or have the
+            same name.
     """
 
     observation_space: Space
@@ -63,10 +64,10 @@ class PolicySpec:
     def __post_init__(self) -> None:
         check_name(self.kind, "kind")
         if type(self.document) is not dict or _nodes(self.document, 0) > MAX_NODES:
-            raise ConfigError(f"the document of a policy is a dict of at most {MAX_NODES} values", key="document")
+            raise ConfigError(f"the document of a policy must be a dict of at most {MAX_NODES} values", key="document")
         names = {tensor.name for tensor in self.tensors}
         if not self.tensors or len(names) != len(self.tensors):
-            raise ConfigError(f"a policy of kind {self.kind!r} must name its tensors, each once", key="tensors")
+            raise ConfigError(f"a policy of kind {self.kind!r} needs at least one tensor, with unique names", key="tensors")
 
     @property
     def size(self) -> int:
@@ -79,9 +80,13 @@ class PolicySpec:
         return self.action_space.n if isinstance(self.action_space, DiscreteSpace) else self.action_space.size
 
     def views(self, flat: FlatWeights) -> dict[str, NDArray[np.float32]]:
-        """The tensors by name as views into `flat`, float32 ``[size]``; nothing is copied."""
+        """Return the tensors by name, as views into `flat`, float32 ``[size]``. No data is copied.
+
+        Raises:
+            ConfigError: If `flat` has another shape or dtype.
+        """
         if flat.shape != (self.size,) or flat.dtype != np.float32:
-            raise ConfigError(f"a snapshot of {flat.dtype} {flat.shape} for a policy of {self.size} float32 elements")
+            raise ConfigError(f"the snapshot is {flat.dtype} {flat.shape}; the policy has {self.size} float32 elements")
         out: dict[str, NDArray[np.float32]] = {}
         start = 0
         for tensor in self.tensors:
@@ -90,17 +95,17 @@ class PolicySpec:
         return out
 
     def flatten(self, tensors: dict[str, NDArray[np.float32]]) -> FlatWeights:
-        """A fresh flat copy of named tensors, in manifest order.
+        """Return a new flat copy of named tensors, in the order of `tensors`.
 
         Raises:
-            ConfigError: when a tensor is missing, unknown or of another shape.
+            ConfigError: If a tensor is missing, unknown or of another shape.
         """
         if set(tensors) != {t.name for t in self.tensors}:
-            raise ConfigError(f"a snapshot with tensors {sorted(tensors)} for a policy with {[t.name for t in self.tensors]}")
+            raise ConfigError(f"the snapshot has the tensors {sorted(tensors)}; the policy has {[t.name for t in self.tensors]}")
         flat = np.empty(self.size, dtype=np.float32)
         for name, view in self.views(flat).items():
             if tensors[name].shape != view.shape:
-                raise ConfigError(f"tensor {name} has shape {tensors[name].shape}, not {view.shape}")
+                raise ConfigError(f"tensor {name} has shape {tensors[name].shape}; expected {view.shape}")
             view[...] = tensors[name]
         return flat
 
@@ -109,10 +114,10 @@ def _nodes(value: object, depth: int) -> int:
     """Count the values of a JSON document.
 
     Raises:
-        ConfigError: for a value that is not JSON, or is nested too deeply.
+        ConfigError: If a value is not JSON, or is nested too deeply.
     """
     if depth > MAX_DEPTH:
-        raise ConfigError(f"the document of a policy is nested more than {MAX_DEPTH} deep", key="document")
+        raise ConfigError(f"the document of a policy has more than {MAX_DEPTH} levels of nesting", key="document")
     if type(value) is dict and all(type(key) is str for key in value):
         return 1 + sum(_nodes(item, depth + 1) for item in value.values())
     if type(value) is list:
@@ -122,24 +127,24 @@ def _nodes(value: object, depth: int) -> int:
     if type(value) is float and math.isfinite(value):
         return 1
     raise ConfigError(
-        f"the document of a policy holds {value!r:.80}; JSON values, with lists for tuples, can travel", key="document"
+        f"the document of a policy contains {value!r:.80}; expected JSON values, and lists instead of tuples", key="document"
     )
 
 
 def feature_size(space: Space) -> int:
-    """The width of the first layer: the size of a box, or n for a discrete observation (one-hot)."""
+    """Return the width of the first layer: the size of a box, or n for a discrete observation (one-hot)."""
     return space.size if isinstance(space, BoxSpace) else space.n
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicySnapshot:
-    """The weights of one version, in a buffer that nobody writes to again.
+    """The weights of one policy version, in a read-only buffer.
 
     Attributes:
-        generation: which life of the learner published it (Unix time in ms at its start, or one more than the last).
-        version: counts publications within a generation, from 0.
-        digest: xxh3-64 of the flat bytes.
-        flat: float32 ``[spec.size]``, read-only.
+        generation: The generation of the learner thread (Unix time in ms at its start, or the last one + 1).
+        version: The number of the publication, from 0 for a new policy, or continued from the checkpoint.
+        digest: The xxh3-64 checksum of the bytes of `flat`.
+        flat: The weights, float32 ``[spec.size]``, read-only.
     """
 
     generation: int

@@ -1,4 +1,4 @@
-"""A segment: consecutive steps of one episode, as columns. The unit that is sent, counted, acknowledged and trained on."""
+"""The segment: the unit of data that actors send and that the learner counts, acknowledges and trains on."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ __all__ = ["Segment"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """``T`` consecutive steps of one episode; row ``t`` is one decision of the policy.
+    """``T`` consecutive steps of one episode, as columns. Row ``t`` is one step.
 
     Attributes:
-        observations: ``[T, *obs]`` when `terminated`, else ``[T + 1, *obs]``: the last row is the observation to
-            bootstrap from. The dtype is the observation space's.
+        observations: ``[T, *obs]`` if `terminated`, else ``[T + 1, *obs]``: the last row is the observation to bootstrap
+            from. The dtype is that of the observation space.
         actions: ``[T, *act]``, as sampled (before clipping or squashing), int64 for discrete actions.
         rewards: ``[T]`` float32; ``rewards[t]`` follows ``actions[t]``.
-        log_probs: ``[T]`` float32, of ``actions[t]`` under the policy that chose it.
+        log_probs: ``[T]`` float32, the log-probability of ``actions[t]`` under the policy that chose it.
         versions: ``[T]`` uint64, the policy version that chose each action, within `generation`.
-        masks: ``[len(observations), n]`` bool, True where an action was allowed; None when no mask was ever given.
-        generation: the generation of `versions`.
-        episode_id: a random 64-bit number shared by the segments of one episode.
-        segment_index: 0 for the first segment of the episode.
-        terminated: the episode ended in a terminal state with the last step.
-        truncated: the episode was ended from outside after the last step. Neither is set when the segment was merely
-            cut; never both.
-        capped: the episode goes on, but has filled the actor's ``max_traj_length`` (once more) with this segment: whoever
-            counts trajectories counts one. Never set when `ended`.
-        episode_return: the undiscounted sum of the whole episode's rewards, on its last segment; None on others, and when a
-            part of the episode was dropped before it could leave.
-        episode_length: the whole episode's number of steps, on its last segment, else None.
+        masks: ``[len(observations), n]`` bool, True where an action was allowed; None if the host passed no mask.
+        generation: The generation of `versions`.
+        episode_id: A random 64-bit number shared by the segments of one episode.
+        segment_index: The index of the segment in the episode, from 0.
+        terminated: True if the episode ended in a terminal state with the last step.
+        truncated: True if the episode was ended from outside after the last step. `terminated` and `truncated` are never both
+            True. Both are False if the segment was only cut.
+        capped: True if the episode continues, but has filled the actor's ``max_traj_length`` (again) with this segment. It then
+            counts as one trajectory. Never True if `ended`.
+        episode_return: The undiscounted sum of the rewards of the whole episode, on its last segment. None on other segments, and
+            if a part of the episode was dropped before it was sent.
+        episode_length: The number of steps of the whole episode, on its last segment; else None.
     """
 
     observations: NDArray[Any]
@@ -53,7 +53,7 @@ class Segment:
 
     @property
     def steps(self) -> int:
-        """``T``, the number of decisions."""
+        """The number of steps, ``T``."""
         return len(self.actions)
 
     @property
@@ -63,6 +63,6 @@ class Segment:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all columns."""
+        """The size of all columns in bytes."""
         columns = (self.observations, self.actions, self.rewards, self.log_probs, self.versions)
         return sum(c.nbytes for c in columns) + (self.masks.nbytes if self.masks is not None else 0)

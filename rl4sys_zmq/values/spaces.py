@@ -1,7 +1,7 @@
-"""Observation and action spaces as plain values: the kinds that Gymnasium has, without Gymnasium.
+"""The observation and action spaces: immutable values of the same kinds as Gymnasium's, without Gymnasium.
 
-A space describes its elements. `AnySpace` is any of the ten kinds; environments and other services carry them all. A learner
-client may have a `Space`, which is a `BoxSpace` or a `DiscreteSpace`.
+A space describes its elements. `AnySpace` is any of the ten kinds. Environments and other services support all of them. A learner
+client supports a `Space`, which is a `BoxSpace` or a `DiscreteSpace`.
 """
 
 from __future__ import annotations
@@ -19,28 +19,30 @@ from rl4sys_zmq.errors import ConfigError
 __all__ = ["DTYPES", "AnySpace", "BoxSpace", "DiscreteSpace", "Space"]
 
 DTYPES = ("|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8")
-"""The dtypes that may travel, as numpy writes them: little-endian numbers and booleans, nothing else."""
+"""The supported dtypes, in NumPy's notation: little-endian numbers and booleans."""
 MAX_DIMENSIONS = 8
 """The most dimensions of an array."""
 MAX_ELEMENTS = 1 << 26
-"""The most array elements in one space, with all spaces in it: a received description must not cause a large allocation."""
+"""The most array elements in one space and its parts. A received description must not cause a large allocation."""
 MAX_SPACES = 4096
-"""The most spaces in one space, itself included."""
+"""The most spaces in one space, including itself."""
 MAX_DEPTH = 16
-"""The most levels of spaces in one space."""
+"""The most levels of nested spaces."""
 
 Bound = float | tuple[float, ...]
 _INTEGERS = tuple(d for d in DTYPES if d[1] in "iu")
 _NUMPY = {d: np.dtype(d) for d in DTYPES}
 _NO_ARRAY = (ValueError, TypeError, RuntimeError, OverflowError)
-"""What `numpy.asarray` raises for a ragged list, or for a tensor that is on a device or needs a gradient."""
+"""The errors of `numpy.asarray` for a ragged list, or for a tensor that is on a device or needs a gradient."""
 
 
 class _Base:
-    """What every space has, besides the `shape` and the `dtype` of its elements, None where these are no arrays or numbers.
+    """The base class of all spaces.
+
+    Each subclass also has the `shape` and `dtype` of its elements. They are None if the elements are not arrays or numbers.
 
     Attributes:
-        KIND: the name of the kind, as Gymnasium names it.
+        KIND: Gymnasium's name for this kind of space.
     """
 
     __slots__ = ()
@@ -51,33 +53,33 @@ class _Base:
 
     @property
     def parts(self) -> Iterable[AnySpace]:
-        """The spaces that this one is made of."""
+        """The spaces that this space consists of."""
         return ()
 
     def to_tree(self, value: Any, *, cast: bool = False) -> Any:
-        """Return an element as a tree; a part that does not fit is left as it is, for `mismatch` to find.
+        """Return an element as a tree. Parts that do not fit the space are unchanged, so that `mismatch` can report them.
 
         Args:
-            value: the element.
-            cast: give arrays the dtype of their space; a value that is no array then raises what NumPy raises.
+            value: The element.
+            cast: True to convert arrays to the dtype of their space. NumPy's error is then raised if a value cannot be converted.
         """
         return value
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return how the structure or a shape of a tree differs from this space; an empty string if it fits.
+        """Return how the structure or shapes of a tree differ from this space; an empty string if they fit.
 
-        Bounds are not checked: many environments clip an action that is out of bounds.
+        Bounds are not checked, because many environments clip actions.
 
         Args:
-            value: a tree.
-            path: where in the element the tree is.
-            batch: the number of leading axes that each array has beyond the shape of its space.
+            value: The tree.
+            path: The path of the tree in the whole element, for the text.
+            batch: The number of leading axes that each array has in addition to the shape of its space.
         """
         raise NotImplementedError
 
 
 class _ArraySpace(_Base):
-    """A space of arrays of one shape and dtype."""
+    """The base class of spaces whose elements are arrays of one shape and dtype."""
 
     __slots__ = ()
     shape: Any
@@ -96,18 +98,17 @@ class _ArraySpace(_Base):
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
-            return f"{path or 'it'} is a {type(value).__name__}, and the space is {self!s:.80}"
+            return f"{path or 'the value'} is a {type(value).__name__}; expected an element of {self!s:.80}"
         if value.shape[batch:] != self.shape or value.ndim != batch + len(self.shape):
-            return f"{path or 'it'} has the shape {value.shape}, and the space is {self!s:.80}"
+            return f"{path or 'the value'} has the shape {value.shape}; expected an element of {self!s:.80}"
         return ""
 
 
 @dataclass(frozen=True, slots=True)
 class BoxSpace(_ArraySpace):
-    """An array of fixed shape and dtype, each element between two bounds.
+    """The space of arrays of one shape and dtype, with two bounds per element.
 
-    Bounds are a number when all elements share it, else a row-major tuple with one number per element; infinities are
-    allowed.
+    A bound is one number for all elements, or a row-major tuple with one number per element. Bounds can be infinite.
     """
 
     KIND: ClassVar[str] = "Box"
@@ -122,7 +123,7 @@ class BoxSpace(_ArraySpace):
         for key in ("low", "high"):
             bound = getattr(self, key)
             if isinstance(bound, tuple) and len(bound) != self.size:
-                raise ConfigError(f"{key} has {len(bound)} numbers for a box of {self.size} elements", key=key)
+                raise ConfigError(f"{key} has {len(bound)} numbers; the box has {self.size} elements", key=key)
         if not bool(np.all(self._exact(self.low) <= self._exact(self.high))):
             raise ConfigError(f"a box needs low <= high, not {self.low!s:.80} and {self.high!s:.80}", key="low")
 
@@ -133,15 +134,15 @@ class BoxSpace(_ArraySpace):
 
     @property
     def bounded(self) -> bool:
-        """True when every element has two finite bounds."""
+        """True if every element has two finite bounds."""
         return all(bool(np.all(np.isfinite(np.asarray(bound, np.float64)))) for bound in (self.low, self.high))
 
     def low_array(self) -> NDArray[np.float64]:
-        """The lower bounds, float64 of `shape`."""
+        """Return the lower bounds, float64 of `shape`."""
         return self._spread(self.low)
 
     def high_array(self) -> NDArray[np.float64]:
-        """The upper bounds, float64 of `shape`."""
+        """Return the upper bounds, float64 of `shape`."""
         return self._spread(self.high)
 
     def _spread(self, bound: Bound) -> NDArray[np.float64]:
@@ -150,13 +151,13 @@ class BoxSpace(_ArraySpace):
         return np.full(self.shape, bound, dtype=np.float64)
 
     def _exact(self, bound: Bound) -> NDArray[Any]:
-        """Bounds as numbers that compare exactly: those of 64-bit integers may have no float64."""
+        """Return bounds as numbers that compare exactly. Some 64-bit integers have no exact float64."""
         return np.asarray(bound, object if self.dtype in ("<i8", "<u8") else np.float64)
 
 
 @dataclass(frozen=True, slots=True)
 class DiscreteSpace(_Base):
-    """One of `n` integers from `start` on."""
+    """The space of `n` consecutive integers from `start` on."""
 
     KIND: ClassVar[str] = "Discrete"
     n: int
@@ -168,7 +169,7 @@ class DiscreteSpace(_Base):
         if type(self.n) is not int or self.n < 1:
             raise ConfigError(f"a discrete space needs n >= 1, not {self.n!r:.40}", key="n")
         if type(self.start) is not int:
-            raise ConfigError(f"a discrete space starts at an integer, not {self.start!r:.40}", key="start")
+            raise ConfigError(f"start of a discrete space must be an integer, not {self.start!r:.40}", key="start")
         _check_range(self, (self.n,), (self.start,))
 
     def __str__(self) -> str:
@@ -176,11 +177,11 @@ class DiscreteSpace(_Base):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Always ``()``: a scalar."""
+        """The shape of an element: ``()``, a scalar."""
         return ()
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """See `BoxSpace.mismatch`."""
+        """Return how a tree differs from this space; an empty string if it fits."""
         kind = type(value)
         if kind is int or isinstance(value, np.integer):
             fits = not batch
@@ -188,14 +189,14 @@ class DiscreteSpace(_Base):
             fits = value.ndim == batch if batch else value.size == 1
         else:
             fits = isinstance(value, int) and not batch
-        return "" if fits else f"{path or 'it'} is {value!r:.60}, and the space is {self!s:.80}"
+        return "" if fits else f"{path or 'the value'} is {value!r:.60}; expected an element of {self!s:.80}"
 
 
 @dataclass(frozen=True, slots=True)
 class MultiDiscreteSpace(_ArraySpace):
-    """An array of integers. Element ``i`` is one of ``nvec[i]`` integers from ``start[i]`` on.
+    """The space of arrays of integers. Element ``i`` is one of ``nvec[i]`` integers from ``start[i]`` on.
 
-    `nvec` and `start` are row-major. Without `start` every element starts at 0; without `shape` there is one dimension.
+    `nvec` and `start` are row-major. Without `start`, every element starts at 0. Without `shape`, there is one dimension.
     """
 
     KIND: ClassVar[str] = "MultiDiscrete"
@@ -212,7 +213,7 @@ class MultiDiscreteSpace(_ArraySpace):
         for key in ("nvec", "start"):
             numbers = getattr(self, key)
             if len(numbers) != prod(self.shape) or not all(type(n) is int for n in numbers):
-                text = f"{key} of a MultiDiscrete space needs {prod(self.shape)} integers for the shape {self.shape}"
+                text = f"{key} of a MultiDiscrete space needs {prod(self.shape)} integers because of the shape {self.shape}"
                 raise ConfigError(f"{text}, not {numbers!s:.60}", key=key)
         if min(self.nvec, default=1) < 1:
             raise ConfigError(f"a MultiDiscrete space needs nvec >= 1, not {min(self.nvec)}", key="nvec")
@@ -221,7 +222,7 @@ class MultiDiscreteSpace(_ArraySpace):
 
 @dataclass(frozen=True, slots=True)
 class MultiBinarySpace(_ArraySpace):
-    """An array of zeros and ones: `n` of them, or an array of the shape `n`."""
+    """The space of arrays of zeros and ones. `n` is the number of elements, or the shape."""
 
     KIND: ClassVar[str] = "MultiBinary"
     n: int | tuple[int, ...]
@@ -236,13 +237,13 @@ class MultiBinarySpace(_ArraySpace):
 
     @property
     def dtype(self) -> str:
-        """Always 8-bit integers."""
+        """The dtype of an element: 8-bit integers."""
         return "|i1"
 
 
 @dataclass(frozen=True, slots=True)
 class TextSpace(_Base):
-    """A string of `min_length` to `max_length` of the given `characters`."""
+    """The space of strings of `min_length` to `max_length` characters from `characters`."""
 
     KIND: ClassVar[str] = "Text"
     shape: ClassVar[None] = None
@@ -257,23 +258,23 @@ class TextSpace(_Base):
             text = f"a text space needs 0 <= min_length <= max_length <= {MAX_ELEMENTS}, not {numbers!s:.60}"
             raise ConfigError(text, key="max_length")
         if type(self.characters) is not str:
-            raise ConfigError(f"the characters of a text space are a string, not {self.characters!r:.40}", key="characters")
+            raise ConfigError(f"characters of a text space must be a string, not {self.characters!r:.40}", key="characters")
 
     def __str__(self) -> str:
         return f"Text({self.min_length}, {self.max_length}, characters={self.characters!r:.40})"
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """See `BoxSpace.mismatch`."""
+        """Return how a tree differs from this space; an empty string if it fits."""
         if batch or (isinstance(value, str) and self.min_length <= len(value) <= self.max_length and self._has(value)):
             return ""
-        return f"{path or 'it'} is {value!r:.60}, and the space is {self!s:.80}"
+        return f"{path or 'the value'} is {value!r:.60}; expected an element of {self!s:.80}"
 
     def _has(self, value: str) -> bool:
         return set(value) <= set(self.characters)
 
 
 class _Nested(_Base):
-    """A space that is made of others."""
+    """The base class of spaces that consist of other spaces."""
 
     __slots__ = ()
     shape: ClassVar[None] = None
@@ -281,7 +282,7 @@ class _Nested(_Base):
 
     @property
     def parts(self) -> Iterable[AnySpace]:
-        """The spaces in the fields: one, a tuple or a dict of them."""
+        """The spaces in the fields. A field holds one space, or a tuple or dict of spaces."""
         for field in fields(self):  # type: ignore[arg-type]
             held = getattr(self, field.name)
             if isinstance(held, Mapping | tuple):
@@ -290,11 +291,11 @@ class _Nested(_Base):
                 yield held
 
     def _check(self, key: str) -> None:
-        """Raise ConfigError for a part that is no space, or for too many spaces, levels or elements."""
+        """Raise ConfigError if a part is not a space, or there are too many spaces, levels or elements."""
         held = getattr(self, key)
         for part in self.parts if isinstance(held, dict | tuple) else (held, *self.parts):
             if not isinstance(part, _Base):
-                raise ConfigError(f"a {self.KIND} space is made of spaces, not of {part!r:.60}", key=key)
+                raise ConfigError(f"a {self.KIND} space must consist of spaces, not of {part!r:.60}", key=key)
         count, depth, elements = _measure(self)
         for found, limit, what in (
             (count, MAX_SPACES, "spaces"),
@@ -302,12 +303,12 @@ class _Nested(_Base):
             (elements, MAX_ELEMENTS, "elements"),
         ):
             if found > limit:
-                raise ConfigError(f"a {self.KIND} space of {found} {what}; the limit is {limit}", key=key)
+                raise ConfigError(f"a {self.KIND} space has {found} {what}; the limit is {limit}", key=key)
 
 
 @dataclass(frozen=True, slots=True)
 class DictSpace(_Nested):
-    """A dict with the given keys, each value an element of its own space. The order of the keys is kept."""
+    """The space of dicts with fixed keys, each value an element of its own space. The order of the keys is kept."""
 
     KIND: ClassVar[str] = "Dict"
     spaces: Mapping[str, AnySpace]
@@ -318,29 +319,29 @@ class DictSpace(_Nested):
         object.__setattr__(self, "spaces", dict(self.spaces))
         for key in self.spaces:
             if type(key) is not str:
-                raise ConfigError(f"a Dict space with the key {key!r:.60}, which is not a string", key="spaces")
+                raise ConfigError(f"a Dict space has the key {key!r:.60}; expected a string", key="spaces")
         self._check("spaces")
 
     def __hash__(self) -> int:
         return hash(frozenset(self.spaces.items()))
 
     def to_tree(self, value: Any, *, cast: bool = False) -> Any:
-        """See `BoxSpace.to_tree`."""
+        """Return an element as a tree."""
         if not isinstance(value, Mapping):
             return value
         spaces = self.spaces
         return {k: spaces[k].to_tree(v, cast=cast) if k in spaces else v for k, v in value.items()}
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """See `BoxSpace.mismatch`."""
+        """Return how a tree differs from this space; an empty string if it fits."""
         if not isinstance(value, dict) or value.keys() != self.spaces.keys():
-            return f"{path or 'it'} does not have the keys {', '.join(self.spaces)} of its Dict"
+            return f"{path or 'the value'} is not a dict with the keys {', '.join(self.spaces)}"
         return _first(s.mismatch(value[k], f"{path}[{k!r}]", batch) for k, s in self.spaces.items())
 
 
 @dataclass(frozen=True, slots=True)
 class TupleSpace(_Nested):
-    """A tuple, each item an element of its own space."""
+    """The space of tuples whose items are elements of the given spaces."""
 
     KIND: ClassVar[str] = "Tuple"
     spaces: tuple[AnySpace, ...]
@@ -350,22 +351,22 @@ class TupleSpace(_Nested):
         self._check("spaces")
 
     def to_tree(self, value: Any, *, cast: bool = False) -> Any:
-        """See `BoxSpace.to_tree`."""
+        """Return an element as a tree."""
         if not isinstance(value, (tuple, list)) or len(value) != len(self.spaces):
             return value
         return tuple([s.to_tree(v, cast=cast) for s, v in zip(self.spaces, value, strict=True)])
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """See `BoxSpace.mismatch`."""
+        """Return how a tree differs from this space; an empty string if it fits."""
         if not isinstance(value, tuple) or len(value) != len(self.spaces):
-            return f"{path or 'it'} is not a tuple of {len(self.spaces)}"
+            return f"{path or 'the value'} is not a tuple of {len(self.spaces)} items"
         pairs = enumerate(zip(self.spaces, value, strict=True))
         return _first(s.mismatch(v, f"{path}[{i}]", batch) for i, (s, v) in pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class OneOfSpace(_Nested):
-    """A pair of a number ``i`` and an element of ``spaces[i]``."""
+    """The space of pairs of a number ``i`` and an element of ``spaces[i]``."""
 
     KIND: ClassVar[str] = "OneOf"
     spaces: tuple[AnySpace, ...]
@@ -375,7 +376,7 @@ class OneOfSpace(_Nested):
         self._check("spaces")
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """See `BoxSpace.mismatch`."""
+        """Return how a tree differs from this space; an empty string if it fits."""
         if batch:
             return ""
         if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], (int, np.integer)):
@@ -383,12 +384,15 @@ class OneOfSpace(_Nested):
             if 0 <= number < len(self.spaces):
                 space = self.spaces[int(number)]
                 return space.mismatch(space.to_tree(held), f"{path}[1]")
-        return f"{path or 'it'} is {value!r:.60}, which is not a number below {len(self.spaces)} and an element"
+        return f"{path or 'the value'} is {value!r:.60}; expected a pair of a number below {len(self.spaces)} and an element"
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpace(_Nested):
-    """Any number of elements of one space: a tuple of them, or with `stack` one element whose arrays have a leading axis."""
+    """The space of sequences of elements of one space, of any length.
+
+    A sequence is a tuple of elements, or with `stack` one element whose arrays have a leading axis.
+    """
 
     KIND: ClassVar[str] = "Sequence"
     space: AnySpace
@@ -398,27 +402,27 @@ class SequenceSpace(_Nested):
         self._check("space")
 
     def to_tree(self, value: Any, *, cast: bool = False) -> Any:
-        """See `BoxSpace.to_tree`."""
+        """Return an element as a tree."""
         if self.stack or not isinstance(value, (tuple, list)):
             return value
         return tuple([self.space.to_tree(v, cast=cast) for v in value])
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """See `BoxSpace.mismatch`."""
+        """Return how a tree differs from this space; an empty string if it fits."""
         if batch:
             return ""
         if self.stack:
             return self.space.mismatch(value, path, 1)
         if not isinstance(value, tuple):
-            return f"{path or 'it'} is {value!r:.60}, which is not a tuple of elements"
+            return f"{path or 'the value'} is {value!r:.60}; expected a tuple of elements"
         return _first(self.space.mismatch(v, f"{path}[{i}]") for i, v in enumerate(value))
 
 
 @dataclass(frozen=True, slots=True)
 class GraphSpace(_Nested):
-    """A graph: a tuple of nodes, edges and edge links; the last two may be None.
+    """The space of graphs: tuples of nodes, edges and edge links. The last two can be None.
 
-    Nodes and edges are elements with a leading axis. Edge links are integers ``[edges, 2]``, numbers of nodes.
+    Nodes and edges are elements with a leading axis. Edge links are integers ``[edges, 2]``, the indices of nodes.
     """
 
     KIND: ClassVar[str] = "Graph"
@@ -429,24 +433,24 @@ class GraphSpace(_Nested):
         self._check("nodes")
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """See `BoxSpace.mismatch`."""
+        """Return how a tree differs from this space; an empty string if it fits."""
         if batch:
             return ""
         if not isinstance(value, tuple) or len(value) != 3:
-            return f"{path or 'it'} is {value!r:.60}, which is not a tuple of nodes, edges and edge links"
+            return f"{path or 'the value'} is {value!r:.60}; expected a tuple of nodes, edges and edge links"
         nodes, edges, links = value
         wrong = self.nodes.mismatch(nodes, f"{path}.nodes", 1)
         if wrong or (edges is None and links is None):
             return wrong
         if self.edges is None or edges is None:
-            return f"{path}.edges and edge links do not go together, or the space has no edges"
+            return f"{path}.edges is given without edge links, or edge links without edges, or the space has no edges"
         if not isinstance(links, np.ndarray) or links.dtype.kind not in "iu" or links.ndim != 2 or links.shape[1] != 2:
-            return f"{path}.edge_links are {links!r:.60}, not integers [edges, 2]"
+            return f"{path}.edge_links is {links!r:.60}; expected integers [edges, 2]"
         return self.edges.mismatch(edges, f"{path}.edges", 1)
 
 
 Space = BoxSpace | DiscreteSpace
-"""The spaces that a learner client may have."""
+"""A space that a learner client supports."""
 AnySpace = (
     BoxSpace
     | DiscreteSpace
@@ -459,7 +463,7 @@ AnySpace = (
     | SequenceSpace
     | GraphSpace
 )
-"""All spaces."""
+"""A space of any kind."""
 
 
 def _first(texts: Iterable[str]) -> str:
@@ -467,7 +471,7 @@ def _first(texts: Iterable[str]) -> str:
 
 
 def _measure(space: Any) -> tuple[int, int, int]:
-    """Return the number of spaces in a space, of its levels, and of the elements of all its arrays."""
+    """Return the numbers of spaces, of levels, and of elements of all arrays in a space."""
     count, depth, elements = 1, 0, 0 if space.shape is None else prod(space.shape)
     for part in space.parts:
         inner = _measure(part)
@@ -477,20 +481,20 @@ def _measure(space: Any) -> tuple[int, int, int]:
 
 def _check_dtype(space: Any, allowed: tuple[str, ...]) -> None:
     if space.dtype not in allowed:
-        text = f"a {space.KIND} space of dtype {space.dtype!r:.60} cannot travel; use one of {', '.join(allowed)}"
+        text = f"a {space.KIND} space cannot have the dtype {space.dtype!r:.60}; use one of {', '.join(allowed)}"
         raise ConfigError(text, key="dtype")
 
 
 def _check_shape(space: Any, shape: Any, key: str = "shape") -> None:
     if type(shape) is not tuple or len(shape) > MAX_DIMENSIONS or not all(type(n) is int and n >= 0 for n in shape):
-        text = f"a {space.KIND} space needs at most {MAX_DIMENSIONS} dimensions of 0 or more, not {shape!s:.80}"
+        text = f"a {space.KIND} space can have at most {MAX_DIMENSIONS} dimensions, of 0 or more elements; not {shape!s:.80}"
         raise ConfigError(text, key=key)
-    if prod(max(n, 1) for n in shape) > MAX_ELEMENTS:  # NumPy multiplies the other dimensions even when one is 0
-        raise ConfigError(f"a {space.KIND} space of the shape {shape!s:.80}; the limit is {MAX_ELEMENTS} elements", key=key)
+    if prod(max(n, 1) for n in shape) > MAX_ELEMENTS:  # NumPy multiplies the other dimensions even if one is 0
+        raise ConfigError(f"a {space.KIND} space has the shape {shape!s:.80}; the limit is {MAX_ELEMENTS} elements", key=key)
 
 
 def _check_range(space: Any, counts: tuple[int, ...], starts: tuple[int, ...]) -> None:
-    """Raise ConfigError when the dtype cannot hold the numbers of a space, or how many there are."""
+    """Raise ConfigError if the dtype cannot hold the numbers of a space, or their count."""
     held = np.iinfo(_NUMPY[space.dtype])
     for n, start in zip(counts, starts, strict=True):
         if n > held.max or start < held.min or start + n - 1 > held.max:

@@ -1,6 +1,6 @@
-"""Trees of arrays: nested dicts, lists and tuples whose leaves are arrays, numbers, strings, bytes or None.
+"""Functions for trees: nested dicts, lists and tuples whose leaves are arrays, numbers, strings, bytes or None.
 
-This module walks them. `wire.trees` writes and reads them; `values.spaces` says what the trees of a space look like.
+`wire.trees` encodes and decodes trees. `values.spaces` defines the trees of a space.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ __all__ = [
     "keys_of",
     "leaf_paths",
     "map_tree",
-    "named_leaves",
-    "tree_of_names",
+    "flatten_names",
+    "unflatten_names",
     "unflatten",
     "unflatten_each",
 ]
 
 Tree = Any
-"""None, bool, int, float, str, bytes, a numpy array or scalar, or a list, tuple or dict of trees."""
+"""A tree: None, bool, int, float, str, bytes, a NumPy array or scalar, or a list, tuple or dict of trees."""
 MAX_DEPTH = 16
-"""The most levels of containers in a tree that travels."""
+"""The most levels of containers in a tree that can be sent."""
 MAX_ITEMS = 65_536
 """The most entries of one container."""
 MAX_KEY = 4096
-"""The most characters of a key: so many fit a header's string in any script."""
+"""The most characters of a key. With any characters, the key then fits a string of a header."""
 STORED_DEPTH = MAX_DEPTH - 2
-"""The most levels of an item of a data store, which travels within a message of two levels."""
+"""The most levels of an item of a data store, which is sent inside a message of two levels."""
 
 Path = tuple[Any, ...]
-"""A place in a tree: ``()`` for the root, else a pair of the parent's place and the key or index."""
+"""A position in a tree: ``()`` for the root, else a pair of the parent's path and the key or index."""
 
 
 Structure = tuple[type, tuple[Any, ...], tuple[Any, ...]] | None
-"""The containers of a tree, without its leaves: None for a leaf, else dict or tuple, a dict's keys, and the entries' structures.
+"""The containers of a tree without its leaves. It can be hashed and compared.
 
-It can be hashed and compared.
+None for a leaf, else a tuple of the type (dict or tuple), the keys of a dict, and the structures of the entries.
 """
 
 
 def flatten(tree: Tree, *, tuples: bool = True, by_key: bool = False) -> tuple[list[Any], Structure]:
-    """Return the leaves of a tree and its structure. A list is a leaf: it may be an array to be.
+    """Return the leaves of a tree and its structure. A list is a leaf, because it can be converted to an array.
 
     Args:
-        tree: the tree.
-        tuples: go into tuples; otherwise they are leaves, too.
-        by_key: take the entries of a dict in the order of the keys, so that dicts with the same keys have one structure.
+        tree: The tree.
+        tuples: True to descend into tuples; False to treat them as leaves.
+        by_key: True to sort the entries of dicts by key, so that dicts with the same keys have the same structure.
     """
     leaves: list[Any] = []
     return leaves, _flatten(tree, leaves, (dict, tuple) if tuples else (dict,), by_key)
@@ -86,7 +86,7 @@ def _flatten(tree: Tree, leaves: list[Any], containers: tuple[type, ...], by_key
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Tree:
-    """Return the tree of this structure that has these leaves, in the order of `flatten`."""
+    """Return the tree with this structure and these leaves, in the order of `flatten`."""
     return _unflatten(structure, iter(leaves))
 
 
@@ -99,7 +99,7 @@ def _unflatten(structure: Structure, leaves: Iterator[Any]) -> Tree:
 
 
 def unflatten_each(structure: Structure, columns: Iterable[Any], count: int) -> list[Tree]:
-    """Return `count` trees of this structure. Each column has `count` rows: that leaf of each tree."""
+    """Return `count` trees with this structure. Each column has `count` rows, one leaf of each tree."""
     return _unflatten_each(structure, iter(columns), count)
 
 
@@ -124,7 +124,7 @@ def leaf_paths(structure: Structure, prefix: str = "") -> Iterator[str]:
 
 
 def copy_tree(tree: Tree) -> Any:
-    """Return a tree whose arrays may be written to: those of a received message share its bytes and may not."""
+    """Return a tree with writable copies of its arrays. Arrays of a received message are read-only views."""
     kind = type(tree)
     if kind is np.ndarray:
         return tree.copy()
@@ -144,33 +144,35 @@ def map_tree(
     max_depth: int = MAX_DEPTH,
     path: Path = (),
 ) -> Tree:
-    """Return a tree that can travel, with ``fn(leaf, path)`` for each leaf. Mappings become dicts, named tuples tuples.
+    """Return a tree that can be sent, with ``fn(leaf, path)`` for each leaf.
+
+    Mappings become dicts, and named tuples become tuples.
 
     Args:
-        fn: makes a leaf that can travel.
-        tree: nested mappings, lists and tuples of anything.
-        error: makes the exception to raise for a path and what is wrong there.
-        max_depth: the most levels of containers.
-        path: the place of the tree.
+        fn: Returns a leaf that can be sent.
+        tree: Nested mappings, lists and tuples of any leaves.
+        error: Returns the exception to raise, from a path and a description of the problem.
+        max_depth: The most levels of containers.
+        path: The path of the tree.
     """
     if not isinstance(tree, (dict, list, tuple, Mapping)):
         return fn(tree, path)
     if max_depth <= 0:
         raise error(path, f"nested deeper than {len(keys_of(path))}")
     if len(tree) > MAX_ITEMS:
-        raise error(path, f"{len(tree)} entries, where {MAX_ITEMS} can travel: use an array")
+        raise error(path, f"has {len(tree)} entries; the limit is {MAX_ITEMS}. Use an array")
     deeper = max_depth - 1
     if isinstance(tree, Mapping):
         for key in tree:
             if not isinstance(key, str) or len(key) > MAX_KEY or not is_text(key):
-                raise error(path, f"{key!r:.60} is not a key: a key is a string of at most {MAX_KEY} characters")
+                raise error(path, f"{key!r:.60} is not a key; expected a string of at most {MAX_KEY} characters")
         return {str(key): map_tree(fn, held, error, deeper, (path, key)) for key, held in tree.items()}
     mapped = [map_tree(fn, held, error, deeper, (path, index)) for index, held in enumerate(tree)]
     return tuple(mapped) if isinstance(tree, tuple) else mapped
 
 
 def keys_of(path: Path) -> list[Any]:
-    """Return the keys and indices from the root to a place."""
+    """Return the keys and indices from the root to a position."""
     keys: list[Any] = []
     while path:
         path, key = path
@@ -179,36 +181,36 @@ def keys_of(path: Path) -> list[Any]:
 
 
 def is_text(value: str) -> bool:
-    """Return True for a string that UTF-8 can say: without lone surrogates."""
+    """Return True if UTF-8 can encode a string, which requires that it has no lone surrogates."""
     try:
         return value.isascii() or bool(value.encode())
     except UnicodeEncodeError:
         return False
 
 
-def named_leaves(tree: Mapping[Any, object], prefix: str = "", depth: int = 0) -> dict[str, object]:
-    """Return the leaves of nested mappings by their names: ``{"observations": {"camera": x}}`` has ``observations/camera``.
+def flatten_names(tree: Mapping[Any, object], prefix: str = "", depth: int = 0) -> dict[str, object]:
+    """Return the leaves of nested mappings by name. The name of ``x`` in ``{"a": {"b": x}}`` is ``a/b``.
 
     Raises:
-        DataError: for a key that is not a string or has a ``/``, an empty mapping, or a tree that is too deep.
+        DataError: If a key is not a string, is empty or contains a ``/``, a mapping is empty, or the tree is too deep.
     """
     if depth > STORED_DEPTH:
         raise DataError(prefix.rstrip("/"), f"nested deeper than {STORED_DEPTH}")
     leaves: dict[str, object] = {}
     for key, value in tree.items():
         if type(key) is not str or not key or "/" in key:
-            raise DataError(prefix.rstrip("/"), f"{key!r:.60} is not a key: a key is a string without a slash")
+            raise DataError(prefix.rstrip("/"), f"{key!r:.60} is not a key; expected a string without a slash")
         if isinstance(value, Mapping):
             if not value:
-                raise DataError(prefix + key, "an empty dict has nothing to store")
-            leaves.update(named_leaves(value, f"{prefix}{key}/", depth + 1))
+                raise DataError(prefix + key, "an empty dict cannot be stored")
+            leaves.update(flatten_names(value, f"{prefix}{key}/", depth + 1))
         else:
             leaves[prefix + key] = value
     return leaves
 
 
-def tree_of_names(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tree of dicts that has the leaves with these names."""
+def unflatten_names(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tree of nested dicts whose leaves have these names. It reverses `flatten_names`."""
     tree: dict[str, Any] = {}
     for path, value in leaves.items():
         *folders, name = path.split("/")

@@ -1,12 +1,12 @@
-"""Weights on their way to the actors: what travels, digests, exact diffs, headers. Pure functions of values, no sockets.
+"""Encoding of weights for the actors: wire dtypes, digests, exact diffs, headers. Pure functions, no sockets.
 
-- `round_to`, `choose_steps`: from the learner's weights to the values that travel (`WireDtype`).
-- `encode_update`, `apply_update`: from snapshot to wire bytes and back, verified, written as a `EncodingOptions` says.
-- `WeightsHeader`: the 72 bytes in front of every payload.
-- `encode_diff`, `decode_diff`: the coder alone; `digest`: the identity of a state.
+- `round_to`, `choose_steps`: round the learner's weights to values of a `WireDtype`.
+- `encode_update`, `apply_update`: convert a snapshot to bytes and back, with verification, as `EncodingOptions` specify.
+- `WeightsHeader`: the 72 bytes before every payload.
+- `encode_diff`, `decode_diff`: the coder alone. `digest`: the checksum over a state.
 
-Below them: `coder` chooses how a diff is written, over `forms` (states as integers), `blocks`, `contexts` and `choice`;
-`integers`, `planes`, `symbols` and `bits` write them.
+`coder` chooses the form of a diff. It uses `forms` (states as integers), `blocks`, `contexts` and `choice`. `integers`, `planes`,
+`symbols` and `bits` write the bytes.
 """
 
 from rl4sys_zmq.weights.coder import Codec, DecodedState, Diff, decode_diff, encode_diff

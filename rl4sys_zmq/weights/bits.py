@@ -1,6 +1,7 @@
-"""Bits in bytes: fields of one width, fields of many widths, and gaps between positions. The first bit is a byte's lowest.
+"""Bit packing: fields of one width, fields of several widths, and gaps between positions.
 
-What is read is checked: every byte belongs to a field, and bits beyond the last field are 0, so that one value has one writing.
+The lowest bit of a byte is first. The reader checks that every byte belongs to a field and that bits after the last field are 0.
+So each value has exactly one encoding.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ __all__ = ["Buffer", "Integers", "BitReader", "pack_fields", "pack_flags", "pack
 
 Integers = NDArray[np.integer[Any]]
 Buffer = bytes | memoryview
-"""What can be joined to bytes."""
+"""Data that can be joined to bytes."""
 _MASKS = ((np.uint64(1) << np.arange(33, dtype=np.uint64)) - np.uint64(1)).astype(np.uint64)
 
 
 def varint(value: int) -> bytes:
-    """A number in base 128, the lowest digits first; the high bit says that more follow."""
+    """Encode a number in base 128, lowest digits first. The high bit of a byte is set if more bytes follow."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -31,12 +32,12 @@ def varint(value: int) -> bytes:
 
 
 def pack_flags(flags: NDArray[np.bool_]) -> bytes:
-    """One bit for each flag."""
+    """Pack one bit for each flag."""
     return np.packbits(flags, bitorder="little").tobytes()
 
 
 def pack_fields(values: Integers, widths: Integers) -> bytes:
-    """Fields side by side: the lowest ``widths[i]`` bits of ``values[i]``, which has no others; widths are 1 to 32."""
+    """Pack the lowest ``widths[i]`` bits of each ``values[i]``; other bits must be 0. Widths are 1 to 32."""
     if not widths.size:
         return b""
     ends = np.cumsum(widths, dtype=np.int64)
@@ -44,7 +45,7 @@ def pack_fields(values: Integers, widths: Integers) -> bytes:
     words = starts >> 5
     pieces = values.astype(np.uint64)
     pieces <<= (starts & 31).astype(np.uint64)
-    # Each word of 32 bits begins some field, and only the last that begins in it reaches into the next.
+    # Each word of 32 bits contains the beginning of some field. Only the last field that begins in a word extends into the next.
     firsts = np.flatnonzero(words[1:] != words[:-1]) + 1
     sums = np.add.reduceat(pieces, np.concatenate(([0], firsts)))
     out = np.zeros(sums.size + 1, dtype=np.uint32)
@@ -54,16 +55,17 @@ def pack_fields(values: Integers, widths: Integers) -> bytes:
 
 
 def rice_width(positions: int, size: int) -> int:
-    """How many low bits of a gap are written as they are, for so many positions among `size`."""
-    # Optimal where each element is as likely to change as any other (Kiely, Selecting the Golomb parameter in Rice coding,
-    # 2004), in whole numbers, so that both sides find the same.
+    """Return the number of low bits of a gap that are written unchanged, for `positions` among `size` elements."""
+    # This is optimal where all elements are equally likely to change (Kiely, Selecting the Golomb parameter in Rice coding,
+    # 2004). It uses integers only, so that both sides compute the same width.
     return (4812 * size // (10_000 * positions)).bit_length() if positions else 0
 
 
 def pack_gaps(positions: Integers, size: int) -> bytes:
-    """Growing positions below `size` as Golomb and Rice do: of each gap, so many low bits, the rest in unary.
+    """Encode ascending positions below `size` with a Golomb-Rice code.
 
-    Without low bits that is one bit for each of the `size` elements.
+    The low bits of each gap are written unchanged, the rest in unary. Without low bits this takes one bit for each of the `size`
+    elements.
     """
     width = rice_width(positions.size, size)
     gaps = np.diff(positions, prepend=-1) - 1
@@ -75,15 +77,15 @@ def pack_gaps(positions: Integers, size: int) -> bytes:
 
 
 def pack_low(values: Integers, width: int) -> bytes:
-    """The lowest `width` bits of each value, one plane of bits after the other, all in one run."""
+    """Pack the lowest `width` bits of each value as bit planes, one after the other."""
     planes = (values.astype(np.uint32) >> np.arange(width, dtype=np.uint32)[:, None]) & np.uint32(1)
     return np.packbits(planes.astype(np.uint8), axis=None, bitorder="little").tobytes()
 
 
 class BitReader:
-    """Takes what was packed from the front of a payload, and nothing that is not there.
+    """A reader that consumes a packed payload from the front and checks its bounds.
 
-    Every method raises `WeightsError` (``reason="payload"``) when the bytes are not what a writer writes.
+    Every method raises `WeightsError` (``reason="payload"``) for bytes that no writer produces.
     """
 
     def __init__(self, data: bytes | memoryview) -> None:
@@ -91,18 +93,18 @@ class BitReader:
         self._at = 0
 
     def take(self, count: int) -> memoryview:
-        """The next bytes."""
+        """Return the next `count` bytes."""
         if count > len(self._data) - self._at:
-            raise bad(f"{count} bytes are wanted at {self._at} of {len(self._data)}")
+            raise bad(f"{count} bytes are needed at offset {self._at} of {len(self._data)} bytes")
         self._at += count
         return self._data[self._at - count : self._at]
 
     def byte(self) -> int:
-        """The next byte."""
+        """Return the next byte."""
         return self.take(1)[0]
 
     def varint(self, high: int) -> int:
-        """A number from 0 to `high`, written as short as it can be."""
+        """Read a number from 0 to `high` in its shortest encoding."""
         value = 0
         for shift in range(0, 35, 7):
             digit = self.byte()
@@ -111,24 +113,24 @@ class BitReader:
                 if value > high or (digit == 0 and shift):
                     break
                 return value
-        raise bad(f"a number beyond {high}, or longer than it needs to be")
+        raise bad(f"a number exceeds {high} or is not in its shortest encoding")
 
     def flags(self, count: int) -> NDArray[np.bool_]:
-        """So many bits."""
+        """Read `count` bits."""
         data = np.frombuffer(self.take((count + 7) // 8), dtype=np.uint8)
         if count % 8 and data[-1] >> (count % 8):
-            raise bad("bits beyond the last")
+            raise bad("bits are set after the last flag")
         return np.unpackbits(data, count=count, bitorder="little").view(np.bool_)
 
     def fields(self, widths: Integers) -> NDArray[np.uint32]:
-        """Fields of these widths, 1 to 32 bits each."""
+        """Read fields of these widths, 1 to 32 bits each."""
         if not widths.size:
             return np.zeros(0, dtype=np.uint32)
         ends = np.cumsum(widths, dtype=np.int64)
         bits = int(ends[-1])
         data = self.take((bits + 7) // 8)
         if bits % 8 and data[-1] >> (bits % 8):
-            raise bad("bits beyond the last field")
+            raise bad("bits are set after the last field")
         starts = ends - widths
         words = np.zeros((bits + 31) // 32 + 1, dtype="<u4")
         words.view(np.uint8)[: len(data)] = data
@@ -141,17 +143,17 @@ class BitReader:
         return fields
 
     def gaps(self, count: int, size: int) -> NDArray[np.int64]:
-        """So many growing positions below `size`."""
+        """Read `count` ascending positions below `size`."""
         width = rice_width(count, size)
         bits = self.varint(count + (size >> width))
         ones = np.flatnonzero(self.flags(bits))
         if ones.size != count or (count and ones[-1] != bits - 1):
-            raise bad(f"{ones.size} positions, not {count}")
+            raise bad(f"{ones.size} positions; expected {count}")
         gaps = np.diff(ones, prepend=-1) - 1
         if width:
             gaps <<= width
             planes = self.flags(width * count).view(np.uint8).reshape(width, count)
-            for shift in range(0, width, 8):  # in bytes as far as that goes: they are an eighth of the work
+            for shift in range(0, width, 8):  # work on bytes while possible: an eighth of the work
                 low = np.zeros(count, dtype=np.uint8)
                 for plane in planes[shift : shift + 8][::-1]:
                     low <<= np.uint8(1)
@@ -160,15 +162,15 @@ class BitReader:
         gaps += 1
         positions = np.cumsum(gaps) - 1
         if count and positions[-1] >= size:
-            raise bad(f"a position beyond {size} elements")
+            raise bad(f"a position is beyond {size} elements")
         return positions
 
     def end(self) -> None:
-        """Everything was taken."""
+        """Raise `WeightsError` unless the whole payload was read."""
         if self._at != len(self._data):
-            raise bad(f"{len(self._data) - self._at} bytes too many")
+            raise bad(f"{len(self._data) - self._at} bytes are left over")
 
 
 def bad(problem: str) -> WeightsError:
-    """The error for a payload that nobody wrote."""
+    """Return the error for a malformed payload."""
     return WeightsError(f"not a diff of this policy: {problem}", reason="payload")

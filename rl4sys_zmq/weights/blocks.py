@@ -1,4 +1,4 @@
-"""Blocks of a state: where whole blocks rest, as those of a frozen layer do, only the others are coded."""
+"""Blocks of a state. Blocks that do not change, such as those of a frozen layer, are left out."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["active", "read"]
 
 BLOCK = 1024
 SHARE = 0.75
-"""Of all blocks: if more are active, all of them count as active."""
+"""A share of all blocks. If more blocks are active, all blocks count as active."""
 
 
 def active(different: NDArray[np.bool_], count: int) -> tuple[NDArray[np.intp] | None, bytes]:
-    """The elements of active blocks, None for all; and the same in bytes.
+    """Return the indices of the elements in active blocks (None for all elements), and the same in bytes.
 
     Args:
-        different: which elements change.
-        count: how many of them do.
+        different: True for each element that changes.
+        count: Number of elements that change.
     """
     size = different.size
     blocks = -(-size // BLOCK)
@@ -33,10 +33,10 @@ def active(different: NDArray[np.bool_], count: int) -> tuple[NDArray[np.intp] |
 
 
 def read(reader: BitReader, size: int) -> NDArray[np.intp] | None:
-    """What `active` wrote for a state of `size` elements.
+    """Read the bytes of `active` for a state of `size` elements.
 
     Raises:
-        WeightsError: when it is something else (``reason="payload"``).
+        WeightsError: If they are malformed (``reason="payload"``).
     """
     blocks = -(-size // BLOCK)
     count = reader.varint(blocks)

@@ -1,4 +1,4 @@
-"""Which way will be short, before anything is coded: entropies of a sample."""
+"""Estimates of coded sizes from the entropy of a sample, to choose a form before anything is coded."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from rl4sys_zmq.weights.contexts import ElementGroups
 from rl4sys_zmq.weights.forms import IntegerForm
 from rl4sys_zmq.weights.symbols import symbols_of
 
-__all__ = ["WORTH", "estimated_bits", "prediction_helps"]
+__all__ = ["PREDICTION_GAIN", "estimated_bits", "prediction_helps"]
 
 SAMPLE, QUICK_SAMPLE = 1 << 12, 1 << 10
-"""About how many elements are looked at, by `estimated_bits` and by `prediction_helps`."""
-WORTH = 0.98
-"""What needs the version before the base must come down to this share: an actor that has just joined has to fetch it."""
+"""The approximate number of elements that `estimated_bits` and `prediction_helps` look at."""
+PREDICTION_GAIN = 0.98
+"""Highest relative size of a predicted diff. Prediction costs a new actor the fetch of one more version."""
 
 _CLASSES = 40
 _CELL_BITS = 4.0
-"""About what a table says of one symbol in one group."""
+"""The approximate cost in bits of one symbol of one group in a code table."""
 
 
 def prediction_helps(before: FlatWeights, base: FlatWeights, new: FlatWeights, form: IntegerForm) -> bool:
-    """Whether what `new` differs by from `base` is shorter less what that differs by from `before`, in planes."""
+    """Return True if byte planes get shorter when the last difference is subtracted from the new one."""
     step = 1 + base.size // QUICK_SAMPLE
     some = form.select(np.arange(0, base.size, step)) if step > 1 else form
     now, was, last = (some.integers(flat[::step]) for flat in (new, base, before))
     plain: Integers = (now - was).astype(form.word, copy=False)
     predicted: Integers = plain - (was - last).astype(form.word, copy=False)
-    return _magnitude_bits(predicted) < WORTH * _magnitude_bits(plain)
+    return _magnitude_bits(predicted) < PREDICTION_GAIN * _magnitude_bits(plain)
 
 
 def _magnitude_bits(words: Integers) -> float:
-    """About how many bits integers take that are coded one by one, without a look at which are frequent."""
+    """Return the approximate size in bits of integers that are coded one by one, without regard to their frequencies."""
     magnitudes = np.abs(words.astype(np.float32))
     magnitudes += 1
     return float(np.log2(magnitudes, out=magnitudes).sum()) + 2.0 * words.size
 
 
 def estimated_bits(differences: Integers, groups: ElementGroups | None) -> float:
-    """About how many bits the differences take when each group, or the whole, has a code of its own."""
+    """Return the approximate size in bits of the differences if each group, or the whole state, has its own code."""
     step = 1 + differences.size // SAMPLE
     classes = symbols_of(np.abs(differences[::step].astype(np.int64)), 0)
     keys = classes.astype(np.intp)
@@ -50,7 +50,7 @@ def estimated_bits(differences: Integers, groups: ElementGroups | None) -> float
     cells = np.bincount(keys)
     members = np.add.reduceat(cells, np.arange(0, cells.size, _CLASSES))
     entropy = _xlogx(members) - _xlogx(cells)
-    # The entropy of a sample is too small, by about 1 / (2 ln 2) bits for each cell.
+    # The entropy of a sample is too low, by about 1 / (2 ln 2) bits for each cell.
     return step * (entropy + float(classes.sum())) + np.count_nonzero(cells) * (_CELL_BITS + 0.72 * step)
 
 

@@ -1,9 +1,10 @@
-"""Exact diffs of states: what their integers (`forms`) differ by, in as few bytes as a fast coder finds.
+"""Exact diffs of states: the differences of their integers (`forms`), in few bytes at high speed.
 
-- Level 1 writes positions and small numbers where few elements change (`integers`), byte planes where more than half do, and
-  in between what is shorter. Planes are of the differences, or of what they differ by from the last differences, if that helps.
-- Level 2 puts elements side by side of which the same is known (`contexts`), and codes each group by itself.
-- Blocks of the state in which nothing changes are left out. What would be longer than the differences themselves is not used.
+- Level 1 writes positions and small numbers (`integers`) where few elements change, and byte planes where more than 60 % change.
+  In between it uses the shorter form. Planes contain the differences, or the change of the differences since the last version if
+  that is shorter.
+- Level 2 groups elements about which the same is known (`contexts`), and codes each group by itself.
+- Blocks in which nothing changes are left out. A form that is longer than the plain differences is not used.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.values import FlatWeights
 from rl4sys_zmq.weights import blocks, contexts, planes
 from rl4sys_zmq.weights.bits import BitReader, Buffer, Integers, bad
-from rl4sys_zmq.weights.choice import WORTH, estimated_bits, prediction_helps
+from rl4sys_zmq.weights.choice import PREDICTION_GAIN, estimated_bits, prediction_helps
 from rl4sys_zmq.weights.forms import FP32, Grid, IntegerForm
-from rl4sys_zmq.weights.integers import SPARSE_SHARE_OF_UNITS, few, pack_integers, unpack_integers
+from rl4sys_zmq.weights.integers import SPARSE_SHARE_OF_UNITS, is_sparse, pack_integers, unpack_integers
 from rl4sys_zmq.weights.planes import Words
 
 __all__ = ["Codec", "DecodedState", "Diff", "Payload", "decode_diff", "encode_diff"]
@@ -30,20 +31,20 @@ Payload = bytes | memoryview
 
 LEVELS = (1, 2)
 SURELY_SPARSE = 0.2
-"""Up to this share of changed elements their positions are shorter than planes, whatever the values are."""
+"""Up to this share of changed elements, positions are shorter than planes for any values."""
 _LEAST = 64
-"""Below so many elements nothing is worth grouping or predicting."""
+"""The smallest number of elements for which grouping or prediction is tried."""
 
 
 class Codec(IntEnum):
-    """How a payload is written.
+    """The form of a payload.
 
     =================  ===============================================================================================
     `UNCHANGED`        a diff of zeros: no payload
     `SPARSE`           a diff: blocks, then integers
     `PLANES`           a diff: blocks, then the planes of the differences, from the lowest byte to the highest
-    `GROUPS`           a diff: blocks, a byte that says what is known, then the integers of each group
-    `RAW`              a diff: the differences themselves, in the size of a word
+    `GROUPS`           a diff: blocks, a byte with the `CodingContext`, then the integers of each group
+    `RAW`              a diff: the plain differences, in the size of a word
     `SNAPSHOT`         a whole state: its elements
     `SNAPSHOT_PLANES`  a whole state: the planes of its diff from a state of zeros
     =================  ===============================================================================================
@@ -59,18 +60,18 @@ class Codec(IntEnum):
 
     @property
     def is_diff(self) -> bool:
-        """True when a base is needed to decode it."""
+        """True if a base is needed to decode the payload."""
         return self < Codec.SNAPSHOT
 
 
 class CodingContext(IntEnum):
-    """What the groups of `Codec.GROUPS` go by beside the base, and what is coded."""
+    """The context of `Codec.GROUPS`: the criterion for groups in addition to the base, and the coded values."""
 
     NOTHING = 0
-    MOVES = 1
-    """By how far elements moved to the base."""
+    LAST_DIFFERENCE = 1
+    """Elements are also grouped by the size of their last difference."""
     PREDICTED = 2
-    """The same; coded is what the differences differ by from those moves."""
+    """As `LAST_DIFFERENCE`, and the coded values are the differences minus the last differences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +79,9 @@ class Diff:
     """A coded diff.
 
     Attributes:
-        codec: how it is written.
-        payload: its bytes.
-        predicted: the state before the base is needed to decode it.
+        codec: Form of the payload.
+        payload: The bytes.
+        predicted: True if decoding needs the state before the base.
     """
 
     codec: Codec
@@ -90,11 +91,11 @@ class Diff:
 
 @dataclass(frozen=True, slots=True)
 class DecodedState:
-    """What a diff led to.
+    """The result of decoding a diff.
 
     Attributes:
-        flat: the state, in a fresh buffer, float32 ``[n]``.
-        written: all values in it that may be others than the base has.
+        flat: The state, in a fresh buffer, float32 ``[n]``.
+        written: All values in it that can differ from the base.
     """
 
     flat: FlatWeights
@@ -105,32 +106,32 @@ def encode_diff(
     base: FlatWeights, new: FlatWeights, *, form: IntegerForm = FP32, level: int = 1, before: FlatWeights | None = None,
     prefix: bytes = b"",
 ) -> Diff:  # fmt: skip
-    """The diff that leads from `base` to `new`, both ``[n]``; never longer than the elements are on the wire.
+    """Return the diff that leads from `base` to `new`, both ``[n]``. It is never longer than the elements on the wire.
 
     Args:
-        base: what the receiver holds.
-        new: what it shall hold, in values of the form.
-        form: what the elements are.
+        base: The state that the receiver holds.
+        new: The state to send, in values of the form.
+        form: Integer form of the elements.
         level: 1 is fast; 2 takes up to ten times as long, for fewer bytes.
-        before: the state before the base, if the receiver holds it.
-        prefix: what the payload begins with, unless the codec is `RAW` or `UNCHANGED`.
+        before: The state before the base, if the receiver holds it.
+        prefix: Bytes at the beginning of the payload, unless the codec is `RAW` or `UNCHANGED`.
 
     Raises:
-        WeightsError: when the sizes differ (``reason="size"``), or a value is none of the form's (``reason="dtype"``).
+        WeightsError: If the sizes differ (``reason="size"``), or a value is not one of the form's (``reason="dtype"``).
     """
     if base.shape != new.shape or (before is not None and before.shape != base.shape):
         raise WeightsError(f"no diff between {base.size} and {new.size} elements", reason="size")
-    settled = form.canonical(base)
-    different = settled.view(np.int32) != new.view(np.int32)
+    canonical_base = form.canonical(base)
+    different = canonical_base.view(np.int32) != new.view(np.int32)
     count = int(np.count_nonzero(different))
-    if not count and (settled is base or np.array_equal(base.view(np.int32), new.view(np.int32))):
+    if not count and (canonical_base is base or np.array_equal(base.view(np.int32), new.view(np.int32))):
         return Diff(Codec.UNCHANGED, b"")
     where, head = blocks.active(different, count)
     if where is None:
-        coded = _encode(settled, new, form, level, before, different, count)
+        coded = _encode(canonical_base, new, form, level, before, different, count)
     else:
         inner = before[where] if before is not None else None
-        coded = _encode(settled[where], new[where], form.select(where), level, inner, different[where], count)
+        coded = _encode(canonical_base[where], new[where], form.select(where), level, inner, different[where], count)
     raw = _raw_form(form)
     if len(prefix) + len(head) + coded.size >= base.size * np.dtype(raw.word).itemsize:
         return Diff(Codec.RAW, _wrapped(raw.integers(new) - raw.integers(base), raw).tobytes())
@@ -145,19 +146,19 @@ def decode_diff(
     form: IntegerForm = FP32,
     before: FlatWeights | None = None,
 ) -> DecodedState:
-    """The state that a diff leads to from `base`, bit for bit.
+    """Return the state that a diff leads to from `base`, bit for bit.
 
-    Whatever the payload claims, no more than the state's own size is allocated, a few times.
+    Whatever the payload claims, memory use is limited to a few times the size of the state.
 
     Args:
-        codec: how the payload is written.
-        payload: the diff.
-        base: what it is a diff from.
-        form: what the elements are.
-        before: the state before the base; given if, and only if, the diff is predicted.
+        codec: Form of the payload.
+        payload: The diff.
+        base: The state that the diff starts from.
+        form: Integer form of the elements.
+        before: The state before the base. It must be given if, and only if, the diff is predicted.
 
     Raises:
-        WeightsError: when the payload is not a diff of ``n`` elements (``reason="payload"``).
+        WeightsError: If the payload is not a diff of ``n`` elements (``reason="payload"``).
     """
     reader = BitReader(payload)
     if codec == Codec.UNCHANGED:
@@ -171,21 +172,21 @@ def decode_diff(
         return _fresh(raw.flat(_wrapped(raw.integers(base) + difference, raw)))
     if codec not in (Codec.SPARSE, Codec.PLANES, Codec.GROUPS):
         raise bad(f"codec {codec} is not a diff")
-    settled = form.canonical(base)
+    canonical_base = form.canonical(base)
     where = blocks.read(reader, base.size)
     if where is None:
-        decoded = _decode(reader, codec, settled, form, before)
-        return decoded if settled is base else _fresh(decoded.flat)
+        decoded = _decode(reader, codec, canonical_base, form, before)
+        return decoded if canonical_base is base else _fresh(decoded.flat)
     inner = None if before is None else before[where]
-    decoded = _decode(reader, codec, settled[where], form.select(where), inner)
-    out = settled.copy()
+    decoded = _decode(reader, codec, canonical_base[where], form.select(where), inner)
+    out = canonical_base.copy()
     out[where] = decoded.flat
-    return DecodedState(out, decoded.written if settled is base else out)
+    return DecodedState(out, decoded.written if canonical_base is base else out)
 
 
 @dataclass(frozen=True, slots=True)
 class _Coded:
-    """A `Diff` whose payload is still in parts: it may be long, and is joined once."""
+    """A `Diff` whose payload is still in parts. The parts can be long, so they are joined only once."""
 
     codec: Codec
     parts: Sequence[Buffer]
@@ -208,7 +209,7 @@ def _encode(
     difference = _wrapped(form.integers(new) - was, form)
     moves = _wrapped(was - form.integers(before), form) if before is not None else None
     grouped = _encode_groups(base, difference, moves, form)
-    plain = _encode(base, new, form, 1, before, different, count)  # where little is known, groups only cost
+    plain = _encode(base, new, form, 1, before, different, count)  # with little context, groups only add bytes
     return grouped if grouped.size <= plain.size else plain
 
 
@@ -221,7 +222,7 @@ def _encode_fast(
     positions = np.flatnonzero(different)
     there = form.select(positions)
     values = _wrapped(there.integers(new[positions]) - there.integers(base[positions]), form).astype(np.int64)
-    if not few(np.abs(values), size):
+    if not is_sparse(np.abs(values), size):
         return _encode_planes(base, new, form, before)
     dense = None
     if count > SURELY_SPARSE * size:
@@ -255,13 +256,13 @@ def _encode_planes(base: FlatWeights, new: FlatWeights, form: IntegerForm, befor
 def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, form: IntegerForm) -> _Coded:
     known, groups = CodingContext.NOTHING, contexts.group(base.view(np.int32), None)
     if moves is not None:
-        least = WORTH * estimated_bits(difference, groups)
+        least = PREDICTION_GAIN * estimated_bits(difference, groups)
         further = contexts.group(base.view(np.int32), moves)
         predicted = _wrapped(difference - moves, form)
         by_moves, by_both = estimated_bits(difference, further), estimated_bits(predicted, further)
         if min(by_moves, by_both) < least:
             groups = further
-            known = CodingContext.MOVES if by_moves <= by_both else CodingContext.PREDICTED
+            known = CodingContext.LAST_DIFFERENCE if by_moves <= by_both else CodingContext.PREDICTED
             difference = difference if by_moves <= by_both else predicted
     ordered = difference[groups.order()]
     parts = [bytes([known])]
@@ -314,7 +315,7 @@ def _decode_planes(reader: BitReader, base: FlatWeights, form: IntegerForm, befo
 def _decode_groups(reader: BitReader, base: FlatWeights, form: IntegerForm, before: FlatWeights | None) -> FlatWeights:
     was = form.integers(base)
     moves = _wrapped(was - form.integers(before), form) if before is not None else None
-    known = _known(reader)
+    known = _read_context(reader)
     _require_needed(before, needed=known != CodingContext.NOTHING)
     difference = np.zeros(base.size, dtype=np.int32)
     groups = contexts.group(base.view(np.int32), moves)
@@ -329,20 +330,20 @@ def _decode_groups(reader: BitReader, base: FlatWeights, form: IntegerForm, befo
     return form.flat(_wrapped(was, form))
 
 
-def _known(reader: BitReader) -> CodingContext:
+def _read_context(reader: BitReader) -> CodingContext:
     value = reader.byte()
     if value > max(CodingContext):
-        raise bad(f"groups by {value}")
+        raise bad(f"unknown coding context {value}")
     return CodingContext(value)
 
 
 def _require_needed(before: FlatWeights | None, *, needed: bool) -> None:
     if (before is not None) != needed:
-        raise bad("it says otherwise than its header whether the version before the base is needed")
+        raise bad("payload and header disagree on the need for the version before the base")
 
 
 def _raw_form(form: IntegerForm) -> IntegerForm:
-    """The form of differences that are not coded: multiples of unequal steps say nothing without the steps."""
+    """Return the form of plain differences. Multiples of unequal steps would be useless without the steps."""
     return FP32 if isinstance(form, Grid) else form
 
 

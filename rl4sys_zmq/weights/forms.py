@@ -1,7 +1,7 @@
-"""What the elements of a state are on the wire, as integers: neighbouring values have neighbouring integers.
+"""Integer forms of states: neighbouring values have neighbouring integers.
 
-The difference of two such integers, wrapped to the size of a word, is exact for every bit pattern, invertible, and composable by
-addition. In memory a state is float32 in any case; `bf16` and `grid` say which float32 values there are.
+The difference of two such integers, wrapped to the size of a word, is exact for every bit pattern. Differences can be inverted
+and added. In memory a state is always float32; `bf16` and `grid` restrict which float32 values occur.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST = float(2**31 - 1)
 
 
 class WireDtype(IntEnum):
-    """What the elements of a state are on the wire."""
+    """The form of a state's elements on the wire."""
 
     FP32 = 0
     BF16 = 1
@@ -38,67 +38,67 @@ class WireDtype(IntEnum):
 
 
 class IntegerForm(ABC):
-    """A way to see a state as integers.
+    """A mapping between states and integers.
 
     Attributes:
-        word: the dtype of the integers, in which differences wrap.
+        word: Dtype of the integers, in which differences wrap.
     """
 
     word: type[np.int16] | type[np.int32] = np.int32
 
     @abstractmethod
     def integers(self, flat: FlatWeights) -> NDArray[np.int32]:
-        """The integer of each element, in a fresh array."""
+        """Return the integer of each element, in a fresh array."""
 
     @abstractmethod
     def flat(self, integers: Integers) -> FlatWeights:
-        """The elements with these integers, in a fresh array."""
+        """Return the elements with these integers, in a fresh array."""
 
     @abstractmethod
     def canonical(self, flat: FlatWeights) -> FlatWeights:
-        """The state in which each element has the value that its integer stands for: itself where that is so anyway."""
+        """Return the state with each element replaced by the value of its integer; the state itself if nothing changes."""
 
     def select(self, where: Integers | slice) -> IntegerForm:
-        """The same for some of the elements."""
+        """Return the form for some of the elements."""
         return self
 
 
 class Fp32(IntegerForm):
-    """All float32 values: their bits, as integers of the same order (of negative floats all bits but the sign are flipped)."""
+    """The form of all float32 values: their bits as integers of the same order."""
 
     def integers(self, flat: FlatWeights) -> NDArray[np.int32]:
-        """See `IntegerForm`."""
+        """Return the integers (`IntegerForm.integers`)."""
         return _ordered(flat.view(np.int32))
 
     def flat(self, integers: Integers) -> FlatWeights:
-        """See `IntegerForm`."""
+        """Return the elements (`IntegerForm.flat`)."""
         return _ordered(integers.astype(np.int32, copy=False)).view(np.float32)
 
     def canonical(self, flat: FlatWeights) -> FlatWeights:
-        """See `IntegerForm`."""
+        """Return the state itself (`IntegerForm.canonical`)."""
         return flat
 
 
 class Bf16(Fp32):
-    """The float32 values whose lower 16 bits are 0: the upper halves of those integers."""
+    """The form of float32 values whose lower 16 bits are 0: the upper halves of the integers of `Fp32`."""
 
     word = np.int16
 
     def integers(self, flat: FlatWeights) -> NDArray[np.int32]:
-        """See `IntegerForm`.
+        """Return the integers (`IntegerForm.integers`).
 
         Raises:
-            WeightsError: for a value that bf16 does not have (``reason="dtype"``).
+            WeightsError: For a value that bf16 cannot represent (``reason="dtype"``).
         """
         bits = flat.view(np.int32)
         if np.bitwise_or.reduce(bits, initial=0) & _LOW_HALF:
-            raise WeightsError("a state with values that bf16 does not have", reason="dtype")
+            raise WeightsError("the state has values that bf16 cannot represent", reason="dtype")
         out = _ordered(bits)
         out >>= 16
         return out
 
     def flat(self, integers: Integers) -> FlatWeights:
-        """See `IntegerForm`."""
+        """Return the elements (`IntegerForm.flat`)."""
         upper = integers.astype(np.int16, copy=False).astype(np.int32)
         upper ^= (upper >> 31) & np.int32(0x7FFF)
         upper <<= 16
@@ -106,32 +106,32 @@ class Bf16(Fp32):
 
 
 class Grid(IntegerForm):
-    """Multiples of a power of two, which each tensor has its own of: the integers are the multiples."""
+    """The form of multiples of a power of two, one power for each tensor. The integers are the multiples."""
 
     def __init__(self, exponents: Integers) -> None:
-        """Makes it.
+        """Create the form.
 
         Args:
-            exponents: of the power of two, for each element.
+            exponents: Exponent of the power of two, for each element.
         """
         self._exponents = exponents
 
     def integers(self, flat: FlatWeights) -> NDArray[np.int32]:
-        """See `IntegerForm`. What lies between two multiples goes to the nearer, of two that are as near to the even one."""
+        """Return the nearest multiples (`IntegerForm.integers`). A tie goes to the even one."""
         multiples = np.rint(np.ldexp(flat.astype(np.float64), -self._exponents))
         return np.clip(multiples, -_MOST, _MOST, out=multiples).astype(np.int32)
 
     def flat(self, integers: Integers) -> FlatWeights:
-        """See `IntegerForm`."""
+        """Return the elements (`IntegerForm.flat`)."""
         with np.errstate(over="ignore"):
             return np.ldexp(integers.astype(np.float64), self._exponents).astype(np.float32)
 
     def canonical(self, flat: FlatWeights) -> FlatWeights:
-        """See `IntegerForm`."""
+        """Return the state on the grid (`IntegerForm.canonical`)."""
         return self.flat(self.integers(flat))
 
     def select(self, where: Integers | slice) -> Grid:
-        """See `IntegerForm`."""
+        """Return the form for some of the elements (`IntegerForm.select`)."""
         return Grid(self._exponents[where])
 
 
@@ -139,12 +139,12 @@ FP32, BF16 = Fp32(), Bf16()
 
 
 def form_of(dtype: WireDtype, exponents: Sequence[int] = (), sizes: Sequence[int] = ()) -> IntegerForm:
-    """The form of a wire dtype.
+    """Return the form of a wire dtype.
 
     Args:
-        dtype: the wire dtype.
-        exponents: of a grid: one for each tensor.
-        sizes: of a grid: the elements of each tensor.
+        dtype: The wire dtype.
+        exponents: For a grid, the exponent of each tensor.
+        sizes: For a grid, the number of elements of each tensor.
     """
     match dtype:
         case WireDtype.FP32:
@@ -156,7 +156,7 @@ def form_of(dtype: WireDtype, exponents: Sequence[int] = (), sizes: Sequence[int
 
 
 def _ordered(bits: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Float bits to integers of the same order, in a fresh array; its own inverse."""
+    """Return float bits as integers of the same order (negative: all bits but the sign inverted). Its own inverse."""
     out: NDArray[np.int32] = bits >> 31
     out &= _MAGNITUDE
     out ^= bits

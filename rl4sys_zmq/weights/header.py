@@ -1,24 +1,24 @@
-"""The 72 bytes in front of every weights payload.
+"""The 72-byte header of every weights payload.
 
 ======  ====  ============  ===================================================================
 offset  size  field         meaning
 ======  ====  ============  ===================================================================
 0       4     magic         ``R4SW``
 4       1     format        3; another format is refused: ``version``
-5       1     flags         1: the version before the base is needed to decode it; another is refused: ``feature``
-6       1     codec         how the payload is written (`Codec`), else ``kind``
-7       1     wire dtype    what the elements are (`WireDtype`), else ``dtype``
+5       1     flags         1: decoding needs the version before the base; others are refused: ``feature``
+6       1     codec         form of the payload (`Codec`), else ``kind``
+7       1     wire dtype    form of the elements (`WireDtype`), else ``dtype``
 8       8     policy id     given by the learner in the handshake
 16      8     generation    of both versions
-24      8     base version  what the diff applies to; of a snapshot: its own version
-32      8     new version   what the payload leads to; of a diff: larger than the base
+24      8     base version  the version that a diff applies to; of a snapshot: its own version
+32      8     new version   the version that results; of a diff: larger than the base
 40      2     chunk         index of this chunk, from 0
 42      2     chunks        chunks of this update, at least 1
 44      4     elements      elements of the complete state
-48      4     payload size  bytes of the payload; at most as many as the elements have on the wire
+48      4     payload size  bytes of the payload; at most the size of the elements on the wire
 52      4     check         low 32 bits of xxh3-64 of this header with a check of 0
 56      8     payload hash  xxh3-64 of the payload
-64      8     state hash    xxh3-64 of the complete new state: float32 in manifest order, whatever the wire dtype
+64      8     state hash    xxh3-64 of the complete new state: float32 in manifest order, for any wire dtype
 ======  ====  ============  ===================================================================
 
 All numbers are unsigned and little-endian.
@@ -45,14 +45,14 @@ _CHECK = struct.Struct("<I")
 _CHECK_AT = 52
 _PREDICTED = 1
 
-# Membership of a number in an enumeration is an error before Python 3.12.
+# Before Python 3.12, `in` raises an error for a plain number and an enumeration.
 _CODECS = frozenset(int(codec) for codec in Codec)
 _DTYPES = frozenset(int(dtype) for dtype in WireDtype)
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsHeader:
-    """What a weights payload is, what it applies to, and what must come out. The fields are those of the module's table."""
+    """The header of a weights payload. The fields are those of the module's table."""
 
     policy_id: bytes
     generation: int
@@ -69,39 +69,39 @@ class WeightsHeader:
     predicted: bool = False
 
     def pack(self) -> bytes:
-        """The 72 bytes.
+        """Return the 72 bytes.
 
         Raises:
-            ProtocolError: when a field does not fit its place (``range``), or the payload is too large (``too_large``).
+            ProtocolError: If a field is out of range (``range``), or the payload is too large (``too_large``).
         """
         self._check()
         try:
             packed = bytearray(self._packed())
         except struct.error as exc:
-            raise ProtocolError(Refusal.RANGE, f"a field of {self} does not fit its place: {exc}") from exc
+            raise ProtocolError(Refusal.RANGE, f"a field of {self} is out of range: {exc}") from exc
         _CHECK.pack_into(packed, _CHECK_AT, _check_of(packed))
         return bytes(packed)
 
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> WeightsHeader:
-        """Reads and checks the 72 bytes.
+        """Read and check the 72 bytes.
 
         Raises:
-            ProtocolError: with the code of the first rule that they break, in the order of the module's table, but for the
-                check, which comes right after the format; ``malformed`` for another length.
+            ProtocolError: With the code of the first rule that is broken, in the order of the module's table. The check comes
+                right after the format. A wrong length is ``malformed``.
         """
         if len(data) != HEADER_BYTES:
-            raise ProtocolError(Refusal.MALFORMED, f"a weights header of {len(data)} bytes, not {HEADER_BYTES}")
+            raise ProtocolError(Refusal.MALFORMED, f"a weights header has {len(data)} bytes; expected {HEADER_BYTES}")
         (magic, form, flags, codec, dtype, policy_id, generation, base, new, chunk, chunks, elements, payload_bytes, check,
          payload_hash, state_hash) = _FIELDS.unpack(data)  # fmt: skip
         if magic != MAGIC:
-            raise ProtocolError(Refusal.MAGIC, f"weights do not start with {magic!r}")
+            raise ProtocolError(Refusal.MAGIC, f"a weights header cannot start with {magic!r}")
         if form != FORMAT:
             raise ProtocolError(Refusal.VERSION, f"weights format {form}; this side reads {FORMAT}")
         bare = bytearray(data)
         _CHECK.pack_into(bare, _CHECK_AT, 0)
         if check != _check_of(bare):
-            raise ProtocolError(Refusal.CHECKSUM, "the weights header is not the one that was sent")
+            raise ProtocolError(Refusal.CHECKSUM, "the checksum does not match the received weights header")
         if flags & ~_PREDICTED:
             raise ProtocolError(Refusal.FEATURE, f"unknown weights flags {flags:#04x}")
         if codec not in _CODECS:
@@ -115,13 +115,13 @@ class WeightsHeader:
 
     def _check(self) -> None:
         if len(self.policy_id) != 8:
-            raise ProtocolError(Refusal.RANGE, f"a policy id of {len(self.policy_id)} bytes, not 8")
+            raise ProtocolError(Refusal.RANGE, f"a policy id has {len(self.policy_id)} bytes; expected 8")
         if self.base_version >= self.new_version if self.codec.is_diff else self.base_version != self.new_version:
-            raise ProtocolError(Refusal.RANGE, f"{self.codec.name} from version {self.base_version} to {self.new_version}")
+            raise ProtocolError(Refusal.RANGE, f"{self.codec.name} cannot go from {self.base_version} to {self.new_version}")
         if not self.chunk < self.chunks:
-            raise ProtocolError(Refusal.RANGE, f"chunk {self.chunk} of {self.chunks}")
+            raise ProtocolError(Refusal.RANGE, f"chunk {self.chunk} of {self.chunks} is out of range")
         if self.predicted and not self.codec.is_diff:
-            raise ProtocolError(Refusal.RANGE, f"{self.codec.name} that needs another version")
+            raise ProtocolError(Refusal.RANGE, f"{self.codec.name} cannot need another version")
         if self.payload_bytes > self.wire_dtype.itemsize * self.elements:
             raise ProtocolError(Refusal.TOO_LARGE, f"{self.payload_bytes} bytes for {self.elements} elements")
 
@@ -133,5 +133,5 @@ class WeightsHeader:
 
 
 def _check_of(bare: bytearray) -> int:
-    """The check of a header whose check field is 0."""
+    """Return the check of a header whose check field is 0."""
     return xxhash.xxh3_64_intdigest(bytes(bare)) & 0xFFFFFFFF

@@ -1,8 +1,8 @@
-"""Differences as bytes: integers near zero, in as few bits as a fast coder finds.
+"""Integers near zero as bytes, in few bits at high speed.
 
-The way is chosen by what is counted. Where few differ from zero, their positions are written as gaps, their signs as bits,
-and then, in the same manner, by how much they exceed 1. Where many do, each is a symbol (about how large it is) and the bits
-that the symbol leaves open.
+The form depends on the counts. Where few integers are not zero, the positions are written as gaps and the signs as bits. The
+magnitudes minus 1 follow in the same form, recursively. Where many are not zero, each integer is a symbol for its approximate
+size, followed by the remaining bits.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from numpy.typing import NDArray
 from rl4sys_zmq.weights import symbols
 from rl4sys_zmq.weights.bits import BitReader, Integers, bad, pack_fields, pack_flags, pack_gaps, varint
 
-__all__ = ["SPARSE_SHARE_OF_UNITS", "Sparse", "few", "pack_integers", "unpack_integers"]
+__all__ = ["SPARSE_SHARE_OF_UNITS", "Sparse", "is_sparse", "pack_integers", "unpack_integers"]
 
 ZERO, SPARSE, SYMBOLS = range(3)
 SPARSE_SHARE = 0.45
-"""Up to this share of non-zeros, positions are cheaper than symbols."""
+"""Up to this share of non-zeros, positions are shorter than symbols."""
 UNIT_SHARE, SPARSE_SHARE_OF_UNITS = 0.75, 0.6
-"""Where so many of them are 1 or -1, up to that share: Huffman's codes are too long for symbols of which one is so frequent."""
+"""If the first share of the non-zeros is 1 or -1, Huffman codes are long: use positions up to the second share."""
 MAX_DEPTH = 6
 
 Sparse = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Growing positions and the non-zero integers there."""
+"""Ascending positions, and the non-zero integers there."""
 
 
-def few(magnitudes: Integers, size: int) -> bool:
-    """Whether these non-zeros among `size` integers are few enough to be written by their positions."""
+def is_sparse(magnitudes: Integers, size: int) -> bool:
+    """Return True if these non-zeros among `size` integers are few enough to be written by their positions."""
     if magnitudes.size <= SPARSE_SHARE * size:
         return True
     units = np.count_nonzero(magnitudes == 1)
@@ -35,21 +35,21 @@ def few(magnitudes: Integers, size: int) -> bool:
 
 
 def pack_integers(positions: Integers, values: Integers, size: int) -> bytes:
-    """`size` integers of which those at `positions` (growing) are `values` (not zero, int64 of 32 bits), the others 0."""
+    """Pack `size` integers: `values` (not zero, int64 of 32 bits) at `positions` (ascending), 0 elsewhere."""
     if not positions.size:
         return bytes([ZERO])
     magnitudes, negative = np.abs(values), values < 0
-    if not few(magnitudes, size):
+    if not is_sparse(magnitudes, size):
         return _pack_symbols(positions, magnitudes, size, negative)
     head = bytes([SPARSE]) + varint(positions.size) + pack_gaps(positions, size) + pack_flags(negative)
     return head + _pack_magnitudes(magnitudes - 1, MAX_DEPTH)
 
 
 def unpack_integers(reader: BitReader, size: int) -> Sparse:
-    """What `pack_integers` wrote, with bounds on every number before anything is allocated.
+    """Read the bytes of `pack_integers`. Every number is checked against its bounds before memory is allocated.
 
     Raises:
-        WeightsError: when it is something else (``reason="payload"``).
+        WeightsError: If they are malformed (``reason="payload"``).
     """
     mode = reader.byte()
     if mode == ZERO:
@@ -67,12 +67,12 @@ def unpack_integers(reader: BitReader, size: int) -> Sparse:
 
 
 def _pack_magnitudes(excess: NDArray[np.int64], depth: int) -> bytes:
-    """Integers from 0 on."""
+    """Pack integers of at least 0."""
     positions = np.flatnonzero(excess)
     if not positions.size:
         return bytes([ZERO])
     values = excess[positions]
-    if not depth or not few(values, excess.size):
+    if not depth or not is_sparse(values, excess.size):
         return _pack_symbols(positions, values, excess.size, None)
     head = bytes([SPARSE]) + varint(positions.size) + pack_gaps(positions, excess.size)
     return head + _pack_magnitudes(values - 1, depth - 1)
@@ -85,7 +85,7 @@ def _unpack_magnitudes(reader: BitReader, size: int, depth: int) -> NDArray[np.i
         return out
     if mode == SPARSE:
         if not depth:
-            raise bad("too deep")
+            raise bad("magnitudes are nested too deep")
         count = reader.varint(size)
         positions = reader.gaps(count, size)
         out[positions] = _unpack_magnitudes(reader, count, depth - 1) + 1
@@ -96,7 +96,7 @@ def _unpack_magnitudes(reader: BitReader, size: int, depth: int) -> NDArray[np.i
 
 
 def _pack_symbols(positions: Integers, magnitudes: NDArray[np.int64], size: int, negative: NDArray[np.bool_] | None) -> bytes:
-    """A symbol for each of `size` integers; then what the symbols of those that are not zero leave open, and their signs."""
+    """Pack a symbol for each of `size` integers, then the remaining bits and the signs of those that are not zero."""
     of_values = symbols.symbols_of(magnitudes, symbols.MAX_FINE)
     plane = np.zeros(size, dtype=np.uint8)
     plane[positions] = of_values
@@ -122,7 +122,7 @@ def _unpack_symbols(reader: BitReader, mode: int, size: int, *, signed: bool) ->
     of_values = plane[positions]
     values = symbols.bases[fine][of_values]
     if values.size and values.min() < 0:
-        raise bad("a symbol that no magnitude has")
+        raise bad("a symbol stands for no magnitude")
     widths = symbols.widths[fine][of_values]
     if not signed:
         there = np.flatnonzero(widths)
@@ -136,7 +136,7 @@ def _unpack_symbols(reader: BitReader, mode: int, size: int, *, signed: bool) ->
 
 
 def _negate(values: NDArray[np.int64], where: NDArray[np.bool_]) -> None:
-    """In place, and in a third of the time that numpy's own ``where`` takes."""
+    """Negate values in place, in a third of the time that numpy's own ``where`` takes."""
     signs = where.astype(np.int64)
     values ^= np.negative(signs)
     values += signs

@@ -1,4 +1,4 @@
-"""From the learner's float32 weights to the values that travel: bf16, or a grid of a power of two for each tensor."""
+"""Rounding of the learner's float32 weights to a wire dtype: bf16, or a grid with one power of two for each tensor."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ Steps = tuple[int, ...]
 LEAST_EXPONENT, MOST_EXPONENT = -126, 127
 _MANTISSA = 23
 _FINE = 10
-"""Without an update to go by, a step is so many halvings of a tensor's size."""
+"""The step of a tensor without updates to measure is its largest value divided by two to this power."""
 _SLACK = 0.6
-"""How far, in halvings, a step may be from the one that would be chosen now before it changes."""
+"""The largest distance, in powers of two, between the present step and the ideal one before the step changes."""
 
 
 def round_to(dtype: WireDtype, flat: FlatWeights, steps: Steps = (), sizes: Sequence[int] = ()) -> FlatWeights:
-    """The nearest values that travel, in a fresh array ``[n]``; of two that are as near, the even one.
+    """Return the nearest values of the wire dtype, in a fresh array ``[n]``. A tie goes to the even value.
 
     Args:
-        dtype: the wire dtype.
-        flat: finite float32 ``[n]``.
-        steps: of a grid.
-        sizes: of a grid: the elements of each tensor.
+        dtype: The wire dtype.
+        flat: Finite float32 ``[n]``.
+        steps: For a grid, its steps.
+        sizes: For a grid, the number of elements of each tensor.
 
     Raises:
-        WeightsError: for what is not finite, also after rounding (``reason="finite"``).
+        WeightsError: If a value is not finite, before or after rounding (``reason="finite"``).
     """
     match dtype:
         case WireDtype.FP32:
@@ -54,7 +54,7 @@ def round_to(dtype: WireDtype, flat: FlatWeights, steps: Steps = (), sizes: Sequ
 
 
 def steps_of(flat: FlatWeights, sizes: Sequence[int]) -> Steps:
-    """The coarsest grid that has all values of a state on it: the lowest bit that is set in any element of a tensor."""
+    """Return the coarsest grid with all values of a state: the lowest set bit of any element of a tensor."""
     bits = flat.view(np.int32)
     fractions = bits & 0x7FFFFF
     exponents = (bits >> 23) & 0xFF
@@ -66,18 +66,18 @@ def steps_of(flat: FlatWeights, sizes: Sequence[int]) -> Steps:
 
 
 def choose_steps(flat: FlatWeights, last: FlatWeights | None, steps: Steps, sizes: Sequence[int], *, noise: float) -> Steps:
-    """The steps of the next version, which depend on nothing but the arguments.
+    """Return the steps of the next version. They depend on the arguments only.
 
-    The error of rounding is to be small beside what an update does, so a tensor's step follows the size of its updates:
-    it is about `noise` times their root mean square. It stays while that is within a factor of about 1.5, and it is never so
-    small that multiples of it have more than 23 bits.
+    The rounding error should be small compared with an update, so a tensor's step is about `noise` times the root mean square of
+    its last update. The step stays unchanged while it is within a factor of about 1.5 of that. It is never so small that a
+    multiple needs more than 23 bits.
 
     Args:
-        flat: the learner's weights, finite float32 ``[n]``.
-        last: the ones that were published last, before rounding; None at first.
-        steps: of the last version, empty at first.
-        sizes: the elements of each tensor.
-        noise: see above.
+        flat: The learner's weights, finite float32 ``[n]``.
+        last: The weights published last, before rounding; None at first.
+        steps: Steps of the last version; empty at first.
+        sizes: Number of elements of each tensor.
+        noise: Ratio of step and update.
     """
     out = []
     begin = 0

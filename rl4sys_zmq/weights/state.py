@@ -21,22 +21,22 @@ from rl4sys_zmq.weights.rounding import LEAST_EXPONENT, Steps, steps_of
 __all__ = ["EncodingOptions", "apply_update", "encode_update"]
 
 SNAPSHOT_GAIN = {0: 0.0, 1: 0.6, 2: 0.9}
-"""By level: a whole state is compressed only below this share of its size, for expanding it costs every actor time."""
+"""The share of its size, by level, below which a whole state is compressed. Decompression costs every actor time."""
 SNAPSHOT_SAMPLE = 1024
-"""About how many elements say whether it is worth trying."""
+"""The approximate number of elements in the sample that decides if compression is tried."""
 
-_TABLED = (Codec.SPARSE, Codec.PLANES, Codec.GROUPS)
-"""What is written in multiples of a grid's steps, and so has the table of the steps before it."""
+_WITH_STEP_TABLE = (Codec.SPARSE, Codec.PLANES, Codec.GROUPS)
+"""The forms in multiples of a grid's steps. Their payload begins with the table of steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodingOptions:
-    """How updates are written.
+    """The options for encoding updates.
 
     Attributes:
-        dtype: what the elements are on the wire.
-        level: 0 writes whole states, not coded at all; 1 is fast; 2 takes up to ten times as long, for fewer bytes.
-        sizes: the elements of each tensor; only a grid needs them.
+        dtype: Form of the elements on the wire.
+        level: 0 writes whole, uncompressed states. 1 is fast. 2 takes up to ten times as long, for fewer bytes.
+        sizes: Number of elements of each tensor. Only a grid needs them.
     """
 
     dtype: WireDtype = WireDtype.FP32
@@ -52,21 +52,21 @@ def encode_update(
     *,
     before: PolicySnapshot | None = None,
 ) -> tuple[bytes, Payload]:
-    """The header and the payload that bring an actor from `base` to `new`.
+    """Return the header and the payload that bring an actor from `base` to `new`.
 
-    A whole snapshot when `base` is None or of another generation (no diff crosses generations), and at level 0.
+    The update is a whole snapshot at level 0, and if `base` is None or of another generation. No diff crosses generations.
 
     Args:
-        policy_id: of the policy.
-        base: what the actor holds.
-        new: what it shall hold, in values of the wire dtype.
-        writing: how to write it; None: float32 at level 1.
-        before: the version before the base, if the actor holds that too: a diff may then need it.
+        policy_id: Id of the policy.
+        base: The snapshot that the actor holds.
+        new: The snapshot to send, in values of the wire dtype.
+        writing: How to encode it. If None, float32 at level 1.
+        before: The version before the base, if the actor holds that too. The diff can then depend on it.
 
     Raises:
-        WeightsError: `new` is not newer than `base` (``gap``), of another size than `base` (``size``), not of the wire dtype
-            (``dtype``), or not finite (``finite``).
-        ProtocolError: a number does not fit the header.
+        WeightsError: If `new` is not newer than `base` (``gap``), has another size than `base` (``size``), has values outside the
+            wire dtype (``dtype``), or is not finite (``finite``).
+        ProtocolError: If a number does not fit the header.
     """
     _require_finite(new.flat)
     writing = writing or EncodingOptions()
@@ -102,23 +102,23 @@ def apply_update(
     *,
     before: PolicySnapshot | None = None,
 ) -> PolicySnapshot:
-    """The snapshot that an update leads to from the one that is `held`, verified whole.
+    """Return the snapshot that an update leads to from `held`, verified as a whole.
 
-    It lies in a fresh buffer, or in the payload's own, which nobody may write to again.
-    Which policy it is for, and whether a snapshot is older than what is held, is for the caller to compare.
+    The weights are in a fresh buffer, or in the payload's own buffer, which must not be written again. The caller checks that the
+    update is for this policy, and that a snapshot is not older than the one held.
 
     Args:
-        header: the 72 bytes, or what `WeightsHeader.unpack` made of them.
-        payload: the bytes that followed.
-        held: what the actor has, which is finite; None before the first snapshot.
-        sizes: the elements of each tensor of the policy.
-        before: what the actor had before `held`, if it is still there.
+        header: The 72 bytes, or the result of `WeightsHeader.unpack`.
+        payload: The bytes that followed.
+        held: The snapshot that the actor holds, with finite weights; None before the first one.
+        sizes: Number of elements of each tensor of the policy.
+        before: The snapshot that the actor held before `held`, if it is still available.
 
     Raises:
-        WeightsError: nothing was applied. Its `reason` is ``size`` (another policy's size), ``payload`` (header or payload are
-            damaged or malformed), ``gap`` (the diff is not from what is held, or needs the version before that too: ask for what
-            is missing), ``digest`` (the result is not the learner's state: ask for a snapshot), or ``finite`` (the learner's
-            state has infinities or NaN).
+        WeightsError: If the update cannot be applied. Nothing was changed. The `reason` is ``size`` (a policy of another size),
+            ``payload`` (header or payload are damaged or malformed), ``gap`` (the diff does not start from `held`, or needs the
+            version before it: fetch what is missing), ``digest`` (the result differs from the learner's state: fetch a snapshot),
+            or ``finite`` (the learner's state has infinities or NaN).
     """
     head = _unpacked(header)
     size = sum(sizes)
@@ -129,10 +129,11 @@ def apply_update(
         if held is None or (held.generation, held.version) != (head.generation, head.base_version):
             have = "nothing" if held is None else f"version {held.version} of generation {held.generation}"
             raise WeightsError(
-                f"a diff from version {head.base_version} of generation {head.generation}, and {have} is held", reason="gap"
+                f"the diff starts from version {head.base_version} of generation {head.generation}, but {have} is held",
+                reason="gap",
             )
         if head.predicted and not (before is not None and _precedes(before, head.generation, head.base_version)):
-            raise WeightsError(f"a diff that needs version {head.base_version - 1}, which is not held", reason="gap")
+            raise WeightsError(f"the diff needs version {head.base_version - 1}, which is not held", reason="gap")
         used = (held, before) if head.predicted and before is not None else (held,)
         if any(one.flat.size != size for one in used):
             raise WeightsError(f"{[one.flat.size for one in used]} elements are held for a policy of {size}", reason="size")
@@ -141,7 +142,7 @@ def apply_update(
     else:
         flat = written = _decode_snapshot(head.codec, payload, size, head.wire_dtype)
     if digest(flat) != head.state_hash:
-        raise WeightsError(f"version {head.new_version} does not verify: its digest is not the learner's", reason="digest")
+        raise WeightsError(f"version {head.new_version} does not verify: its digest differs from the learner's", reason="digest")
     _require_finite(written)
     return PolicySnapshot(head.generation, head.new_version, head.state_hash, flat)
 
@@ -156,7 +157,7 @@ def _encode_diff(base: FlatWeights, new: FlatWeights, writing: EncodingOptions, 
     if writing.dtype is WireDtype.GRID:
         steps = steps_of(new, writing.sizes)
         if sum(writing.sizes) != new.size or any(step < LEAST_EXPONENT for step in steps):
-            raise WeightsError("a state that is on no grid of these tensors", reason="dtype")
+            raise WeightsError("the state is not on a grid of these tensors", reason="dtype")
         table = np.array(steps, dtype=np.int8).tobytes()
     form = form_of(writing.dtype, steps, writing.sizes)
     flat = before.flat if before is not None else None
@@ -167,7 +168,7 @@ def _decode_diff(
     head: WeightsHeader, payload: Payload, base: FlatWeights, before: FlatWeights | None, sizes: Sequence[int]
 ) -> DecodedState:
     steps: Steps = ()
-    if head.wire_dtype is WireDtype.GRID and head.codec in _TABLED:
+    if head.wire_dtype is WireDtype.GRID and head.codec in _WITH_STEP_TABLE:
         steps = tuple(np.frombuffer(BitReader(payload).take(len(sizes)), dtype=np.int8).tolist())
         payload = memoryview(payload)[len(sizes) :]
     form = form_of(head.wire_dtype, steps or (0,) * len(sizes), sizes)
@@ -179,7 +180,7 @@ def _snapshot_form(dtype: WireDtype) -> IntegerForm:
 
 
 def _encode_snapshot(flat: FlatWeights, writing: EncodingOptions) -> tuple[Codec, Payload]:
-    """The whole state; compressed, where that gains enough, in the form of its bits, which needs no steps."""
+    """Return the whole state, compressed if that gains enough. Compression needs no steps."""
     dtype, most = writing.dtype, SNAPSHOT_GAIN[writing.level]
     every = 1 + flat.size // SNAPSHOT_SAMPLE
     sample = flat[::every]
@@ -210,7 +211,7 @@ def _decode_snapshot(codec: Codec, payload: Payload, size: int, dtype: WireDtype
             flat[piece] = form.flat(words)
         return flat
     if len(payload) != dtype.itemsize * size:
-        raise bad(f"a snapshot of {len(payload)} bytes for {size} elements")
+        raise bad(f"a snapshot has {len(payload)} bytes for {size} elements")
     if dtype is WireDtype.BF16:
         return (np.frombuffer(payload, dtype="<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
     return np.require(np.frombuffer(payload, dtype="<f4"), np.float32, "A")
@@ -227,11 +228,11 @@ def _unpacked(header: bytes | memoryview | WeightsHeader) -> WeightsHeader:
 
 def _verify_payload(head: WeightsHeader, payload: Payload) -> None:
     if head.chunks != 1:
-        raise WeightsError(f"an update in {head.chunks} chunks; this side reads whole ones", reason="payload")
+        raise WeightsError(f"the update has {head.chunks} chunks; this side supports one", reason="payload")
     if len(payload) != head.payload_bytes:
-        raise WeightsError(f"a payload of {len(payload)} bytes, not {head.payload_bytes}", reason="payload")
+        raise WeightsError(f"the payload has {len(payload)} bytes; expected {head.payload_bytes}", reason="payload")
     if xxhash.xxh3_64_intdigest(payload) != head.payload_hash:
-        raise WeightsError("the payload is not the one that was sent", reason="payload")
+        raise WeightsError("the checksum does not match the received payload", reason="payload")
 
 
 def _require_finite(flat: FlatWeights) -> None:

@@ -1,11 +1,11 @@
-"""How it is written: values to frames and back, pure functions without sockets.
+"""The wire format: pure functions that turn values into frames and back. No sockets.
 
-- `messages`: every message as a dataclass; `codec`: `encode` and `decode`.
-- `segments`: segments packed and joined to a `Submit`; `batch` and `columns`: those of a `Submit` read as views; `layout` and
-  `schema`: what their columns look like, and what they must look like. `specs`: policy specs as documents.
-- `prefix`: the 48 fixed bytes; `values`: the msgpack header, strictly read.
+- `messages`: every message as a dataclass. `codec`: `encode` and `decode`.
+- `segments`: packs segments and joins them into a `Submit`. `batch` and `columns`: read the segments of a `Submit` as views.
+- `layout` and `schema`: the columns that a segment has, and those that a client requires. `specs`: policy specs as documents.
+- `prefix`: the 48 fixed bytes of every message. `values`: the msgpack header and its strict decoder.
 
-Nothing here is ever pickled or unpickled.
+Nothing here is pickled or unpickled.
 """
 
 from rl4sys_zmq.wire.batch import Batch, read_heads, read_submit

@@ -1,7 +1,8 @@
-"""The segments of a `Submit`, read all at once: heads as one array, columns as views into the frames. Nothing is copied.
+"""A reader for all segments of a `Submit` at once: heads as one array, columns as views into the frames.
 
-What is wrong with the bytes costs the message; what is wrong with one segment's numbers or layout costs that segment. Images are
-decoded when columns or segments are asked for, which a gateway never does: `Batch.errors` needs no more than their sizes.
+Nothing is copied. An error in the bytes refuses the whole message. An error in one segment's numbers or layout refuses that
+segment alone. Images are decoded when columns or segments are requested. A gateway never requests them: `Batch.errors` needs only
+their sizes.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ _ODD_FLAGS = [
     flags >= 32 or flags & 7 not in (0, 1, 2, 4) or bool(flags & Flag.RETURN and not flags & _ENDED) for flags in range(256)
 ]
 _ODD = np.array(_ODD_FLAGS)
-"""By the flags: they contradict each other, or are none of ours."""
+"""For each value of ``flags``: True if its bits contradict each other or are unknown."""
 FEW = 8
-"""So many heads are looked at faster one by one."""
+"""Up to this number of heads, a loop is faster than array operations."""
 
 _NEVER = (1 << 64) - 1
 
@@ -40,19 +41,19 @@ Head = tuple[int, int, int, int, float, int, int, int, int, int, int]
 
 
 class Batch:
-    """The segments of one message that holds together.
+    """The segments of one well-formed message.
 
     Attributes:
-        first_seq: the number of the first.
-        heads: of all of them.
-        steps: int64, how many decisions each claims to hold: as many as there are rows.
+        first_seq: Sequence number of the first segment.
+        heads: The heads of all segments.
+        steps: Number of decisions in each segment, int64. It equals the number of rows.
     """
 
     def __init__(self, message: Submit) -> None:
-        """Reads a message.
+        """Read a message.
 
         Raises:
-            ProtocolError: when it does not hold together, so that no segment in it can be trusted.
+            ProtocolError: If the message is malformed, so that none of its segments can be trusted.
         """
         self.first_seq = message.first_seq
         self.heads = heads = read_heads(message)
@@ -72,12 +73,12 @@ class Batch:
 
     @property
     def checks(self) -> NDArray[np.uint64]:
-        """What tells each segment from any other."""
+        """The 64-bit digest that distinguishes each segment from others."""
         checks: NDArray[np.uint64] = self.heads["check"]
         return checks
 
     def errors(self, schema: SegmentSchema | None = None) -> dict[int, ProtocolError]:
-        """Which segments can't be taken, by their places in the message, and why; without a schema, for their numbers alone."""
+        """Return the segments to refuse, by index, with the reason. Without a schema only the heads are checked."""
         longest = schema.max_steps if schema is not None else None
         places = range(len(self)) if len(self) <= FEW else self._suspicious(longest)
         heads: dict[int, Head] = {place: head_struct.unpack_from(self._raw, place * HEAD_BYTES) for place in places}
@@ -89,7 +90,7 @@ class Batch:
         return dict(sorted(out.items())) if len(out) > 1 else out
 
     def _suspicious(self, max_steps: int | None) -> list[int]:
-        """The places of all heads that break a rule of `_head_error`; it has the last word."""
+        """Return the indices of all heads that break a rule of `_head_error`, which then makes the final decision."""
         heads, steps = self.heads, self.steps
         flags, lengths = heads["flags"], heads["episode_length"]
         least = np.where(flags & _ENDED, steps, 0)
@@ -100,17 +101,17 @@ class Batch:
 
     @property
     def has_images(self) -> bool:
-        """Whether some of it must be decoded before it can be read."""
+        """True if some columns must be decoded before they can be read."""
         return any(group.columns[0].coded for group in self._groups)
 
     def decode_images(self) -> dict[int, str]:
-        """Decodes the images of the message, once; `columns` and `segments` do it too.
+        """Decode the images of the message, once. `columns` and `segments` call it too.
 
         Returns:
-            Which segments have images that can't be decoded, by their places, and why. Their observations are all 0.
+            The segments whose images cannot be decoded, by their index, with the reason. Their observations are all 0.
 
         Raises:
-            ProtocolError: ``feature`` when there are images, and no Pillow.
+            ProtocolError: ``feature`` if there are images and Pillow is not installed.
         """
         if self._undecodable is None:
             if self.has_images and not has_pillow():
@@ -120,7 +121,7 @@ class Batch:
         return self._undecodable
 
     def alone(self, place: int) -> Submit:
-        """A message of one of the segments: its head as it came, its images as they came, and nothing else coded."""
+        """Return a message with one of the segments. Its head and its images are unchanged; nothing else is coded."""
         group = next(group for group in self._groups if place in group.members)
         at = group.members.tolist().index(place)
         head = bytearray(self._raw[place * HEAD_BYTES : (place + 1) * HEAD_BYTES])
@@ -142,7 +143,7 @@ class Batch:
         return Submit(self.first_seq + place, 1, 0, [group.layout.text], Block(bytes(head)), body, codings)
 
     def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """The rows of each column of all segments, with its letter, in as few arrays as possible."""
+        """Iterate over the rows of each column, with its letter, in as few arrays as possible."""
         self.decode_images()
         for group in self._groups:
             for views in group.columns:
@@ -150,9 +151,10 @@ class Batch:
                     yield views.column.letter, array
 
     def oldest(self, generation: int, first_version: int) -> NDArray[np.int64]:
-        """The least version among each segment's steps; of earlier generations it counts as `first_version` at most.
+        """Return the lowest version among each segment's steps.
 
-        For segments none of whose versions is from the future.
+        A version of an earlier generation counts as at most `first_version`. The caller has checked that no version is from the
+        future.
         """
         found = self.heads["version"].copy()
         for group in self._groups:
@@ -165,7 +167,7 @@ class Batch:
         return np.where(self.heads["generation"] == generation, found, np.minimum(found, first)).astype(np.int64)
 
     def returns(self, places: Sequence[int]) -> list[tuple[int, float, int]]:
-        """Of the segments at these places, those with an episode's return: which of them, the return, the episode's length."""
+        """Return index in `places`, return and episode length of the segments with an episode's return."""
         heads = self.heads[places]
         which = np.flatnonzero(heads["flags"] & Flag.RETURN)
         if not len(which):
@@ -175,7 +177,7 @@ class Batch:
         )
 
     def segments(self) -> list[Segment]:
-        """All segments, as read-only views, those among them whose numbers are out of range."""
+        """Return all segments as read-only views, including those whose numbers are out of range."""
         self.decode_images()
         heads: Iterator[Head] = head_struct.iter_unpack(self._raw)
         if len(self._groups) == 1:
@@ -215,7 +217,7 @@ class Batch:
         return out
 
     def _versions(self, group: Group) -> list[NDArray[np.uint64]]:
-        """The column of versions of each segment, written out where one stands for all steps."""
+        """Return the version column of each segment. Where the head has one version for all steps, repeat it."""
         heads, steps = self.heads, self.steps
         if len(self._groups) > 1:
             heads, steps = heads[group.members], steps[group.members]
@@ -232,10 +234,10 @@ class Batch:
 
 
 def read_heads(message: Submit) -> NDArray[Any]:
-    """The heads of a message, which may say anything: ``[count]`` of `HEAD`.
+    """Return the heads of a message, not yet checked: ``[count]`` of `HEAD`.
 
     Raises:
-        ProtocolError: when they are not as many as the message says.
+        ProtocolError: If their number differs from the message's `count`.
     """
     size = len(message.heads)
     if not size or size != message.count * HEAD_BYTES:
@@ -244,11 +246,12 @@ def read_heads(message: Submit) -> NDArray[Any]:
 
 
 def read_submit(message: Submit) -> list[Segment | ProtocolError]:
-    """The segments of a message, as read-only views into its frames; in the place of one that is out of range, or of images that
-    can't be decoded, its error.
+    """Return the segments of a message as read-only views into its frames.
+
+    A segment with a number out of range, or with images that cannot be decoded, is replaced by its error.
 
     Raises:
-        ProtocolError: when the message does not hold together, so that no segment in it can be trusted.
+        ProtocolError: If the message is malformed, so that none of its segments can be trusted.
     """
     batch = Batch(message)
     undecodable = {place: ProtocolError(Refusal.MALFORMED, reason) for place, reason in batch.decode_images().items()}
@@ -257,14 +260,14 @@ def read_submit(message: Submit) -> list[Segment | ProtocolError]:
 
 
 def _head_error(head: Head, max_steps: int | None) -> ProtocolError | None:
-    """The rule that a head breaks, or None."""
+    """Return the error for the rule that a head breaks, or None."""
     _, _, _, _, _, length, _, steps, flags, _, reserved = head
     if _ODD_FLAGS[flags] or reserved:
-        words = f"a segment with the flags {flags:#04x} and {reserved} where 0 must be"
+        words = f"a segment has the invalid flags {flags:#04x} or the reserved field {reserved} instead of 0"
     elif flags & _ENDED and length < steps:
-        words = f"an episode of {length} steps that ends with a segment of {steps}"
+        words = f"an episode of {length} steps ends with a segment of {steps} steps"
     elif length and not flags & _ENDED:
-        words = f"a segment that does not end its episode, of {length} steps"
+        words = f"a segment has an episode length of {length} steps but does not end its episode"
     elif max_steps is not None and not 1 <= steps <= max_steps:
         words = f"a segment of {steps} steps; 1 to {max_steps} are allowed"
     else:

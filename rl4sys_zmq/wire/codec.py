@@ -1,4 +1,4 @@
-"""Messages to frames and back: pure functions, checked field by field."""
+"""Encoding and decoding of messages: pure functions that check every field."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rl4sys_zmq.wire.values import pack_header, unpack_header
 __all__ = ["decode", "encode"]
 
 _IN_PREFIX = ("first_seq", "count")
-"""Fields of Submit that live in the prefix, where a router may read them without touching the header."""
+"""Fields of `Submit` that travel in the prefix, where a router can read them without decoding the header."""
 
 _NO_VALUES = ("body", "digests")
 _U64 = 1 << 64
 MAX_COUNT = (1 << 63) - 1
-"""The largest number in a message that is no hash: what is added to one still fits its place."""
-_HASHES = {"digest", "seed"}
+"""The largest number in a message, hashes excepted. A sum with another such number still fits 64 bits."""
+_UNBOUNDED = {"digest", "seed"}
 Checker = Callable[[Any], bool]
 
 _CHECKERS: dict[object, Checker] = {
@@ -46,7 +46,7 @@ class _Field:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """How one kind of message is laid out, derived from its dataclass once."""
+    """The layout of one kind of message, derived once from its dataclass."""
 
     cls: type[Any]
     header: tuple[_Field, ...]
@@ -71,10 +71,10 @@ _SHAPES: dict[int, _Shape] = {cls.KIND: _shape(cls) for cls in get_args(Message)
 
 
 def encode(message: Message) -> list[Frame]:
-    """The frames of a message: prefix and header, then the body.
+    """Return the frames of a message: prefix and header, then the body.
 
     Raises:
-        ProtocolError: when a field holds what cannot travel.
+        ProtocolError: If a field holds a value that cannot travel.
     """
     shape = _SHAPES[message.KIND]
     header = pack_header({f.name: getattr(message, f.name) for f in shape.header})
@@ -87,27 +87,27 @@ def encode(message: Message) -> list[Frame]:
 
 
 def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32, verify: bool = True) -> Message:
-    """Reads a message from bytes that nobody vouches for.
+    """Read a message from untrusted bytes.
 
     Args:
-        frames: all frames of the message.
-        max_bytes: a longer message is refused before anything is read.
-        verify: False where somebody in this process has compared the checksum already.
+        frames: All frames of the message.
+        max_bytes: Longest message to accept. A longer one is refused before anything is read.
+        verify: False if this process has already compared the checksum.
 
     Raises:
-        ProtocolError: with the code of the first rule that is broken; no other exception.
+        ProtocolError: With the code of the first rule that is broken. No other exception is raised.
     """
     if not frames:
-        raise ProtocolError(Refusal.FRAMES, "a message without frames")
+        raise ProtocolError(Refusal.FRAMES, "the message has no frames")
     total = sum(len(f) for f in frames)
     if total > max_bytes:
-        raise ProtocolError(Refusal.TOO_LARGE, f"a message of {total} bytes; the limit is {max_bytes}")
+        raise ProtocolError(Refusal.TOO_LARGE, f"the message has {total} bytes; the limit is {max_bytes}")
     prefix = Prefix.unpack(frames, verify=verify)
     shape = _SHAPES.get(prefix.kind)
     if shape is None:
-        raise ProtocolError(Refusal.KIND, f"message kind {prefix.kind} is unknown here")
+        raise ProtocolError(Refusal.KIND, f"message kind {prefix.kind} is unknown")
     if not shape.body and len(frames) > 1:
-        raise ProtocolError(Refusal.FRAMES, f"{shape.cls.__name__} carries no body, {len(frames) - 1} frames came with it")
+        raise ProtocolError(Refusal.FRAMES, f"{shape.cls.__name__} has no body, but {len(frames) - 1} body frames were received")
     values = _fields(shape, unpack_header(memoryview(frames[0])[PREFIX_BYTES:]), prefix.minor)
     if shape.sequenced:
         if prefix.seq > MAX_COUNT:
@@ -125,15 +125,15 @@ def _fields(shape: _Shape, header: Any, minor: int) -> dict[str, Any]:
     for f in shape.header:
         if f.name not in header:
             if f.required:
-                raise ProtocolError(Refusal.MALFORMED, f"{shape.cls.__name__} without {f.name!r}")
+                raise ProtocolError(Refusal.MALFORMED, f"{shape.cls.__name__} lacks {f.name!r}")
             continue
         value = header[f.name]
         if not f.check(value):
             raise ProtocolError(Refusal.MALFORMED, f"{shape.cls.__name__}.{f.name} is {value!r:.80}")
-        if type(value) is int and value > MAX_COUNT and f.name not in _HASHES:
+        if type(value) is int and value > MAX_COUNT and f.name not in _UNBOUNDED:
             raise ProtocolError(Refusal.RANGE, f"{shape.cls.__name__}.{f.name} is {value}; the limit is {MAX_COUNT}")
         values[f.name] = value
     if len(values) != len(header) and minor <= MINOR:
         unknown = sorted(set(header) - {f.name for f in shape.header})
-        raise ProtocolError(Refusal.MALFORMED, f"{shape.cls.__name__} with the unknown key {unknown[0]!r:.80}")
+        raise ProtocolError(Refusal.MALFORMED, f"{shape.cls.__name__} has the unknown key {unknown[0]!r:.80}")
     return values

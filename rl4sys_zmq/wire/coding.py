@@ -1,13 +1,13 @@
-"""The body of a `Submit` in fewer bytes, where the link is slower than a coder: each column by itself, and undone on arrival.
+"""Compression of the body of a `Submit`, for links that are slower than the coder.
 
-A frame is cut into *sections*, one for each column that lies in it. The numbers of a section are three: its bytes as they travel,
-its bytes as they are, and the size of an element: of elements of more than one byte the first bytes of all come first, then the
-second ones, and so on, which puts signs and exponents side by side. Then zstd. A section that does not get shorter travels as
-it is, with a size of 0.
+Each column is coded by itself and decoded on arrival. A frame is cut into *sections*, one for each column in it. Three numbers
+describe a section: its coded bytes, its plain bytes, and the size of an element. If an element has more than one byte, the first
+bytes of all elements come first, then all second bytes, and so on. This puts signs and exponents side by side. The result is
+compressed with zstd. A section that does not get shorter travels unchanged, with an element size of 0.
 
-Where the size of an element would stand, 16 and 32 say that the section is the PNG or JPEG files of its images
-(`rl4sys_zmq.images`). Only a large column of observations is coded so, which `rl4sys_zmq.wire.segments.with_images` does.
-They are decoded when somebody asks for the column, which a gateway never does.
+An element size of 16 or 32 marks a section that consists of the PNG or JPEG files of its images (`rl4sys_zmq.images`). Only a
+large column of observations is coded in this way, by `rl4sys_zmq.wire.segments.with_images`. The images are decoded when the
+column is requested. A gateway never requests it.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.images import BadImage, decode_images, image_size
 from rl4sys_zmq.wire.messages import Frame, Submit
 
-__all__ = ["IMAGE_KINDS", "MAX_IMAGE_BYTES", "MAX_PLAIN_BYTES", "CodedImages", "Part", "code", "plain_body", "worth_it"]
+__all__ = ["IMAGE_KINDS", "MAX_IMAGE_BYTES", "MAX_PLAIN_BYTES", "CodedImages", "BodyFrame", "code", "plain_body", "is_shorter"]
 
 MAX_PLAIN_BYTES = 64 << 20
-"""Of a whole body."""
+"""Largest plain size of a whole body."""
 MAX_IMAGE_BYTES = MAX_PLAIN_BYTES - (1 << 16)
-"""Of the columns of a message with images: there is room for padding."""
+"""Largest plain size of the columns of a message with images. The rest is room for padding."""
 MOST_EXPANSION, FREE_BYTES = 256, 1 << 20
-"""A body may not claim more than so many times its bytes, and so many bytes: a few bytes must not cost a learner much work."""
+"""Limit on a claimed plain size, so that few bytes cause little work: a factor, plus a number of bytes."""
 _LEAST_BYTES = 64
 _GAIN = 0.95
 _SIZES = (1, 2, 4, 8)
 IMAGE_KINDS = {"png": 16, "jpeg": 32}
-"""What stands in the place of an element's size."""
+"""The values that replace the element size in a section of images."""
 _FORMATS = {kind: name for name, kind in IMAGE_KINDS.items()}
 
 Section = tuple[int, int]
@@ -46,12 +46,12 @@ Section = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class CodedImages:
-    """A column of images that nobody has decoded yet, in the place of its bytes.
+    """A column of images that is not decoded yet. It takes the place of the column's bytes.
 
     Attributes:
-        frame: their files.
-        nbytes: of the column; `len` says it too, as of any frame.
-        kind: one of `IMAGE_KINDS`.
+        frame: The image files.
+        nbytes: Size of the decoded column. `len` returns it too, as for any frame.
+        kind: One of the values of `IMAGE_KINDS`.
     """
 
     frame: Frame
@@ -63,31 +63,31 @@ class CodedImages:
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of the frame's only section."""
+        """The three numbers of the frame's only section."""
         return [len(self.frame), self.nbytes, self.kind]
 
     def decode(self, row: tuple[int, ...], row_bytes: int) -> NDArray[np.uint8]:
-        """The column, ``[rows, *row]``.
+        """Return the decoded column, ``[rows, *row]``.
 
         Raises:
-            BadImage: when the files are not those of such images.
+            BadImage: If the files are damaged or are not images of this shape.
         """
         size = image_size(row)
         if size is None:
-            raise BadImage(f"rows of {row} are no images")
+            raise BadImage(f"rows of {row} are not images")
         return decode_images(self.frame, (self.nbytes // row_bytes, *row), size, _FORMATS[self.kind])
 
 
-Part = Frame | CodedImages
-"""A frame of a body, as it is as far as possible."""
+BodyFrame = Frame | CodedImages
+"""A frame of a body, plain unless it holds images."""
 
 
 def code(message: Submit, sections: Sequence[Sequence[Section]]) -> Submit:
-    """The same message with its body coded; the message itself if that gains nothing.
+    """Return the message with its body coded, or the message itself if coding gains less than 5 %.
 
     Args:
-        message: with its body as it is, but for frames of images, which stay as they are.
-        sections: of each frame of the body, in their order.
+        message: The message, with a plain body. Frames of images are already coded and stay unchanged.
+        sections: The sections of each frame of the body, in order.
     """
     codings, body = [], []
     for n, (frame, parts) in enumerate(zip(message.body, sections, strict=True)):
@@ -105,17 +105,17 @@ def code(message: Submit, sections: Sequence[Sequence[Section]]) -> Submit:
     return dataclasses.replace(message, codings=codings, body=tuple(body), digests=())
 
 
-def worth_it(coded: int, plain: int) -> bool:
-    """Whether a frame of so many bytes should travel in so many, and a learner will believe it, whatever else is in the body."""
+def is_shorter(coded: int, plain: int) -> bool:
+    """Return True if coding a frame gains enough and a learner accepts the ratio in any message."""
     return coded <= _GAIN * plain and plain <= MOST_EXPANSION * coded
 
 
-def plain_body(message: Submit) -> tuple[Part, ...]:
-    """The body of a message as it was before `code`, but for its images, from bytes that nobody vouches for.
+def plain_body(message: Submit) -> tuple[BodyFrame, ...]:
+    """Return the body of an untrusted message as it was before `code`. Frames of images stay coded.
 
     Raises:
-        ProtocolError: ``malformed`` where the codings are not those of the frames, ``too_large`` for more than
-            `MAX_PLAIN_BYTES`, or more than such a message may expand to.
+        ProtocolError: ``malformed`` if the codings do not describe the frames, ``too_large`` for more than `MAX_PLAIN_BYTES` or
+            for a larger expansion than is allowed.
     """
     if not message.codings:
         return message.body
@@ -124,9 +124,9 @@ def plain_body(message: Submit) -> tuple[Part, ...]:
     sections = [_sections(numbers, len(frame)) for numbers, frame in zip(message.codings, message.body, strict=True)]
     plain, coded = sum(size for frame in sections for _, size, _ in frame), sum(map(len, message.body))
     if plain > min(MAX_PLAIN_BYTES, MOST_EXPANSION * coded + FREE_BYTES):
-        raise ProtocolError(Refusal.TOO_LARGE, f"a body of {coded} bytes that claims to be {plain}")
+        raise ProtocolError(Refusal.TOO_LARGE, f"a body of {coded} bytes claims a plain size of {plain}")
     if any(kind in _FORMATS for _, _, kind in sections[0]):
-        raise ProtocolError(Refusal.MALFORMED, "images among small columns")
+        raise ProtocolError(Refusal.MALFORMED, "the frame of small columns contains images")
     return tuple(_plain_frame(frame, parts) for frame, parts in zip(message.body, sections, strict=True))
 
 
@@ -137,7 +137,7 @@ def _code_frame(frame: memoryview, parts: Sequence[Section]) -> tuple[list[int],
     for size, itemsize in parts:
         plain = frame[begin : begin + size]
         begin += size
-        coded = zstd.compress(_turned(plain, itemsize)) if size >= _LEAST_BYTES else plain
+        coded = zstd.compress(_shuffled(plain, itemsize)) if size >= _LEAST_BYTES else plain
         shorter = len(coded) < size
         numbers += (len(coded), size, itemsize) if shorter else (size, size, 0)
         pieces.append(coded if shorter else plain)
@@ -145,8 +145,8 @@ def _code_frame(frame: memoryview, parts: Sequence[Section]) -> tuple[list[int],
     return numbers, pieces
 
 
-def _turned(plain: memoryview, itemsize: int) -> Any:
-    """All first bytes of the elements, then all second ones; what is left over at the end stays there."""
+def _shuffled(plain: memoryview, itemsize: int) -> Any:
+    """Put all first bytes of the elements first, then all second bytes. An incomplete last element stays last."""
     if itemsize == 1:
         return plain
     data = np.frombuffer(plain, np.uint8)
@@ -163,16 +163,16 @@ def _turned_back(turned: bytes, itemsize: int) -> Any:
 
 
 def _sections(numbers: Any, size: int) -> list[tuple[int, int, int]]:
-    """The sections of a frame of `size` bytes."""
+    """Return the sections of a frame of `size` bytes."""
     if type(numbers) is not list or len(numbers) % 3 or not all(type(n) is int and n >= 0 for n in numbers):
-        raise ProtocolError(Refusal.MALFORMED, f"codings {numbers!r:.80}")
+        raise ProtocolError(Refusal.MALFORMED, f"invalid codings {numbers!r:.80}")
     found = list(_triples(numbers))
     if sum(coded for coded, _, _ in found) != size:
-        raise ProtocolError(Refusal.MALFORMED, f"codings {numbers!r:.80} of a frame of {size} bytes")
+        raise ProtocolError(Refusal.MALFORMED, f"codings {numbers!r:.80} do not add up to their frame of {size} bytes")
     for coded, plain, itemsize in found:
         alone = itemsize in _FORMATS and len(found) == 1
         if (itemsize not in _SIZES and not alone) if itemsize else coded != plain:
-            raise ProtocolError(Refusal.MALFORMED, f"a section of {coded} bytes for {plain}, elements of {itemsize}")
+            raise ProtocolError(Refusal.MALFORMED, f"invalid section: {coded} coded bytes, {plain} plain, elements of {itemsize}")
     return found
 
 
@@ -180,7 +180,7 @@ def _triples(numbers: list[int]) -> Iterator[tuple[int, int, int]]:
     return zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
 
 
-def _plain_frame(frame: Frame, sections: list[tuple[int, int, int]]) -> Part:
+def _plain_frame(frame: Frame, sections: list[tuple[int, int, int]]) -> BodyFrame:
     view = memoryview(frame)
     if len(sections) == 1:
         _, plain, kind = sections[0]
@@ -193,11 +193,11 @@ def _plain_frame(frame: Frame, sections: list[tuple[int, int, int]]) -> Part:
     for coded, plain, itemsize in sections:
         piece = view[begin : begin + coded]
         begin += coded
-        pieces.append(_turned_back(_expanded(piece, plain), itemsize) if itemsize else piece)
+        pieces.append(_turned_back(_decompressed(piece, plain), itemsize) if itemsize else piece)
     return b"".join(pieces)
 
 
-def _expanded(piece: memoryview, size: int) -> bytes:
+def _decompressed(piece: memoryview, size: int) -> bytes:
     try:
         return zstd.expand(piece, size)
     except zstd.NotExpanded as exc:

@@ -1,4 +1,4 @@
-"""Where the columns of a `Submit` lie in its body, by its heads and layouts."""
+"""A reader that finds the columns of a `Submit` in its body, from heads and layouts."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.images import BadImage, image_size
-from rl4sys_zmq.wire.coding import CodedImages, Part
+from rl4sys_zmq.wire.coding import BodyFrame, CodedImages
 from rl4sys_zmq.wire.layout import LETTERS, Column, Layout
 from rl4sys_zmq.wire.segments import ALIGN, LARGE_BYTES, Flag
 
-__all__ = ["Group", "ColumnReader", "Views"]
+__all__ = ["Group", "ColumnReader", "ColumnViews"]
 
 
 @dataclass(slots=True)
-class Views:
-    """One column of all segments of a layout.
+class ColumnViews:
+    """One column of all segments that share a layout.
 
     Attributes:
-        column: which.
-        together: the rows of all segments but the large ones, ``[rows, *row]``.
-        starts: where each segment's rows begin in it, and where the last ones end.
-        large: the columns that are frames of their own, by the segment's place in the group.
-        coded: those among them that are files of images; in `large` once they are decoded.
+        column: The column.
+        together: Rows of all segments whose column is not large, ``[rows, *row]``.
+        starts: Index in `together` where each segment's rows begin; the last entry is the end.
+        large: Columns with a frame of their own, by the segment's index in the group.
+        coded: Large columns that are still image files. `decode` adds them to `large`.
     """
 
     column: Column
@@ -38,7 +38,7 @@ class Views:
     coded: dict[int, CodedImages]
 
     def decode(self) -> dict[int, str]:
-        """Decodes what is coded; returns what could not be, by the segment's place in the group, and why. Such rows are all 0."""
+        """Decode the images. Return the failures: index in the group and reason. Rows that fail are all 0."""
         out = {}
         for place, images in self.coded.items():
             try:
@@ -51,7 +51,7 @@ class Views:
         return out
 
     def each(self) -> list[NDArray[Any]]:
-        """The column of each segment."""
+        """Return the column of each segment."""
         data = self.together
         views = [data[a:b] for a, b in itertools.pairwise(self.starts)]
         for place, own in self.large.items():
@@ -59,32 +59,32 @@ class Views:
         return views
 
     def arrays(self) -> list[NDArray[Any]]:
-        """Everything, in as few arrays as possible."""
+        """Return all rows, in as few arrays as possible."""
         return [self.together, *self.large.values()] if self.large else [self.together]
 
 
 @dataclass(slots=True)
 class Group:
-    """The segments of one layout.
+    """The segments that share one layout.
 
     Attributes:
-        layout: of all of them.
-        members: their places in the message, ascending.
-        columns: in the order of the layout.
+        layout: The layout.
+        members: Indices of the segments in the message, ascending.
+        columns: The columns, in the order of the layout.
     """
 
     layout: Layout
     members: NDArray[np.int64]
-    columns: list[Views]
+    columns: list[ColumnViews]
 
 
-class Rows:
-    """How many rows a column has.
+class RowCounts:
+    """The number of rows of a column in each segment.
 
     Attributes:
-        each: in each segment.
-        most: in any.
-        starts: where each segment's begin when they lie side by side, and where the last end.
+        each: Number of rows in each segment.
+        most: Largest number of rows in one segment.
+        starts: Index where each segment's rows begin when they are contiguous; the last entry is the end.
     """
 
     __slots__ = ("each", "most", "starts")
@@ -97,13 +97,13 @@ class Rows:
 
 
 _COUNTED = {"o": 1, "a": 0, "r": 0, "l": 0, "v": 2, "m": 1}
-"""Which of the counts of rows a column goes by: the steps, the observations, or the steps of those that say all versions."""
+"""The row count of each column: 0 steps, 1 observations, 2 steps of segments with a version column."""
 
 
 class ColumnReader:
-    """Finds the columns in the body."""
+    """A reader that finds the columns in the body."""
 
-    def __init__(self, heads: NDArray[Any], steps: NDArray[np.int64], layouts: list[Layout], body: Sequence[Part]) -> None:
+    def __init__(self, heads: NDArray[Any], steps: NDArray[np.int64], layouts: list[Layout], body: Sequence[BodyFrame]) -> None:
         blob = body[0]
         assert not isinstance(blob, CodedImages)
         self._blob, self._large = blob, list(body[1:])
@@ -111,38 +111,38 @@ class ColumnReader:
         places = heads["layout"]
         if len(layouts) > 1 or places.any():
             if int(places.max()) >= len(layouts):
-                raise ProtocolError(Refusal.MALFORMED, f"a segment of layout {int(places.max())}, {len(layouts)} were described")
+                raise ProtocolError(Refusal.MALFORMED, f"a segment of layout {int(places.max())}; the message has {len(layouts)}")
             members = [np.flatnonzero(places == k) for k in range(len(layouts))]
         else:
             members = [np.arange(len(heads))]
         flags = heads["flags"]
         counts = steps, steps + (flags & Flag.TERMINATED == 0), np.where(flags & Flag.VERSIONS, steps, 0)
-        sized = [tuple(Rows(count if len(layouts) == 1 else count[m]) for count in counts) for m in members]
+        sized = [tuple(RowCounts(count if len(layouts) == 1 else count[m]) for count in counts) for m in members]
         self._frames = self._find_large(layouts, members, sized)
         self.groups = [
             Group(layout, m, [self._column(c, rows[_COUNTED[c.letter]], m) for c in layout.columns])
             for layout, m, rows in zip(layouts, members, sized, strict=True)
         ]
         if self._at != len(self._blob) or len(self._frames) != len(self._large):
-            raise ProtocolError(Refusal.SHAPE, "bytes that belong to no segment")
+            raise ProtocolError(Refusal.SHAPE, "the body has bytes that belong to no segment")
 
     def _find_large(
-        self, layouts: list[Layout], members: list[NDArray[np.int64]], sized: list[tuple[Rows, ...]]
+        self, layouts: list[Layout], members: list[NDArray[np.int64]], sized: list[tuple[RowCounts, ...]]
     ) -> dict[tuple[int, int], int]:
-        """Gives the frames behind the first to the large columns: segment by segment, in the order of the columns."""
+        """Assign the frames after the first to the large columns: segment by segment, in the order of the columns."""
         found = []
         for layout, places, rows in zip(layouts, members, sized, strict=True):
             for position, column in enumerate(layout.columns):
                 counted = rows[_COUNTED[column.letter]]
                 most = counted.most * column.row_bytes
                 if most > self._limit:
-                    raise ProtocolError(Refusal.SHAPE, f"column {column.letter} needs {most} bytes, the body has {self._limit}")
+                    raise ProtocolError(Refusal.SHAPE, f"column {column.letter} needs {most} bytes; the body has {self._limit}")
                 if most >= LARGE_BYTES:
                     large = places[counted.each * column.row_bytes >= LARGE_BYTES]
                     found += [(place, position) for place in large.tolist()]
         return {key: n for n, key in enumerate(sorted(found))}
 
-    def _column(self, column: Column, rows: Rows, members: NDArray[np.int64]) -> Views:
+    def _column(self, column: Column, rows: RowCounts, members: NDArray[np.int64]) -> ColumnViews:
         own: dict[int, NDArray[Any]] = {}
         coded: dict[int, CodedImages] = {}
         starts = rows.starts
@@ -156,19 +156,19 @@ class ColumnReader:
                 else:
                     own[place] = np.frombuffer(frame, column.dtype).reshape(-1, *column.row)
                 small[place] = 0
-            starts = Rows(small).starts
+            starts = RowCounts(small).starts
         size = starts[-1] * column.row_bytes
         if self._at + size > len(self._blob):
             raise ProtocolError(Refusal.SHAPE, f"column {column.letter} ends beyond its frame")
         blob, dtype, count = self._blob, column.dtype, size // column.dtype.itemsize
         together = np.frombuffer(blob, dtype, count, self._at) if count else np.empty(0, dtype)
         self._at += size + (-size % ALIGN)
-        return Views(column, together.reshape(-1, *column.row) if column.row else together, starts, own, coded)
+        return ColumnViews(column, together.reshape(-1, *column.row) if column.row else together, starts, own, coded)
 
-    def _take(self, index: int, size: int, column: Column) -> Part:
+    def _take(self, index: int, size: int, column: Column) -> BodyFrame:
         frame = self._large[index] if index < len(self._large) else b""
         if len(frame) != size:
-            raise ProtocolError(Refusal.SHAPE, f"column {column.letter} needs {size} bytes, its frame has {len(frame)}")
+            raise ProtocolError(Refusal.SHAPE, f"column {column.letter} needs {size} bytes; its frame has {len(frame)}")
         if isinstance(frame, CodedImages):
             fits = column.letter == "o" and column.dtype == np.uint8 and image_size(column.row) is not None
             if not fits:

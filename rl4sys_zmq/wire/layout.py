@@ -1,7 +1,7 @@
-"""What a segment's columns look like: their letters, dtypes and rows. One short text that segments share.
+"""The layout of a segment's columns: letters, dtypes and row shapes, as one short text that segments share.
 
-``"o<f4:8 a<i8 r<f4 l<f4 v<u8"``: for each column its letter, its dtype and, behind a colon, the dimensions of a row joined by
-``x``; a row without dimensions is a single number. The letters come in the order ``o a r l v`` and perhaps ``m``.
+An example is ``"o<f4:8 a<i8 r<f4 l<f4 v<u8"``. Each column has its letter, its dtype and, after a colon, the dimensions of a row
+joined by ``x``. A row without dimensions is a single number. The letters are ``o a r l v`` in this order; ``m`` is optional.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LETTERS = "oarlvm"
 NAMES = dict(zip(LETTERS, ("observations", "actions", "rewards", "log_probs", "versions", "masks"), strict=True))
 MAX_ROW_BYTES = 1 << 30
 MAX_DIMENSIONS = 7
-"""Of a row: a column has one more."""
+"""Largest number of dimensions of a row. A column has one more."""
 
 _COLUMN = re.compile(r"([a-z])([^\s:]+)(?::([^\s:]*))?", re.ASCII)
 _DIMENSION = re.compile(r"[1-9][0-9]{0,18}", re.ASCII)
@@ -33,13 +33,13 @@ _DIMENSION = re.compile(r"[1-9][0-9]{0,18}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column, without how many rows it has.
+    """One column, without its number of rows.
 
     Attributes:
-        letter: which one.
-        dtype: of its elements.
-        row: the dimensions of a row.
-        row_bytes: the bytes of a row, at least 1.
+        letter: Letter of the column.
+        dtype: Dtype of its elements.
+        row: Dimensions of a row.
+        row_bytes: Bytes of a row, at least 1.
     """
 
     letter: str
@@ -50,11 +50,11 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The columns of segments that are laid out alike.
+    """The columns of segments with the same layout.
 
     Attributes:
-        text: as it travels.
-        columns: in the order of their letters.
+        text: The layout as it travels.
+        columns: The columns, in the order of their letters.
     """
 
     text: str
@@ -63,38 +63,38 @@ class Layout:
 
 @functools.lru_cache(maxsize=256)
 def parse_layout(text: str) -> Layout:
-    """Reads what `describe` wrote, from bytes that nobody vouches for.
+    """Read the text of `describe` from an untrusted peer.
 
     Raises:
-        ProtocolError: ``malformed`` for another form, ``dtype`` for a dtype that cannot travel, ``shape`` for dimensions that
-            cannot be; none of them may be 0, so that nobody claims rows for which there are no bytes.
+        ProtocolError: ``malformed`` for another form, ``dtype`` for a dtype that cannot travel, ``shape`` for impossible
+            dimensions. A dimension of 0 is refused, since it would allow any number of rows without bytes.
     """
     found = [_COLUMN.fullmatch(part) for part in text.split(" ")]
     letters = "".join(match[1] if match else "?" for match in found)
     if letters not in (LETTERS, LETTERS[:-1]):
-        raise ProtocolError(Refusal.MALFORMED, f"a segment with the columns {text!r:.80}, not {' '.join(LETTERS)}")
+        raise ProtocolError(Refusal.MALFORMED, f"a segment has the columns {text!r:.80}; expected {' '.join(LETTERS)}")
     return Layout(text, tuple(_column(match) for match in found if match))
 
 
 def _column(match: re.Match[str]) -> Column:
     letter, dtype, dimensions = match.groups()
     if dtype not in DTYPES:
-        raise ProtocolError(Refusal.DTYPE, f"column {letter} of dtype {dtype!r:.40}")
+        raise ProtocolError(Refusal.DTYPE, f"column {letter} has the unsupported dtype {dtype!r:.40}")
     parts = [] if dimensions is None else dimensions.split("x")
     if len(parts) > MAX_DIMENSIONS or not all(map(_DIMENSION.fullmatch, parts)):
-        raise ProtocolError(Refusal.SHAPE, f"column {letter} with rows of {dimensions!r:.60}")
+        raise ProtocolError(Refusal.SHAPE, f"column {letter} has rows of the invalid shape {dimensions!r:.60}")
     row = tuple(map(int, parts))
     row_bytes = prod(row) * np.dtype(dtype).itemsize
     if row_bytes > MAX_ROW_BYTES:
-        raise ProtocolError(Refusal.SHAPE, f"column {letter} with rows of {dimensions:.60}: more than {MAX_ROW_BYTES} bytes")
+        raise ProtocolError(Refusal.SHAPE, f"column {letter} has rows of {dimensions:.60}; the limit is {MAX_ROW_BYTES} bytes")
     return Column(letter, np.dtype(dtype), row, row_bytes)
 
 
 def describe(columns: Sequence[NDArray[Any]]) -> str:
-    """The text for these columns, in the order of their letters.
+    """Return the text for these columns, in the order of their letters.
 
     Raises:
-        ProtocolError: when a column's dtype or shape cannot travel.
+        ProtocolError: If a column's dtype or shape cannot travel.
     """
     return _describe(tuple((column.dtype, column.shape[1:]) for column in columns))
 
@@ -112,12 +112,12 @@ def _describe(columns: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]) -> str
 
 
 def action_dtype(space: Space) -> str:
-    """The dtype of the actions column: int64 for discrete actions, float32 for the raw sample of a continuous one."""
+    """Return the dtype of the actions column: int64 for discrete actions, float32 for raw continuous ones."""
     return "<i8" if isinstance(space, DiscreteSpace) else "<f4"
 
 
 def wanted_layouts(observation_space: Space, action_space: Space) -> tuple[str, ...]:
-    """The layouts that fit a client's spaces: without masks, and for discrete actions with them."""
+    """Return the layouts that fit a client's spaces: one without masks and, for discrete actions, one with masks."""
     types: list[tuple[np.dtype[Any], tuple[int, ...]]] = [
         (np.dtype(observation_space.dtype), observation_space.shape),
         (np.dtype(action_dtype(action_space)), action_space.shape),

@@ -1,10 +1,11 @@
-"""Every message, as a value: a closed union, so that the type checker finds a forgotten one.
+"""The closed union of all messages between actors, the learner and its learner threads.
 
-Three conversations use them: actor to learner and back (DEALER and ROUTER), learner to all actors (PUB), and between the
-gateway and a learner thread (PUSH to PULL, both ways). The base class of a message says which way it goes: a match that handles
-one direction refuses the others by their base class, and ends in `assert_never`.
+There are three conversations: actor and learner (DEALER and ROUTER, both ways), learner to all actors (PUB), and gateway and
+learner thread (PUSH and PULL, both ways). The base class of a message gives its direction. A `match` handles the messages of one
+direction, refuses the others by their base class and ends in `assert_never`, so that the type checker finds a message that is not
+handled.
 
-A field named ``body`` travels as frames of its own; all other fields travel in the msgpack header. Sequence numbers count
+A field named ``body`` travels as frames of its own. All other fields travel in the msgpack header. Sequence numbers count the
 segments of one actor's stream, from 0.
 """
 
@@ -54,14 +55,14 @@ __all__ = [
 
 Frame = bytes | memoryview
 Block = NewType("Block", bytes)
-"""Bytes of any length."""
+"""Bytes of any length. A plain ``bytes`` field has exactly 8 bytes."""
 
 Document = dict[str, Any]
-"""A tree of JSON values (and numpy arrays); checked where it is used."""
+"""A tree of JSON values and numpy arrays. It is checked where it is used."""
 
 
 class Verdict:
-    """What became of a segment that was accepted or looked at; each is a counter on both sides."""
+    """The possible outcomes of a segment. Each is a counter on both sides."""
 
     TRAINED = "trained"
     STALE = "stale"
@@ -100,27 +101,28 @@ class FromWorker:
 
 @dataclass(frozen=True, slots=True)
 class Hello(ToLearner):
-    """Opens or re-opens a session. Fields left empty mean: whatever the learner has.
+    """A request to open or reopen a session. An empty field accepts the learner's value.
 
     Attributes:
-        client_id: the policy and its learner.
-        actor_id: this actor.
-        incarnation: of this start; a lower one than the learner knows is fenced off, or told to take a higher one.
-        first_seq: the lowest sequence number that the actor still holds.
-        held_generation: the generation of the policy it acts with; 0 for none.
-        held_version: the version of that policy.
-        algorithm_name: or empty.
-        algorithm_parameters: as the user wrote them.
-        algorithm_type: ``onpolicy``, ``offpolicy`` or empty; for people, nobody compares it (see `Welcome`).
-        observation_space: JSON form, or empty.
-        action_space: JSON form, or empty.
-        submits: False for an evaluating actor, which only takes weights.
-        library: name and version, for people.
-        origin: the incarnation that began to number this actor's segments; 0: this one.
-        journal_id: of the learner that last welcomed this origin; 0: none.
-        spooled: True when numbering and segments outlive the actor's process.
-        weights: what the actor's configuration says of ``wire_dtype`` and ``level``.
-        welcomed: a learner has welcomed this start before; without a spool: this origin.
+        client_id: The client that the actor acts for.
+        actor_id: The sender.
+        incarnation: The start of the sender. If the learner knows a higher one, it fences the sender or names the number to
+            exceed.
+        first_seq: Lowest sequence number that the actor still holds.
+        held_generation: Generation of the policy that the actor uses; 0 if it has none.
+        held_version: Version of that policy.
+        algorithm_name: Name of the algorithm, or empty.
+        algorithm_parameters: Parameters of the algorithm, as the user wrote them.
+        algorithm_type: ``onpolicy``, ``offpolicy`` or empty. Informative only; `Welcome` has the value in force.
+        observation_space: The space in JSON form, or empty.
+        action_space: The space in JSON form, or empty.
+        submits: False for an evaluating actor, which only receives weights.
+        library: Name and version of the sender's library. Informative only.
+        origin: Incarnation that began the numbering of this actor's segments; 0 means this incarnation.
+        journal_id: The journal of the learner that last welcomed this origin; 0 if none did.
+        spooled: True if numbers and segments outlive the actor's process.
+        weights: The actor's configuration of ``wire_dtype`` and ``level``.
+        welcomed: True if a learner has welcomed this incarnation before (without a spool: this origin).
     """
 
     KIND: ClassVar[int] = 1
@@ -141,22 +143,23 @@ class Hello(ToLearner):
     journal_id: int = 0
     spooled: bool = False
     weights: Document = field(default_factory=dict)
-    welcomed: bool = False
+    previously_welcomed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Submit(ToLearner):
-    """Segments `first_seq`, `first_seq` + 1, ... of this actor's stream.
+    """Consecutive segments of this actor's stream, numbered from `first_seq`.
 
     Attributes:
-        first_seq: the sequence number of the first (in the prefix).
-        count: how many there are (in the prefix).
-        want_steps: as in `Heartbeat`.
-        layouts: what their columns look like (`rl4sys_zmq.wire.layout`).
-        heads: 64 bytes for each (`rl4sys_zmq.wire.segments`).
-        body: their columns.
-        codings: how each frame of the body is coded (`rl4sys_zmq.wire.coding`); empty where none is.
-        digests: the xxh3-64 of frames of the body, None where it is unknown. They do not travel; they spare `encode` a look.
+        first_seq: Sequence number of the first segment. It travels in the prefix.
+        count: Number of segments. It travels in the prefix.
+        want_steps: Requested credit, as in `Heartbeat`.
+        layouts: Descriptions of the columns (`rl4sys_zmq.wire.layout`).
+        heads: One head of 64 bytes for each segment (`rl4sys_zmq.wire.segments`).
+        body: The columns.
+        codings: Coding of each frame of the body (`rl4sys_zmq.wire.coding`); empty if no frame is coded.
+        digests: The xxh3-64 of each frame of the body, or None if it is unknown. They do not travel; they save `encode` from
+            computing known digests again.
     """
 
     KIND: ClassVar[int] = 2
@@ -172,9 +175,9 @@ class Submit(ToLearner):
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat(ToLearner):
-    """I am alive, and would like to have submitted `want_steps` steps in all (in the units of `Ack.credit_steps`).
+    """A sign of life with the requested credit: the steps to have submitted in all, in the units of `Ack.credit_steps`.
 
-    The last word counts: an actor that wants less than before gives credit back.
+    The newest value counts. An actor that requests less than before returns credit.
     """
 
     KIND: ClassVar[int] = 3
@@ -183,7 +186,7 @@ class Heartbeat(ToLearner):
 
 @dataclass(frozen=True, slots=True)
 class Fetch(ToLearner):
-    """Asks for the current weights; what is held lets the learner answer with a diff."""
+    """A request for the current weights. With the version that the actor holds, the learner can answer with a diff."""
 
     KIND: ClassVar[int] = 4
     held_generation: int
@@ -192,26 +195,26 @@ class Fetch(ToLearner):
 
 @dataclass(frozen=True, slots=True)
 class StatusRequest(ToLearner):
-    """Asks for the learner's status; needs no session."""
+    """A request for the learner's status. It needs no session."""
 
     KIND: ClassVar[int] = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Bye(ToLearner):
-    """This incarnation sends nothing more."""
+    """The end of this incarnation: it sends nothing more."""
 
     KIND: ClassVar[int] = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Command(ToLearner):
-    """Asks for something to be done to a client; needs no session. A `CommandDone` or a `Refused` answers.
+    """An operator's request to act on a client. It needs no session. The answer is `CommandDone` or `Refused`.
 
     Attributes:
         command: ``restart``, ``give-up-pending``, ``forget`` or ``drop-actor``.
-        client_id: whose.
-        actor_id: of the actor that ``drop-actor`` is about; else empty.
+        client_id: The client to act on.
+        actor_id: The actor to drop, for ``drop-actor``; else empty.
     """
 
     KIND: ClassVar[int] = 7
@@ -225,31 +228,31 @@ class Command(ToLearner):
 
 @dataclass(frozen=True, slots=True)
 class Welcome(ToActor):
-    """Answers `Hello`.
+    """The answer to an accepted `Hello`.
 
     Attributes:
-        policy_id: 8 bytes, in the header of each of this policy's weight updates.
-        topic: 8 bytes: with a kind byte before it, the topic of this client on the PUB. It changes when a right is taken away.
-        journal_id: of this learner's journal, which is its memory of who sent what.
-        gap: how many segments the actor was told to forget that this journal does not know.
-        generation: of the learner's policy.
-        version: its current version.
-        digest: of that version's flat bytes.
-        spec: the policy (`rl4sys_zmq.wire.specs`).
-        pub: URI of the PUB; a ``*`` as the host means the host that was dialled.
-        received: the next sequence number expected.
-        durable: everything below may be forgotten by the actor.
-        accepted_steps: the steps accepted in this stream so far: where `Ack.credit_steps` counts from.
-        algorithm_name: of the client.
+        policy_id: 8 bytes, repeated in the header of each weight update of this policy.
+        topic: 8 bytes. After a kind byte, they are this client's topic on the PUB. They change when a user loses a right.
+        journal_id: The learner's journal.
+        gap: Number of segments that were acknowledged as durable and that this journal does not know.
+        generation: Generation of the learner's policy.
+        version: Current version of that policy.
+        digest: Digest of that version's flat bytes.
+        spec: The policy spec (`rl4sys_zmq.wire.specs`).
+        pub: URI of the PUB. A ``*`` as the host stands for the host that the actor connected to.
+        received: Next sequence number that the learner expects.
+        durable: The actor can discard all segments below this number.
+        accepted_steps: Steps accepted in this stream so far, from which `Ack.credit_steps` counts.
+        algorithm_name: Name of the client's algorithm.
         algorithm_type: ``onpolicy`` or ``offpolicy``.
-        rollout_length: at most how many steps to put into a segment, unless the actor is configured otherwise.
-        max_policy_lag: segments that lag by more versions are not trained as they are; -1 for no limit.
-        on_lag: ``drop`` or ``correct``.
-        max_message_bytes: a longer message is refused.
-        max_segment_steps: a longer segment is refused.
-        heartbeat_s: the longest silence that either side should keep, in seconds.
-        weights: ``wire_dtype`` and ``level`` of the client; each update's header says its own dtype.
-        inference: URI of the service that chooses actions; like `pub`.
+        rollout_length: Longest segment in steps, unless the actor configures its own.
+        max_policy_lag: Largest lag, in versions, of a segment that is trained on unchanged; -1 for no limit.
+        on_lag: ``drop`` or ``correct``, for segments beyond that lag.
+        max_message_bytes: Longest message that the learner accepts.
+        max_segment_steps: Longest segment that the learner accepts, in steps.
+        heartbeat_s: Longest silence that either side should keep, in seconds.
+        weights: ``wire_dtype`` and ``level`` of the client. The header of each update has its own dtype.
+        inference: URI of the inference service, in the form of `pub`; empty if there is none.
     """
 
     KIND: ClassVar[int] = 17
@@ -279,20 +282,20 @@ class Welcome(ToActor):
 
 @dataclass(frozen=True, slots=True)
 class Ack(ToActor):
-    """Cumulative marks and the credit, for one stream.
+    """Cumulative marks and credit of one stream.
 
     Attributes:
-        generation: of the client's policy; an ack of another life of the learner thread means nothing.
-        received: the next sequence number expected; all below have been accepted.
-        durable: all below are in the journal.
-        trained: all below have been disposed of.
-        checkpointed: all below are covered by a checkpoint.
-        accepted_steps: the steps of all segments below `received`, in the units of `credit_steps`.
-        credit_steps: a segment may leave while the steps accepted and in flight are fewer than this.
-        credit_items: the first sequence number that may not leave yet.
-        credit_bytes: a segment may leave while fewer bytes than this are in flight beyond `received`.
-        min_version: the least version to start a segment with (within the current generation).
-        verdicts: how many segments of this stream met each verdict.
+        generation: Generation of the client's policy. The actor ignores an ack of another generation.
+        received: Next expected sequence number. All segments below it are accepted.
+        durable: All segments below it are in the journal.
+        trained: All segments below it have a verdict.
+        checkpointed: All segments below it are covered by a checkpoint.
+        accepted_steps: Steps of all segments below `received`, in the units of `credit_steps`.
+        credit_steps: A segment can be sent while the steps accepted and in flight are fewer than this.
+        credit_items: First sequence number that must not be sent yet.
+        credit_bytes: A segment can be sent while fewer bytes than this are in flight beyond `received`.
+        min_version: Lowest version to begin a segment with, within the current generation.
+        verdicts: Number of this stream's segments, by verdict.
     """
 
     KIND: ClassVar[int] = 18
@@ -311,14 +314,14 @@ class Ack(ToActor):
 
 @dataclass(frozen=True, slots=True)
 class Refused(ToActor):
-    """A message (or a handshake) is refused.
+    """The answer to a message or handshake that is not accepted.
 
     Attributes:
-        code: a `Refusal`.
-        field: the configuration field that differs, or empty.
-        reason: one line for a person, with the numbers.
-        expected_seq: with code ``gap``: what to send next.
-        incarnation: with code ``fenced``: the one on record, if the actor may take one above it; else 0.
+        code: A `Refusal`.
+        field: The configuration field that differs, or empty.
+        reason: One line for a person, with the numbers.
+        expected_seq: With the code ``gap``, the sequence number to send next.
+        incarnation: With the code ``fenced``, the incarnation on record if the actor is allowed to take a higher one; else 0.
     """
 
     KIND: ClassVar[int] = 19
@@ -331,7 +334,7 @@ class Refused(ToActor):
 
 @dataclass(frozen=True, slots=True)
 class Weights(ToActor):
-    """Answers `Fetch`: updates to apply in order; pairs of frames (weights header, payload)."""
+    """The answer to `Fetch`: updates to apply in order, as pairs of frames (weights header, payload)."""
 
     KIND: ClassVar[int] = 20
     body: tuple[Frame, ...]
@@ -339,7 +342,7 @@ class Weights(ToActor):
 
 @dataclass(frozen=True, slots=True)
 class Status(ToActor):
-    """Answers `StatusRequest`."""
+    """The answer to `StatusRequest`."""
 
     KIND: ClassVar[int] = 21
     report: Document
@@ -347,13 +350,13 @@ class Status(ToActor):
 
 @dataclass(frozen=True, slots=True)
 class Beacon(ToActor):
-    """The state of one policy, sent on the PUB each second: the loss of the last message is invisible otherwise.
+    """The newest version of one policy, sent on the PUB each second. It shows an actor that it lost the last update.
 
     Attributes:
-        generation: of the policy.
-        version: the newest.
-        digest: of it.
-        alarms: how many alarms of each kind the client has raised since the learner's start.
+        generation: Generation of the policy.
+        version: The newest version.
+        digest: Digest of that version.
+        alarms: Number of alarms that the client has raised since the learner's start, by kind.
     """
 
     KIND: ClassVar[int] = 22
@@ -365,11 +368,11 @@ class Beacon(ToActor):
 
 @dataclass(frozen=True, slots=True)
 class CommandDone(ToActor):
-    """Answers `Command`, when what was done will outlast the process.
+    """The answer to a `Command` that was carried out. It is sent when the result will outlast the process.
 
     Attributes:
-        text: for a person, one line or two.
-        figures: the same in numbers, by name.
+        text: One or two lines for a person.
+        figures: The same in numbers, by name.
     """
 
     KIND: ClassVar[int] = 23
@@ -382,28 +385,30 @@ class CommandDone(ToActor):
 
 @dataclass(frozen=True, slots=True)
 class Assign(ToWorker):
-    """The first message to a learner thread: which client it serves, and how.
+    """The first message to a learner thread: the client that it serves, with all settings.
 
     Attributes:
-        generation: of all versions that it will publish.
-        algorithm_name: a registered name.
-        parameters: of the algorithm.
-        observation_space: JSON form.
-        action_space: JSON form.
-        seed: of the algorithm.
-        max_policy_lag: or -1 for the algorithm's own.
+        client_id: The client.
+        policy_id: As in `Welcome`.
+        generation: Generation of all versions that the thread publishes.
+        algorithm_name: Registered name of the algorithm.
+        parameters: Parameters of the algorithm.
+        observation_space: The space in JSON form.
+        action_space: The space in JSON form.
+        seed: Seed of the algorithm.
+        max_policy_lag: Limit on the lag, or -1 for the algorithm's own.
         on_lag: ``drop`` or ``correct``.
-        pacing_lag: how many batches actors may collect ahead.
-        publish_every_updates: or 0 for the algorithm's own.
-        max_parameters: a larger policy is refused.
-        checkpoints: the folder of this client's checkpoints, where the newest is taken up again; empty: none are kept.
-        checkpoint_every_s: how often to write one.
-        journal_id: noted in the checkpoints.
-        wire_dtype: ``fp32``, ``bf16`` or ``grid``: what weights are on their way to the actors.
-        weights_level: of the coder of diffs.
-        max_magnitude: of an observation or a raw action, where the space has no bound of its own.
-        max_reward: the greatest absolute value of a reward.
-        torch_threads: how many threads torch shall compute with in this process; 0: as the process has it.
+        pacing_lag: Number of batches that actors can collect ahead.
+        publish_every_updates: Updates between two versions, or 0 for the algorithm's own number.
+        max_parameters: Largest number of parameters of a policy.
+        checkpoints: Folder of this client's checkpoints. The thread resumes from the newest. If empty, no checkpoints are kept.
+        checkpoint_every_s: Time between two checkpoints, in seconds.
+        journal_id: Recorded in the checkpoints.
+        wire_dtype: ``fp32``, ``bf16`` or ``grid``: the form of weights on their way to the actors.
+        weights_level: Level of the weight coder.
+        max_magnitude: Largest absolute value of an observation or a raw action whose space has no bounds.
+        max_reward: Largest absolute value of a reward.
+        torch_threads: Number of threads that torch uses in this process; 0 leaves it unchanged.
     """
 
     KIND: ClassVar[int] = 32
@@ -432,14 +437,14 @@ class Assign(ToWorker):
 
 @dataclass(frozen=True, slots=True)
 class Deliver(ToWorker):
-    """Segments accepted from one actor: the frames of its `Submit`, as they came.
+    """Segments that were accepted from one actor.
 
     Attributes:
-        actor_id: whose.
-        origin: which numbering of it.
-        skip: how many of the message's first segments were delivered before.
-        refused: how many of the others are refused as items.
-        body: the frames of the `Submit`.
+        actor_id: The actor.
+        origin: Origin of the stream.
+        skip: Number of segments at the beginning of the message that were delivered before.
+        refused: Number of the other segments that are refused one by one.
+        body: The frames of the `Submit`, as they were received.
     """
 
     KIND: ClassVar[int] = 33
@@ -452,18 +457,18 @@ class Deliver(ToWorker):
 
 @dataclass(frozen=True, slots=True)
 class Stop(ToWorker):
-    """Finish what is in hand, then end."""
+    """A request to finish the work in hand and end."""
 
     KIND: ClassVar[int] = 34
 
 
 @dataclass(frozen=True, slots=True)
 class Save(ToWorker):
-    """Write a checkpoint now, and answer with `Checkpointed`.
+    """A request to write a checkpoint now. The answer is `Checkpointed`.
 
     Attributes:
-        token: comes back in the answer.
-        partial: train on what waits for a full batch first.
+        token: Number that the answer repeats.
+        partial: True to train first on data that waits for a full batch.
     """
 
     KIND: ClassVar[int] = 35
@@ -473,7 +478,7 @@ class Save(ToWorker):
 
 @dataclass(frozen=True, slots=True)
 class Forget(ToWorker):
-    """Nothing of this stream is in the journal any more: checkpoints need not carry its mark."""
+    """The end of a stream: the journal has none of its segments, so checkpoints no longer need its mark."""
 
     KIND: ClassVar[int] = 36
     actor_id: str
@@ -488,14 +493,14 @@ class Ready(FromWorker):
     """The algorithm is built. The first `Published` (version 0) follows.
 
     Attributes:
-        spec: the policy (`rl4sys_zmq.wire.specs`).
+        spec: The policy spec (`rl4sys_zmq.wire.specs`).
         kind: ``onpolicy`` or ``offpolicy``.
-        rollout_length: at most how many steps an actor should put into a segment.
-        max_policy_lag: the limit that is in force, -1 for none.
-        checkpoint: the number of the checkpoint that was taken up; 0 for none.
-        marks: what that state has disposed of: ``[actor_id, origin, next_seq, verdicts]`` of each stream.
-        verdicts: the client's totals in that state.
-        damaged: the names of newer checkpoints that did not verify.
+        rollout_length: Longest segment that an actor should send, in steps.
+        max_policy_lag: The limit in force; -1 for none.
+        checkpoint: Number of the checkpoint that the thread resumed from; 0 for none.
+        marks: ``[actor_id, origin, next_seq, verdicts]`` of each stream: the segments that this state includes.
+        verdicts: The client's totals in that state.
+        damaged: Names of newer checkpoints that failed verification.
     """
 
     KIND: ClassVar[int] = 48
@@ -511,13 +516,13 @@ class Ready(FromWorker):
 
 @dataclass(frozen=True, slots=True)
 class Published(FromWorker):
-    """A new version.
+    """A new version of the policy.
 
     Attributes:
-        version: 0 first, then one more each time.
-        digest: xxh3-64 of the flat bytes.
-        body: the state, float32 in manifest order; then the header and the payload of what goes out, a diff or the whole. The
-            payload is left out where it is the state.
+        version: Version number, from 0, without gaps.
+        digest: The xxh3-64 of the flat bytes.
+        body: The state, float32 in manifest order, then the header and the payload to send to the actors: a diff or the whole
+            state. The payload is left out where it equals the state.
     """
 
     KIND: ClassVar[int] = 49
@@ -528,15 +533,15 @@ class Published(FromWorker):
 
 @dataclass(frozen=True, slots=True)
 class Disposed(FromWorker):
-    """What became of segments of one actor: ``ranges`` of ``[first, end)`` with one `verdict`.
+    """A verdict on segments of one actor.
 
     Attributes:
-        actor_id: whose.
-        origin: which numbering of it.
-        ranges: of sequence numbers.
-        verdict: that they met.
-        reason: for a person.
-        but: the verdict that they had met before, and that is taken back; empty for segments that were pending.
+        actor_id: The actor.
+        origin: Origin of the stream.
+        ranges: Ranges ``[first, end)`` of sequence numbers.
+        verdict: Verdict on these segments.
+        reason: Text for a person.
+        but: The earlier verdict that this one replaces; empty for segments that were pending.
     """
 
     KIND: ClassVar[int] = 50
@@ -545,17 +550,17 @@ class Disposed(FromWorker):
     ranges: list[Any]
     verdict: str
     reason: str = ""
-    but: str = ""
+    replaces: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand(FromWorker):
-    """The data that a learner thread has taken and can use.
+    """The data that a learner thread has taken and can still use.
 
     Attributes:
-        usable_steps: how many more steps it can use, beyond those that it has taken.
-        messages: how many `Deliver` messages it has taken since its start. The gateway knows what was in them.
-        min_version: the least version to collect with.
+        usable_steps: Number of steps that it can use beyond those it has taken.
+        messages: Number of `Deliver` messages taken since its start. The gateway knows their contents.
+        min_version: Lowest version to collect with.
     """
 
     KIND: ClassVar[int] = 51
@@ -566,7 +571,7 @@ class Demand(FromWorker):
 
 @dataclass(frozen=True, slots=True)
 class Failed(FromWorker):
-    """The learner thread stops on this exception."""
+    """The exception that ended the learner thread."""
 
     KIND: ClassVar[int] = 52
     error: str
@@ -575,14 +580,14 @@ class Failed(FromWorker):
 
 @dataclass(frozen=True, slots=True)
 class Metrics(FromWorker):
-    """Scalars for people.
+    """Scalars for monitoring.
 
     Attributes:
-        step: environment steps that the algorithm has observed so far: the x-axis.
-        update: updates so far.
-        scalars: by TensorBoard tag.
+        step: Environment steps that the algorithm has observed so far: the x-axis.
+        update: Number of updates so far.
+        scalars: Values by TensorBoard tag.
         episodes: ``[step, return, length]`` of the latest episodes that ended since the last message.
-        ended: how many ended in all.
+        ended: Number of all episodes that ended since the last message.
     """
 
     KIND: ClassVar[int] = 53
@@ -595,15 +600,15 @@ class Metrics(FromWorker):
 
 @dataclass(frozen=True, slots=True)
 class Checkpointed(FromWorker):
-    """A checkpoint is on the disk, or could not be written.
+    """The result of writing a checkpoint.
 
     Attributes:
-        token: of the `Save` that asked for it; 0 when nobody did.
-        number: of the checkpoint; 0 when there is none.
-        version: of the policy in it.
-        marks: ``[actor_id, origin, next_seq]`` of each stream: what is below needs no journal any more.
-        duration_s: how long it took.
-        error: why it could not be written, or empty.
+        token: Token of the `Save`; 0 if no `Save` asked for it.
+        number: Number of the checkpoint; 0 if there is none.
+        version: Version of the policy in it.
+        marks: ``[actor_id, origin, next_seq]`` of each stream. The journal can drop everything below them.
+        duration_s: Time that writing took, in seconds.
+        error: Reason that it could not be written, or empty.
     """
 
     KIND: ClassVar[int] = 54
@@ -617,7 +622,7 @@ class Checkpointed(FromWorker):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter(FromWorker):
-    """A segment that was quarantined, for a person to look at: its `Submit` alone, as frames in the body."""
+    """A quarantined segment, for a person to inspect. The body is the frames of a `Submit` with this segment alone."""
 
     KIND: ClassVar[int] = 55
     actor_id: str
@@ -629,12 +634,12 @@ class DeadLetter(FromWorker):
 
 @dataclass(frozen=True, slots=True)
 class Alarm(FromWorker):
-    """Something went wrong that stops nothing, and that people should know of.
+    """A problem that stops nothing and that an operator should see.
 
     Attributes:
-        name: the kind.
-        text: one line for a person, with the numbers.
-        count: how many.
+        name: Kind of the alarm.
+        text: One line for a person, with the numbers.
+        count: Number of occurrences.
     """
 
     KIND: ClassVar[int] = 56

@@ -1,23 +1,24 @@
-"""The 48 bytes that every message starts with.
+"""The 48-byte prefix of every message.
 
 ======  ====  =========  ======================================================================
 offset  size  field      meaning
 ======  ====  =========  ======================================================================
 0       4     magic      ``R4SZ``
-4       1     major      another major is refused: ``version``
-5       1     minor      a newer minor may add header keys, which are then ignored
-6       1     kind       which message (`rl4sys_zmq.wire.messages`)
-7       1     frames     how many frames follow the first
-8       4     flags      bits 0-15 must be understood by the receiver, bits 16-31 may be ignored
+4       1     major      a different major is refused: ``version``
+5       1     minor      a newer minor can add header keys, which are then ignored
+6       1     kind       the message (`rl4sys_zmq.wire.messages`)
+7       1     frames     number of body frames
+8       4     flags      the receiver must know bits 0-15 and can ignore bits 16-31
 12      4     header     length of the msgpack header that follows the prefix in the same frame
-16      8     body       bytes in the frames that follow, in total
-24      8     seq        the first sequence number in the message, or 0
-32      4     count      how many segments the message carries, or 0
+16      8     body       total length of the body frames, in bytes
+24      8     seq        first sequence number in the message, or 0
+32      4     count      number of segments in the message, or 0
 36      4     reserved   0
 40      8     checksum   xxh3-64 of bytes 0-39, the header, and the xxh3-64 of each body frame, in that order
 ======  ====  =========  ======================================================================
 
-All numbers are unsigned and little-endian. The checksum of a message whose body has its own (`WRAPPERS`) leaves the body out.
+All numbers are unsigned and little-endian. Where the body has its own checksum (`WRAPPERS`), the message's checksum leaves the
+body out.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ MAJOR, MINOR = 1, 0
 PREFIX_BYTES = 48
 MAX_BODY_FRAMES = 255
 WRAPPERS = frozenset({33, 49, 55})
-"""The kinds of `Deliver`, `Published` and `DeadLetter`."""
+"""The kinds of `Deliver`, `Published` and `DeadLetter`, whose bodies have checksums of their own."""
 
 _KNOWN_FLAGS = 0x0000
 _FIELDS = struct.Struct("<4s4B2I2Q2I")
@@ -59,7 +60,7 @@ Frame = bytes | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The fixed part of a message, as numbers."""
+    """The fields of the prefix, as numbers."""
 
     kind: int
     frames: int
@@ -71,10 +72,10 @@ class Prefix:
     minor: int = MINOR
 
     def pack(self) -> bytes:
-        """The first 40 bytes; the checksum follows.
+        """Return the first 40 bytes, without the checksum.
 
         Raises:
-            ProtocolError: ``frames`` for more body frames than one byte counts, ``range`` for another field out of its place.
+            ProtocolError: ``frames`` for more than 255 body frames, ``range`` for another field that is too large.
         """
         return pack_prefix(
             self.kind, self.frames, self.header_bytes, self.body_bytes, self.seq, self.count, self.flags, self.minor
@@ -82,35 +83,35 @@ class Prefix:
 
     @staticmethod
     def unpack(frames: Sequence[Frame], *, verify: bool = True) -> Prefix:
-        """Reads and checks the prefix of a whole message: magic, version, flags, lengths and, with `verify`, checksum.
+        """Read and check the prefix of a whole message: magic, version, flags, lengths and, with `verify`, checksum.
 
         Raises:
-            ProtocolError: with the code of the first rule that is broken.
+            ProtocolError: With the code of the first rule that is broken.
         """
         return Prefix(*read_prefix(frames, verify=verify))
 
     def join(self, header: bytes, body: Sequence[Frame], digests: Sequence[int | None] = ()) -> bytes:
-        """The whole first frame: prefix, checksum, header. `digests` may say what is known of the body frames already."""
+        """Return the whole first frame: prefix, checksum, header. `digests` are those of `checksum`."""
         return seal(self.pack(), header, body, digests)
 
 
 def pack_prefix(
     kind: int, frames: int, header_bytes: int, body_bytes: int, seq: int = 0, count: int = 0, flags: int = 0, minor: int = MINOR
 ) -> bytes:
-    """What `Prefix.pack` does, for who needs no object."""
+    """Return the bytes of `Prefix.pack` without creating a `Prefix`."""
     if frames > MAX_BODY_FRAMES:
         raise ProtocolError(Refusal.FRAMES, f"{frames} body frames; the limit is {MAX_BODY_FRAMES}")
     try:
         return _FIELDS.pack(MAGIC, MAJOR, minor, kind, frames, flags, header_bytes, body_bytes, seq, count, 0)
     except struct.error as exc:
-        raise ProtocolError(Refusal.RANGE, f"a field of the prefix does not fit its place: {exc}") from exc
+        raise ProtocolError(Refusal.RANGE, f"a field of the prefix is out of range: {exc}") from exc
 
 
 def read_prefix(frames: Sequence[Frame], *, verify: bool = True) -> tuple[int, int, int, int, int, int, int, int]:
-    """The fields of a `Prefix`, in its order, of a whole message; what `Prefix.unpack` does, for who needs no object.
+    """Return the fields of `Prefix.unpack` as a tuple, in their order, without creating a `Prefix`.
 
     Raises:
-        ProtocolError: with the code of the first rule that is broken.
+        ProtocolError: With the code of the first rule that is broken.
     """
     head = frames[0]
     if len(head) < PREFIX_BYTES:
@@ -121,32 +122,32 @@ def read_prefix(frames: Sequence[Frame], *, verify: bool = True) -> tuple[int, i
     if major != MAJOR:
         raise ProtocolError(Refusal.VERSION, f"protocol {major}.{minor}; this side speaks {MAJOR}.{MINOR}")
     if flags & 0xFFFF & ~_KNOWN_FLAGS:
-        raise ProtocolError(Refusal.FEATURE, f"flags {flags:#010x} hold a feature that this side does not know")
+        raise ProtocolError(Refusal.FEATURE, f"flags {flags:#010x} name a feature that this side does not support")
     if count_frames != len(frames) - 1:
-        raise ProtocolError(Refusal.FRAMES, f"{len(frames) - 1} body frames, {count_frames} announced")
+        raise ProtocolError(Refusal.FRAMES, f"{len(frames) - 1} body frames; the prefix says {count_frames}")
     if PREFIX_BYTES + header != len(head) or body != (sum([len(f) for f in frames[1:]]) if count_frames else 0):
-        raise ProtocolError(Refusal.MALFORMED, "the lengths in the prefix are not those of the frames")
+        raise ProtocolError(Refusal.MALFORMED, "the lengths in the prefix differ from the lengths of the frames")
     (expected,) = _CHECKSUM.unpack_from(head, 40)
     if verify and checksum(head, frames[1:]) != expected:
-        raise ProtocolError(Refusal.CHECKSUM, "the bytes are not those that were sent")
+        raise ProtocolError(Refusal.CHECKSUM, "the checksum does not match the received bytes")
     if reserved:
-        raise ProtocolError(Refusal.MALFORMED, f"{reserved:#x} where the prefix must be 0")
+        raise ProtocolError(Refusal.MALFORMED, f"the reserved field of the prefix is {reserved:#x}; expected 0")
     return kind, count_frames, header, body, seq, count, flags, minor
 
 
 def seal(fields: bytes, header: bytes, body: Sequence[Frame], digests: Sequence[int | None] = ()) -> bytes:
-    """The whole first frame: the 40 bytes of `Prefix.pack`, the checksum, the header."""
+    """Return the whole first frame: the 40 bytes of `Prefix.pack`, the checksum, the header."""
     digest = checksum(fields + bytes(8) + header, body, digests) if body else xxhash.xxh3_64_intdigest(fields + header)
     return fields + _CHECKSUM.pack(digest) + header
 
 
 def checksum(head: Frame, body: Sequence[Frame], digests: Sequence[int | None] = ()) -> int:
-    """xxh3-64 of a message, its own 8 bytes left out.
+    """Return the xxh3-64 of a message, without its own 8 bytes.
 
     Args:
-        head: the first frame: prefix and header.
-        body: the other frames.
-        digests: of these, as far as they are known; None for one that is not.
+        head: First frame: prefix and header.
+        body: The other frames.
+        digests: Known digests of the other frames; None for an unknown one.
     """
     if not body:
         return xxhash.xxh3_64_intdigest(b"".join((head[:40], head[PREFIX_BYTES:])))

@@ -1,8 +1,8 @@
-"""The messages of services: a call, its reply, and a notice to everybody who subscribed.
+"""The messages of services: a call, its reply, and a publication to all subscribers of a topic.
 
-Each is the 48-byte prefix (with the checksum of all of it), a msgpack list of fixed fields that ends with the payload's
-skeleton, and the payload's frames (`rl4sys_zmq.wire.trees`). `Call.number` and `Publication.number` travel in the prefix as
-``seq``.
+Each message consists of the 48-byte prefix (with a checksum over the whole message), a msgpack list of fixed fields that ends
+with the payload's skeleton, and the payload's frames (`rl4sys_zmq.wire.trees`). `Call.number` and `Publication.number` travel in
+the prefix as ``seq``.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ __all__ = [
     "is_name",
 ]
 
-CALL, REPLY, NOTICE = 65, 66, 67
+CALL, REPLY, PUBLICATION = 65, 66, 67
 ANSWERED, FAILED = "", "failed"
-"""The codes of a reply besides those of `CallRefusal`."""
+"""The codes of a reply in addition to those of `CallRefusal`."""
 
 _CODES = frozenset({ANSWERED, FAILED, *CallRefusal})
 MAX_NAME = 256
@@ -41,16 +41,16 @@ _INT = {int}
 
 
 class Call(NamedTuple):
-    """One question.
+    """One request to a service.
 
     Attributes:
-        number: counts the calls of a session, from 0. The same number is the same call, sent again.
-        session: a random number of the caller's connection.
-        acked: the caller has the replies of all numbers below.
-        timeout_ms: how long it goes on waiting, from when it sent this; 0: not at all.
-        once: it must not run twice: a session that the server does not know is refused.
-        method: what is called.
-        payload: a tree.
+        number: Number of the call in its session, from 0. A call with the same number is the same call, sent again.
+        session: Random number of the caller's connection.
+        acked: The caller has the replies to all numbers below this.
+        timeout_ms: How long the caller still waits, counted from this sending; 0 means that it does not wait.
+        once: True if the call must not run twice. The server refuses it in a session that it does not know.
+        method: Name of the method.
+        payload: The arguments, as a tree.
     """
 
     number: int
@@ -63,15 +63,15 @@ class Call(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The answer to the call of the same number.
+    """The reply to the call of the same number.
 
     Attributes:
-        number: the call's.
-        session: the call's.
-        server: a random number of the server's life.
-        code: empty when `payload` is the answer, ``failed`` when the callback raised, else a `CallRefusal`.
-        detail: what went wrong: for ``failed`` the exception's class and text, parted by a line break.
-        payload: a tree; None with a code.
+        number: Number of the call.
+        session: Session of the call.
+        server: Random number of this start of the server.
+        code: Empty if `payload` is the result, ``failed`` if the callback raised, else a `CallRefusal`.
+        detail: Description of the error. For ``failed`` it is the exception's class and text, separated by a line break.
+        payload: The result, as a tree; None with a code.
     """
 
     number: int
@@ -83,14 +83,15 @@ class Reply(NamedTuple):
 
 
 class Publication(NamedTuple):
-    """What a server tells all subscribers of a topic.
+    """A message of a server to all subscribers of a topic.
 
     Attributes:
-        number: counts the notices of this topic in this life of the server, from 1; 0 in one that only says `latest`.
-        server: a random number of the server's life.
-        latest: the newest number of the topic.
-        topic: its name.
-        payload: a tree.
+        number: Number of the publication in this topic and this start of the server, from 1; 0 if the message only reports
+            `latest`.
+        server: Random number of this start of the server.
+        latest: Newest number of the topic.
+        topic: Name of the topic.
+        payload: The content, as a tree.
     """
 
     number: int
@@ -101,116 +102,120 @@ class Publication(NamedTuple):
 
 
 def encode_call(call: Call) -> list[Frame]:
-    """The frames of a call. Its large arrays are not copied: they must not change until the call is over.
+    """Return the frames of a call. Large arrays are not copied, so they must not change until the call is over.
 
     Raises:
-        PayloadError: when the payload can't travel.
+        PayloadError: If the payload cannot travel.
     """
     if not is_name(call.method):
-        raise PayloadError("method", f"{call.method!r:.60} is no name: 1 to {MAX_NAME} characters")
+        raise PayloadError("method", f"{call.method!r:.60} is not a valid name; expected 1 to {MAX_NAME} characters")
     skeleton, body = pack_tree(call.payload)
     fields = [call.session, call.acked, call.timeout_ms, call.once, call.method, skeleton]
     return _frames(CALL, call.number, fields, body)
 
 
 def encode_reply(reply: Reply) -> list[Frame]:
-    """The frames of a reply. Everything is copied: it may be sent again when the callback has gone on with its arrays.
+    """Return the frames of a reply. Arrays are copied, since the server can resend it after they change.
 
     Raises:
-        PayloadError: when the payload can't travel.
+        PayloadError: If the payload cannot travel.
     """
     skeleton, body = pack_tree(reply.payload, copy=True)
     return _frames(REPLY, reply.number, [reply.session, reply.server, reply.code, reply.detail, skeleton], body)
 
 
 def encode_publication(publication: Publication) -> list[Frame]:
-    """The frames of a notice. Everything is copied: newcomers get it later.
+    """Return the frames of a publication. Everything is copied, since later subscribers get it too.
 
     Raises:
-        PayloadError: when the payload can't travel.
+        PayloadError: If the payload cannot travel.
     """
     check_topic(publication.topic)
     skeleton, body = pack_tree(publication.payload, copy=True)
-    return _frames(NOTICE, publication.number, [publication.server, publication.latest, publication.topic, skeleton], body)
+    return _frames(PUBLICATION, publication.number, [publication.server, publication.latest, publication.topic, skeleton], body)
 
 
 def check_topic(topic: object) -> None:
-    """Raises PayloadError for what cannot be the topic of a notice. A zero byte parts it from the channel on the wire."""
+    """Raise `PayloadError` for an invalid topic. A zero byte is invalid: on the wire it separates topic and channel."""
     if not is_name(topic) or "\0" in str(topic):
-        raise PayloadError("topic", f"{topic!r:.60} is no name: 1 to {MAX_NAME} characters, no zero byte")
+        raise PayloadError("topic", f"{topic!r:.60} is not a valid name; expected 1 to {MAX_NAME} characters and no zero byte")
 
 
 def check_size(frames: Sequence[Frame], limit: int) -> None:
-    """Raises PayloadError when one of a message's frames has more than `limit` bytes: whoever receives it would hang up."""
+    """Raise `PayloadError` if a frame has more than `limit` bytes. The receiver would close the connection."""
     if len(frames) == 1 and len(frames[0]) <= limit:
         return
     largest = max([f.nbytes if isinstance(f, memoryview) else len(f) for f in frames])
     if largest > limit:
-        raise PayloadError("payload", f"a part of {largest} bytes; the limit is {limit}: send it in pieces, or coded")
+        raise PayloadError("payload", f"a part of {largest} bytes; the limit is {limit}. Send it in smaller parts, or compressed")
 
 
 def is_name(value: object) -> bool:
-    """Whether a method or a topic can be called so: by 1 to `MAX_NAME` characters of UTF-8."""
+    """Return True for a valid name of a method or topic: 1 to `MAX_NAME` characters of UTF-8."""
     if type(value) is not str or not 0 < len(value) <= MAX_NAME:
         return False
     return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def decode_call(frames: Sequence[Frame]) -> Call | Reply | Publication:
-    """Reads one of the three from bytes that nobody vouches for.
+    """Read a call, a reply or a publication from untrusted bytes.
 
     Raises:
-        ProtocolError: with the code of the first rule that is broken; no other exception.
+        ProtocolError: With the code of the first rule that is broken. No other exception is raised.
     """
     if not frames:
         raise ProtocolError(Refusal.FRAMES, "a message without frames")
     kind, _, _, _, number, _, _, _ = read_prefix(frames)
     read = _READERS.get(kind)
     if read is None:
-        raise ProtocolError(Refusal.KIND, f"message kind {kind} is no call, reply or notice")
+        raise ProtocolError(Refusal.KIND, f"message kind {kind} is not a call, reply or publication")
     fields = unpack_plain(frames[0][PREFIX_BYTES:])
     size, reader = read
     if type(fields) is not list or len(fields) != size:
-        raise ProtocolError(Refusal.MALFORMED, f"a message of kind {kind} without its {size} fields")
+        raise ProtocolError(Refusal.MALFORMED, f"a message of kind {kind} does not have its {size} fields")
     return reader(number, fields, frames[1:])
 
 
 def _read_call(number: int, fields: list[Any], body: Sequence[Frame]) -> Call:
     session, acked, timeout_ms, once, method, skeleton = fields
     if not (_counts(session, acked, timeout_ms) and type(once) is bool and is_name(method)):
-        raise ProtocolError(Refusal.MALFORMED, "a call with a field of another kind")
+        raise ProtocolError(Refusal.MALFORMED, "a field of a call has the wrong type")
     return Call(number, session, acked, timeout_ms, once, method, unpack_tree(skeleton, body))
 
 
 def _read_reply(number: int, fields: list[Any], body: Sequence[Frame]) -> Reply:
     session, server, code, detail, skeleton = fields
     if not (_counts(session, server) and type(code) is str and code in _CODES and type(detail) is str):
-        raise ProtocolError(Refusal.MALFORMED, "a reply with a field of another kind")
+        raise ProtocolError(Refusal.MALFORMED, "a field of a reply has the wrong type")
     return Reply(number, session, server, code, detail, unpack_tree(skeleton, body))
 
 
 def _read_publication(number: int, fields: list[Any], body: Sequence[Frame]) -> Publication:
     server, latest, topic, skeleton = fields
     if not (_counts(server, latest) and is_name(topic)):
-        raise ProtocolError(Refusal.MALFORMED, "a notice with a field of another kind")
+        raise ProtocolError(Refusal.MALFORMED, "a field of a publication has the wrong type")
     return Publication(number, server, latest, topic, unpack_tree(skeleton, body))
 
 
-_ColumnReader = Callable[[int, list[Any], Sequence[Frame]], Call | Reply | Publication]
-_READERS: dict[int, tuple[int, _ColumnReader]] = {CALL: (6, _read_call), REPLY: (5, _read_reply), NOTICE: (4, _read_publication)}
+_MessageReader = Callable[[int, list[Any], Sequence[Frame]], Call | Reply | Publication]
+_READERS: dict[int, tuple[int, _MessageReader]] = {
+    CALL: (6, _read_call),
+    REPLY: (5, _read_reply),
+    PUBLICATION: (4, _read_publication),
+}
 
 
 def _frames(kind: int, number: int, fields: list[Any], body: list[Frame]) -> list[Frame]:
     try:
         header: bytes = msgpack.packb(fields)
-    except (ValueError, UnicodeEncodeError) as exc:  # a lone surrogate, or lists too deep
-        raise PayloadError("payload", f"not a value that can travel: {exc}") from exc
+    except (ValueError, UnicodeEncodeError) as exc:  # a lone surrogate, or lists nested too deep
+        raise PayloadError("payload", f"the value cannot travel: {exc}") from exc
     if len(header) > MAX_HEADER_BYTES:
-        raise PayloadError("payload", f"{len(header)} bytes of keys and small values; the limit is {MAX_HEADER_BYTES}")
+        raise PayloadError("payload", f"the keys and small values need {len(header)} bytes; the limit is {MAX_HEADER_BYTES}")
     size = sum([f.nbytes if isinstance(f, memoryview) else len(f) for f in body]) if body else 0
     return [seal(pack_prefix(kind, len(body), len(header), size, number), header, body), *body]
 
 
 def _counts(*values: Any) -> bool:
-    """Whether all are numbers from 0 on; msgpack has none beyond 64 bits."""
+    """Return True if all values are integers of at least 0. The msgpack format allows at most 64 bits."""
     return set(map(type, values)) == _INT and min(values) >= 0

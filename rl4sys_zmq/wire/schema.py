@@ -1,4 +1,4 @@
-"""What the segments of a client must look like."""
+"""The rules for the columns of a client's segments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["SegmentSchema"]
 
 @dataclass(frozen=True, slots=True)
 class SegmentSchema:
-    """What a client's segments must look like: its spaces and the longest segment allowed, in steps."""
+    """The spaces and the longest length, in steps, of a client's segments, with the layouts that fit the spaces."""
 
     observation_space: Space
     action_space: Space
@@ -27,9 +27,9 @@ class SegmentSchema:
         object.__setattr__(self, "layouts", wanted_layouts(self.observation_space, self.action_space))
 
     def check(self, segment: Segment) -> ProtocolError | None:
-        """The rule that a segment's columns break, or None. Content (finiteness) is not looked at here.
+        """Return the error for the rule that a segment's columns break, or None. It does not check the values.
 
-        `Batch.errors` says the same of what has come in a message.
+        `Batch.errors` does the same for segments in a message.
         """
         steps = segment.steps
         rows = steps + (0 if segment.terminated else 1)
@@ -49,11 +49,11 @@ class SegmentSchema:
             wanted.append(("masks", segment.masks, (rows, act.n), "|b1"))
         for name, column, shape, dtype in wanted:
             if column.shape != shape or column.dtype.str != dtype:
-                return ProtocolError(Refusal.SPEC, f"{name} are {column.dtype.str} {column.shape}, not {dtype} {shape}")
+                return ProtocolError(Refusal.SPEC, f"{name} are {column.dtype.str} {column.shape}; expected {dtype} {shape}")
         return None
 
     def check_layout(self, layout: Layout) -> ProtocolError | None:
-        """Why segments of this layout do not fit, or None."""
+        """Return the reason that segments of this layout do not fit, or None."""
         if layout.text in self.layouts:
             return None
         if len(layout.columns) > 5 and not isinstance(self.action_space, DiscreteSpace):
@@ -62,5 +62,5 @@ class SegmentSchema:
         for column, own in zip(layout.columns, wanted.columns, strict=False):
             if column != own:
                 said, ours = (f"{c.dtype.str} with rows of {c.row}" for c in (column, own))
-                return ProtocolError(Refusal.SPEC, f"{NAMES[column.letter]} are {said}, not {ours}")
-        return ProtocolError(Refusal.SPEC, f"columns {layout.text:.80}, not {wanted.text:.80}")
+                return ProtocolError(Refusal.SPEC, f"{NAMES[column.letter]} are {said}; expected {ours}")
+        return ProtocolError(Refusal.SPEC, f"the columns are {layout.text:.80}; expected {wanted.text:.80}")

@@ -1,10 +1,10 @@
-"""Segments to bytes: packed once, when they are finished, and joined to messages as they leave.
+"""Packing of segments: each is packed once, when it is finished, and joined into messages when it is sent.
 
-Each segment has a *head* of 64 bytes, so that a learner can look at a whole message with a few comparisons. All segments of a
-`Submit` that are laid out alike lie side by side, column by column: first the observations of all of them, then their
-actions, and so on, each column padded to a multiple of 16 bytes. That is the first body frame. A column of a segment that
-takes `LARGE_BYTES` or more is a frame of its own and is copied nowhere. Where a row lies follows from the heads alone.
-`rl4sys_zmq.wire.batch` reads what is written here.
+Each segment has a *head* of 64 bytes, so that a learner can check a whole message with a few comparisons. Segments of a `Submit`
+that share a layout lie side by side, column by column: first the observations of all segments, then their actions, and so on.
+Each column is padded to a multiple of 16 bytes. All of this is the first body frame. A column of one segment with `LARGE_BYTES`
+or more is a frame of its own and is never copied. The heads alone determine where a row lies. `rl4sys_zmq.wire.batch` reads this
+form.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.images import ImageCodec, encode_images, image_size
 from rl4sys_zmq.values import Segment
-from rl4sys_zmq.wire.coding import IMAGE_KINDS, MAX_IMAGE_BYTES, CodedImages, Section, code, worth_it
+from rl4sys_zmq.wire.coding import IMAGE_KINDS, MAX_IMAGE_BYTES, CodedImages, Section, code, is_shorter
 from rl4sys_zmq.wire.layout import describe, parse_layout
 from rl4sys_zmq.wire.messages import Block, Frame, Submit
 
@@ -59,7 +59,7 @@ HEAD = np.dtype(
         ("reserved", "<u2"),
     ]
 )
-"""A segment's head. `check` is the xxh3-64 of all else in the segment, which tells two segments apart."""
+"""The head of a segment. `check` is the xxh3-64 of the rest of the segment, which distinguishes two segments."""
 
 head_struct = struct.Struct("<4QdQQI2BH")
 HEAD_BYTES = head_struct.size
@@ -69,30 +69,30 @@ assert HEAD.itemsize == HEAD_BYTES == 64
 
 
 class Flag:
-    """The bits of `flags`. At most one of the first three."""
+    """The bits of ``flags``. At most one of the first three is set."""
 
     TERMINATED = 1
     TRUNCATED = 2
     CAPPED = 4
-    RETURN = 8  # `episode_return` says something
-    VERSIONS = 16  # there is a column of versions; else `version` holds for all steps
+    RETURN = 8  # `episode_return` is valid
+    VERSIONS = 16  # the segment has a version column; else `version` applies to all steps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedSegment:
-    """A segment as bytes, with what delivery wants to know about it.
+    """A segment as bytes, with the numbers that delivery needs.
 
     Attributes:
-        layout: of its columns (`rl4sys_zmq.wire.layout`).
-        head: its head, with 0 as the layout's place.
-        small: the bytes of each column, in the order of the layout; empty for large ones.
-        large: its large columns, in that order.
-        digests: their xxh3-64.
-        steps: how many decisions it holds.
-        generation: of the policy that made them.
-        oldest_version: the least version among its steps.
-        nbytes: the bytes of all columns.
-        images: the observations, where the first of `large` is their files (`with_images`).
+        layout: Layout of its columns (`rl4sys_zmq.wire.layout`).
+        head: The head, with 0 as the index of the layout.
+        small: Bytes of each column, in the order of the layout; empty for large columns.
+        large: The large columns, in that order.
+        digests: The xxh3-64 of each large column.
+        steps: Number of decisions.
+        generation: Generation of the policy that made them.
+        oldest_version: Lowest version among the steps.
+        nbytes: Bytes of all columns.
+        images: The observations, if the first of `large` holds their image files (`with_images`).
     """
 
     layout: str
@@ -108,10 +108,12 @@ class PackedSegment:
 
 
 def pack_segment(segment: Segment) -> PackedSegment:
-    """Packs a finished segment; its columns may be reused afterwards, except the large ones, which are not copied.
+    """Pack a finished segment.
+
+    The caller can reuse its columns afterwards, except the large ones, which are not copied.
 
     Raises:
-        ProtocolError: when a column's dtype or shape cannot travel, or a number does not fit its place.
+        ProtocolError: If a column's dtype or shape cannot travel, or a number is out of range.
     """
     versions = segment.versions
     oldest = int(versions.min())
@@ -122,7 +124,7 @@ def pack_segment(segment: Segment) -> PackedSegment:
     layout = describe(columns)
     steps, rows = segment.steps, segment.steps + (not segment.terminated)
     if any(len(c) != n for c, n in zip(columns, (rows, steps, steps, steps, steps, rows), strict=False)):
-        raise ProtocolError(Refusal.SHAPE, f"columns of {[len(c) for c in columns]} rows for {steps} steps")
+        raise ProtocolError(Refusal.SHAPE, f"the columns have {[len(c) for c in columns]} rows for {steps} steps")
     if not mixed:
         columns[4] = versions[:0]
     small: list[bytes] = []
@@ -143,7 +145,7 @@ def pack_segment(segment: Segment) -> PackedSegment:
     try:
         head = bytearray(head_struct.pack(*numbers, 0, steps, flags, 0, 0))
     except struct.error as exc:
-        raise ProtocolError(Refusal.RANGE, f"a number of a segment does not fit its place: {exc}") from exc
+        raise ProtocolError(Refusal.RANGE, f"a number of a segment is out of range: {exc}") from exc
     digests = tuple(map(xxhash.xxh3_64_intdigest, large))
     check = xxhash.xxh3_64(head)
     check.update(layout.encode())
@@ -154,13 +156,13 @@ def pack_segment(segment: Segment) -> PackedSegment:
 
 
 def join_submit(first_seq: int, want_steps: int, packed: Sequence[PackedSegment], *, coded: bool = False) -> Submit:
-    """One message of consecutive segments of a stream.
+    """Return one message with consecutive segments of a stream.
 
     Args:
-        first_seq: the number of the first.
-        want_steps: as in `Submit`.
-        packed: the segments.
-        coded: make its body shorter, if it can be (`rl4sys_zmq.wire.coding`).
+        first_seq: Sequence number of the first segment.
+        want_steps: As in `Submit`.
+        packed: The segments.
+        coded: True to compress the body where that makes it shorter (`rl4sys_zmq.wire.coding`).
     """
     groups: dict[str, list[PackedSegment]] = {}
     for p in packed:
@@ -201,13 +203,13 @@ def join_submit(first_seq: int, want_steps: int, packed: Sequence[PackedSegment]
 
 
 def with_images(packed: PackedSegment, codec: ImageCodec) -> PackedSegment:
-    """The same segment with the files of its images, where its observations are a large column of images.
+    """Return the segment with its images coded as files, if its observations are a large column of images.
 
-    The segment itself where they are not, or where that gains nothing. Its check stays that of the pixels.
+    Return the segment itself if they are not, or if coding gains too little. The check stays that of the pixels.
 
     Args:
-        packed: as `pack_segment` or this function made it.
-        codec: how.
+        packed: A segment from `pack_segment` or from this function.
+        codec: How to encode the images.
     """
     column = parse_layout(packed.layout).columns[0]
     size = image_size(column.row) if column.dtype == np.uint8 else None
@@ -216,7 +218,7 @@ def with_images(packed: PackedSegment, codec: ImageCodec) -> PackedSegment:
         return packed
     pixels = np.frombuffer(packed.large[0], np.uint8)
     frame = encode_images(pixels, size, codec)
-    if not worth_it(len(frame), pixels.nbytes):
+    if not is_shorter(len(frame), pixels.nbytes):
         return packed
     images = CodedImages(frame, pixels.nbytes, IMAGE_KINDS[codec.format])
     digests = (xxhash.xxh3_64_intdigest(frame), *packed.digests[1:])
@@ -232,7 +234,7 @@ def _large_sections(packed: PackedSegment) -> list[Section]:
 
 
 def _with_layouts(heads: bytes, layouts: Sequence[str], known: Sequence[str]) -> bytes:
-    """The heads with the places of their layouts."""
+    """Return the heads with the index of each segment's layout."""
     if len(known) > MAX_LAYOUTS:
         raise ProtocolError(Refusal.RANGE, f"{len(known)} layouts in one message; the limit is {MAX_LAYOUTS}")
     out = bytearray(heads)

@@ -26,10 +26,10 @@ def spec_to_document(spec: PolicySpec) -> dict[str, Any]:
 
 
 def spec_from_document(form: dict[str, Any]) -> PolicySpec:
-    """Read `spec_to_document`'s form; what its document says is for the entry of its kind to check.
+    """Read the form that `spec_to_document` returns. The policy kind checks the inner document later.
 
     Raises:
-        ProtocolError: when it is not exactly that form.
+        ProtocolError: If the form is not exactly this one.
     """
     if set(form) != set(_KEYS) or any(type(form[k]) is not kind for k, kind in _KEYS.items()):
         raise ProtocolError(Refusal.SPEC, f"not a policy spec: {form!r:.120}")
@@ -52,5 +52,5 @@ def _string(value: object) -> str:
 
 def _sizes(value: object, at_most: int) -> tuple[int, ...]:
     if type(value) is not list or len(value) > at_most or any(type(n) is not int or n < 1 for n in value):
-        raise TypeError(f"{value!r:.80} are not sizes")
+        raise TypeError(f"{value!r:.80} is not a list of sizes")
     return tuple(value)

@@ -1,8 +1,8 @@
-"""Trees of arrays as bytes: what callers and callbacks hand each other.
+"""Trees of arrays as bytes: the payloads of calls, replies and publications.
 
 A tree is None, a boolean, a number, a string, bytes, a numpy array or scalar of a `DTYPES` dtype, or a list, tuple or dict (with
-string keys) of trees. It becomes one msgpack value, the *skeleton*, and frames for what is large. A map with a key of bytes is a
-form of ours (a user's keys are strings)::
+string keys) of trees. It becomes one msgpack value, the *skeleton*, and frames for large parts. A map whose only key is bytes is
+one of the forms below; keys of users are strings::
 
     {a: [dtype, shape, bytes]}                 a small array
     {f: [dtype, shape, frame, offset]}         an array in a frame
@@ -11,7 +11,7 @@ form of ours (a user's keys are strings)::
     {b: [frame, offset, length]}               long bytes
     {s: [frame, offset, length]}               a long string, UTF-8
 
-What is neither small nor large lies side by side in the first frame, each at a multiple of 8 bytes.
+Parts of medium size lie side by side in the first frame, each at a multiple of 8 bytes.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from rl4sys_zmq.wire.values import elements
 __all__ = ["MAX_TREE_FRAMES", "Tree", "drop_unsupported", "pack_tree", "unpack_tree"]
 
 INLINE_BYTES = 2048
-"""Up to this size an array or a string stays in the skeleton, as long as there is room."""
+"""Largest array or string in the skeleton, as long as `INLINE_TOTAL_BYTES` is not exceeded."""
 INLINE_TOTAL_BYTES = 128 * 1024
 OWN_FRAME_BYTES = 64 * 1024
-"""From this size on an array gets a frame of its own, which is not copied on arrival, and need not be to be sent."""
+"""Smallest array with a frame of its own. The receiver does not copy such an array, and the sender need not."""
 MAX_TREE_FRAMES = 128
-"""The first holds what lies side by side; with so many large ones, the rest lies there too."""
+"""Most frames of a tree. The first holds small parts, and also large parts when no other frame is left."""
 
 _DTYPES = {np.dtype(d): d for d in DTYPES}
 _BY_NAME = {d: np.dtype(d) for d in DTYPES}
@@ -47,7 +47,7 @@ _ALIGN = 8
 
 
 class _Packer:
-    """One tree on its way out."""
+    """The state of packing one tree."""
 
     def __init__(self, copy: bool) -> None:
         self.copy = copy
@@ -88,11 +88,11 @@ class _Packer:
     def entry(self, key: object, value: Tree, depth: int) -> Any:
         try:
             return self.pack(value, depth + 1)
-        except PayloadError as exc:  # the path is put together only when it is told
+        except PayloadError as exc:  # the path is built only when an error is reported
             raise PayloadError(f"[{key!r}]{exc.path}", exc.problem) from None
 
     def rare(self, value: Tree, depth: int) -> Any:
-        """Subclasses of what may travel, as what they are subclasses of; anything else is refused."""
+        """Pack a subclass of a supported type as that type. Refuse anything else."""
         if isinstance(value, np.generic) and not isinstance(value, (str, bytes)):
             dtype = _DTYPES.get(value.dtype)
             if dtype is None:
@@ -101,7 +101,7 @@ class _Packer:
         if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
             return self.array(np.asarray(value))
         if isinstance(value, str):
-            return self.text(str.__str__(value))  # an enumeration's own text would be its name
+            return self.text(str.__str__(value))  # `str(value)` of an enumeration would be its name
         bases: tuple[Callable[[Any], Any], ...] = (int, float, bytes, dict, list, tuple)
         for base in bases:
             if isinstance(value, cast(type, base)):
@@ -111,7 +111,7 @@ class _Packer:
 
     def key(self, key: object) -> str:
         if not isinstance(key, str):
-            raise PayloadError("", f"the key {key!r:.60} is no string")
+            raise PayloadError("", f"the key {key!r:.60} is not a string")
         if len(key) > MAX_KEY:
             raise PayloadError("", f"the key {key!r:.60} has {len(key)} characters; the limit is {MAX_KEY}")
         return key if type(key) is str else str.__str__(key)
@@ -127,7 +127,7 @@ class _Packer:
         if value.ndim > 8:
             raise PayloadError("", f"an array of {value.ndim} dimensions; the limit is 8")
         shape, size = list(value.shape), value.nbytes
-        if not size:  # its dimensions may be beyond what anybody would read
+        if not size:  # an empty array can have dimensions that no reader accepts
             try:
                 elements(shape)
             except ProtocolError as exc:
@@ -144,7 +144,7 @@ class _Packer:
         try:
             data = value.encode()
         except UnicodeEncodeError as exc:
-            raise PayloadError("", f"a string that is no UTF-8: {exc.reason}") from exc
+            raise PayloadError("", f"a string that is not UTF-8: {exc.reason}") from exc
         return value if self.fits(len(data)) else {b"s": self.place(data, len(data))}
 
     def fits(self, size: int) -> bool:
@@ -154,7 +154,7 @@ class _Packer:
         return True
 
     def place(self, data: Frame, size: int) -> list[int]:
-        """Where the bytes go: frame, offset, length. Frame 0 is the shared one."""
+        """Return the place of the bytes: frame, offset, length. Frame 0 is shared."""
         if size >= OWN_FRAME_BYTES and len(self.own) < MAX_TREE_FRAMES - 1:
             self.own.append(bytes(data) if self.copy else data)
             return [len(self.own), 0, size]
@@ -167,15 +167,15 @@ class _Packer:
 
 
 def pack_tree(value: Tree, *, copy: bool = False) -> tuple[Any, list[Frame]]:
-    """Writes a tree as its skeleton and frames (none when it is small).
+    """Return the skeleton and the frames of a tree. A small tree has no frames.
 
     Args:
-        value: the tree.
-        copy: also arrays of 64 KiB and more. Otherwise these must not change until the message has been sent: the checksum would
-            be another's.
+        value: The tree.
+        copy: True to copy arrays of 64 KiB and more too. Otherwise they must not change until the message is sent, or its
+            checksum is wrong.
 
     Raises:
-        PayloadError: for what cannot travel, with its path in the tree.
+        PayloadError: For a part that cannot travel, with its path in the tree.
     """
     packer = _Packer(copy)
     try:
@@ -188,12 +188,12 @@ def pack_tree(value: Tree, *, copy: bool = False) -> tuple[Any, list[Frame]]:
 
 
 def drop_unsupported(value: Any, path: str, depth: int = 0) -> tuple[Tree, list[str]]:
-    """Return a value (an ``info``, say) without the parts that cannot travel, and the paths of these parts.
+    """Return a value (for example an ``info``) without the parts that cannot travel, and the paths of these parts.
 
     Args:
-        value: the value.
-        path: its name.
-        depth: how many lists, tuples and dicts it will be in when it travels.
+        value: The value.
+        path: Name of the value, the beginning of each path.
+        depth: Number of lists, tuples and dicts that will contain the value when it travels.
     """
     return _drop(value, path, depth, set())
 
@@ -211,7 +211,7 @@ def _drop(value: Any, path: str, depth: int, seen: set[int]) -> tuple[Tree, list
         pass
     if not isinstance(value, Mapping) or depth >= MAX_DEPTH or id(value) in seen:
         return None, [path]
-    seen.add(id(value))  # it may be in itself
+    seen.add(id(value))  # a value can contain itself
     kept, dropped = {}, []
     for key, held in value.items():
         where = f"{path}[{key!r:.40}]"
@@ -226,31 +226,31 @@ def _drop(value: Any, path: str, depth: int, seen: set[int]) -> tuple[Tree, list
 
 
 def unpack_tree(skeleton: Any, frames: Sequence[Frame]) -> Tree:
-    """Reads a tree from a skeleton (as msgpack gave it) and frames that nobody vouches for.
+    """Read a tree from a skeleton (as msgpack decoded it) and frames, both untrusted.
 
     Returns:
-        The tree; its arrays are read-only views of the bytes that came.
+        The tree. Its arrays are read-only views of the received bytes.
 
     Raises:
-        ProtocolError: when they are not what `pack_tree` writes.
+        ProtocolError: If they differ from the form that `pack_tree` writes.
     """
-    return _ColumnReader(frames).read(skeleton, 0)
+    return _TreeReader(frames).read(skeleton, 0)
 
 
-class _ColumnReader:
-    """One tree that comes in."""
+class _TreeReader:
+    """The state of reading one tree."""
 
     def __init__(self, frames: Sequence[Frame]) -> None:
         self.frames = [memoryview(frame) for frame in frames] if frames else []
         self.left = sum([len(frame) for frame in frames]) if frames else 0
-        """How many bytes may still be pointed at: each once, or a short message could be made a tree that fills the memory."""
+        """The number of bytes that parts can still refer to. This keeps a short message from becoming a huge tree."""
 
     def read(self, value: Any, depth: int) -> Tree:
         kind = type(value)
         if kind in _AS_IT_IS:
             return value
         if depth > MAX_DEPTH:
-            raise ProtocolError(Refusal.MALFORMED, f"a tree nested deeper than {MAX_DEPTH}")
+            raise ProtocolError(Refusal.MALFORMED, f"a tree is nested deeper than {MAX_DEPTH}")
         if kind is dict:
             if len(value) == 1:
                 ((key, held),) = value.items()
@@ -259,21 +259,21 @@ class _ColumnReader:
             out = {}
             for key, held in value.items():
                 if type(key) is not str:
-                    raise ProtocolError(Refusal.MALFORMED, "a key of a tree that is not a string")
+                    raise ProtocolError(Refusal.MALFORMED, "a key of a tree is not a string")
                 out[key] = held if type(held) in _AS_IT_IS else self.read(held, depth + 1)
             return out
         if kind is list:
             return [self.read(v, depth + 1) for v in value]
-        raise ProtocolError(Refusal.MALFORMED, f"a value of type {kind.__name__} in a tree")
+        raise ProtocolError(Refusal.MALFORMED, f"a tree has a value of the unsupported type {kind.__name__}")
 
     def form(self, key: bytes, held: Any, depth: int) -> Tree:
         if type(held) is not list:
-            raise ProtocolError(Refusal.MALFORMED, f"the form {key!r:.20} of a tree without its list")
+            raise ProtocolError(Refusal.MALFORMED, f"the form {key!r:.20} of a tree has no list")
         if key == b"a" and len(held) == 3:
             name, shape, data = held
             dtype = _dtype(name)
             if type(data) is not bytes or elements(shape) * dtype.itemsize != len(data):
-                raise ProtocolError(Refusal.SHAPE, f"an array of shape {shape!r:.60} with other bytes than that")
+                raise ProtocolError(Refusal.SHAPE, f"the bytes of an array do not fit its shape {shape!r:.60}")
             array = np.frombuffer(data, dtype)
             return array if len(shape) == 1 else array.reshape(shape)
         if key == b"f" and len(held) == 4:
@@ -287,7 +287,7 @@ class _ColumnReader:
             name, data = held
             dtype = _dtype(name)
             if dtype.itemsize != (len(data) if type(data) is bytes else -1):
-                raise ProtocolError(Refusal.SHAPE, "a scalar of another size than its dtype")
+                raise ProtocolError(Refusal.SHAPE, "the bytes of a scalar do not fit its dtype")
             return np.frombuffer(data, dtype)[0]
         if key == b"b" and len(held) == 3:
             return bytes(self.part(*held))
@@ -295,7 +295,7 @@ class _ColumnReader:
             try:
                 return str(self.part(*held), "utf-8")
             except UnicodeDecodeError as exc:
-                raise ProtocolError(Refusal.MALFORMED, "a string that is not UTF-8") from exc
+                raise ProtocolError(Refusal.MALFORMED, "a string is not UTF-8") from exc
         raise ProtocolError(Refusal.MALFORMED, f"an unknown form {key!r:.20} in a tree")
 
     def part(self, frame: object, at: object, size: object) -> memoryview:
@@ -303,7 +303,7 @@ class _ColumnReader:
         if not (
             type(frame) is int and type(at) is int and type(size) is int and 0 <= frame < len(frames) and at >= 0 and size >= 0
         ):
-            raise ProtocolError(Refusal.MALFORMED, "a part of a tree that lies in no frame")
+            raise ProtocolError(Refusal.MALFORMED, "a part of a tree has an invalid frame, offset or length")
         if at + size > len(frames[frame]):
             raise ProtocolError(Refusal.SHAPE, f"a part of a tree ends at byte {at + size} of a frame of {len(frames[frame])}")
         self.left -= size
@@ -313,8 +313,8 @@ class _ColumnReader:
 
 
 def _dtype(name: object) -> np.dtype[Any]:
-    """It is looked up, never built from the sender's words."""
+    """Return the dtype of this name from the table. It is never built from the sender's text."""
     dtype = _BY_NAME.get(name) if type(name) is str else None
     if dtype is None:
-        raise ProtocolError(Refusal.DTYPE, f"an array of dtype {name!r:.60}")
+        raise ProtocolError(Refusal.DTYPE, f"an array has the unsupported dtype {name!r:.60}")
     return dtype

@@ -1,7 +1,7 @@
-"""Header values as msgpack, written with msgpack-numpy's array form and read by a strict decoder of our own.
+"""Header values as msgpack, with numpy arrays in the form of msgpack-numpy and a strict decoder.
 
-msgpack-numpy's own decoder is never called: it unpickles object arrays and builds dtypes out of the sender's bytes. Here an
-array is a map with the keys ``nd, type, kind, shape, data``; anything that is not exactly that is refused.
+The decoder of msgpack-numpy is never called: it unpickles object arrays and builds dtypes from the sender's bytes. Here an array
+is a map with exactly the keys ``nd, type, kind, shape, data``. Any other map with such a key is refused.
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ _SCALAR_KEYS = {b"nd", b"type", b"data"}
 
 
 def pack_header(value: object) -> bytes:
-    """Writes a tree of None, booleans, numbers, strings, bytes, lists, maps with string keys and numpy values.
+    """Pack a tree of None, booleans, numbers, strings, bytes, lists, maps with string keys and numpy values.
 
     Raises:
-        ProtocolError: for anything else; object and structured arrays are refused before msgpack-numpy could pickle them.
+        ProtocolError: For anything else. Object and structured arrays are refused before msgpack-numpy could pickle them.
     """
     try:
         packed: bytes = msgpack.packb(value, default=_encode, use_bin_type=True)
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-        raise ProtocolError(Refusal.MALFORMED, f"not a value that can travel: {exc}") from exc
+        raise ProtocolError(Refusal.MALFORMED, f"the value cannot travel: {exc}") from exc
     if len(packed) > MAX_HEADER_BYTES:
-        raise ProtocolError(Refusal.TOO_LARGE, f"a header of {len(packed)} bytes; the limit is {MAX_HEADER_BYTES}")
+        raise ProtocolError(Refusal.TOO_LARGE, f"the header has {len(packed)} bytes; the limit is {MAX_HEADER_BYTES}")
     return packed
 
 
 def unpack_header(data: bytes | memoryview) -> Any:
-    """Reads what `pack_header` wrote, from bytes that nobody vouches for.
+    """Read the bytes that `pack_header` wrote, from an untrusted peer.
 
     Raises:
-        ProtocolError: for any bytes that are not exactly one such value.
+        ProtocolError: For any bytes that are not exactly one such value.
     """
     return _decode(unpack_plain(data, _pairs), 0)
 
 
 def unpack_plain(data: bytes | memoryview, pairs: Callable[[list[tuple[Any, Any]]], Any] | None = None) -> Any:
-    """Reads one msgpack value of bounded size, with nothing interpreted: its maps may have keys of strings and of bytes.
+    """Read one msgpack value of bounded size without interpreting it. Map keys can be strings and bytes.
 
     Args:
-        data: its bytes.
-        pairs: makes a map of its pairs; None: a dict, in which the last of two equal keys counts.
+        data: The bytes.
+        pairs: Builds a map from its pairs. If None, a dict in which the last of two equal keys counts.
 
     Raises:
-        ProtocolError: for any bytes that are not exactly one such value.
+        ProtocolError: For any bytes that are not exactly one such value.
     """
     if len(data) > MAX_HEADER_BYTES:
-        raise ProtocolError(Refusal.TOO_LARGE, f"a header of {len(data)} bytes; the limit is {MAX_HEADER_BYTES}")
-    items = min(MAX_ITEMS, len(data))  # else a short message could announce, and allocate, long lists
+        raise ProtocolError(Refusal.TOO_LARGE, f"the header has {len(data)} bytes; the limit is {MAX_HEADER_BYTES}")
+    items = min(MAX_ITEMS, len(data))  # else a short message could cause the allocation of long lists
     try:
         return msgpack.unpackb(
             data,
@@ -84,16 +84,16 @@ def unpack_plain(data: bytes | memoryview, pairs: Callable[[list[tuple[Any, Any]
 
 
 def elements(shape: object) -> int:
-    """How many elements an array of this shape has, the shape being what a header says.
+    """Return the number of elements of an array whose header has this shape.
 
     Raises:
-        ProtocolError: when it is no list of a few dimensions, or of more elements than numpy could count (it multiplies the
-            other dimensions even when one is 0).
+        ProtocolError: If it is not a list of a few dimensions, or if numpy cannot count the elements. Numpy multiplies the other
+            dimensions even when one is 0.
     """
     if type(shape) is list and len(shape) == 1 and type(shape[0]) is int and 0 <= shape[0] <= MAX_ELEMENTS:
         return shape[0]
     if type(shape) is not list or len(shape) > MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
-        raise ProtocolError(Refusal.SHAPE, f"an array of shape {shape!r:.60}")
+        raise ProtocolError(Refusal.SHAPE, f"an array has the invalid shape {shape!r:.60}")
     count = prod(shape)
     if count > MAX_ELEMENTS or (count == 0 and prod(max(n, 1) for n in shape) > MAX_ELEMENTS):
         raise ProtocolError(Refusal.SHAPE, f"an array of shape {shape!r:.60} has more than {MAX_ELEMENTS} elements")
@@ -111,7 +111,7 @@ def _encode(value: object) -> object:
 def _pairs(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     out = dict(pairs)
     if len(out) != len(pairs):
-        raise ProtocolError(Refusal.MALFORMED, "a map with one key twice")
+        raise ProtocolError(Refusal.MALFORMED, "a map has the same key twice")
     return out
 
 
@@ -126,26 +126,26 @@ def _decode(value: Any, depth: int) -> Any:
             return _array(value)
         for key in value:
             if type(key) is not str:
-                raise ProtocolError(Refusal.MALFORMED, "a map key that is not a string")
+                raise ProtocolError(Refusal.MALFORMED, "a map key is not a string")
         return {k: _decode(v, depth + 1) for k, v in value.items()}
     if value is None or kind in (bool, int, float, str, bytes):
         return value
-    raise ProtocolError(Refusal.MALFORMED, f"a value of type {kind.__name__}")
+    raise ProtocolError(Refusal.MALFORMED, f"a value has the unsupported type {kind.__name__}")
 
 
 def _array(form: dict[Any, Any]) -> Any:
-    """An array or a scalar in msgpack-numpy's form; the dtype is looked up, never built from the sender's words."""
+    """Return an array or a scalar in msgpack-numpy's form. The dtype comes from a table, never from the sender's text."""
     dtype, data = form.get(b"type"), form.get(b"data")
     if type(dtype) is not str or dtype not in DTYPES:
-        raise ProtocolError(Refusal.DTYPE, f"an array of dtype {dtype!r:.60}")
+        raise ProtocolError(Refusal.DTYPE, f"an array has the unsupported dtype {dtype!r:.60}")
     itemsize = np.dtype(dtype).itemsize
     if form[b"nd"] is False and set(form) == _SCALAR_KEYS:
         if type(data) is not bytes or len(data) != itemsize:
-            raise ProtocolError(Refusal.SHAPE, "a scalar of another size than its dtype")
+            raise ProtocolError(Refusal.SHAPE, "the bytes of a scalar do not fit its dtype")
         return np.frombuffer(data, dtype=dtype)[0]
     if form[b"nd"] is not True or set(form) != _ARRAY_KEYS or form[b"kind"] != b"":
-        raise ProtocolError(Refusal.MALFORMED, "not an array of ours")
+        raise ProtocolError(Refusal.MALFORMED, "a map with the key `nd` is not a valid array")
     shape = form[b"shape"]
     if type(data) is not bytes or elements(shape) * itemsize != len(data):
-        raise ProtocolError(Refusal.SHAPE, f"an array of shape {shape!r:.60} with other bytes than that")
+        raise ProtocolError(Refusal.SHAPE, f"the bytes of an array do not fit its shape {shape!r:.60}")
     return np.frombuffer(data, dtype=dtype).reshape(shape)

@@ -20,8 +20,8 @@ from rl4sys_zmq.actor.trajectory import Episodes
 from rl4sys_zmq.errors import RewardError, RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.policies import Sampler, bind, build_policy
-from rl4sys_zmq.policies.fused import MOST_WEIGHTS
 from rl4sys_zmq.policies.mlp import mlp_spec
+from rl4sys_zmq.policies.network import MOST_WEIGHTS
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec
 

@@ -19,7 +19,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rl4sys_zmq.actor.spool import MAX_HOLE, RELEASE_S, RETRY_S, Spool, SpoolLimits
+from rl4sys_zmq.actor.spool import DELETE_DELAY_S, MAX_HOLE, RETRY_S, Spool, SpoolLimits
 from rl4sys_zmq.errors import ProtocolError, SpoolError
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import join_submit, pack_segment, read_submit
@@ -180,8 +180,8 @@ def test_late_deletions_are_harmless_and_made_with_the_next_write(opened, folder
     spool.take(3, 1 << 20)
     spool.release(1)
     count = lambda: spool._file._connection.execute("SELECT count(*) FROM rows").fetchone()[0]  # noqa: E731
-    assert (count(), spool.next_deadline()) == (3, clock.now + RELEASE_S)
-    clock.now += RELEASE_S
+    assert (count(), spool.next_deadline()) == (3, clock.now + DELETE_DELAY_S)
+    clock.now += DELETE_DELAY_S
     spool.tick()
     assert (count(), spool.next_deadline()) == (2, float("inf"))
     spool.release(2)
@@ -611,7 +611,7 @@ def test_another_format_or_database_is_left_alone(opened, folder):
     with pytest.raises(SpoolError, match="format 9"):
         Spool(folder, "luna", ROOMY)
     _execute(folder / "spool.db", "PRAGMA application_id=5")
-    with pytest.raises(SpoolError, match="something else"):
+    with pytest.raises(SpoolError, match="another program"):
         Spool(folder, "luna", ROOMY)
 
 

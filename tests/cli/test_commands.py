@@ -185,11 +185,11 @@ def test_an_unknown_environment_is_named() -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (LUNA, ["an agent's configuration", "learning_rate: 0.0003", "PPO (onpolicy) can be built"]),
-        (SECTIONS, ["an agent's configuration", "client_id: not in the file", "hidden_sizes: [64, 64]", "DQN (offpolicy)"]),
-        (GLOBAL, ["a learner's configuration", "algorithms.PPO", "TD3: this learner has no such algorithm"]),
+        (LUNA, ["an actor's configuration", "learning_rate: 0.0003", "PPO (onpolicy) can be built"]),
+        (SECTIONS, ["an actor's configuration", "client_id: not in the file", "hidden_sizes: [64, 64]", "DQN (offpolicy)"]),
+        (GLOBAL, ["a learner's configuration", "algorithms.PPO", "TD3: this learner does not have this algorithm"]),
         ({"clients": {"luna": {"algorithm_name": "PPO"}}}, ["a learner's configuration", "clients.luna: PPO"]),
-        ({"client_id": "luna"}, ["the learner's file says it"]),
+        ({"client_id": "luna"}, ["from the learner's configuration"]),
     ],
 )
 def test_a_good_file_is_ok_and_says_what_will_be_used(tmp_path: Path, content: dict[str, Any], says: list[str]) -> None:

@@ -150,7 +150,7 @@ def test_every_cut_and_every_flipped_byte_of_a_letter_is_survived(tmp_path: Path
 
 def test_another_message_is_no_letter(tmp_path: Path) -> None:
     letter(tmp_path, body=encode(StatusRequest()))
-    assert "no Submit but a StatusRequest" in said(deadletter(tmp_path, "--show", 1))
+    assert "contains a StatusRequest, not a Submit" in said(deadletter(tmp_path, "--show", 1))
 
 
 def test_a_letter_too_large_is_not_read(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_letters_that_nobody_described_are_counted_and_cleared(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nowhere"], "no run directory"),
+        (["nowhere"], "not a run directory"),
         (["run", "--show", "2"], "there are 1 letters"),
         (["run", "--show", "0"], "there are 1 letters"),
         (["run", "--show", "none.msg"], "no such file"),

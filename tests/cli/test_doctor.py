@@ -16,7 +16,6 @@ import zmq
 from click.testing import CliRunner, Result
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.cli import look
 from rl4sys_zmq.cli.learner import main
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.ops import doctor as module
@@ -119,13 +118,13 @@ def test_a_learner_without_keys_is_reached_to_the_beacon(start: Callable[..., Le
     bare = Visit(learner.address)
     assert bare.failed == ""
     assert bare.states["configuration"] == "skipped"
-    assert "lets us in" in bare.text
+    assert "accepts the connection" in bare.text
     whole = Visit(learner.address, "--config", configured())
     assert whole.failed == ""
     assert whole.states["weights"] == "ok"
     assert whole.states["name"] == ("ok" if bind.startswith("tcp") else "skipped")
-    assert "client 'luna': DOCTOR, version 0, nothing differs" in whole.text
-    assert "says that version 0 is the newest" in whole.text
+    assert "client 'luna': DOCTOR, version 0, no differences" in whole.text
+    assert "announces version 0 as the newest" in whole.text
     actors = learner.status()["clients"]["luna"]["actors"]
     assert [name for name, actor in actors.items() if actor["live"] and name.startswith("doctor")] == []
 
@@ -135,8 +134,8 @@ def test_keys_are_tried_with_both_sockets(start: Callable[..., Learner], keys: P
     assert Visit(learner.address, "--keys", "k/me.keys").failed == ""
     assert Visit(learner.address, "--keys", "k/me.keys", "--config", configured()).failed == ""
     actor = Visit(learner.address, "--config", configured(keys="k/actor.keys"))
-    assert "this key may not see its status" in actor.text
-    assert "says that version 0 is the newest" in actor.text
+    assert "this key may not read its status" in actor.text
+    assert "announces version 0 as the newest" in actor.text
     bare = Visit(learner.address, RL4SYS_LEARNER_DOCTOR_KEYS="k/actor.keys")
     assert (bare.failed, bare.states["weights"]) == ("", "skipped")
 
@@ -148,7 +147,7 @@ def test_a_client_that_is_not_there_is_not_founded(start: Callable[..., Learner]
     for client_id in ("luna", "known"):
         visit = Visit(learner.address, "--config", configured(client_id=client_id))
         assert (visit.failed, visit.states["configuration"]) == ("", "skipped")
-        assert "not there yet" in visit.text
+        assert "does not exist" in visit.text
     assert learner.status()["clients"] == {}
 
 
@@ -183,7 +182,7 @@ def test_a_port_that_says_nothing() -> None:
         mute.listen()
         visit = Visit(f"127.0.0.1:{mute.getsockname()[1]}", "--timeout", "0.3")
     assert visit.failed == "greeting"
-    assert "says nothing within 0.3 s" in visit.text
+    assert "sends nothing within 0.3 s" in visit.text
     assert visit.took_s < 5.0
 
 
@@ -200,13 +199,13 @@ def test_a_web_server() -> None:
         server.shutdown()
         thread.join()
     assert visit.failed == "greeting"
-    assert "an HTTP server answers" in visit.text
+    assert "the peer is an HTTP server" in visit.text
 
 
 def test_keys_on_one_side_only(start: Callable[..., Learner], keys: Path) -> None:
     none = Visit(start(keys=keys).address)
     assert none.failed == "keys"
-    assert "the learner asks for keys, and we have none" in none.text
+    assert "the learner requires keys, but none were given" in none.text
     ours = Visit(start().address, "--keys", "k/actor.keys")
     assert ours.failed == "keys"
     assert "the learner has none" in ours.text
@@ -218,7 +217,7 @@ def test_keys_that_the_learner_does_not_take(start: Callable[..., Learner], keys
     assert run("keys", "other", "--user", "a").exit_code == 0
     wrong = Visit(learner.address, "--keys", "other/a.keys")
     assert wrong.failed == "keys"
-    assert "not the learner's key in our NAME.keys" in wrong.text
+    assert "wrong learner key in NAME.keys" in wrong.text
     clients = keys / "users.toml"
     # An expired key, and one that is not listed.
     clients.write_text(clients.read_text().replace("[actor]\n", "[actor]\nexpires = 2020-01-01\n"))
@@ -241,12 +240,12 @@ def test_another_program_that_speaks_zeromq() -> None:
         port = router.bind_to_random_port("tcp://127.0.0.1")
         visit = Visit(f"127.0.0.1:{port}", "--timeout", "0.3")
     assert visit.failed == "protocol"
-    assert "does not answer within 0.3 s" in visit.text
+    assert "no reply within 0.3 s" in visit.text
 
 
 @pytest.mark.parametrize(
     ("answer", "words"),
-    [(b"hello", "its answer can't be read"), (b"R4SZ\x02" + bytes(60), "install the same major version")],
+    [(b"hello", "the reply cannot be read"), (b"R4SZ\x02" + bytes(60), "install the same major version")],
 )
 def test_an_answer_of_another_protocol(answer: bytes, words: str) -> None:
     ended = threading.Event()
@@ -309,7 +308,7 @@ def test_a_beacon_that_never_comes(start: Callable[..., Learner], monkeypatch: p
     monkeypatch.setattr(module, "_pub_address", lambda *_: Address.parse(other.pub_address))
     visit = Visit(learner.address, "--config", configured(), "--timeout", "0.5")
     assert visit.failed == "weights"
-    assert "says nothing within 0.5 s" in visit.text
+    assert "no beacon from" in visit.text and "within 0.5 s" in visit.text
 
 
 # ---- usage
@@ -344,14 +343,14 @@ def test_status_with_keys_and_without(start: Callable[..., Learner], keys: Path)
     assert "luna: running, DOCTOR, version 0" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert json.loads(run("status", learner.address, "--json", RL4SYS_LEARNER_STATUS_KEYS="k/me.keys").stdout)["clients"]["luna"]
-    for arguments, said in (([], "asks for keys"), (["--keys", "k/actor.keys"], "no role admin")):
+    for arguments, said in (([], "requires keys"), (["--keys", "k/actor.keys"], "not have the role admin")):
         refused = run("status", learner.address, *arguments)
         assert (refused.exit_code, refused.stdout, refused.stderr.count("\n")) == (1, "", 1), refused.output
         assert said in refused.stderr
 
 
 def test_a_status_of_another_version_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look, "request_status", lambda *_: {"address": "a"})
+    monkeypatch.setattr("rl4sys_zmq.cli.status.request_status", lambda *_: {"address": "a"})
     result = run("status", "127.0.0.1:1")
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1), result.output
-    assert "--json shows it" in result.stderr
+    assert "print it with --json" in result.stderr

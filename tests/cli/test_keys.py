@@ -72,8 +72,8 @@ def test_a_folder_is_made_once_and_then_left_alone(tmp_path: Path) -> None:
     assert load_access(folder / "users.toml").by_name == {}
     before = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.iterdir()}
     said = done(keys("k"))
-    assert said.count("there already") == 3
-    assert "made" not in said
+    assert said.count("already there") == 3
+    assert "created" not in said
     assert {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.iterdir()} == before
 
 
@@ -82,10 +82,10 @@ def test_what_is_missing_is_made_again_and_what_does_not_fit_is_refused(tmp_path
     done(keys("other"))
     public = (tmp_path / "k" / "learner.public").read_text()
     (tmp_path / "k" / "learner.public").unlink()
-    assert done(keys("k")).count("made") == 1
+    assert done(keys("k")).count("created") == 1
     assert (tmp_path / "k" / "learner.public").read_text() == public
     (tmp_path / "other" / "learner.public").write_text(public)
-    assert "not the key of learner.secret" in keys("other").stderr
+    assert "does not belong to learner.secret" in keys("other").stderr
     (tmp_path / "k" / "learner.secret").chmod(0o640)
     assert "chmod 600" in refused(keys("k"))
 
@@ -127,7 +127,7 @@ def test_a_client_gets_keys_and_a_table(tmp_path: Path) -> None:
         frozenset({"admin"}),
         32472144000.0,
     )
-    assert "there already: k/users.toml: edge-7, edge.8@lab" in done(keys("k"))
+    assert "already there: k/users.toml: edge-7, edge.8@lab" in done(keys("k"))
 
 
 @pytest.mark.parametrize(
@@ -142,20 +142,20 @@ def test_a_time_is_taken_too(tmp_path: Path, expires: str, unix_s: float) -> Non
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["k", "--user", "there"], "listed already"),
-        (["k", "--user", "left"], "is there already"),
+        (["k", "--user", "there"], "already listed"),
+        (["k", "--user", "left"], "already exists"),
         (["k", "--user", "a/b"], "is not a name"),
         (["k", "--user", "x" * 65], "is not a name"),
-        (["k", "--user", "a", "--client-id", "a\nb"], "is not a name"),
+        (["k", "--user", "a", "--client-id", "a\nb"], "is not a valid name"),
         (["k", "--user", "a", "--role", "boss"], "boss"),
-        (["k", "--user", "a", "--expires", "soon"], "no date"),
-        (["k", "--user", "a", "--expires", "2020-01-01"], "over already"),
+        (["k", "--user", "a", "--expires", "soon"], "not a date"),
+        (["k", "--user", "a", "--expires", "2020-01-01"], "in the past"),
         (["k", "--user", "a", "--revoke", "b"], "either --user or --revoke"),
         (["k", "--role", "admin"], "give --user NAME"),
-        (["k", "--revoke", "nobody"], "'nobody' is not listed; there are: there"),
+        (["k", "--revoke", "nobody"], "'nobody' is not listed; listed: there"),
         (["none", "--user", "a"], "rl4sys-learner keys none"),
-        (["file"], "no folder to use"),
-        (["empty", "--user", "a"], "make the keys first"),
+        (["file"], "the folder cannot be used"),
+        (["empty", "--user", "a"], "create the keys first"),
         (["empty", "--revoke", "a"], "cannot be read"),
         ([], "DIR"),
     ],
@@ -305,7 +305,7 @@ def test_a_running_learner_follows(tmp_path: Path) -> None:
 
 
 def test_an_error_of_the_list_names_it(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no folder to use"):
+    with pytest.raises(ConfigError, match="the folder cannot be used"):
         module.revoke_user(tmp_path / "nowhere", "a")
 
 

@@ -103,7 +103,7 @@ def test_a_summary_has_the_figures() -> None:
 
 
 def test_verbose_lines_wait_for_their_time(capsys: pytest.CaptureFixture[str]) -> None:
-    Tally(every_s=1000.0).speak(lambda: 3)
+    Tally(every_s=1000.0).print_progress(lambda: 3)
     assert capsys.readouterr().out == ""
-    Tally(every_s=0.0).speak(lambda: 3)
+    Tally(every_s=0.0).print_progress(lambda: 3)
     assert "version 3" in capsys.readouterr().out

@@ -91,7 +91,7 @@ def test_an_installed_distribution_is_listed_and_a_broken_one_fails_alone(spawn:
 @pytest.mark.parametrize(
     ("name", "parameters", "code", "said"),
     [
-        ("BANDIT", {"lr": 0.2}, 0, "BANDIT (onpolicy) can be built, 2 numbers in its policy"),
+        ("BANDIT", {"lr": 0.2}, 0, "BANDIT (onpolicy) can be built; its policy has 2 parameters"),
         ("bandit", {"lr": 20}, 2, "algorithm_parameters.lr: expected a number from 0 to 10, not 20"),
         ("BANDITO", {}, 2, "did you mean 'BANDIT'?"),
         ("RAISES", {}, 2, "RuntimeError: it never works; repair or uninstall that distribution"),
@@ -141,7 +141,7 @@ def test_an_actor_trains_with_it(spawn: Spawn, outside: Path, tmp_path: Path, wa
     code, _, errors = run(spawn, "actor", "run", *arguments)
     assert code == 2
     assert len(errors.strip().splitlines()) == 1
-    assert "lacks the policy kind 'bandit' (it has: mlp); install the distribution" in errors
+    assert "the policy kind 'bandit' is not registered in this process (registered: mlp); install the distribution" in errors
     assert server.signal(signal.SIGTERM) == 0, server.errors
 
 

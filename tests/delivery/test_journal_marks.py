@@ -14,7 +14,7 @@ from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, StreamRow
 from rl4sys_zmq.delivery.journal_cache import Changes, JournalCache, KnownRows
 from rl4sys_zmq.delivery.journal_file import NO_RECOVERY, Recovery
-from rl4sys_zmq.delivery.journal_loss import Witness
+from rl4sys_zmq.delivery.journal_loss import CheckpointRecord
 from rl4sys_zmq.delivery.journal_marks import MarksFile, read_marks
 from rl4sys_zmq.errors import JournalError, JournalLost
 
@@ -184,7 +184,7 @@ def test_another_journal_in_the_place_is_refused(tmp_path: Path) -> None:
     written(tmp_path)
     theirs = written(tmp_path / "x", 3)
     (tmp_path / "x" / "journal.db").rename(tmp_path / "journal.db")
-    with pytest.raises(JournalLost, match="is another one than"):
+    with pytest.raises(JournalLost, match="is not the one of"):
         Bench(tmp_path)
     bench = Bench(tmp_path, Recovery(accept_loss=True))
     bench.close()
@@ -194,17 +194,17 @@ def test_another_journal_in_the_place_is_refused(tmp_path: Path) -> None:
 
 def test_checkpoints_tell_too(tmp_path: Path) -> None:
     lineage = written(tmp_path)
-    ahead = Witness("c", lineage, 14, {("a", 1): 14, ("dropped", 1): 5})
-    for harmless in (Witness("c", lineage, 10, {("a", 1): 10}), Witness("unknown", lineage, 0, {})):
+    ahead = CheckpointRecord("c", lineage, 14, {("a", 1): 14, ("dropped", 1): 5})
+    for harmless in (CheckpointRecord("c", lineage, 10, {("a", 1): 10}), CheckpointRecord("unknown", lineage, 0, {})):
         Bench(tmp_path, Recovery(witnesses=[harmless])).close()
     with pytest.raises(JournalLost, match="'c': 4 acknowledged segments"):
         Bench(tmp_path, Recovery(witnesses=[ahead]))
-    bench = Bench(tmp_path, Recovery(accept_loss=True, witnesses=[ahead, Witness("other", 99, 3, {})]))
+    bench = Bench(tmp_path, Recovery(accept_loss=True, witnesses=[ahead, CheckpointRecord("other", 99, 3, {})]))
     bench.close()
     assert (bench.restored.clients[0].accepted, bench.restored.streams[0].received) == (14, 14)
-    Bench(tmp_path, Recovery(witnesses=[ahead, Witness("other", 99, 3, {})])).close()  # 99 was given up
-    with pytest.raises(JournalLost, match="'third': 3 acknowledged segments, and what came after"):
-        Bench(tmp_path, Recovery(witnesses=[Witness("third", 98, 3, {})]))
+    Bench(tmp_path, Recovery(witnesses=[ahead, CheckpointRecord("other", 99, 3, {})])).close()  # 99 was given up
+    with pytest.raises(JournalLost, match="'third': 3 acknowledged segments, and those accepted after"):
+        Bench(tmp_path, Recovery(witnesses=[CheckpointRecord("third", 98, 3, {})]))
 
 
 def test_a_journal_that_can_t_be_read_is_made_anew_with_what_can(tmp_path: Path) -> None:

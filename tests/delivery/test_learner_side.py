@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl4sys_zmq.delivery import (
+    Amount,
     CreditPool,
     JournalEntry,
     JournalPage,
-    Load,
     MemoryJournal,
     Stream,
     StreamRow,
@@ -517,7 +517,7 @@ def test_an_older_incarnation_is_fenced_and_a_live_one_defended():
     assert code_of(streams.open, hello(6), b"q", 1.0) is Refusal.CONFLICT
     opened = streams.open(hello(6), b"q", 4.0)
     stream = opened.stream
-    assert (stream.incarnation, stream.origin, stream.received, opened.old_peer) == (6, 6, 0, b"p")
+    assert (stream.incarnation, stream.origin, stream.received, opened.previous_peer) == (6, 6, 0, b"p")
     assert (opened.fresh, opened.gap) == (True, 0)
     assert streams.get("a", 5) is not stream
     assert code_of(streams.open, hello(5), b"p", 99.0) is Refusal.FENCED
@@ -549,7 +549,7 @@ def test_one_that_was_overtaken_is_fenced_until_its_successor_has_been_silent_fo
     old = streams.open(make(3, origin=3), b"p", 0.0).stream
     take(old, 5)
     new = streams.open(make(8, origin=8), b"q", 9.0).stream
-    relic = make(3, 2, origin=3, journal_id=OURS, welcomed=True)
+    relic = make(3, 2, origin=3, journal_id=OURS, previously_welcomed=True)
     assert fence(streams, relic, 10.0) == 0
     assert fence(streams, relic, 38.0) == 0  # silent, but for less than its lease
     streams.close_session(new)
@@ -558,7 +558,7 @@ def test_one_that_was_overtaken_is_fenced_until_its_successor_has_been_silent_fo
     opened = streams.open(dataclasses.replace(relic, incarnation=11), b"z", 39.0)
     assert opened.stream is old
     assert (opened.fresh, opened.gap, old.received, old.incarnation) == (False, 0, 5, 11)
-    assert fence(streams, make(8, origin=8, journal_id=OURS, welcomed=True), 40.0) == 0
+    assert fence(streams, make(8, origin=8, journal_id=OURS, previously_welcomed=True), 40.0) == 0
 
 
 def test_the_marks_of_a_spool_outlive_its_successors():
@@ -577,7 +577,7 @@ def test_one_whose_own_numbers_went_on_elsewhere_never_comes_back():
     streams = table()
     take(streams.open(spooled(3, origin=3), b"p", 0.0).stream, 2)
     streams.close_session(streams.open(spooled(4, 2, origin=3), b"q", 9.0).stream)
-    assert fence(streams, spooled(3, 1, origin=3, welcomed=True), 1e6) == 0
+    assert fence(streams, spooled(3, 1, origin=3, previously_welcomed=True), 1e6) == 0
     assert fence(streams, spooled(3, 1, origin=3), 1e6) == 4  # a new start asks for its marks
 
 
@@ -586,7 +586,7 @@ def test_an_overtaken_one_that_was_forgotten_is_expired_by_its_origin():
     streams.open(hello(3), b"p", 0.0)
     streams.open(hello(8), b"q", 9.0)
     assert [s.key for s in streams.expire(10.0, lambda s: True)] == [("a", 3)]
-    raised = hello(11, 2, origin=3, journal_id=OURS, welcomed=True)
+    raised = hello(11, 2, origin=3, journal_id=OURS, previously_welcomed=True)
     assert code_of(streams.open, raised, b"z", 99.0) is Refusal.EXPIRED
 
 
@@ -597,7 +597,7 @@ def test_two_starts_with_one_number_are_told_apart():
     assert streams.open(hello(5), b"p", 0.1).stream is stream  # its Welcome was lost
     take(stream, 1)
     assert fence(streams, hello(5), 1.0) == 5
-    assert streams.open(hello(5, 1, welcomed=True), b"p", 1.0).stream is stream
+    assert streams.open(hello(5, 1, previously_welcomed=True), b"p", 1.0).stream is stream
 
 
 def test_nobody_uses_up_the_numbers():
@@ -614,11 +614,11 @@ def test_nobody_uses_up_the_numbers():
 def test_the_same_incarnation_takes_up_its_stream_again():
     streams = table()
     first = streams.open(hello(), b"p", 0.0)
-    assert (first.fresh, first.old_peer, first.gap) == (True, None, 0)
+    assert (first.fresh, first.previous_peer, first.gap) == (True, None, 0)
     take(first.stream, 3)
-    again, moved = (streams.open(hello(welcomed=True), peer, 1.0) for peer in (b"p", b"q"))
+    again, moved = (streams.open(hello(previously_welcomed=True), peer, 1.0) for peer in (b"p", b"q"))
     assert again.stream is moved.stream is first.stream
-    assert (again.fresh, again.old_peer, moved.old_peer) == (False, None, b"p")
+    assert (again.fresh, again.previous_peer, moved.previous_peer) == (False, None, b"p")
     assert streams.peer_of(first.stream) == b"q"
 
 
@@ -632,7 +632,7 @@ def test_a_spooled_stream_goes_on_under_a_higher_incarnation():
     streams.close_session(stream)
     opened = streams.open(spooled(4, 2, origin=3, journal_id=OURS), b"q", 1.0)
     assert opened.stream is stream
-    assert (opened.fresh, opened.gap, opened.old_peer) == (False, 0, None)
+    assert (opened.fresh, opened.gap, opened.previous_peer) == (False, 0, None)
     assert (stream.incarnation, stream.origin, stream.key) == (4, 3, ("a", 3))
     assert (stream.received, stream.durable, stream.trained, stream.pending) == (5, 5, 2, 3)
     assert stream.verdicts[Verdict.TRAINED] == 2
@@ -697,9 +697,9 @@ def test_a_hello_says_what_will_never_come():
     opened = streams.open(hello(first_seq=2), b"p", 0.0)
     stream = opened.stream
     assert (opened.gap, opened.fresh) == (2, True)
-    assert streams.open(hello(first_seq=6, welcomed=True), b"p", 1.0).gap == 4
+    assert streams.open(hello(first_seq=6, previously_welcomed=True), b"p", 1.0).gap == 4
     assert stream.received == stream.durable == stream.trained == 6
-    assert streams.open(hello(first_seq=4, welcomed=True), b"p", 2.0).gap == 0
+    assert streams.open(hello(first_seq=4, previously_welcomed=True), b"p", 2.0).gap == 0
     assert (stream.received, stream.pending) == (6, 0)
 
 
@@ -716,7 +716,7 @@ def test_a_journal_that_was_put_back_has_a_gap(make):
     streams = table()
     streams.restore([row(5, spooled=make is spooled)], 0.0)
     streams.rewind({("a", 1): (3, {Verdict.TRAINED: 3})})
-    opened = streams.open(make(1, 9, journal_id=OURS, welcomed=True), b"p", 1.0)
+    opened = streams.open(make(1, 9, journal_id=OURS, previously_welcomed=True), b"p", 1.0)
     assert (opened.gap, opened.fresh, opened.stream.received) == (4, False, 9)
     assert streams.pending == 2
 
@@ -901,7 +901,7 @@ def test_a_table_takes_up_what_a_journal_remembers():
     assert (spool.verdicts[Verdict.TRAINED], b.verdicts[Verdict.STALE], old.verdicts[Verdict.TRAINED]) == (4, 1, 0)
     assert streams.expire(129.0, lambda s: True) == []  # leases begin anew with the learner
     assert code_of(streams.open, hello(6, actor_id="b"), b"p", 101.0) is Refusal.FENCED
-    assert streams.open(hello(7, 2, actor_id="b", journal_id=OURS, welcomed=True), b"p", 101.0).stream is b
+    assert streams.open(hello(7, 2, actor_id="b", journal_id=OURS, previously_welcomed=True), b"p", 101.0).stream is b
     assert streams.open(spooled(5, 3, origin=2), b"q", 101.0).stream is spool
 
 
@@ -971,7 +971,7 @@ def test_an_overshoot_is_paid_back_by_all():
     pool, stream = CreditPool(), wanting(100)
     pool.demand(10, 0, 0)
     pool.grant([stream], 0.0)
-    pool.transit.accept(Load(13, 1, 100))
+    pool.transit.accept(Amount(13, 1, 100))
     stream.accept(13, 0)
     pool.demand(12, 0, 0)
     assert pool.grant([stream], 0.0) == []

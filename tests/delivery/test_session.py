@@ -14,14 +14,14 @@ from rl4sys_zmq.delivery import (
     IncarnationRaised,
     Joined,
     Reconnect,
+    RefusedForNow,
     Rejected,
-    Renewed,
     Send,
     SessionState,
+    StreamRenewed,
     StreamTable,
-    Waiting,
 )
-from rl4sys_zmq.delivery.session import RATE, REFUSED_RETRY_S
+from rl4sys_zmq.delivery.session import FIELD_RATE, REFUSED_RETRY_S
 from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.images import ImageCodec
 from rl4sys_zmq.values import Segment
@@ -449,13 +449,13 @@ def test_a_new_start_takes_a_number_above_the_one_on_record(counters):
     assert type(raised) is IncarnationRaised
     assert 50 < raised.incarnation <= 50 + (1 << 24)
     (hello,) = sent(session.open(0.1, (0, 0)))
-    assert (hello.incarnation, hello.origin, hello.welcomed) == (raised.incarnation, 0, False)
+    assert (hello.incarnation, hello.origin, hello.previously_welcomed) == (raised.incarnation, 0, False)
     assert session.origin == raised.incarnation
     assert session.on_message(0.2, fenced(50)) == []  # the answer to a HELLO that was said twice
     session.on_message(0.3, welcome())
     session.on_message(0.4, refused("no_session"))
     (hello,) = sent(session.tick(0.4, (0, 0)))
-    assert (hello.incarnation, hello.welcomed) == (raised.incarnation, True)
+    assert (hello.incarnation, hello.previously_welcomed) == (raised.incarnation, True)
     assert counters.get("raised") == 1
 
 
@@ -477,7 +477,7 @@ def test_one_that_was_overtaken_waits_and_keeps_its_numbers(session):
     assert (type(raised), session.state) == (IncarnationRaised, SessionState.JOINING)
     (hello,) = sent(session.open(2.1, (0, 0)))
     assert (hello.incarnation, hello.origin, hello.first_seq) == (raised.incarnation, 1, 0)
-    assert (hello.journal_id, hello.welcomed, session.in_flight) == (LEDGER, True, 2)
+    assert (hello.journal_id, hello.previously_welcomed, session.in_flight) == (LEDGER, True, 2)
 
 
 def test_in_a_session_nobody_is_fenced(session):
@@ -510,7 +510,7 @@ def forgotten(session):
 
 def test_a_forgotten_incarnation_begins_anew(forgotten, counters):
     assert law(forgotten) == 9
-    assert forgotten.on_message(1.0, refused("expired")) == [Renewed(2)]
+    assert forgotten.on_message(1.0, refused("expired")) == [StreamRenewed(2)]
     assert (forgotten.in_doubt, forgotten.in_flight, forgotten.unreceived) == (2, 0, 0)
     assert (counters.get("expired"), counters.get("refused_by_learner.expired")) == (1, 1)
     (hello,) = sent(forgotten.tick(1.0, (0, 0)))
@@ -545,7 +545,7 @@ def test_it_may_be_forgotten_again(forgotten):
     forgotten.on_message(1.0, ack(3, 2, accepted_steps=6, trained=1, refused=1))
     forgotten.on_message(1.0, refused("no_session"))
     forgotten.tick(1.0, (0, 0))
-    assert forgotten.on_message(1.0, refused("expired")) == [Renewed(1)]
+    assert forgotten.on_message(1.0, refused("expired")) == [StreamRenewed(1)]
     (hello,) = sent(forgotten.tick(1.0, (0, 0)))
     assert (hello.incarnation, hello.origin, hello.journal_id) == (3, 3, 0)
     assert (forgotten.in_doubt, law(forgotten)) == (3, 12)
@@ -709,15 +709,15 @@ def test_an_equivocation_does_not_end_a_session(session, counters):
 def test_a_place_that_is_taken_is_waited_for(counters):
     session = ActorSession(HELLO, counters, random.Random(1))
     session.open(0.0, (0, 0))
-    assert session.on_message(0.0, refused("conflict")) == [Waiting(refused("conflict"))]
+    assert session.on_message(0.0, refused("conflict")) == [RefusedForNow(refused("conflict"))]
 
 
 def test_a_hello_that_came_too_fast_is_said_again(counters):
     """Many words of an actor may reach a learner that has just been started; that is no refusal of the actor."""
     session = ActorSession(HELLO, counters, random.Random(1))
     session.open(0.0, (0, 0))
-    too_fast = Refused("quota", RATE, "this connection exceeds its rate limit")
-    assert session.on_message(0.0, too_fast) == [Waiting(too_fast)]
+    too_fast = Refused("quota", FIELD_RATE, "this connection exceeds its rate limit")
+    assert session.on_message(0.0, too_fast) == [RefusedForNow(too_fast)]
     assert [type(message) for message in sent(session.tick(1.0, (0, 0)))] == [Hello]
     assert isinstance(session.on_message(1.0, refused("quota"))[0], Rejected)
 

@@ -19,16 +19,16 @@ from simulation.simulator import ActorParts, Schedule, Simulation, simulate
 
 from rl4sys_zmq.delivery import (
     ActorSession,
+    Amount,
     CreditPool,
     JournalPage,
-    Load,
     MemoryJournal,
     Reconnect,
     Stream,
     StreamTable,
     Transit,
 )
-from rl4sys_zmq.delivery.journal_rows import Gap
+from rl4sys_zmq.delivery.journal_rows import AddGap
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.learner.client import Client
 from rl4sys_zmq.learner.client_registry import ClientRegistry
@@ -228,7 +228,7 @@ class LeaksCredit(CreditPool):
 
 class CountsTwice(Transit):
     def accept(self, load):
-        super().accept(Load(2 * load.steps, load.items, load.nbytes))
+        super().accept(Amount(2 * load.steps, load.items, load.nbytes))
 
 
 class CommitsTwice(SlowJournal):
@@ -349,7 +349,7 @@ class FeedsTwice(Client):
         super().replay(entry)
         stream = self.table.get(entry.actor_id, entry.origin)
         if stream is not None and stream.counted(entry.end_seq):
-            self.send(entry, entry.skip, Load(entry.steps, entry.accepted, entry.nbytes), waited=False)
+            self.send(entry, entry.skip, Amount(entry.steps, entry.accepted, entry.nbytes), waited=False)
 
 
 class CountsWhatIsSkipped(Client):
@@ -358,7 +358,7 @@ class CountsWhatIsSkipped(Client):
     def send(self, entry, skip, load, *, waited):
         super().send(entry, skip, load, waited=waited)
         if not waited:
-            self.pool.transit.waiting.add(Load(entry.steps - load.steps, entry.accepted - load.items, 0))
+            self.pool.transit.waiting.add(Amount(entry.steps - load.steps, entry.accepted - load.items, 0))
 
 
 class LosesAMessage(Client):
@@ -385,7 +385,7 @@ class PartsAGap(SimJournal):
         if self.pause_turns:
             self.pause_turns -= 1
             return []
-        gap = next((place for place, operation in enumerate(self._backlog) if isinstance(operation, Gap)), self._due)
+        gap = next((place for place, operation in enumerate(self._backlog) if isinstance(operation, AddGap)), self._due)
         if gap < self._due:
             self._due, self.pause_turns = gap + 1, 20
         return super().committed()
@@ -394,10 +394,10 @@ class PartsAGap(SimJournal):
 class HandsOnWhatWasOvertaken(Client):
     """What the thread before was owed is new to this one, whatever became of it."""
 
-    def hand_on(self, entry):
+    def send_committed(self, entry):
         stream = self.table.get(entry.actor_id, entry.origin)
         waited = stream is not None and stream.counted(entry.end_seq)
-        self.send(entry, entry.skip, Load(entry.steps, entry.accepted, entry.nbytes), waited=waited)
+        self.send(entry, entry.skip, Amount(entry.steps, entry.accepted, entry.nbytes), waited=waited)
 
 
 class ReadsOn(Client):
@@ -434,7 +434,10 @@ class HandsOnAtOnce(ActorEndpoint):
     """The learner thread gets a message before the journal has it."""
 
     def _on_submit(self, peer, client, stream, message, frames):
-        append, self._journal.append = self._journal.append, lambda batch: [client.hand_on(e) for e in batch] and append(batch)
+        append, self._journal.append = (
+            self._journal.append,
+            lambda batch: [client.send_committed(e) for e in batch] and append(batch),
+        )
         try:
             super()._on_submit(peer, client, stream, message, frames)
         finally:
@@ -853,7 +856,7 @@ def test_a_planted_bug_is_caught(name, seed):
 def test_what_no_account_shows_stands_still_and_is_noticed(name, seed, monkeypatch):
     """The watch finds by itself what leaves the learner thread and the actors waiting for each other."""
     monkeypatch.setattr(SimLearner, "_check_transit", lambda self: None)
-    monkeypatch.setattr(Transit, "settle", lambda self: None)  # nor is the count put right
+    monkeypatch.setattr(Transit, "correct_waiting", lambda self: None)  # nor is the count put right
     planted = MUTANTS[name][0]
     rules: Counter[str] = Counter()
     for offset in range(MUTANT_SCHEDULES):

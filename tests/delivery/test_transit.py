@@ -6,63 +6,63 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl4sys_zmq.delivery import STALL_S, CreditPool, Load, StallWatch, Stream, Transit, stall_reason
+from rl4sys_zmq.delivery import STALL_S, Amount, CreditPool, StallWatch, Stream, Transit, stall_reason
 from rl4sys_zmq.errors import ProtocolError
 
-ONE = Load(10, 1, 500)
+ONE = Amount(10, 1, 500)
 
 
 def test_data_wait_then_travel_then_are_taken():
     transit = Transit()
     transit.accept(ONE)
     assert (transit.waiting, transit.steps, transit.items, transit.nbytes) == (ONE, 10, 1, 500)
-    transit.send(Load(10, 1, 500), waited=True)
-    transit.send(Load(4, 2, 300), waited=False)  # given back by the journal, and in part already taken
-    assert (transit.waiting, transit.on_way, transit.messages_on_way) == (Load(), Load(14, 3, 800), 2)
+    transit.send(Amount(10, 1, 500), waited=True)
+    transit.send(Amount(4, 2, 300), waited=False)  # given back by the journal, and in part already taken
+    assert (transit.waiting, transit.in_transit, transit.messages_on_way) == (Amount(), Amount(14, 3, 800), 2)
     transit.take(1)
     transit.take(1)
-    assert (transit.on_way, transit.taken) == (Load(4, 2, 300), ONE)
+    assert (transit.in_transit, transit.taken) == (Amount(4, 2, 300), ONE)
     transit.take(2)
-    assert not transit.on_way
-    assert transit.settle() is None
+    assert not transit.in_transit
+    assert transit.correct_waiting() is None
 
 
 @pytest.mark.parametrize("messages", [-1, 2, 1 << 62])
 def test_more_than_was_sent_can_not_be_taken(messages):
     transit = Transit()
-    transit.send(Load(1, 1, 1), waited=False)
-    with pytest.raises(ProtocolError, match="1 are on their way"):
+    transit.send(Amount(1, 1, 1), waited=False)
+    with pytest.raises(ProtocolError, match="1 are on the way"):
         transit.take(messages)
 
 
 def test_a_wrong_count_is_corrected_and_said():
     transit = Transit()
     transit.accept(ONE)
-    wrong = transit.settle()
+    wrong = transit.correct_waiting()
     assert str(wrong) == "10 steps in 1 segments of 500 bytes"
-    assert (transit.steps, transit.settle()) == (0, None)
+    assert (transit.steps, transit.correct_waiting()) == (0, None)
 
 
-loads = st.builds(Load, st.integers(0, 50), st.integers(0, 9), st.integers(1, 999))
+loads = st.builds(Amount, st.integers(0, 50), st.integers(0, 9), st.integers(1, 999))
 
 
 @given(st.lists(st.tuples(st.sampled_from(["accept", "send", "again", "take"]), loads), max_size=60))
 def test_nothing_is_lost_between_the_ends(moves):
-    transit, waiting, on_way, taken = Transit(), [], [], []
+    transit, waiting, in_transit, taken = Transit(), [], [], []
     for move, load in moves:
         if move == "accept":
             transit.accept(load)
             waiting.append(load)
         elif move == "send" and waiting:
-            on_way.append(waiting.pop(0))
-            transit.send(on_way[-1], waited=True)
+            in_transit.append(waiting.pop(0))
+            transit.send(in_transit[-1], waited=True)
         elif move == "again":
-            on_way.append(load)
+            in_transit.append(load)
             transit.send(load, waited=False)
-        elif move == "take" and on_way:
-            taken.append(on_way.pop(0))
+        elif move == "take" and in_transit:
+            taken.append(in_transit.pop(0))
             transit.take(len(taken))
-        for count, real in (transit.waiting, waiting), (transit.on_way, on_way), (transit.taken, taken):
+        for count, real in (transit.waiting, waiting), (transit.in_transit, in_transit), (transit.taken, taken):
             assert (count.steps, count.items) == (sum(x.steps for x in real), sum(x.items for x in real))
 
 
@@ -79,7 +79,7 @@ def test_a_client_stands_still_only_if_nobody_can_do_anything():
     assert stall_reason(pool, []) == ""
     assert stall_reason(pool, [actor(want=0)]) == ""
     assert stall_reason(pool, [actor(credit=8)]) == ""
-    assert "can use 50 more steps, 1 of 2 actors" in stall_reason(pool, [actor(), actor(want=0)])
+    assert "can use 50 more steps; 1 of 2 actors" in stall_reason(pool, [actor(), actor(want=0)])
     pool.transit.send(ONE, waited=False)
     assert stall_reason(pool, [actor()]) == ""  # the learner thread has work
 

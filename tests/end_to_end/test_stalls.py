@@ -67,7 +67,7 @@ def test_a_client_that_stands_still_is_seen_before_anybody_asks(inproc_lab: Any,
     host.start()
     try:
         alarm = until(lambda: learner.status()["clients"]["lab"]["alarms"].get("stalled"), "the watch")
-        assert "actors ask for credit, and none has any" in alarm["text"]
+        assert "actors request credit, and none has any" in alarm["text"]
         assert learner.status()["clients"]["lab"]["stalled_s"] >= 1.0
         monkeypatch.undo()
         until(lambda: "credit_corrected" in learner.status()["clients"]["lab"]["alarms"], "the correction")

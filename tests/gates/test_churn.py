@@ -48,7 +48,7 @@ class Churner:
         incarnation, seq = self._known.get(name, (1, 0))
         peer = Peer(self._address) if self._keys is None else Attacker(self._address, self._keys)
         try:
-            peer.send(encode(replace(hello(name, incarnation, seq), welcomed=seq > 0)))
+            peer.send(encode(replace(hello(name, incarnation, seq), previously_welcomed=seq > 0)))
             welcome = self._until(peer, Welcome)
             peer.send(encode(join_submit(seq, 0, [pack_segment(segment(welcome.generation))])))
             while self._until(peer, Ack).received <= seq:

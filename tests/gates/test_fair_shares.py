@@ -105,7 +105,7 @@ def test_a_thousand_records_slow_nothing(report: Any) -> None:
                 if number % 10 == 0:
                     crowd = stack.enter_context(Caller("inproc://fair"))
                 crowd.join(f"crowd-{number}")
-            good.join("good", welcomed=True)  # it may have been silent for too long
+            good.join("good", previously_welcomed=True)  # it may have been silent for too long
             many_s = good.time_submits()
             status = good.ask_status()
             began = time.monotonic()
@@ -147,10 +147,14 @@ class Caller:
                 return message
         raise AssertionError(f"no {kinds}")
 
-    def join(self, actor_id: str, *, welcomed: bool = False) -> None:
+    def join(self, actor_id: str, *, previously_welcomed: bool = False) -> None:
         """HELLO and WELCOME."""
         spaces = {"observation_space": space_to_json(BoxSpace((4,))), "action_space": space_to_json(DiscreteSpace(2))}
-        self._socket.send(encode(Hello("lab", actor_id, 1, 0, 0, 0, algorithm_name=ALGORITHM, welcomed=welcomed, **spaces)))
+        self._socket.send(
+            encode(
+                Hello("lab", actor_id, 1, 0, 0, 0, algorithm_name=ALGORITHM, previously_welcomed=previously_welcomed, **spaces)
+            )
+        )
         answer = self.hear(Welcome, Refused)
         assert isinstance(answer, Welcome), answer
 
@@ -200,10 +204,10 @@ def test_parameters_are_counted_before_anything_is_built(name: str, report: Any,
 @contextlib.contextmanager
 def sampled(process: Child, peak_kib: list[int]) -> Iterator[None]:
     """Notes the greatest memory of a process."""
-    over = threading.Event()
+    exceeds = threading.Event()
 
     def look() -> None:
-        while not over.wait(0.02):
+        while not exceeds.wait(0.02):
             with contextlib.suppress(OSError, IndexError):
                 peak_kib[0] = max(peak_kib[0], resident_kib(process.pid))
 
@@ -212,7 +216,7 @@ def sampled(process: Child, peak_kib: list[int]) -> Iterator[None]:
     try:
         yield
     finally:
-        over.set()
+        exceeds.set()
         thread.join()
 
 

@@ -222,7 +222,7 @@ def test_the_command_refuses_with_its_exit_code(folder: Path, seed: int) -> None
 # ---- flipped bits
 
 
-class Opened:
+class HelloResult:
     """A journal that was opened on a run directory, and all that it gives back."""
 
     def __init__(self, run_dir: Path, resume: str = "auto") -> None:
@@ -275,7 +275,7 @@ def test_flipped_bits_anywhere(folder: Path, seed: int, tier: Tier, report: Repo
         killed = lab.run_dir.rename(folder / "killed")
     copy = folder / "copy"
     shutil.copytree(killed, copy)
-    whole = Opened(copy)
+    whole = HelloResult(copy)
     folded = copy.rename(folder / "folded")  # opened and closed: all is in the file
     outcomes: dict[str, int] = {}
     for number in range(tier.size(60, 2_000)):
@@ -290,17 +290,17 @@ def test_flipped_bits_anywhere(folder: Path, seed: int, tier: Tier, report: Repo
     assert not any("refused" in outcome for outcome in outcomes if outcome.startswith("journal.marks")), outcomes
 
 
-def after_a_flip(run_dir: Path, whole: Opened) -> str:
+def after_a_flip(run_dir: Path, whole: HelloResult) -> str:
     """What became of a damaged run directory, in a word or two."""
     resumed = "auto"
     try:
-        found = Opened(run_dir)
+        found = HelloResult(run_dir)
     except JournalError as exc:
         assert "damaged" in str(exc) or "acknowledged" in str(exc) or "schema version" in str(exc) or "written" in str(exc), exc
         if "accept-loss" not in str(exc):
             return "refused as no journal of ours"
         resumed = "accept-loss"
-        found = Opened(run_dir, resumed)
+        found = HelloResult(run_dir, resumed)
     assert found.rows == whole.rows
     assert found.entries.items() <= whole.entries.items()
     missing = len(whole.entries) - len(found.entries)

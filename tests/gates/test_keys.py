@@ -118,10 +118,10 @@ def test_keys_on_one_side_only_are_named(siege: Siege, stack: ExitStack) -> None
 
 
 def test_rights_are_named(siege: Siege) -> None:
-    refuses("forbidden", "no role submit", siege, "reader")
-    refuses("forbidden", "no role read_weights", siege, "writer", explore=False)
-    refuses("forbidden", "no role submit", siege, "operator")
-    refuses("identity", "not for client 'lab'", siege, "foreign")
+    refuses("forbidden", "not have the role submit", siege, "reader")
+    refuses("forbidden", "not have the role read_weights", siege, "writer", explore=False)
+    refuses("forbidden", "not have the role submit", siege, "operator")
+    refuses("identity", "for client 'lab'", siege, "foreign")
     refuses("identity", "belongs to another key", siege, "mallory", actor_id="good")
     reader = siege.agent("reader", explore=False)
     reader.wait_version(reader.version + 2, PATIENCE_S)
@@ -286,7 +286,7 @@ def test_a_key_is_revoked_while_its_actor_streams(siege: Siege) -> None:
     took = time.monotonic() - began
     assert not SOAK or took < REVOKED_S, f"refused after {took:.2f} s"
     until(lambda: isinstance(leaver._io.gate.error, HandshakeRefused), "the actor to hear of it")
-    assert "not in the list" in leaver.stats()["error"]
+    assert "no longer in the list" in leaver.stats()["error"]
     accepted = siege.status()["clients"]["lab"]["actors"]["leaver"]["received"]
     last = siege.status()["clients"]["lab"]["version"]
     play(leaver, 3)
@@ -343,7 +343,7 @@ def test_an_actor_that_may_no_longer_submit_says_so(siege: Siege) -> None:
     play(agent, 3)
     until(lambda: agent.stats()["counters"].get("refused_by_learner.forbidden"), "the refusal")
     try:
-        until(lambda: "no role submit" in agent.stats()["error"], "the error in stats", 0.3)
+        until(lambda: "not have the role submit" in agent.stats()["error"], "the error in stats", 0.3)
     finally:
         agent.close(0.0)
 
@@ -516,10 +516,10 @@ def spoil(path: Path, how: str) -> None:
 
 MISTAKES = {
     "mode": "chmod 600",
-    "missing": "make the keys first",
-    "link": "name the file itself",
+    "missing": "create the keys first",
+    "link": "give the file itself",
     "cut": "is damaged",
-    "another": "not the key of this secret",
+    "another": "does not belong to this secret",
     "z85": "not 40 characters of Z85",
 }
 

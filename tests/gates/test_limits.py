@@ -18,7 +18,7 @@ from rl4sys_zmq.config import ClientConfig, LearnerConfig
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused
 from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.algorithms.dqn_parameters import DQNParameters
-from rl4sys_zmq.learner.algorithms.parameters import read_parameters
+from rl4sys_zmq.learner.algorithms.entry import read_parameters
 from rl4sys_zmq.learner.algorithms.ppo_parameters import PPOParameters
 from rl4sys_zmq.loopback import is_local
 from rl4sys_zmq.rpc import Server

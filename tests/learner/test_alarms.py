@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rl4sys_zmq.learner.alarms import MAX_KINDS, OTHER, SAID_EVERY_S, Alarms
+from rl4sys_zmq.learner.alarms import LOG_EVERY_S, MAX_KINDS, OTHER, Alarms
 
 
 class Clock:
@@ -23,19 +23,19 @@ def test_the_log_hears_the_first_of_a_kind_and_then_one_line_a_minute() -> None:
         alarms.note("update_undone", f"number {n}")
     assert [(a.name, a.count) for a in alarms.due()] == [("update_undone", 1000)]
     assert alarms.due() == []
-    clock.now += SAID_EVERY_S / 2
+    clock.now += LOG_EVERY_S / 2
     alarms.note("update_undone", "again", 2)
     alarms.note("stalled", "nothing moves")
     assert [a.name for a in alarms.due()] == ["stalled"], "the first of another kind is said at once"
-    clock.now += SAID_EVERY_S / 2
+    clock.now += LOG_EVERY_S / 2
     assert [(a.name, a.count, a.text) for a in alarms.due()] == [("update_undone", 1002, "again")], "what was not said is owed"
-    clock.now += 10 * SAID_EVERY_S
+    clock.now += 10 * LOG_EVERY_S
     assert alarms.due() == [], "and nothing is said twice"
     assert alarms.report()["update_undone"] == {
         "count": 1002,
         "text": "again",
         "first_unix_s": 100.0,
-        "last_unix_s": 100.0 + SAID_EVERY_S / 2,
+        "last_unix_s": 100.0 + LOG_EVERY_S / 2,
     }
 
 

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from rl4sys_zmq.errors import CheckpointError
-from rl4sys_zmq.learner import checkpoint_files
+from rl4sys_zmq.learner import checkpoints
 from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest, Mark, read_checkpoint, read_manifest
 from rl4sys_zmq.learner.state_tree import pack_state, unpack_state
 
@@ -80,7 +80,7 @@ def assert_alike(one: Any, other: Any) -> None:
 
 def through_files(state: Any) -> Any:
     """A state as another process would read it."""
-    files = checkpoint_files.encode_checkpoint(MANIFEST, {"it": state})
+    files = checkpoints.encode_checkpoint(MANIFEST, {"it": state})
     document = json.loads(files["manifest.json"])
     import safetensors.numpy
 

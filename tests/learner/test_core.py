@@ -134,7 +134,7 @@ class Rig:
             send=self._send,
             publish=lambda topic, frames: self.published.append(topic if topic[:1] == b"W" else decode(frames)),
             start_worker=self._start,
-            hear_workers=lambda: None,
+            poll_workers=lambda: None,
             abandon_checkpoints=lambda *_: pytest.fail("nothing has checkpoints here"),
             offer_policy=lambda client_id, spec, snapshot: False,
             forget_policy=self.forgotten.append,
@@ -392,7 +392,7 @@ def test_a_restarted_thread_begins_a_generation_and_the_old_one_is_not_heard():
     rig.ready()
     rig.turn()
     assert done.result(0).figures["generation"] > generation
-    assert rig.join(welcomed=True).received == 1
+    assert rig.join(previously_welcomed=True).received == 1
 
 
 def test_a_thread_that_goes_back_is_fed_what_its_checkpoint_lacks_and_skips_the_rest():

@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import RunDirectoryError
-from rl4sys_zmq.learner.event_files import EventFileFormat, event_series
-from rl4sys_zmq.learner.log_files import JsonLineFormat, log_series, read_log
-from rl4sys_zmq.learner.record_series import RecordSeries, list_parts
-from rl4sys_zmq.learner.thinning import Record, thin
+from rl4sys_zmq.learner import log_files
+from rl4sys_zmq.learner.log_files import EventFileFormat, JsonLineFormat, event_series, log_series, read_log
+from rl4sys_zmq.learner.record_series import Record, RecordSeries, list_parts, thin
 
 BOUND = 1 << 20
 WORDS = "x" * 400
@@ -29,7 +29,7 @@ def line(n: int, event: str = "metrics", client: str = "luna") -> bytes:
     return json.dumps({"t": float(n), "event": event, "client_id": client, "step": n, "words": WORDS}).encode() + b"\n"
 
 
-def fill(series: RecordSeries, numbers: range, **options: Any) -> None:
+def fill(series: RecordSeries, numbers: Iterable[int], **options: Any) -> None:
     for n in numbers:
         assert series.write(line(n, **options), float(n))
 
@@ -225,6 +225,29 @@ def test_a_reader_sees_each_record_once_while_they_are_merged(tmp_path: Path) ->
         looks += 1
     writer.join(30.0)
     assert not error and looks >= 3 and steps(tmp_path)[-1] == 24_999
+
+
+def test_a_log_that_becomes_a_part_twice_while_it_is_opened_is_read_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    series = log_series(tmp_path, BOUND)
+    series.open()
+    written = iter(range(100_000))
+    fill(series, itertools.islice(written, 50))
+    series.flush()
+
+    def list_late(*arguments: Any) -> Any:
+        monkeypatch.setattr(log_files, "list_parts", list_parts)
+        before = len(list_parts(*arguments)[0])
+        while len(list_parts(*arguments)[0]) < before + 2:
+            fill(series, itertools.islice(written, 10))
+        series.flush()
+        return list_parts(*arguments)
+
+    monkeypatch.setattr(log_files, "list_parts", list_late)
+    found = steps(tmp_path)
+    assert found == sorted(set(found)) and found[0] == 0
+    series.close()
 
 
 def test_a_directory_without_a_log_is_said(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def said() -> list[Any]:
 def reporter(clock: Clock, said: list[Any]) -> StatusReporter:
     """One that has said that 1000 steps are usable, just now."""
     reporter = StatusReporter(said.append, observed_steps=50)
-    reporter.tell(1000, 3)
+    reporter.report(1000, 3)
     assert said == [Demand(1000, 0, 3)]
     said.clear()
     return reporter
@@ -53,12 +53,12 @@ def take(reporter: StatusReporter, *, steps: int = 10, items: int = 1, nbytes: i
 def test_words_gather_and_are_said_together(reporter: StatusReporter, clock: Clock, said: list[Any]) -> None:
     for seq in range(3):
         take(reporter)
-        reporter.dispose(A, seq, seq + 1, Verdict.TRAINED)
-        reporter.tell(1000, 3)
+        reporter.record_verdict(A, seq, seq + 1, Verdict.TRAINED)
+        reporter.report(1000, 3)
     assert not said
     assert reporter.rest_s == GATHER_S
     clock.now += 2 * GATHER_S
-    reporter.tell(1000, 3)
+    reporter.report(1000, 3)
     assert said == [Disposed("a", 1, [[0, 3]], Verdict.TRAINED), Demand(1000, 3, 3)]
     assert reporter.rest_s > GATHER_S
 
@@ -66,7 +66,7 @@ def test_words_gather_and_are_said_together(reporter: StatusReporter, clock: Clo
 def test_the_first_words_after_a_rest_are_said_at_once(reporter: StatusReporter, clock: Clock, said: list[Any]) -> None:
     clock.now += 1.0
     take(reporter)
-    reporter.tell(1000, 3)
+    reporter.report(1000, 3)
     assert said == [Demand(1000, 1, 3)]
 
 
@@ -83,25 +83,25 @@ def test_what_somebody_may_wait_for_is_said_at_once(
     reporter: StatusReporter, said: list[Any], taken: dict[str, int], usable: int, version: int
 ) -> None:
     take(reporter, **{"steps": 0, **taken})
-    reporter.dispose(B, 0, 1, Verdict.STALE)
-    reporter.tell(usable, version)
+    reporter.record_verdict(B, 0, 1, Verdict.STALE)
+    reporter.report(usable, version)
     assert [type(message) for message in said] == [Disposed, Demand]
 
 
 def test_a_batch_that_fills_up_is_not_pressing(reporter: StatusReporter, said: list[Any]) -> None:
     for taken in range(100, 1001, 100):
         take(reporter, steps=100)
-        reporter.tell(1000 - taken, 3)
+        reporter.report(1000 - taken, 3)
     assert not said
-    reporter.tell(1000, 3)  # the update is done, and the next batch may come
+    reporter.report(1000, 3)  # the update is done, and the next batch may come
     assert said == [Demand(1000, 10, 3)]
 
 
 def test_what_was_promised_is_not_taken_back(reporter: StatusReporter, said: list[Any]) -> None:
-    reporter.tell(10, 3, at_once=True)
+    reporter.report(10, 3, at_once=True)
     assert not said
     take(reporter)
-    reporter.tell(10, 3, at_once=True)
+    reporter.report(10, 3, at_once=True)
     assert said == [Demand(990, 1, 3)]
 
 

@@ -10,7 +10,7 @@ import pytest
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import RunDirectoryError
 from rl4sys_zmq.learner.recorder import Recorder
-from rl4sys_zmq.learner.run_paths import tidy
+from rl4sys_zmq.learner.run_paths import move_old_files
 from rl4sys_zmq.wire.messages import DeadLetter, Metrics
 
 CONFIG = LearnerConfig(bind="inproc://nowhere").to_json()
@@ -52,12 +52,12 @@ def assert_tidy(run: Path, before: dict[str, int]) -> None:
     }
     assert not [path for path in run.glob("journal.db*") if path.is_dir()]
     assert (run / "own notes" / "today.txt").exists() and len(list(run.glob("before-*/journal.db-wal/mine"))) == 1
-    assert tidy(run) == []
+    assert move_old_files(run) == []
 
 
 def test_what_stood_in_the_way_is_moved_once_and_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = old_run(tmp_path)
-    moved = tidy(tmp_path)
+    moved = move_old_files(tmp_path)
     assert ("journal.db-journal/events.out.tfevents.*", "tensorboard/journal.db-journal/") in moved
     assert ("checkpoints/Luna", "checkpoints/Luna%~1") in moved
     assert len(moved) == 9 and all(source in caplog.text and target in caplog.text for source, target in moved)
@@ -80,10 +80,10 @@ def test_a_move_that_is_cut_short_goes_on_at_the_next_start(tmp_path: Path, monk
 
         monkeypatch.setattr(Path, "rename", stopping)
         with pytest.raises(RunDirectoryError, match="cannot be moved: No space left"):
-            tidy(run)
+            move_old_files(run)
         monkeypatch.setattr(Path, "rename", rename)
         assert contents(run) == before
-        tidy(run)
+        move_old_files(run)
         assert_tidy(run, before)
 
 
@@ -92,7 +92,7 @@ def test_events_of_the_same_name_do_not_replace_each_other(tmp_path: Path) -> No
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "events.out.tfevents.1").write_text(folder)
     before = contents(tmp_path)
-    tidy(tmp_path)
+    move_old_files(tmp_path)
     assert contents(tmp_path) == before and len(list((tmp_path / "tensorboard" / "luna").iterdir())) == 2
 
 

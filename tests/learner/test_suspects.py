@@ -29,10 +29,10 @@ def life(folder: Path, batch: list[HeldSegment], kills: Callable[[list[int]], bo
     for part in (*suspects.parts(left), left):
         suspects.begin(part)
         if kills([one.seq for one in part]):
-            suspects.excuse = None  # type: ignore[assignment, method-assign]
+            suspects.expect_end = None  # type: ignore[assignment, method-assign]
             raise Dead
         suspects.clear()
-    suspects.acquit(left)
+    suspects.clear_suspects(left)
     return suspects, [one.seq for one in left]
 
 
@@ -54,7 +54,7 @@ def test_a_killer_is_found_by_halving(size: int, allowed: int, tmp_path: Path, s
     count, left = ends(tmp_path, held(*range(size)), lambda part: culprit in part)
     assert count <= allowed and left == [n for n in range(size) if n != culprit]
     suspects = CrashSuspects(tmp_path)
-    assert suspects.reason(KEY, culprit) and not suspects.reason(KEY, culprit + 1) and not suspects.story, "it is remembered"
+    assert suspects.reason(KEY, culprit) and not suspects.reason(KEY, culprit + 1) and not suspects.finding, "it is remembered"
     suspects.close()
 
 
@@ -73,7 +73,7 @@ def test_an_end_by_chance_condemns_nothing_and_training_well_acquits(tmp_path: P
         with pytest.raises(Dead):
             life(tmp_path, held(1, 2), lambda part: True)
         suspects, left = life(tmp_path, held(1, 2), lambda part: False)
-        assert left == [1, 2] and suspects.story and not suspects.concerns(KEY, 0, 100)
+        assert left == [1, 2] and suspects.finding and not suspects.may_contain_suspects(KEY, 0, 100)
         suspects.close()
 
 
@@ -93,15 +93,15 @@ def test_random_kills_of_long_runs_condemn_nothing(tmp_path: Path, seed: int) ->
 def test_an_orderly_end_excuses_and_a_replaced_thread_is_mute(tmp_path: Path) -> None:
     suspects = CrashSuspects(tmp_path)
     suspects.note(KEY, 3, 9)
-    suspects.excuse(mute=True)
+    suspects.expect_end(disable=True)
     again = CrashSuspects(tmp_path)
-    assert not again.story
+    assert not again.finding
     suspects.note(KEY, 3, 9)
     suspects.clear()
-    suspects.excuse()
+    suspects.expect_end()
     again.note(KEY, 20, 21)
     third = CrashSuspects(tmp_path)
-    assert "1 segments" in third.story and third.suspects(KEY, 20) and not third.suspects(KEY, 3)
+    assert "1 segments" in third.finding and third.suspects(KEY, 20) and not third.suspects(KEY, 3)
     for one in (suspects, again, third):
         one.close()
 
@@ -113,7 +113,7 @@ def test_a_damaged_mark_or_memory_is_no_obstacle(damage: bytes, tmp_path: Path) 
     suspects = CrashSuspects(tmp_path)
     suspects.begin(held(1, 2, 3))
     again = CrashSuspects(tmp_path)
-    assert again.suspects(KEY, 2) and again.concerns(KEY, 3, 4) and not again.concerns(KEY, 4, 9)
+    assert again.suspects(KEY, 2) and again.may_contain_suspects(KEY, 3, 4) and not again.may_contain_suspects(KEY, 4, 9)
     suspects.close()
     again.close()
 
@@ -123,6 +123,6 @@ def test_a_folder_that_cannot_be_written_costs_the_notes_alone(tmp_path: Path) -
     suspects = CrashSuspects(tmp_path / "file" / "below")
     suspects.note(KEY, 1, 2)
     suspects.begin(held(1))
-    suspects.settle()
-    assert not suspects.story and not suspects.reason(KEY, 1)
+    suspects.clear_pending()
+    assert not suspects.finding and not suspects.reason(KEY, 1)
     suspects.close()

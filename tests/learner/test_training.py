@@ -112,7 +112,7 @@ def test_a_log_probability_that_no_ratio_can_stand_is_found() -> None:
         trainer.observe(held(seq, segment(seq, **spoilt)))
     outcome = trainer.update()
     assert outcome is not None and [one.seq for one in outcome.culprits] == [11]
-    assert all(np.isfinite(array).all() for array in algorithm.vitals())
+    assert all(np.isfinite(array).all() for array in algorithm.numbers_to_check())
 
 
 def test_culprits_in_a_replay_are_found_and_the_weights_go_back() -> None:
@@ -132,7 +132,7 @@ def test_culprits_in_a_replay_are_found_and_the_weights_go_back() -> None:
                 undone += 1
                 found += [one.seq for one in outcome.culprits]
     assert found == [40] and undone == 1
-    assert trainer.updates == 80 and all(np.isfinite(array).all() for array in algorithm.vitals())
+    assert trainer.updates == 80 and all(np.isfinite(array).all() for array in algorithm.numbers_to_check())
     assert np.abs(algorithm.state()["replay"]["observations"]).max() < 10
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rl4sys_zmq.learner.bounds import Bounds
-from rl4sys_zmq.learner.validation import CHUNK, ContentRules, content_error, content_errors, is_finite
+from rl4sys_zmq.learner.validation import CHUNK, Bounds, ContentRules, content_error, content_errors, is_finite
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 from rl4sys_zmq.wire import Batch, SegmentSchema, decode, encode, join_submit, pack_segment
 
@@ -43,27 +42,27 @@ def segment(steps: int = 3, **changes) -> Segment:
     return Segment(**{**given, **changes})
 
 
-def but(value, *place, of):
+def replaces(value, *place, of):
     out = of.copy()
     out[place] = value
     return out
 
 
 BAD = {
-    "a reward": {"rewards": but(NAN, 1, of=np.zeros(3, np.float32))},
-    "a log-probability": {"log_probs": but(-INF, 2, of=np.zeros(3, np.float32))},
-    "an observation": {"observations": but(INF, 0, 1, of=np.zeros((3, 2), np.float32))},
+    "a reward": {"rewards": replaces(NAN, 1, of=np.zeros(3, np.float32))},
+    "a log-probability": {"log_probs": replaces(-INF, 2, of=np.zeros(3, np.float32))},
+    "an observation": {"observations": replaces(INF, 0, 1, of=np.zeros((3, 2), np.float32))},
     "the return": {"episode_return": NAN},
     "a huge return": {"episode_return": 1e30},
-    "a reward of FLT_MAX": {"rewards": but(FLT_MAX, 1, of=np.zeros(3, np.float32))},
-    "a reward of -1e13": {"rewards": but(-1e13, 1, of=np.zeros(3, np.float32))},
-    "an observation of 1e19": {"observations": but(1e19, 2, 1, of=np.zeros((3, 2), np.float32))},
-    "an observation of -FLT_MAX": {"observations": but(-FLT_MAX, 0, 0, of=np.zeros((3, 2), np.float32))},
-    "a log-probability of -1e38": {"log_probs": but(-1e38, 0, of=np.zeros(3, np.float32))},
-    "a log-probability above 0": {"log_probs": but(0.7, 0, of=np.zeros(3, np.float32))},
+    "a reward of FLT_MAX": {"rewards": replaces(FLT_MAX, 1, of=np.zeros(3, np.float32))},
+    "a reward of -1e13": {"rewards": replaces(-1e13, 1, of=np.zeros(3, np.float32))},
+    "an observation of 1e19": {"observations": replaces(1e19, 2, 1, of=np.zeros((3, 2), np.float32))},
+    "an observation of -FLT_MAX": {"observations": replaces(-FLT_MAX, 0, 0, of=np.zeros((3, 2), np.float32))},
+    "a log-probability of -1e38": {"log_probs": replaces(-1e38, 0, of=np.zeros(3, np.float32))},
+    "a log-probability above 0": {"log_probs": replaces(0.7, 0, of=np.zeros(3, np.float32))},
     "an action too low": {"actions": np.array([2, 0, 2])},
     "an action too high": {"actions": np.array([2, 2, 4])},
-    "all forbidden": {"masks": but(False, 1, of=np.ones((3, 3), np.bool_))},
+    "all forbidden": {"masks": replaces(False, 1, of=np.ones((3, 3), np.bool_))},
     "a later version": {"versions": np.full(3, VERSION + 1, np.uint64)},
     "one later version": {"versions": np.array([5, 5, 6], np.uint64)},
     "a later generation": {"generation": GENERATION + 1},
@@ -71,7 +70,7 @@ BAD = {
 GOOD = {
     "some forbidden": {"masks": np.eye(3, dtype=np.bool_)},
     "nothing to choose at the end": {
-        "masks": but(False, 3, of=np.ones((4, 3), np.bool_)),
+        "masks": replaces(False, 3, of=np.ones((4, 3), np.bool_)),
         "observations": np.zeros((4, 2), np.float32),
         "terminated": False,
         "episode_return": None,
@@ -118,7 +117,7 @@ def test_discrete_observations_and_continuous_actions():
     cases = [
         segment(observations=np.array([0, 3, 1]), actions=moves),
         segment(observations=np.array([0, 4, 1]), actions=moves),
-        segment(observations=np.array([0, 3, 1]), actions=but(NAN, 2, 0, of=moves)),
+        segment(observations=np.array([0, 3, 1]), actions=replaces(NAN, 2, 0, of=moves)),
     ]
     batch = Batch(join_submit(0, 0, [pack_segment(s) for s in cases]))
     assert list(content_errors(batch, batch.segments(), (), standard(schema))) == [1, 2]
@@ -132,7 +131,7 @@ def test_finiteness_of_long_columns(size, bad):
     with np.errstate(all="raise"):
         assert is_finite(column)
         for place in {0, size // 2, size - 1}:
-            assert not is_finite(but(bad, place, of=column))
+            assert not is_finite(replaces(bad, place, of=column))
 
 
 @pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8"])
@@ -154,7 +153,7 @@ def test_the_bounds_of_a_box_are_taken_at_their_word_and_its_infinities_are_not(
     given = standard(SegmentSchema(CART, DiscreteSpace(2), 1 << 20))
 
     def with_row(*row: float) -> str:
-        rows = but(row, steps // 2, of=np.zeros((steps, 4), np.float32))
+        rows = replaces(row, steps // 2, of=np.zeros((steps, 4), np.float32))
         one = segment(steps, observations=rows, actions=np.zeros(steps, np.int64))
         batch = Batch(join_submit(0, 0, [pack_segment(one)]))
         found = content_errors(batch, batch.segments(), (), given)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq.learner import Learner, LearnerConfig
-from rl4sys_zmq.ops.report import MAX_ACTORS_SHOWN, broken_law, byte_text, printable, report_lines, span_text
+from rl4sys_zmq.ops.report import MAX_ACTORS_SHOWN, byte_text, conservation_error, printable, report_lines, span_text
 
 NOW = 1_800_000_000.0
 
@@ -117,12 +117,12 @@ def test_everything_is_there_in_80_columns() -> None:
 
 def test_a_broken_law_is_loud_while_running_and_not_resuming() -> None:
     broken = client(accepted=132)
-    assert broken_law(broken).startswith("accepted 132, but trained 100 + stale 10")
+    assert conservation_error(broken).startswith("accepted 132, but trained 100 + stale 10")
     assert "!! SEGMENTS ARE UNACCOUNTED FOR: accepted 132" in text(clients={"luna": broken})
-    assert broken_law(client()) == ""
+    assert conservation_error(client()) == ""
     assert "!!" not in text()
     for harmless in ({"state": "failed"}, {"state": "starting"}, {"resuming": True}):
-        assert broken_law({**broken, **harmless}) == ""
+        assert conservation_error({**broken, **harmless}) == ""
     assert "luna: running (resuming), PPO" in text(clients={"luna": client(resuming=True)})
 
 
@@ -133,18 +133,18 @@ def test_a_broken_law_is_loud_while_running_and_not_resuming() -> None:
         ({"journal": {**report()["journal"], "damaged": 2}}, "!! journal: 2 damaged entries"),
         (
             {"journal": {**report()["journal"], "durable": False}},
-            "journal in memory: what is not trained on is lost with the process",
+            "journal in memory: untrained data is lost when the process ends",
         ),
         ({"warnings": ["others may change run; chmod go-w run"]}, "!! others may change run; chmod go-w run"),
         ({"security": {**report()["security"], "warnings": ["others may change it"]}}, "!! others may change it"),
-        ({"security": None}, "security: no keys; whoever reaches the port may do everything"),
+        ({"security": None}, "security: no keys; any peer that reaches the port has all rights"),
         (
             {"security": {**report()["security"], "problem": "not TOML"}},
             "!! the list of users on disk is not in force: not TOML",
         ),
         (
             {"security": {**report()["security"], "alive": False}},
-            "!! nobody checks keys any more, so nobody gets in: restart the learner",
+            "!! the check of keys has stopped, so no peer can connect: restart the learner",
         ),
         ({"clients": {}}, "no clients yet"),
         ({"clients": {"a": client(error="ValueError: \x1b[31mno\nway")}}, "  !! ValueError: \\x1b[31mno\\nway"),

@@ -11,7 +11,7 @@ import pytest
 
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, Refusal
 from rl4sys_zmq.learner import Learner, LearnerConfig
-from rl4sys_zmq.ops.status import HEADINGS, client_rows, handshake_words, request_status, text_table
+from rl4sys_zmq.ops.status import HEADINGS, client_rows, handshake_error, request_status, text_table
 from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys
 from rl4sys_zmq.transports import MonitorEvent
 
@@ -92,27 +92,27 @@ def keyed(tmp_path: Path) -> Iterator[tuple[str, UserKeys, UserKeys]]:
 def test_keys_with_the_role_admin_get_the_status(keyed: tuple[str, UserKeys, UserKeys]) -> None:
     address, admin, actor = keyed
     assert request_status(address, 10.0, admin)["security"]["listed"] == 2
-    with pytest.raises(ProtocolError, match="no role admin") as caught:
+    with pytest.raises(ProtocolError, match="does not have the role admin") as caught:
         request_status(address, 10.0, actor)
     assert caught.value.code is Refusal.FORBIDDEN
 
 
 def test_keys_that_do_not_fit_are_said_to_be_why(keyed: tuple[str, UserKeys, UserKeys]) -> None:
     address, admin, _ = keyed
-    with pytest.raises(ProtocolError, match="the learner asks for keys, and we have none"):
+    with pytest.raises(ProtocolError, match="the learner requires keys, but none were given"):
         request_status(address, 10.0)
     with pytest.raises(ProtocolError, match="does not accept our key"):
         request_status(address, 10.0, UserKeys(new_key_pair(), admin.learner_public))
-    with pytest.raises(LearnerUnavailable, match="it hangs up: most likely its key is not the learner's"):
+    with pytest.raises(LearnerUnavailable, match="probably for a wrong learner key"):
         request_status(address, 1.0, UserKeys(admin.own, new_key_pair().public))
     with (
         Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None)) as open_to_all,
-        pytest.raises(ProtocolError, match="we have keys, and the learner has none"),
+        pytest.raises(ProtocolError, match="keys were given, but the learner has none"),
     ):
         request_status(open_to_all.address, 10.0, admin)
 
 
 def test_an_overloaded_learner_is_not_said_to_have_another_key() -> None:
     late = MonitorEvent("handshake_failed.no_detail", errno.EAGAIN)
-    assert "in time" in handshake_words(late, have_keys=True)
-    assert "hung up" in handshake_words(MonitorEvent("handshake_failed.no_detail", errno.EPIPE), have_keys=False)
+    assert "in time" in handshake_error(late, have_keys=True)
+    assert "closed the connection" in handshake_error(MonitorEvent("handshake_failed.no_detail", errno.EPIPE), have_keys=False)

@@ -72,13 +72,13 @@ HTTP = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"
 @pytest.mark.parametrize(
     ("serve", "cause"),
     [
-        (None, "says nothing within"),
-        (says(HTTP), "an HTTP server answers"),
-        (says(HTTP, after=b"\r\n"), "an HTTP server answers"),
-        (says(b"SSH-2.0-OpenSSH_9.6\r\n"), "an SSH server answers"),
-        (says(b"\x15\x03\x01\x00\x02\x02\x46"), "a TLS server answers"),
-        (says(b"\x1b[31mhello"), r"is not ZeroMQ: b'\\x1b\[31mhello'"),
-        (lambda connection: connection.close(), "hangs up without a word"),
+        (None, "sends nothing within"),
+        (says(HTTP), "the peer is an HTTP server"),
+        (says(HTTP, after=b"\r\n"), "the peer is an HTTP server"),
+        (says(b"SSH-2.0-OpenSSH_9.6\r\n"), "the peer is an SSH server"),
+        (says(b"\x15\x03\x01\x00\x02\x02\x46"), "the peer is a TLS server"),
+        (says(b"\x1b[31mhello"), r"is not ZeroMQ; it sent b'\\x1b\[31mhello'"),
+        (lambda connection: connection.close(), "closes the connection without a reply"),
         (says(b"\xff" + bytes(8) + b"\x7f\x01\x05" + bytes(52)), r"ZMTP 1\.5"),
     ],
 )
@@ -99,12 +99,12 @@ def test_a_learner_greets_with_its_mechanism(tmp_path: Path) -> None:
 def test_nobody_there_is_named(tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # and does not listen
-        with pytest.raises(Unreachable, match="nobody listens there"):
+        with pytest.raises(Unreachable, match="no process listens there"):
             dial(Address("tcp", "127.0.0.1", closed.getsockname()[1]), 5.0)
     with pytest.raises(Unreachable, match="no such socket"):
         dial(Address("ipc", name=str(tmp_path / "none")), 5.0)
     (tmp_path / "file").touch()
-    with pytest.raises(Unreachable, match="is no socket"):
+    with pytest.raises(Unreachable, match="is not a socket"):
         dial(Address("ipc", name=str(tmp_path / "file")), 5.0)
 
 
@@ -118,7 +118,7 @@ def test_a_full_backlog_is_a_timeout() -> None:
             for filler in fillers:
                 filler.setblocking(False)
                 filler.connect_ex(where)
-            with pytest.raises(Unreachable, match="nothing answers at"):
+            with pytest.raises(Unreachable, match="no reply at"):
                 dial(Address("tcp", *where), SHORT_S)
         finally:
             for filler in fillers:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rl4sys_zmq.errors import ConfigError, MaskError, ObservationError
 from rl4sys_zmq.policies import Sampler, build_policy, register_policy
 from rl4sys_zmq.policies.activations import erf
-from rl4sys_zmq.policies.categorical import FEW, SMALL, draw
+from rl4sys_zmq.policies.categorical import LOOP_MAX_LOGITS, PYTHON_MAX_ACTIONS, draw
 from rl4sys_zmq.policies.mlp import OBS_CLIP, mlp_spec
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec, TensorSpec
 
@@ -89,7 +89,7 @@ def specs(draw_: Any, heads: tuple[Any, ...] = ("categorical", "gaussian", "q_va
             st.builds(DiscreteSpace, st.integers(1, 9), st.integers(-3, 3)),
         )
     )
-    wide = st.sampled_from([1, 2, 4, SMALL, SMALL + 1, 70])
+    wide = st.sampled_from([1, 2, 4, PYTHON_MAX_ACTIONS, PYTHON_MAX_ACTIONS + 1, 70])
     if head == "gaussian":
         action_space = BoxSpace(draw_(shapes), draw_(st.sampled_from(["<f4", "<f8"])), -1.0, 2.0)
     else:
@@ -214,7 +214,7 @@ def test_the_mode_is_the_same_for_one_and_for_many(spec: Any, seed: int, count: 
                 assert_close(one_log_prob, log_probs[i])
 
 
-@pytest.mark.parametrize("n", [2, 5, SMALL + 3])
+@pytest.mark.parametrize("n", [2, 5, PYTHON_MAX_ACTIONS + 3])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("rows", [0, 1, 400])
 def test_sampled_frequencies_are_the_softmax(n: Any, masked: bool, rows: int) -> None:
@@ -299,12 +299,12 @@ def test_forbidden_actions_are_never_sampled(logits: Any, seed: int, categorical
 
 
 @pytest.mark.parametrize("make", [lambda n: logits_policy(np.zeros(n)), lambda n: values_policy(np.zeros(n), 0.5)])
-@pytest.mark.parametrize("n", [3, SMALL + 1])
+@pytest.mark.parametrize("n", [3, PYTHON_MAX_ACTIONS + 1])
 def test_a_mask_that_forbids_everything_is_an_error(make: Callable[..., Any], n: Any) -> None:
     policy = make(n)
     with pytest.raises(MaskError):
         policy.act(OBS, np.zeros(n, bool), Sampler(0), True)
-    for rows in (2, FEW):
+    for rows in (2, LOOP_MAX_LOGITS):
         masks = np.ones((rows, n), bool)
         masks[1] = False
         with pytest.raises(MaskError):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.rpc.call_queue import LONG_S, MOST_PATIENCE_S, PATIENCE, SESSION_S, CallQueue, Method, Refuse
+from rl4sys_zmq.rpc.call_queue import BATCH_WAIT_MAX_S, BATCH_WAIT_SHARE, LONG_S, SESSION_S, CallQueue, Method, Refuse
 from rl4sys_zmq.rpc.executor import CallExecutor
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import Call, Reply, decode_call
@@ -30,28 +30,28 @@ class Table:
             self.call_queue.open_session(caller, 0, now)
             self.call_queue.take(b"peer", Call(self.number, caller, 0, 1000, False, "m", None), now)
 
-    def batch(self, now: float, took_s: float = 0.0) -> list[int]:
-        """Who is served by the job that begins now, if any; it is over after `took_s`."""
+    def batch(self, now: float, last_job_s: float = 0.0) -> list[int]:
+        """Who is served by the job that begins now, if any; it is over after `last_job_s`."""
         job = self.call_queue.next_job(now)
         if job is None:
             return []
-        self.call_queue.finish(job, [[] for _ in job.requests], now + took_s)
+        self.call_queue.finish(job, [[] for _ in job.requests], now + last_job_s)
         return [r.call.session for r in job.requests]
 
 
 def test_a_batch_waits_for_those_who_were_just_answered() -> None:
     table = Table()
     table.ask(1, 2, now=0.0)
-    assert table.batch(0.0, took_s=0.01) == [1, 2]
+    assert table.batch(0.0, last_job_s=0.01) == [1, 2]
     table.ask(3, 4, now=0.005)
-    assert table.batch(0.01, took_s=0.01) == [3, 4]  # nobody knows yet that there are more than two
+    assert table.batch(0.01, last_job_s=0.01) == [3, 4]  # nobody knows yet that there are more than two
     table.ask(1, 2, now=0.015)
     assert table.batch(0.02) == []
-    assert table.call_queue.wait_s(0.02) == pytest.approx(PATIENCE * 0.01)
+    assert table.call_queue.wait_s(0.02) == pytest.approx(BATCH_WAIT_SHARE * 0.01)
     table.ask(3, now=0.0205)
     assert table.batch(0.0205) == []
     table.ask(4, now=0.021)
-    assert table.batch(0.021, took_s=0.01) == [1, 2, 3, 4]
+    assert table.batch(0.021, last_job_s=0.01) == [1, 2, 3, 4]
     table.ask(2, 3, 4, now=0.0312)
     assert table.batch(0.0312) == []
     table.ask(1, now=0.0313)
@@ -61,14 +61,14 @@ def test_a_batch_waits_for_those_who_were_just_answered() -> None:
 def test_who_does_not_come_is_waited_for_once() -> None:
     table = Table()
     table.ask(1, 2, now=0.0)
-    assert table.batch(0.0, took_s=0.01) == [1, 2]
+    assert table.batch(0.0, last_job_s=0.01) == [1, 2]
     table.ask(1, now=0.011)
     assert table.batch(0.012) == []
-    until = 0.01 + PATIENCE * 0.01
+    until = 0.01 + BATCH_WAIT_SHARE * 0.01
     assert table.call_queue.wait_s(0.012) == pytest.approx(until - 0.012)
-    assert table.batch(until, took_s=0.01) == [1]
+    assert table.batch(until, last_job_s=0.01) == [1]
     table.ask(1, now=1.0)
-    assert table.batch(1.0, took_s=0.01) == [1]  # long after the wait
+    assert table.batch(1.0, last_job_s=0.01) == [1]  # long after the wait
     table.ask(1, now=1.011)
     assert table.batch(1.011) == [1]  # 2 is forgotten
 
@@ -77,15 +77,15 @@ def test_nobody_waits_for_himself_or_for_long() -> None:
     table = Table()
     for turn in range(3):
         table.ask(1, now=turn * 0.01)
-        assert table.batch(turn * 0.01, took_s=0.01) == [1]
+        assert table.batch(turn * 0.01, last_job_s=0.01) == [1]
     table.ask(1, 1, now=1.0)
-    assert table.batch(1.0, took_s=9.0) == [1, 1]
+    assert table.batch(1.0, last_job_s=9.0) == [1, 1]
     table.ask(1, now=10.0)
     assert table.batch(10.0) == []
-    assert table.call_queue.wait_s(10.0) == pytest.approx(MOST_PATIENCE_S)
+    assert table.call_queue.wait_s(10.0) == pytest.approx(BATCH_WAIT_MAX_S)
     quick = Table()
     quick.ask(1, 2, now=0.0)
-    assert quick.batch(0.0, took_s=0.000_1) == [1, 2]
+    assert quick.batch(0.0, last_job_s=0.000_1) == [1, 2]
     quick.ask(1, now=0.000_1)
     assert quick.batch(0.000_1) == [1]  # nobody asks again within a quarter of that
 
@@ -94,7 +94,7 @@ def test_nobody_waits_for_himself_or_for_long() -> None:
 def test_what_never_waits(max_batch: int, max_wait_s: float | None) -> None:
     table = Table(max_batch, max_wait_s)
     table.ask(1, 2, now=0.0)
-    served = table.batch(0.0, took_s=0.01)
+    served = table.batch(0.0, last_job_s=0.01)
     table.ask(1, 2, now=0.01)
     assert table.batch(0.01) == ([2] if max_batch == 1 else served)
 
@@ -103,11 +103,11 @@ def test_a_call_that_needs_no_company_is_pressing() -> None:
     alone, batched = Table(max_batch=1), Table()
     for table in (alone, batched):
         table.ask(1, now=0.0)
-    assert [alone.call_queue.pressing, batched.call_queue.pressing] == [True, False]
+    assert [alone.call_queue.run_now, batched.call_queue.run_now] == [True, False]
     job = alone.call_queue.next_job(0.0)
-    assert job is not None and not alone.call_queue.pressing
+    assert job is not None and not alone.call_queue.run_now
     alone.ask(2, now=0.0)
-    assert not alone.call_queue.pressing  # its concurrency group is busy
+    assert not alone.call_queue.run_now  # its concurrency group is busy
 
 
 def test_lanes_take_turns_by_who_came_first() -> None:
@@ -138,12 +138,12 @@ def test_lanes_take_turns_by_who_came_first() -> None:
 def test_a_lane_is_known_to_take_long_by_its_last_job() -> None:
     table = Table(max_batch=1)
     known = []
-    for now, took_s in ((0.0, LONG_S / 2), (1.0, 2 * LONG_S), (2.0, LONG_S / 2), (3.0, LONG_S / 2)):
+    for now, last_job_s in ((0.0, LONG_S / 2), (1.0, 2 * LONG_S), (2.0, LONG_S / 2), (3.0, LONG_S / 2)):
         table.ask(1, now=now)
         job = table.call_queue.next_job(now)
         assert job is not None and table.call_queue.busy
         known.append(job.long)
-        table.call_queue.finish(job, [[]], now + took_s)
+        table.call_queue.finish(job, [[]], now + last_job_s)
         assert not table.call_queue.busy
     assert known == [False, False, True, False]
 
@@ -169,8 +169,8 @@ def test_a_batch_may_have_one_call_twice_late_and_in_time() -> None:
 
     call_queue.register(Method("m", run, "m", max_batch=4))
     now = time.monotonic()
-    for came_s in (now - 9.0, now, now - 9.0, now):
-        call_queue.take(b"peer", Call(0, 1, 0, 5000, False, "m", np.zeros(3)), came_s)
+    for arrived_s in (now - 9.0, now, now - 9.0, now):
+        call_queue.take(b"peer", Call(0, 1, 0, 5000, False, "m", np.zeros(3)), arrived_s)
     job = call_queue.next_job(now)
     assert job is not None
     replies = [decode_call(frames) for frames in CallExecutor("test", 1, call_queue.counters, 1 << 20).run(job)]

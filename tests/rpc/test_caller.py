@@ -79,7 +79,7 @@ def test_a_burst_of_futures_is_answered_in_one_go(server: Server, monkeypatch: p
 
 def test_a_subscription_may_come_long_before_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pumps, "FETCH_S", 0.05)
-    monkeypatch.setattr(pumps, "LOOK_S", 0.02)
+    monkeypatch.setattr(pumps, "CLOSE_CHECK_S", 0.02)
     heard: queue.Queue[Any] = queue.Queue()
     address, pub = f"ipc://{tmp_path}/s", f"ipc://{tmp_path}/pub"
     with Caller(address) as client:
@@ -97,7 +97,7 @@ def test_a_subscription_may_come_long_before_the_server(tmp_path: Path, monkeypa
 
 def test_a_subscription_outlives_a_server_with_other_terms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pumps, "FETCH_S", 0.05)
-    monkeypatch.setattr(pumps, "LOOK_S", 0.02)
+    monkeypatch.setattr(pumps, "CLOSE_CHECK_S", 0.02)
     heard: queue.Queue[Any] = queue.Queue()
     address, pub = f"ipc://{tmp_path}/s", f"ipc://{tmp_path}/pub"
     with Caller(address, terms={"v": 1}, timeout_s=WAIT_S) as client:
@@ -113,7 +113,7 @@ def test_a_subscription_outlives_a_server_with_other_terms(tmp_path: Path, monke
 
 
 def test_a_subscription_that_ended_is_let_go(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pumps, "LOOK_S", 0.02)
+    monkeypatch.setattr(pumps, "CLOSE_CHECK_S", 0.02)
     heard: queue.Queue[Any] = queue.Queue()
     with Caller(server.address, timeout_s=WAIT_S) as client:
         for _ in range(20):

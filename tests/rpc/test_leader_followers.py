@@ -76,7 +76,7 @@ def test_a_long_job_loses_its_thread_the_lead(line: Connection) -> None:
     _, leads, second = line.do(lambda: None)  # three threads wait, and a fourth does this
     assert leads and second == line.owner != first
     assert line.counters.get("takeovers") == 3
-    assert not line.pool.is_inside
+    assert not line.pool.in_pool_thread
     for event in go:
         event.set()
     ends = [line.made.get(timeout=WAIT_S) for _ in go]
@@ -124,5 +124,5 @@ def test_a_leader_that_dies_is_replaced_and_not_forgotten() -> None:
 
 
 def test_the_crew_tells_its_own_threads_from_others(line: Connection) -> None:
-    assert line.do(lambda: line.pool.is_inside)[0] is True
-    assert not line.pool.is_inside
+    assert line.do(lambda: line.pool.in_pool_thread)[0] is True
+    assert not line.pool.in_pool_thread

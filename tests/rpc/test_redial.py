@@ -17,13 +17,13 @@ from rl4sys_zmq.testing import ChaosProxy, Faults
 def test_a_session_asks_for_another_connection_after_silence() -> None:
     session = sessions.Session("tcp://x", Counters(), welcome={"max_frame_bytes": 1 << 30})
     session.begin("m", np.zeros(sessions.SLOWEST_BYTES_S, np.uint8), 100.0, 60.0)
-    due_s, dialled = 100.0, []
+    due_s, on_reconnected = 100.0, []
     while due_s < 120.0:
-        if session.silent(due_s):
-            dialled.append(due_s)
+        if session.should_reconnect(due_s):
+            on_reconnected.append(due_s)
         session.due(due_s)
         due_s += session.wait_s(due_s)
-    assert dialled == [
+    assert on_reconnected == [
         107.5,
         115.5,
     ]  # at 103.5 s its bytes might still have been on their way, and at 111.5 s those after 107.5 s

@@ -9,7 +9,7 @@ import pytest
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallLost, CallRefusal, CallRefused, RL4SysError
 from rl4sys_zmq.rpc import session as sessions
-from rl4sys_zmq.rpc.session import Pending, Session
+from rl4sys_zmq.rpc.session import PendingCall, Session
 from rl4sys_zmq.transports.frames import Frame
 from rl4sys_zmq.wire.rpc import ANSWERED, Call, Reply, decode_call, encode_reply
 
@@ -21,7 +21,7 @@ class Server:
         self.life = life
         self.since: dict[int, int] = {}
 
-    def answer(self, pending: Pending, code: str = ANSWERED) -> list[Frame]:
+    def answer(self, pending: PendingCall, code: str = ANSWERED) -> list[Frame]:
         call = decode_call(pending.frames)
         assert isinstance(call, Call)
         payload: Any = None
@@ -48,7 +48,7 @@ def say(session: Session, now: float) -> list[str]:
     return [pending.method for pending in session.due(now)]
 
 
-def error_of(pending: Pending) -> RL4SysError | None:
+def error_of(pending: PendingCall) -> RL4SysError | None:
     assert pending.done
     return pending.error
 
@@ -60,8 +60,8 @@ def test_calls_wait_for_the_greeting() -> None:
     (hello,) = session.due(0.0)
     assert hello.method == sessions.HELLO
     assert session.due(0.1) == []
-    assert session.wait_s(0.1) == pytest.approx(sessions.AGAIN_S - 0.1)
-    assert session.due(sessions.AGAIN_S) == [hello]
+    assert session.wait_s(0.1) == pytest.approx(sessions.RESEND_S - 0.1)
+    assert session.due(sessions.RESEND_S) == [hello]
     session.take(Server(1).answer(hello), 1.0)
     assert say(session, 1.0) == ["a", "b"]
 
@@ -90,7 +90,7 @@ def test_a_server_that_greets_again_keeps_what_it_knows() -> None:
     session = greeted(server)
     said = session.begin("said", None, 0.0, 100.0, once=True)
     assert session.due(0.0) == [said]
-    session.greet()
+    session.require_hello()
     (hello,) = session.due(1.0)
     session.take(server.answer(hello), 1.1)
     assert not said.done
@@ -103,7 +103,7 @@ def test_a_greeting_that_was_forgotten_and_opened_the_session_all_the_same_is_ne
     said = session.begin("said", None, 0.0, 100.0, once=True)
     other = session.begin("other", None, 0.0, 5.0)
     session.due(0.0)
-    session.greet()
+    session.require_hello()
     (lost_hello,) = session.due(1.0)
     second.answer(lost_hello)  # it comes, and its answer never does
     assert session.expire(6.0) and other.done and not said.done
@@ -158,7 +158,7 @@ def test_what_the_connection_had_no_room_for_was_not_said() -> None:
     assert session.wait_s(0.0) == pytest.approx(sessions.FULL_S)
     assert session.due(sessions.FULL_S) == [pending]
     session.not_sent(pending, sessions.FULL_S)
-    session.greet()
+    session.require_hello()
     (hello,) = session.due(0.1)
     session.take(second.answer(hello), 0.1)
     assert not pending.done

@@ -65,11 +65,14 @@ def test_roles_and_client_ids_are_refused_with_their_own_codes() -> None:
     edge, every = user(), user("every", client_ids=None, roles=frozenset({"call"}))
     authorizer = Authorizer(access(edge, every))
     authorizer.check_role(edge, "submit")
-    assert refused(lambda: authorizer.check_role(edge, "admin")) == (Refusal.FORBIDDEN, "the key of edge-7 has no role admin")
+    assert refused(lambda: authorizer.check_role(edge, "admin")) == (
+        Refusal.FORBIDDEN,
+        "the key of edge-7 does not have the role admin",
+    )
     authorizer.check_client(edge, "luna")
     authorizer.check_client(every, "mars")
     code, detail = refused(lambda: authorizer.check_client(edge, "mars"))
-    assert (code, detail) == (Refusal.IDENTITY, "the key of edge-7 is not for client 'mars'")
+    assert (code, detail) == (Refusal.IDENTITY, "the key of edge-7 is not valid for client 'mars'")
 
 
 @pytest.mark.parametrize(

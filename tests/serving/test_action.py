@@ -301,10 +301,10 @@ def test_an_unknown_key_is_refused_before_anything_is_sent(lab: Lab) -> None:
     server = lab.server()
     client = lab.client(server)
     before = server.status()["counters"]
-    with pytest.raises(CallRefused, match=r"no observation key 'cam2'; there is cam1") as caught:
+    with pytest.raises(CallRefused, match=r"no observation key 'cam2'; the keys are: cam1") as caught:
         client.obs({"cam1", "cam2"})
     assert caught.value.code is CallRefusal.UNKNOWN
-    with pytest.raises(CallRefused, match=r"no action key 'jump'; there is move"):
+    with pytest.raises(CallRefused, match=r"no action key 'jump'; the keys are: move"):
         client.act("jump")
     assert server.status()["counters"] == before
     assert client.obs("cam1") == client.obs(["cam1"]) == {"cam1": 1}
@@ -336,10 +336,10 @@ def test_a_server_checks_the_keys_too(lab: Lab) -> None:
     ("answer", "words"),
     [
         ({"cam1": 1}, "without cam2"),
-        ({"cam1": 1, "cam2": 2, "cam3": 3}, "with cam3, which nobody asked for"),
+        ({"cam1": 1, "cam2": 2, "cam3": 3}, "with cam3, which was not requested"),
         ({}, "without cam1, cam2"),
-        (None, "answered a NoneType"),
-        ([1], "answered a list"),
+        (None, "returned a NoneType"),
+        ([1], "returned a list"),
     ],
 )
 def test_an_answer_that_was_not_asked_for_is_named(lab: Lab, answer: object, words: str) -> None:
@@ -347,7 +347,7 @@ def test_an_answer_that_was_not_asked_for_is_named(lab: Lab, answer: object, wor
     with pytest.raises(CallFailed, match=words) as caught:
         client.obs()
     assert caught.value.kind == "AnswerError"
-    with pytest.raises(CallFailed, match="act_callback answered a NoneType"):
+    with pytest.raises(CallFailed, match="act_callback returned a NoneType"):
         client.act("move")
 
 

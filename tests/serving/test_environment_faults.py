@@ -124,7 +124,7 @@ def test_an_environment_that_hangs_holds_up_only_its_own_client(trouble: Any) ->
         hung.step(2)
     for _ in range(5):
         other.step(0)
-    with pytest.raises(CallRefused, match="nobody knows where the episode stands; call reset") as refused:
+    with pytest.raises(CallRefused, match="the state of the episode is unknown; call reset") as refused:
         hung.step(0)
     assert refused.value.code is CallRefusal.GONE
     hung.close()

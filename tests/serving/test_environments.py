@@ -147,7 +147,7 @@ def test_a_lease_that_ran_out_and_was_taken_is_said_and_reset_asks_anew(serve: A
     second = RemoteEnv(server.address)
     server._leases.lease_s = 3600.0
     second.reset(seed=2)
-    with pytest.raises(CallRefused, match="another client has taken it") as refused:
+    with pytest.raises(CallRefused, match="another caller has taken it") as refused:
         first.step(0)
     assert refused.value.code is CallRefusal.OCCUPIED
     with pytest.raises(CallRefused, match="1 of 1 environments are taken"):
@@ -163,7 +163,7 @@ def test_silence_is_kept_by_the_client_itself(serve: Any) -> None:
     server = serve("CartPole-v1", 1, lease_s=0.3)
     env = RemoteEnv(server.address)
     try:
-        kept = env._env_lease._keeper
+        kept = env._env_lease._renewer
         heard_s = server._leases.holders()[0].heard_s
         for _ in range(1000):  # until the keeper has spoken
             if server._leases.holders()[0].heard_s > heard_s:
@@ -177,7 +177,7 @@ def test_silence_is_kept_by_the_client_itself(serve: Any) -> None:
 def test_what_was_taken_without_an_answer_is_what_reset_takes(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server = serve("CartPole-v1", 3, lease_s=3600)
     env = RemoteEnv(server.address)
-    server._leases.give(env._env_lease._keeper.token)  # as though the server had been started again
+    server._leases.give(env._env_lease._renewer.token)  # as though the server had been started again
     others = [RemoteEnv(server.address), RemoteEnv(server.address)]
     take = server._leases.take
 
@@ -207,7 +207,7 @@ def test_an_environment_that_is_dropped_is_given_back(serve: Any, kind: Any) -> 
     env = kind(server.address)
     env.reset(seed=1)
     env.itself = env  # dropped, and found by the collector
-    keeper = (env._env_lease if kind is RemoteEnv else env._parts[0])._keeper
+    keeper = (env._env_lease if kind is RemoteEnv else env._parts[0])._renewer
     del env
     gc.collect()
     assert keeper.join(10.0)
@@ -225,11 +225,11 @@ def test_a_server_takes_an_environment_an_id_or_a_factory() -> None:
         ("CartPole-v1", 0, "count is 0"),
         ("CartPoll-v1", 1, "CartPole"),
         ("CartPole-v77", 1, "v1"),
-        (lambda: 7, 1, "makes a int"),
+        (lambda: 7, 1, "creates a int"),
         (5, 1, "'int' object is not callable"),
         (lambda: 1 / 0, 1, "ZeroDivisionError"),
-        (lambda: counting, 2, "makes one environment twice"),
-        (lambda: gymnasium.wrappers.TimeLimit(counting, 3), 2, "makes one environment twice"),
+        (lambda: counting, 2, "returns the same environment twice"),
+        (lambda: gymnasium.wrappers.TimeLimit(counting, 3), 2, "returns the same environment twice"),
         (gymnasium.Env, 1, "AttributeError: .*observation_space"),
         (Undescribed, 1, "TypeError: .*not iterable"),
     ]:
@@ -294,7 +294,7 @@ def test_a_time_that_is_none_is_said(kind: Any, timeout_s: Any) -> None:
 @pytest.mark.parametrize("kind", [RemoteEnv, lambda address: RemoteVectorEnv([address])])
 @pytest.mark.parametrize("address", [None, 5, b"tcp://127.0.0.1:5"])
 def test_an_address_that_is_none_is_said(kind: Any, address: Any) -> None:
-    with pytest.raises(TransportError, match="no address"):
+    with pytest.raises(TransportError, match="is not an address"):
         kind(address)
 
 

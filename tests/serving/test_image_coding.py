@@ -180,5 +180,5 @@ def test_without_pillow_the_error_names_the_extra() -> None:
 
 
 def test_an_unknown_codec_is_a_configuration_error() -> None:
-    with pytest.raises(ConfigError, match="say jpeg"):
+    with pytest.raises(ConfigError, match="expected jpeg"):
         ActionConfig(0, [], [], image_codecs={"cam": ImageCodec("jpeg", 101)})

@@ -54,7 +54,7 @@ def test_a_silent_lease_lives_until_somebody_else_takes_it() -> None:
     assert table.keep(1, 100.0)  # it had run out, and nobody wanted it
     assert table.take(2, 1, None, 111.0) == (0,)
     assert not table.keep(1, 111.0)
-    with refused(CallRefusal.OCCUPIED, "ran out after 10 s of silence, and another client has taken it"), table.use(1):
+    with refused(CallRefusal.OCCUPIED, "expired after 10 s of silence, and another caller has taken it"), table.use(1):
         pass
     table.give(2)
     with refused(CallRefusal.GONE, "reset"), table.use(1):
@@ -79,7 +79,7 @@ def test_seats_that_nobody_has_go_first() -> None:
     table = LeaseTable(3, 10.0)
     table.take(1, 1, 0, 0.0)
     assert table.take(2, 2, None, 100.0) == (1, 2)
-    with refused(CallRefusal.OCCUPIED, "2 wanted, 1 free"):
+    with refused(CallRefusal.OCCUPIED, "2 requested, 1 free"):
         table.take(3, 2, None, 100.0)
     assert table.take(3, 1, None, 100.0) == (0,)
 

@@ -58,14 +58,14 @@ def test_it_renders_and_takes_as_many_as_asked(serve: Any) -> None:
     first = RemoteVectorEnv(server.address, 2)
     first.reset(seed=0)
     assert first.render() == ("0", "0")
-    with pytest.raises(CallRefused, match="2 wanted, 1 free; 2 of 3") as refused:
+    with pytest.raises(CallRefused, match="2 requested, 1 free; 2 of 3") as refused:
         RemoteVectorEnv(server.address, 2)
     assert refused.value.code is CallRefusal.OCCUPIED
-    with pytest.raises(CallRefused, match="3 wanted, 1 free"):
+    with pytest.raises(CallRefused, match="3 requested, 1 free"):
         RemoteVectorEnv([server.address], 9)
     first.close()
     first.close()
-    with pytest.raises(CallRefused, match="9 wanted; there are 3"):
+    with pytest.raises(CallRefused, match="9 requested; there are 3"):
         RemoteVectorEnv([server.address], 9)
     assert server.status()["taken"] == 0
 
@@ -81,7 +81,7 @@ def test_when_one_fails_all_begin_anew(serve: Any) -> None:
         with pytest.raises(CallRefused, match="call reset") as refused:
             envs.step(np.array([0, 0, 0, 0]))
         assert refused.value.code is CallRefusal.GONE
-        with pytest.raises(ConfigError, match="reset all environments"):
+        with pytest.raises(ConfigError, match="must reset all environments"):
             envs.reset(options={"reset_mask": np.array([False, False, False, True])})
         envs.reset()
         envs.step(np.array([0, 0, 0, 0]))
@@ -112,7 +112,7 @@ def test_a_reset_that_fails_on_one_server_leaves_no_episode_on_the_others(serve:
         with pytest.raises(CallRefused, match="call reset") as refused:
             envs.step(np.array([0, 0]))
         assert refused.value.code is CallRefusal.GONE
-        with pytest.raises(ConfigError, match="reset all environments"):
+        with pytest.raises(ConfigError, match="must reset all environments"):
             envs.reset(options={"reset_mask": np.array([False, True])})
         envs.reset()
         envs.step(np.array([0, 0]))
@@ -151,11 +151,11 @@ def test_an_action_for_a_second_server_that_cannot_go_there_loses_no_step_of_the
 def test_what_does_not_fit_is_said_before_anything_is_asked(serve: Any) -> None:
     envs = RemoteVectorEnv(serve("CartPole-v1", 2).address)
     try:
-        with pytest.raises(ConfigError, match="reset all environments"):
+        with pytest.raises(ConfigError, match="must reset all environments"):
             envs.reset(options={"reset_mask": np.array([True, False])})
         for seed, words in (
             ([1, 2, 3], "3 seeds for 2"),
-            (1.5, "the seed 1.5 is no number"),
+            (1.5, "the seed 1.5 is neither an integer"),
             ([1, "a"], "the seed 'a'"),
             (-1, "-1"),
         ):
@@ -171,7 +171,7 @@ def test_what_does_not_fit_is_said_before_anything_is_asked(serve: Any) -> None:
         with pytest.raises(ConfigError, match="3 actions for 2"):
             envs.step(np.array([0, 1, 0]))
         for actions in (None, 7):
-            with pytest.raises(ConfigError, match="no batch of actions"):
+            with pytest.raises(ConfigError, match="not a batch of actions"):
                 envs.step(actions)
         envs.step(np.array([0, 1]))
     finally:

@@ -11,7 +11,7 @@ spaces = pytest.importorskip("gymnasium.spaces")
 
 from rl4sys_zmq.errors import ConfigError  # noqa: E402
 from rl4sys_zmq.serving.gymnasium_spaces import ElementReader, to_gymnasium  # noqa: E402
-from rl4sys_zmq.values.space_forms import any_space_from, space_from_text, space_to_text  # noqa: E402
+from rl4sys_zmq.values.space_conversion import any_space_from, space_from_text, space_to_text  # noqa: E402
 from rl4sys_zmq.wire.trees import drop_unsupported, pack_tree, unpack_tree  # noqa: E402
 
 from .worlds import same  # noqa: E402

@@ -237,7 +237,7 @@ def test_a_shelf_is_what_its_slow_twin_says_over_refusals_full_disks_and_restart
                 for _ in range(rng.randrange(6)):
                     first, count = end + rng.choice((0, 0, 0, 2)), rng.randrange(12)
                     try:
-                        arrivals = [ingest.settle()]
+                        arrivals = [ingest.insert_waiting()]
                     except Refuse:
                         assert store.full
                     else:
@@ -251,7 +251,7 @@ def test_a_shelf_is_what_its_slow_twin_says_over_refusals_full_disks_and_restart
                     store.full = rng.random() < 0.3
                 if rng.random() < 0.7:
                     store.full = False
-                    ingest.settle()
+                    ingest.insert_waiting()
         with StoreJournal(tmp_path / str(history), "normal") as journal:
             store = store if kept else Picky()
             store.full = False
@@ -271,7 +271,7 @@ def test_a_store_that_takes_nothing_of_the_journal_is_not_registered(tmp_path: P
     with trainer_on(tmp_path) as server:
         store = Picky()
         store.full = True
-        with pytest.raises(StoreError, match="takes nothing of what the journal has: OSError"):
+        with pytest.raises(StoreError, match="rejects the items of the journal: OSError"):
             server.register_data_store("a", store)
         assert server.store_names() == set()
         server.register_data_store("a", Picky())

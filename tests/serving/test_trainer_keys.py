@@ -58,7 +58,7 @@ def test_roles(give: Give, tmp_path: Path) -> None:
             assert arrived.wait(WAIT_S)
         with join(judge) as client:
             assert client.request("echo", 1) == 1
-        with pytest.raises(CallRefused, match="the key of judge has no role submit") as caught:
+        with pytest.raises(CallRefused, match="the key of judge does not have the role submit") as caught:
             join(judge, data_stores={"a": mine})
         assert caught.value.code is CallRefusal.FORBIDDEN
         for keys in (stranger, None):

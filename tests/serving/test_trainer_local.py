@@ -37,9 +37,9 @@ def test_one_process_with_threads() -> None:
         both.register_request_callback(lambda kind, said: 1 / 0)
         with pytest.raises(CallFailed, match="ZeroDivisionError"):
             both.request("x", payload)
-        with pytest.raises(ConfigError, match="no data store 'b'; there is a"):
+        with pytest.raises(ConfigError, match="no data store 'b'; registered: a"):
             both.data_store("b")
-        with pytest.raises(ConfigError, match="is a DataStoreBase, not a int"):
+        with pytest.raises(ConfigError, match="must be a DataStoreBase, not a int"):
             both.register_data_store("b", 5)  # type: ignore[arg-type]
 
 

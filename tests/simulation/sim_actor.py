@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Action, ActorSession, IncarnationRaised, Joined, Key, Reconnect, Renewed, Send, SessionState
+from rl4sys_zmq.delivery import Action, ActorSession, IncarnationRaised, Joined, Key, Reconnect, Send, SessionState, StreamRenewed
 from rl4sys_zmq.delivery.incarnation import first_incarnation, next_incarnation
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import PackedSegment, encode, pack_segment
@@ -99,7 +99,7 @@ class SimActor:
         return self._spool.waiting + session.unreceived + accepted + refused
 
     @property
-    def settled(self) -> bool:
+    def is_caught_up(self) -> bool:
         """It is in touch with the learner, and has got rid of everything."""
         return not self.held and self.session.state is SessionState.JOINED
 
@@ -251,7 +251,7 @@ class SimActor:
                     return
                 case Joined(welcome):
                     self._on_joined(welcome)
-                case Renewed():
+                case StreamRenewed():
                     self._on_renewed()
                     self._dial()  # a HELLO of the old incarnation, still on its way, must find nobody to answer
                     return

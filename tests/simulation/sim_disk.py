@@ -8,7 +8,16 @@ from dataclasses import dataclass, field, replace
 
 from rl4sys_zmq.delivery import ClientRow, JournalEntry, JournalPage, JournalState, Key, MemoryJournal, StreamRow
 from rl4sys_zmq.delivery.journal_backlog import Backlog, Operation
-from rl4sys_zmq.delivery.journal_rows import DropClient, DropEntries, DropStream, Gap, Read, RetireActor, Trim, Write
+from rl4sys_zmq.delivery.journal_rows import (
+    AddGap,
+    DropClient,
+    DropEntries,
+    DropStream,
+    ReadPage,
+    RetireActor,
+    TrimEntries,
+    Write,
+)
 from rl4sys_zmq.learner.checkpoints import Mark
 
 __all__ = ["Checkpoint", "SimDisk", "SimJournal", "SlowJournal"]
@@ -95,7 +104,7 @@ class SimDisk:
                 self.clients[c.client_id] = replace(totals, generation=c.generation, settings=c.settings)
             case StreamRow() as s:
                 self._put_stream(s)
-            case Gap():
+            case AddGap():
                 self._count(operation.count, 0, operation.count)
                 if operation.stream is not None:
                     self._put_stream(operation.stream)
@@ -114,7 +123,7 @@ class SimDisk:
                 for key, row in self.streams.items():
                     if key[0] == operation.actor_id:
                         self.streams[key] = replace(row, incarnation=0, spooled=False, owner="")
-            case Trim():
+            case TrimEntries():
                 marks = dict(operation.marks)
                 self.entries = [(row, e) for row, e in self.entries if e.end_seq > marks.get((e.actor_id, e.origin), 0)]
 
@@ -207,15 +216,15 @@ class SimJournal:
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
         """Queues a count."""
-        self._backlog.extend([Gap(client_id, count, stream)])
+        self._backlog.extend([AddGap(client_id, count, stream)])
 
     def trim(self, client_id: str, marks: Mapping[Key, int]) -> None:
         """Queues a deletion."""
-        self._backlog.extend([Trim(client_id, tuple(marks.items()))])
+        self._backlog.extend([TrimEntries(client_id, tuple(marks.items()))])
 
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
         """Queues a read, of pages of any size."""
-        self._backlog.extend([Read(client_id, token, after_row, min(max_bytes, self._rng.choice(PAGE_BYTES)))])
+        self._backlog.extend([ReadPage(client_id, token, after_row, min(max_bytes, self._rng.choice(PAGE_BYTES)))])
 
     def waiting(self) -> list[JournalEntry]:
         """The entries that are not written."""
@@ -247,7 +256,7 @@ class SimJournal:
         return group[:left]
 
     def _do(self, operation: Operation, fresh: list[JournalEntry | JournalPage]) -> None:
-        if isinstance(operation, Read):
+        if isinstance(operation, ReadPage):
             fresh.append(self._page(operation))
             return
         self._disk.apply(operation)
@@ -255,7 +264,7 @@ class SimJournal:
         if isinstance(operation, JournalEntry):
             fresh.append(operation)
 
-    def _page(self, read: Read) -> JournalPage:
+    def _page(self, read: ReadPage) -> JournalPage:
         rows = [(row, e) for row, e in self._disk.entries if row > read.after_row]
         size = count = 0
         for _, entry in rows:

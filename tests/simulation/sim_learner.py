@@ -20,12 +20,12 @@ import rl4sys_zmq.learner.dispatcher as feeding_module
 import rl4sys_zmq.learner.endpoint as endpoint_module
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import (
+    Amount,
     CreditPool,
     Journal,
     JournalEntry,
     JournalPage,
     Key,
-    Load,
     Restored,
     StallWatch,
     Stream,
@@ -34,7 +34,7 @@ from rl4sys_zmq.delivery import (
     stall_reason,
 )
 from rl4sys_zmq.delivery.credit import IDLE_S
-from rl4sys_zmq.delivery.journal_rows import DropStream, Gap, Write
+from rl4sys_zmq.delivery.journal_rows import AddGap, DropStream, Write
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
 from rl4sys_zmq.learner.client import Client, ClientState
@@ -56,7 +56,7 @@ from simulation.sim_disk import SimDisk, SimJournal, SlowJournal
 from simulation.sim_rules import JUDGED, Books, Violation
 from simulation.sim_thread import MAX_STEPS, SPEC, Given, SimThread, ThreadSite
 
-__all__ = ["CallExecutor", "LearnerParts", "SimLearner", "planted"]
+__all__ = ["Answers", "LearnerParts", "SimLearner", "planted"]
 
 CLIENT_ID = "sim"
 CREDIT_ITEMS = 64
@@ -70,7 +70,7 @@ GONE = 0.5
 MAX_STALL_S = 2.0
 """How long a client may stand still that could go on: a turn of the learner's and the network's delays lie in between."""
 
-CallExecutor = list[tuple[bytes, list[Frame]]]
+Answers = list[tuple[bytes, list[Frame]]]
 """What is to be sent, as (peer, message in frames)."""
 
 
@@ -185,7 +185,7 @@ class SimLearner:
         self._hellos: dict[bytes, Hello] = {}
         self._keys: dict[bytes, Key] = {}
         self._current: set[Key] = set()
-        self._speaks: dict[str, bytes] = {}
+        self._is_actor_live: dict[str, bytes] = {}
         self._out: list[tuple[bytes, list[Frame], bool]] = []
         self._writes: list[Callable[[], None]] = []
         self._wrong: list[tuple[str, str]] = []
@@ -198,7 +198,7 @@ class SimLearner:
             send=self._send,
             publish=lambda topic, frames: None,
             start_worker=self._start_thread,
-            hear_workers=self._hear,
+            poll_workers=self._hear,
             abandon_checkpoints=_never,
             offer_policy=lambda client_id, spec, snapshot: False,
             forget_policy=lambda client_id: None,
@@ -225,7 +225,7 @@ class SimLearner:
     def _ready(self) -> Client | None:
         """The client, if its learner thread runs and has been fed what the journal held."""
         client = self.client
-        return client if client is not None and client.settled else None
+        return client if client is not None and client.is_caught_up else None
 
     def _on_wrong(self, rule: str, detail: str) -> None:
         if not (rule == "internal" and self._fails):
@@ -296,7 +296,7 @@ class SimLearner:
         match operation:
             case JournalEntry():
                 self._history.write((operation.actor_id, operation.origin), operation.first_seq, operation.end_seq)
-            case Gap():
+            case AddGap():
                 self._history.write_gap()
                 if operation.stream is not None:
                     self._written(operation.stream)
@@ -307,7 +307,7 @@ class SimLearner:
 
     # ---- inputs
 
-    def on_frames(self, now: float, peer: bytes, frames: Sequence[Frame]) -> CallExecutor:
+    def on_frames(self, now: float, peer: bytes, frames: Sequence[Frame]) -> Answers:
         """Takes a message as it came from the network."""
         self.now = now
         message = _decoded(frames)
@@ -322,7 +322,7 @@ class SimLearner:
             self._on_submit(peer, session[1], before, message)
         return self._answers()
 
-    def turn(self, now: float, *, flush: bool = False) -> CallExecutor:
+    def turn(self, now: float, *, flush: bool = False) -> Answers:
         """Dispatches what is written, lets the learner thread work, writes checkpoints, grants credit and acknowledges."""
         self.now = now
         self.reach("before_commit")
@@ -343,7 +343,7 @@ class SimLearner:
         self._check_credit()
         return self._answers()
 
-    def each_second(self, now: float) -> CallExecutor:
+    def each_second(self, now: float) -> Answers:
         """Hangs up on the silent, ends leases and looks after the counts."""
         self.now = now
         client = self.client
@@ -353,7 +353,7 @@ class SimLearner:
             self.check_books()
         return self._answers()
 
-    def restart_thread(self) -> CallExecutor:
+    def restart_thread(self) -> Answers:
         """The learner thread dies or fails, perhaps with a last checkpoint, and an operator has another one take its place."""
         client, thread = self.client, self.thread
         if client is None or thread is None:
@@ -403,7 +403,7 @@ class SimLearner:
         if feeds and client is not None and pool is client.pool:
             self._slack_steps += max(0, pool.transit.steps - steps)
 
-    def _answers(self) -> CallExecutor:
+    def _answers(self) -> Answers:
         """Note what the core has said, and hand it over."""
         out, self._out = self._out, []
         for peer, frames, leaves in out:
@@ -423,7 +423,7 @@ class SimLearner:
                 hello = self._hellos[peer]
                 key = self._keys[peer] = hello.actor_id, hello.origin or hello.incarnation
                 self._heard[hello.actor_id] = self.now
-                self._speaks[hello.actor_id] = peer
+                self._is_actor_live[hello.actor_id] = peer
                 history.begin_stream(key, hello.first_seq, message.gap)
                 history.say(key, message.received, message.durable)
             case Ack() if leaves:
@@ -443,7 +443,7 @@ class SimLearner:
         moved, key = stream.received - before.received, self._keys[peer]
         if moved <= 0:
             return
-        if self._speaks[key[0]] != peer:
+        if self._is_actor_live[key[0]] != peer:
             raise Violation("session", f"{moved} segments of {key} came on a connection that another has followed")
         over = max(0, stream.accepted_steps - max(before.credit_steps, before.accepted_steps))
         if self._schedule.clean and over > MAX_STEPS:
@@ -463,7 +463,7 @@ class SimLearner:
         if client is None or thread is None:
             return False
         waits = client.backlog or thread.inbox or client.table.pending or self._journal.state().queued_items
-        return bool(not client.settled or waits)
+        return bool(not client.is_caught_up or waits)
 
     def check_books(self) -> None:
         """The client's accounts are right."""
@@ -488,19 +488,19 @@ class SimLearner:
         client, thread = self._ready, self.thread
         if client is None or thread is None:
             return
-        transit, on_way, waiting = client.pool.transit, Load(), Load()
+        transit, in_transit, waiting = client.pool.transit, Amount(), Amount()
         for given in thread.inbox:
             if isinstance(given, Given):
-                on_way.add(given.load)
+                in_transit.add(given.load)
         for frames in client.backlog:
             message = decode(frames)
             if isinstance(message, Deliver):
-                on_way.add(Given(message).load)
+                in_transit.add(Given(message).load)
         for entry in self._journal.waiting() if isinstance(self._journal, SimJournal | SlowJournal) else ():
             stream = client.table.get(entry.actor_id, entry.origin)
             if stream is not None and stream.counted(entry.end_seq):
                 waiting.add(_load_of_entry(entry))
-        for name, counted, real in ("on their way", transit.on_way, on_way), ("waiting", transit.waiting, waiting):
+        for name, counted, real in ("on their way", transit.in_transit, in_transit), ("waiting", transit.waiting, waiting):
             if counted != real:
                 raise Violation("transit", f"{counted} are counted as {name}, {real} are")
 
@@ -509,7 +509,7 @@ class SimLearner:
         client, thread = self.client, self.thread
         if client is None or thread is None:
             return
-        able = client.settled and not self.full and not thread.inbox and not client.backlog
+        able = client.is_caught_up and not self.full and not thread.inbox and not client.backlog
         reason = stall_reason(client.pool, client.table.live()) if able else ""
         progress = (client.accepted, client.pool.transit.messages, tuple(client.verdicts.values()), client.life)
         still_s = self._watch.look(self.now, progress, reason)
@@ -526,7 +526,7 @@ def _decoded(frames: Sequence[Frame]) -> Message | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _load_of_entry(entry: JournalEntry) -> Load:
+def _load_of_entry(entry: JournalEntry) -> Amount:
     return Given(Deliver(entry.actor_id, entry.origin, entry.skip, entry.refused, entry.frames)).load
 
 

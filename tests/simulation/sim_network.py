@@ -14,7 +14,7 @@ from rl4sys_zmq.wire.messages import Frame
 from simulation.history import History
 from simulation.schedule import Schedule
 from simulation.sim_actor import ActorParts, Link, SimActor
-from simulation.sim_learner import CallExecutor
+from simulation.sim_learner import Answers
 
 __all__ = ["SimNetwork"]
 
@@ -71,7 +71,7 @@ class SimNetwork:
         """Cuts one actor off for a while."""
         self._partitioned[self.rng.randrange(self.schedule.actors)] = self.now + self.rng.choice([1.0, 5.0, 9.0])
 
-    def deliver(self, answers: CallExecutor) -> None:
+    def deliver(self, answers: Answers) -> None:
         """Sends what the learner says."""
         for peer, frames in answers:
             actor, link = self._peers[peer]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rl4sys_zmq.delivery import Key, Load
+from rl4sys_zmq.delivery import Amount, Key
 from rl4sys_zmq.learner.progress import Progress
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
@@ -86,7 +86,7 @@ class Given:
         self.batch = Batch(submit)
         self.refused = self.batch.errors(SCHEMA)
         taken = [int(steps) for place, steps in enumerate(self.batch.steps) if place >= self.skip and place not in self.refused]
-        self.load = Load(sum(taken), len(taken), sum(len(frame) for frame in message.body))
+        self.load = Amount(sum(taken), len(taken), sum(len(frame) for frame in message.body))
 
 
 class SimThread:
@@ -267,7 +267,7 @@ class SimThread:
             seq = given.first_seq + index
             self.progress.take(key, seq, seq + 1)
             if index in given.refused:
-                self.progress.dispose(key, Verdict.REFUSED)
+                self.progress.record_verdict(key, Verdict.REFUSED)
                 continue
             self._observe(key, seq, segment.episode_id, segment.steps)
             if self._batch_steps >= BATCH_STEPS:
@@ -303,7 +303,7 @@ class SimThread:
         self._since.clear()
 
     def _dispose(self, key: Key, seq: int, segment: int, verdict: str) -> None:
-        self.progress.dispose(key, verdict)
+        self.progress.record_verdict(key, verdict)
         self._history.counts[verdict] += 1
         self._since.append((segment, verdict))
         self._said.append((key, seq, verdict))

@@ -22,7 +22,7 @@ from simulation.history import History
 from simulation.schedule import CRASH_POINTS, Schedule
 from simulation.sim_actor import ActorParts, SimActor
 from simulation.sim_disk import SimDisk
-from simulation.sim_learner import CallExecutor, LearnerParts, SimLearner, planted
+from simulation.sim_learner import Answers, LearnerParts, SimLearner, planted
 from simulation.sim_network import SimNetwork
 from simulation.sim_rules import Lineage, Violation
 
@@ -150,7 +150,7 @@ class Simulation(SimNetwork):
         judged = learner.judged
         lossless = not (self.schedule.reorder or self.schedule.copies or self.schedule.wipes)
         for actor in self.actors:
-            if lossless and actor.pure and actor.settled:  # an ack before its Welcome may be counted twice
+            if lossless and actor.pure and actor.is_caught_up:  # an ack before its Welcome may be counted twice
                 self.history.check_verdicts(actor.stream, judged, actor.session.verdicts)
         if self._disk is not None:  # what is on the disk now is all that there ever will be
             self._start_learner()
@@ -190,7 +190,7 @@ class Simulation(SimNetwork):
             self._guard(lambda: learner.turn(self.now))
             self.at(self.now + TURN_S, lambda: self._turn(learner))
 
-    def _guard(self, act: Callable[[], CallExecutor]) -> None:
+    def _guard(self, act: Callable[[], Answers]) -> None:
         """Lets the learner act; what it said before it died in the middle of that, nobody hears."""
         try:
             answers = act()

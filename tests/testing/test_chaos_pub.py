@@ -38,7 +38,7 @@ def test_what_arrives_is_what_the_chaos_lets_through(seed: int) -> None:
 
 
 def test_an_address_that_is_taken_is_an_error_at_once() -> None:
-    with Socket.xpub("tcp://127.0.0.1:0") as other, pytest.raises(TransportError, match="no relay at"):
+    with Socket.xpub("tcp://127.0.0.1:0") as other, pytest.raises(TransportError, match="the relay"):
         ChaosPub("tcp://127.0.0.1:1", ChaosFrames(0), listen=other.bound)
 
 

@@ -128,10 +128,10 @@ class Lucky(FakeAlgorithm):
     [
         (Global, "global random state"),
         (Views, "not copies"),
-        (Forgets, "is a part of it missing"),
+        (Forgets, "a part of the state is missing"),
         (Careless, "accepts an empty state"),
-        (Stalls, "nothing would be trained"),
-        (Wasteful, "makes no use of the one step"),
+        (Stalls, "no update would happen"),
+        (Wasteful, "does not use the one step"),
         (Lucky, "equal seeds and segments"),
     ],
 )
@@ -257,10 +257,10 @@ class Trusting(Coin):
     ("cls", "words"),
     [
         (Coin, ""),
-        (Liar, "its log-probability says"),
+        (Liar, "its log-probability implies"),
         (Blind, "with one action allowed"),
-        (Moody, "draws from elsewhere"),
-        (Floats, "both are the same int64"),
+        (Moody, "another random source"),
+        (Floats, "expected the same int64"),
         (Trusting, "does not raise ConfigError"),
     ],
 )

@@ -77,7 +77,7 @@ def test_fails_when_told_to() -> None:
     fake.observe(segment(1))
     assert fake.update() is not None
     fake.observe(segment(1))
-    with pytest.raises(RuntimeError, match="as it was told to"):
+    with pytest.raises(RuntimeError, match="as configured"):
         fake.update()
 
 

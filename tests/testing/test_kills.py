@@ -66,7 +66,7 @@ def test_kills_come_after_progress(bench: Bench) -> None:
 def test_a_child_that_ends_by_itself_ends_the_wait(bench: Bench) -> None:
     bench.child.start()
     bench.child.tell("7")
-    with pytest.raises(ProcessFailed, match=r"w ended its life 1 with code 7, not to run on; it said:\nends with 7"):
+    with pytest.raises(ProcessFailed, match=r"w ended run 1 with code 7; expected to keep running; its output:\nends with 7"):
         bench.loop.until(lambda: False, 20.0, "nothing")
     with pytest.raises(ProcessFailed, match="code 7"):
         bench.loop.check()
@@ -77,13 +77,13 @@ def test_a_child_that_ends_by_itself_ends_the_wait(bench: Bench) -> None:
 def test_a_wrong_code_at_the_end(bench: Bench) -> None:
     bench.child.start()
     bench.child.tell("7")
-    with pytest.raises(ProcessFailed, match="code 7, not 0"):
+    with pytest.raises(ProcessFailed, match="code 7; expected 0"):
         bench.child.wait(10.0)
 
 
 def test_no_progress_is_an_error_in_time(bench: Bench) -> None:
     bench.child.start()
-    with pytest.raises(ProcessFailed, match=r"5 more before kill 1 of 1: not within 0.2 s\nw; it said nothing"):
+    with pytest.raises(ProcessFailed, match=r"5 more before kill 1 of 1: not within 0.2 s\nw; it has no output"):
         bench.loop.run([bench.child], kills=1, progress=lambda: 0, least=5, timeout_s=0.2)
     with pytest.raises(ProcessFailed, match=r"has not ended within 0\.1 s"):
         bench.child.wait(0.1)
@@ -110,10 +110,10 @@ def test_an_address_in_use_is_tried_again(bench: Bench, tmp_path: Path) -> None:
 
 
 def test_a_child_runs_once(bench: Bench) -> None:
-    with pytest.raises(ProcessFailed, match="w does not run"):
+    with pytest.raises(ProcessFailed, match="w is not running"):
         bench.child.kill()
     bench.child.start()
-    with pytest.raises(ProcessFailed, match="w runs already"):
+    with pytest.raises(ProcessFailed, match="w is already running"):
         bench.child.start()
 
 

@@ -68,10 +68,10 @@ MISTAKES: list[tuple[str, str, Callable[[list[Event]], list[Event]]]] = [
     ("kept and lost", "1 lost segments, such as 4", lambda e: [*e, event("kept", "4")]),
     ("out of order", "1 reordered segments, such as 2", replaced(APPLIED, event("applied", "1", "3", "2", who="learner"))),
     ("another's state", "2 lost", lambda e: [*e[:-1], event("applied", who="learner")]),
-    ("the law", "1 breaches, such as learner in life 1", lambda e: [*e, law(5, pending=1)]),
-    ("negative", "breaches", lambda e: [*e, law(5, trained=6, pending=-1)]),
-    ("an actor's law", "breaches", lambda e: [*e, event("law", side="actor", **ACTOR_LAW)]),
-    ("a learner that says nothing", "told no counters", lambda e: [*e, event("ready", who="learner", life=2)]),
+    ("the law", "1 violations, such as learner in life 1", lambda e: [*e, law(5, pending=1)]),
+    ("negative", "violations", lambda e: [*e, law(5, trained=6, pending=-1)]),
+    ("an actor's law", "violations", lambda e: [*e, event("law", side="actor", **ACTOR_LAW)]),
+    ("a learner that says nothing", "recorded no counters", lambda e: [*e, event("ready", who="learner", life=2)]),
     ("forgot an ack", "1 accepted for 'on', 2 were acked before", lambda e: [*e, law(1, at=50)]),
 ]
 

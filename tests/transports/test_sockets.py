@@ -114,7 +114,7 @@ def test_send_wait_ends_at_its_deadline_and_when_there_is_room(transport: Transp
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:0", "*:5", "ipc://*", "inproc://*"])
 def test_what_nobody_can_dial(address: str) -> None:
-    with pytest.raises(TransportError, match="cannot be dialled"):
+    with pytest.raises(TransportError, match="cannot connect to"):
         Socket.dealer(address)
 
 
@@ -263,7 +263,7 @@ def test_ipc_takes_over_a_dead_socket_but_nothing_else(ipc: Any) -> None:
         assert os.path.exists(alive.removeprefix("ipc://"))
     with open(file.removeprefix("ipc://"), "w") as precious:
         precious.write("precious")
-    with pytest.raises(TransportError, match="no socket"):
+    with pytest.raises(TransportError, match="not a socket"):
         Socket.router(file)
     with open(file.removeprefix("ipc://")) as precious:
         assert precious.read() == "precious"

@@ -16,13 +16,13 @@ from rl4sys_zmq.values.trees import (
     Path,
     copy_tree,
     flatten,
+    flatten_names,
     keys_of,
     leaf_paths,
     map_tree,
-    named_leaves,
-    tree_of_names,
     unflatten,
     unflatten_each,
+    unflatten_names,
 )
 
 LEAVES = st.one_of(st.integers(), st.text(max_size=3), st.lists(st.integers(), max_size=2), st.just(np.arange(3)))
@@ -64,7 +64,7 @@ NAMES = st.text(st.characters(exclude_characters="/", exclude_categories=["Cs"])
     )
 )
 def test_named_leaves_make_their_tree(tree: Any) -> None:
-    assert tree_of_names(named_leaves(tree)) == tree
+    assert unflatten_names(flatten_names(tree)) == tree
 
 
 Pair = namedtuple("Pair", "x y")

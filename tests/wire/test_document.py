@@ -42,7 +42,7 @@ def test_every_refusal_and_dtype_is_described(page: str) -> None:
     assert " ".join(DTYPES) in page
 
 
-@pytest.mark.parametrize(("kind", "cls"), [(rpc.CALL, rpc.Call), (rpc.REPLY, rpc.Reply), (rpc.NOTICE, rpc.Publication)])
+@pytest.mark.parametrize(("kind", "cls"), [(rpc.CALL, rpc.Call), (rpc.REPLY, rpc.Reply), (rpc.PUBLICATION, rpc.Publication)])
 def test_every_message_of_services_is_described_in_its_order(page: str, kind: int, cls: Any) -> None:
     (line,) = [line for line in page.splitlines() if line.startswith(f"| {kind} | `{cls.__name__}`")]
     places = [line_place.start() for name in cls._fields if (line_place := re.search(rf"\b{name} ", line))]

@@ -16,7 +16,7 @@ from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.images import ImageCodec, has_pillow
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 from rl4sys_zmq.wire import Batch, SegmentSchema, decode, encode, join_submit, pack_segment, read_submit, with_images
-from rl4sys_zmq.wire.coding import MAX_IMAGE_BYTES, MAX_PLAIN_BYTES, CodedImages, worth_it
+from rl4sys_zmq.wire.coding import MAX_IMAGE_BYTES, MAX_PLAIN_BYTES, CodedImages, is_shorter
 
 pytest.importorskip("PIL")
 
@@ -112,7 +112,7 @@ def test_a_learner_believes_even_images_of_one_colour(codec: Any, row: tuple[Any
 
 
 def test_more_than_a_learner_believes_is_not_coded(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert worth_it(100, 25_600) and not worth_it(100, 25_601) and not worth_it(96, 100)
+    assert is_shorter(100, 25_600) and not is_shorter(100, 25_601) and not is_shorter(96, 100)
     monkeypatch.setattr("rl4sys_zmq.wire.segments.MAX_IMAGE_BYTES", 100_000)
     packed = pack_segment(segment())
     assert with_images(packed, PNG) is packed
@@ -150,7 +150,7 @@ def test_what_is_poisoned_is_kept_as_it_came() -> None:
     message = forged(submit(sent), 2, b"\x10\0\0\0not an image, no")
     batch = Batch(message)
     (place, reason), *rest = batch.decode_images().items()
-    assert (place, rest) == (1, []) and reason.startswith("image 1 of 9, png: 16 bytes are no PNG")
+    assert (place, rest) == (1, []) and reason.startswith("image 1 of 9, png: 16 bytes are too short for a PNG")
     got = batch.segments()
     same(got[0], sent[0])
     same(got[2], sent[2])

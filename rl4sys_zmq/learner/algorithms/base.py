@@ -101,7 +101,7 @@ class Undoable(Protocol):
     def restore(self, kept: Any) -> None:
         """Restore a `checkpoint`, which can be used again. Discard the segments that wait for an on-policy update."""
 
-    def vitals(self) -> Sequence[NDArray[Any]]:
+    def numbers_to_check(self) -> Sequence[NDArray[Any]]:
         """Return views of all numbers that training continues from, the weights first. The caller reads them and keeps none."""
 
     def discard(self) -> Sequence[int]:

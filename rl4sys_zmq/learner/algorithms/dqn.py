@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.dqn_parameters import DQNParameters, plan_dqn
+from rl4sys_zmq.learner.algorithms.entry import read_parameters
 from rl4sys_zmq.learner.algorithms.networks import FlatAdam, MLPStack, encode_observations
-from rl4sys_zmq.learner.algorithms.parameters import read_parameters
 from rl4sys_zmq.learner.algorithms.replay import Batch, Replay
 from rl4sys_zmq.values import DiscreteSpace, PolicySpec, Segment, Space, feature_size
 
@@ -74,7 +74,7 @@ class DQN:
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
         """Train one unit (`gradient_steps` gradient steps) if one is due. `partial` has no effect."""
-        if self._units >= self._units_owed() or not len(self._replay):
+        if self._units >= self._units_due() or not len(self._replay):
             return None
         p = self.parameters
         rate = p.learning_rate_at(self._steps)
@@ -146,7 +146,7 @@ class DQN:
         self._optimizer.load(optimizer)
         self._generator.set_state(generator)
 
-    def vitals(self) -> list[NDArray[Any]]:
+    def numbers_to_check(self) -> list[NDArray[Any]]:
         """Return both networks and Adam's moments. See `Undoable`."""
         return [self._online.flat.numpy(), self._target.flat.numpy(), *self._optimizer.moments()]
 
@@ -163,22 +163,22 @@ class DQN:
             rows = self._replay.draw(self.parameters.batch_size, self._generator)
             before = self.checkpoint()
             if not self._survives(rows, rate, before):
-                return self._halved(np.unique(rows), rate, before)
+                return self._find_by_halving(np.unique(rows), rate, before)
         return np.empty(0, np.int64)
 
-    def _halved(self, rows: NDArray[np.int64], rate: float, before: tuple[Any, ...]) -> NDArray[np.int64]:
+    def _find_by_halving(self, rows: NDArray[np.int64], rate: float, before: tuple[Any, ...]) -> NDArray[np.int64]:
         if len(rows) <= 1:
             return rows
         failing = [half for half in np.array_split(rows, 2) if not self._survives(half, rate, before)]
-        return np.concatenate([self._halved(half, rate, before) for half in failing]) if failing else rows
+        return np.concatenate([self._find_by_halving(half, rate, before) for half in failing]) if failing else rows
 
     def _survives(self, rows: NDArray[np.int64], rate: float, before: tuple[Any, ...]) -> bool:
         """Take a gradient step on some rows from a state; return True if loss and weights are finite after it."""
         self.restore(before)
         loss, _ = self._train_on(rows, rate)
-        return bool(torch.isfinite(loss)) and all(bool(np.isfinite(array).all()) for array in self.vitals())
+        return bool(torch.isfinite(loss)) and all(bool(np.isfinite(array).all()) for array in self.numbers_to_check())
 
-    def _units_owed(self) -> int:
+    def _units_due(self) -> int:
         p = self.parameters
         if p.traj_per_epoch is None:
             return max(0, self._steps - p.learning_starts) // p.train_frequency

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole
+from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Preset
-from rl4sys_zmq.learner.algorithms.parameters import read_parameters
+from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Preset, read_parameters
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import ACTIVATIONS, DiscreteSpace, PolicySpec, Space
 
@@ -24,25 +23,33 @@ class DQNParameters:
         optional(number(0.0, 10.0)), None, doc="learning rate at total_steps, reached linearly; null: constant"
     )
     total_steps: int = option(
-        whole(1), 500_000, names=("total_timesteps",), doc="length of the schedules in steps; training continues after it"
+        whole_number(1), 500_000, names=("total_timesteps",), doc="length of the schedules in steps; training continues after it"
     )
     gamma: float = option(number(0.0, 1.0), 0.99, doc="discount per step")
-    n_step: int = option(whole(1, 1000), 3, names=("n_steps",), doc="number of rewards summed before the bootstrap")
-    batch_size: int = option(whole(1, 1 << 20), 128, doc="transitions per gradient step")
+    n_step: int = option(whole_number(1, 1000), 3, names=("n_steps",), doc="number of rewards summed before the bootstrap")
+    batch_size: int = option(whole_number(1, 1 << 20), 128, doc="transitions per gradient step")
     buffer_size: int = option(
-        whole(1, 1 << 30), 100_000, names=("buf_size", "buffer_capacity", "replay_size"), doc="transitions held in the replay"
+        whole_number(1, 1 << 30),
+        100_000,
+        names=("buf_size", "buffer_capacity", "replay_size"),
+        doc="transitions held in the replay",
     )
-    learning_starts: int = option(whole(0), 1000, doc="steps that are observed before units of training become due")
-    train_frequency: int = option(whole(1), 4, names=("train_freq", "train_update_freq"), doc="steps per unit of training")
-    gradient_steps: int = option(whole(1, 10_000), 1, names=("train_q_iters",), doc="gradient steps in a unit of training")
+    learning_starts: int = option(whole_number(0), 1000, doc="steps that are observed before units of training become due")
+    train_frequency: int = option(whole_number(1), 4, names=("train_freq", "train_update_freq"), doc="steps per unit of training")
+    gradient_steps: int = option(whole_number(1, 10_000), 1, names=("train_q_iters",), doc="gradient steps in a unit of training")
     traj_per_epoch: int | None = option(
-        optional(whole(1)), None, doc="ended episodes per unit of training, instead of train_frequency steps; null: count steps"
+        optional(whole_number(1)),
+        None,
+        doc="ended episodes per unit of training, instead of train_frequency steps; null: count steps",
     )
     target_network_frequency: int = option(
-        whole(1), 1000, names=("target_update_interval",), doc="steps between target updates, rounded to whole units of training"
+        whole_number(1),
+        1000,
+        names=("target_update_interval",),
+        doc="steps between target updates, rounded to whole units of training",
     )
     target_net_update_frequency: int | None = option(
-        optional(whole(1)), None, doc="gradient steps between target updates; overrides target_network_frequency"
+        optional(whole_number(1)), None, doc="gradient steps between target updates; overrides target_network_frequency"
     )
     tau: float = option(number(0.0, 1.0), 1.0, doc="share of the online network in each target update; 1 copies it")
     polyak: float | None = option(optional(number(0.0, 1.0)), None, doc="another way to give tau: 1 - tau")
@@ -70,7 +77,7 @@ class DQNParameters:
         None,
         doc="decrease of epsilon per step (a difference, not a factor), instead of exploration_fraction",
     )
-    rollout_length: int = option(whole(1, 1 << 20), 32, names=("num_steps",), doc="most steps per segment")
+    rollout_length: int = option(whole_number(1, 1 << 20), 32, names=("num_steps",), doc="most steps per segment")
 
     def __post_init__(self) -> None:
         if self.polyak is not None and self.tau not in (1.0, 1.0 - self.polyak):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,18 +13,61 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.heads import Categorical, DiagonalGaussian, Distribution
-from rl4sys_zmq.learner.algorithms.minibatches import Columns, clipped_objective, equal_sizes, half_square_error, ratio_bounds
-from rl4sys_zmq.learner.algorithms.networks import FlatAdam, MLPStack, standardise
+from rl4sys_zmq.learner.algorithms.entry import read_parameters
+from rl4sys_zmq.learner.algorithms.networks import Categorical, DiagonalGaussian, Distribution, FlatAdam, MLPStack, standardise
 from rl4sys_zmq.learner.algorithms.normalise import RewardScale, RunningMoments
-from rl4sys_zmq.learner.algorithms.parameters import read_parameters
 from rl4sys_zmq.learner.algorithms.ppo_parameters import PPOParameters, plan_ppo
-from rl4sys_zmq.learner.algorithms.ppo_record import PassRecord
 from rl4sys_zmq.learner.algorithms.returns import explained_variance, vtrace
-from rl4sys_zmq.learner.algorithms.rollout import Rollout, gather
+from rl4sys_zmq.learner.algorithms.rollout import (
+    Rollout,
+    TrainingColumns,
+    clipped_objective,
+    equal_sizes,
+    half_square_error,
+    join_segments,
+    ratio_bounds,
+)
 from rl4sys_zmq.values import BoxSpace, PolicySpec, Segment, Space, feature_size
 
-__all__ = ["PPO", "PPOParameters"]
+__all__ = ["PPO", "PPOParameters", "PassRecord"]
+
+
+@dataclass(slots=True)
+class PassRecord:
+    """The measurements of one pass. They stay tensors during the pass, because reading each number out is slow.
+
+    Attributes:
+        policy_losses: A scalar per minibatch.
+        value_losses: A scalar per minibatch.
+        entropies: A scalar per minibatch.
+        log_ratios: ``[B]`` per minibatch, before its step.
+    """
+
+    policy_losses: list[Tensor] = field(default_factory=list)
+    value_losses: list[Tensor] = field(default_factory=list)
+    entropies: list[Tensor] = field(default_factory=list)
+    log_ratios: list[Tensor] = field(default_factory=list)
+
+    def kl(self) -> float:
+        """Return the mean approximate KL divergence ``E[(r - 1) - log r]`` of the new from the acting policy.
+
+        Source: Schulman 2020.
+        """
+        x = torch.cat(self.log_ratios)
+        return float((torch.expm1(x) - x).mean())
+
+    def scalars(self, clip: float) -> dict[str, float]:
+        """Return CleanRL's ``losses/``, averaged over the pass; `clip` is the current ε."""
+        log_ratios = torch.cat(self.log_ratios)
+        return {
+            "losses/policy_loss": float(torch.stack(self.policy_losses).mean()),
+            "losses/value_loss": float(torch.stack(self.value_losses).mean()),
+            "losses/entropy": float(torch.stack(self.entropies).mean()),
+            "losses/approx_kl": self.kl(),
+            "losses/old_approx_kl": float(-log_ratios.mean()),
+            "losses/clipfrac": float((torch.expm1(log_ratios).abs() > clip).float().mean()),
+        }
+
 
 POLICY_GAIN, VALUE_GAIN = 0.01, 1.0
 FIRST_LENGTH_GUESS = 200.0
@@ -100,7 +144,7 @@ class PPO:
         """Do one update on everything observed since the last, if that is a batch; with `partial`, even on a single step."""
         if not self._buffered or (self.demand() > 0 and not partial):
             return None
-        rollout = gather(self._taken, self._spec.observation_space, self._spec.action_space)
+        rollout = join_segments(self._taken, self._spec.observation_space, self._spec.action_space)
         trajectories = self._trajectories
         self._taken, self._buffered, self._trajectories = [], 0, 0
         metrics = self._train(rollout)
@@ -170,7 +214,7 @@ class PPO:
         """Restore a `checkpoint`. See `Undoable`."""
         self.load(kept)
 
-    def vitals(self) -> list[NDArray[Any]]:
+    def numbers_to_check(self) -> list[NDArray[Any]]:
         """Return the weights, Adam's moments, and the statistics of observations and returns. See `Undoable`."""
         found: list[NDArray[Any]] = [self._network.flat.numpy(), *self._optimizer.moments()]
         for moments in (self._moments, *([] if self._reward_scale is None else [self._reward_scale.moments])):
@@ -214,7 +258,7 @@ class PPO:
                 break
         return {**last.scalars(clip), **metrics, "charts/learning_rate": policy_rate}
 
-    def _prepare(self, rollout: Rollout, clip: float) -> tuple[Columns, dict[str, float]]:
+    def _prepare(self, rollout: Rollout, clip: float) -> tuple[TrainingColumns, dict[str, float]]:
         """Compute advantages and targets from one forward pass over all observations, before the first gradient step."""
         p = self.parameters
         features = standardise(rollout.features, self._mean, self._scale) if self._normalise else rollout.features
@@ -240,7 +284,7 @@ class PPO:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         weights = torch.from_numpy(advantages.astype(np.float32))
         low, high = ratio_bounds(weights, clip)
-        columns = Columns(
+        columns = TrainingColumns(
             features=acted,
             actions=rollout.actions,
             log_probs=rollout.log_probs,
@@ -255,7 +299,7 @@ class PPO:
 
     def _pass(
         self,
-        columns: Columns,
+        columns: TrainingColumns,
         sizes: list[int],
         trains: tuple[bool, bool],
         rates: Sequence[tuple[slice, float]],

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole
+from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Preset
-from rl4sys_zmq.learner.algorithms.parameters import read_parameters
+from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Preset, read_parameters
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, PolicySpec, Space
 
@@ -62,22 +61,24 @@ class PPOParameters:
         None,
         doc="end an update after the epoch whose mean approximate KL exceeds this; null: never",
     )
-    update_epochs: int = option(whole(1, 10_000), 10, names=("n_epochs", "epochs", "train_pi_iters"), doc="passes over the batch")
+    update_epochs: int = option(
+        whole_number(1, 10_000), 10, names=("n_epochs", "epochs", "train_pi_iters"), doc="passes over the batch"
+    )
     value_epochs: int | None = option(
-        optional(whole(1, 10_000)),
+        optional(whole_number(1, 10_000)),
         None,
         names=("train_v_iters",),
         doc="passes that train the value network; null: update_epochs, ended early by target_kl; a number: exactly as many, "
         "in additional passes after the policy's have ended",
     )
     minibatch_size: int = option(
-        whole(1, 1 << 24),
+        whole_number(1, 1 << 24),
         128,
         names=("batch_size",),
         doc="approximate steps per gradient step: a batch is divided into equal minibatches",
     )
     num_minibatches: int | None = option(
-        optional(whole(1, 1 << 24)), None, doc="minibatches per pass; a number replaces minibatch_size"
+        optional(whole_number(1, 1 << 24)), None, doc="minibatches per pass; a number replaces minibatch_size"
     )
     norm_adv: bool = option(
         flag,
@@ -86,13 +87,13 @@ class PPOParameters:
         doc="normalise the advantages of a batch to mean 0 and standard deviation 1",
     )
     steps_per_epoch: int | None = option(
-        optional(whole(1, 1 << 24)), None, doc="steps per update; null: 2048, unless traj_per_epoch is given"
+        optional(whole_number(1, 1 << 24)), None, doc="steps per update; null: 2048, unless traj_per_epoch is given"
     )
     traj_per_epoch: int | None = option(
-        optional(whole(1, 1 << 20)), None, doc="trajectories per update, instead of steps_per_epoch"
+        optional(whole_number(1, 1 << 20)), None, doc="trajectories per update, instead of steps_per_epoch"
     )
     rollout_length: int | None = option(
-        optional(whole(1, 1 << 20)),
+        optional(whole_number(1, 1 << 20)),
         None,
         names=("num_steps", "n_steps"),
         doc="most steps per segment; null: a 32nd of steps_per_epoch within [16, 128], or 128 with traj_per_epoch",
@@ -102,7 +103,9 @@ class PPOParameters:
     )
     anneal_clip: bool = option(flag, False, doc="decrease clip_coef in the same way")
     anneal_floor: float = option(number(0.0, 1.0), 0.05, doc="share that remains after total_steps, so that learning continues")
-    total_steps: int | None = option(optional(whole(1)), None, names=("total_timesteps",), doc="length of the schedule in steps")
+    total_steps: int | None = option(
+        optional(whole_number(1)), None, names=("total_timesteps",), doc="length of the schedule in steps"
+    )
     hidden_sizes: tuple[int, ...] = option(sizes, (64, 64), doc="hidden layers of the policy and of the value network")
     activation: str = option(one_of(*ACTIVATIONS), "tanh", names=("activation_fn",), doc="after each hidden layer")
     normalise_observations: bool = option(

@@ -1,10 +1,10 @@
-"""Data stores: where transitions wait on the edge, and where a trainer samples them. numpy only.
+"""Data stores: an actor's buffers of unsent data, and a trainer's replay buffers. They need only numpy.
 
-- `DataStoreBase`: the contract, for stores of your own; `rl4sys_zmq.testing.check_data_store` checks it.
+- `DataStoreBase`: the contract, for stores of your own. `rl4sys_zmq.testing.check_data_store` checks it.
 - `QueuedDataStore`: a bounded queue of any payload.
-- `ReplayBuffer`: transitions, sampled one by one; images kept once.
-- `TrajectoryBuffer`: steps in their order, sampled through `LatestSampler`, `SequenceSampler`, `FutureSampler`, and by
-  priority with `PrioritySampler`. `DataShape` declares a column.
+- `ReplayBuffer`: transitions, sampled one by one; equal images are stored once.
+- `TrajectoryBuffer`: steps in order, sampled through `LatestSampler`, `SequenceSampler` and `FutureSampler`, and by priority
+  with `PrioritySampler`. `DataShape` declares a column.
 """
 
 from rl4sys_zmq.serving.data.base import DataStoreBase

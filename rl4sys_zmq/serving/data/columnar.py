@@ -1,4 +1,4 @@
-"""What the stores with columns have in common: one lock, numbers, a layout that the first item fixes, and a folder."""
+"""The common base of the stores with columns: a lock, numbers, a layout fixed by the first item, and a folder."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from rl4sys_zmq.serving.data.folder import Folder
 from rl4sys_zmq.serving.data.layout import Layout, Leaf
 from rl4sys_zmq.serving.data.ring import Ids, Ring
 
-__all__ = ["ColumnStore", "batch_count", "fitting_memory"]
+__all__ = ["ColumnStore", "batch_count", "memory_error_as_data_error"]
 
 
 class ColumnStore(DataStoreBase, Resource):
-    """A store of items with fixed columns, kept in memory or in memory-mapped files.
+    """A store of items with fixed columns, in memory or in memory-mapped files.
 
     Args:
-        capacity: the most items that are held.
-        seed: of the store's own random stream, with which it samples.
-        path: a folder for the columns; None keeps them in memory. A folder that has a store of this kind is taken up.
-        options: what is fixed with the folder besides the capacity.
+        capacity: Largest number of items.
+        seed: Seed of the store's own random generator, which draws the samples.
+        path: Folder for the columns; None keeps them in memory. An existing store of this kind is opened.
+        options: Options that the folder fixes besides the capacity.
 
     Raises:
-        ConfigError: when the capacity is not a positive integer, or the seed or the path is none.
-        StoreError: when the folder cannot be used; see `Folder`.
+        ConfigError: If the capacity is not a positive integer, or the seed or the path is invalid.
+        StoreError: If the folder cannot be used; see `Folder`.
     """
 
     _KIND: ClassVar[str]
-    """What the manifest calls such a store."""
+    """The name of this kind of store in the manifest."""
 
     def __init__(
         self, capacity: int, seed: int | None, path: str | os.PathLike[str] | None, options: Mapping[str, Any] | None = None
@@ -46,7 +46,7 @@ class ColumnStore(DataStoreBase, Resource):
         try:
             self._rng = np.random.default_rng(seed)
         except (TypeError, ValueError) as exc:
-            raise ConfigError(f"{seed!r:.60} is no seed: None or an integer of at least 0 is", key="seed") from exc
+            raise ConfigError(f"seed is {seed!r:.60}; expected None or an integer of at least 0", key="seed") from exc
         self._closed = False
         self._layout: Layout | None = None
         self._folder = None if path is None else Folder(path, self._KIND, {"capacity": capacity, **(options or {})})
@@ -55,30 +55,30 @@ class ColumnStore(DataStoreBase, Resource):
         self._ring = Ring(capacity, self._folder)
 
     def insert(self, data: Mapping[str, Any]) -> None:
-        """Stores one item under the next number; its arrays are copied.
+        """Store one item under the next number. Its arrays are copied.
 
         Raises:
-            DataError: when it does not fit (names the key, with both shapes or dtypes); then nothing was stored.
-            StoreError: when files cannot be made for it.
-            ConfigError: when there is no memory for it.
-            Closed: after `close`.
+            DataError: If the item does not fit (it names the key, with both shapes or dtypes). Nothing was stored.
+            StoreError: If files cannot be created.
+            ConfigError: If there is not enough memory.
+            Closed: After `close`.
         """
         self.batch_insert([data])
 
     def latest_data_id(self) -> int:
-        """The number of the newest item; -1 while there never was one."""
+        """Return the number of the newest item; -1 before the first."""
         return self._ring.end - 1
 
     def oldest_data_id(self) -> int:
-        """The number of the oldest item that is held; when there is none, the number that the next one will get."""
+        """Return the number of the oldest item that is held; if there is none, the next number."""
         return self._ring.begin
 
     def get_latest_data(self, from_id: int) -> list[dict[str, Any]]:
-        """Everything after `from_id` that is still held, oldest first, each as a tree of arrays that `insert` takes (copies)."""
+        """Return the held items after `from_id`, oldest first, as trees of arrays (copies) that `insert` accepts."""
         return self.read_after(from_id)[1]
 
     def read_after(self, from_id: int, limit: int | None = None) -> tuple[int, list[dict[str, Any]]]:
-        """What follows `from_id`, with its number, read at once; see `DataStoreBase.read_after`."""
+        """Return the items after `from_id` with the number of the first, atomically; see `DataStoreBase.read_after`."""
         with self._open():
             begin, end = self._ring.begin, self._ring.end
             first = max(begin, min(from_id + 1, end))
@@ -86,27 +86,28 @@ class ColumnStore(DataStoreBase, Resource):
             return first, self._items(np.arange(first, stop), gap=first > from_id + 1) if stop > first else []
 
     def __len__(self) -> int:
-        """How many items are held."""
+        """Return the number of items that are held."""
         with self._lock:
             return self._ring.end - self._ring.begin
 
     def flush(self) -> None:
-        """Has what is in the folder written to the disk; without a folder it does nothing.
+        """Write the folder's contents to the disk. Without a folder, do nothing.
 
         Raises:
-            StoreError: when the disk refuses.
-            Closed: after `close`.
+            StoreError: If the disk fails.
+            Closed: After `close`.
         """
         with self._open():
             if self._folder is not None:
                 self._folder.flush()
 
     def close(self) -> None:
-        """Flushes and gives up the folder. A second call does nothing; other calls raise `Closed`, but those that say which
-        numbers are held.
+        """Flush and release the folder. A second call does nothing.
+
+        Afterwards only the methods about held numbers work; the others raise `Closed`.
 
         Raises:
-            StoreError: when the disk refuses; the folder is given up all the same.
+            StoreError: If the disk fails. The folder is released anyway.
         """
         with self._lock:
             self._closed = True
@@ -115,15 +116,15 @@ class ColumnStore(DataStoreBase, Resource):
 
     @abstractmethod
     def _columns(self, layout: Layout) -> dict[str, Leaf]:
-        """The ring's columns for items of this layout."""
+        """Return the ring's columns for items of this layout."""
 
     @abstractmethod
     def _items(self, ids: Ids, gap: bool) -> list[dict[str, Any]]:
-        """The items with these numbers, for `read_after`; `gap` when items before the first one were dropped unread."""
+        """Return the items with these numbers. `gap` is True if items before the first one were dropped unread."""
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[None]:
-        """Holds the lock of a store that is not closed."""
+        """Hold the lock, and raise `Closed` if the store is closed."""
         with self._lock:
             if self._closed:
                 raise Closed(f"the {self._KIND} is closed")
@@ -131,7 +132,7 @@ class ColumnStore(DataStoreBase, Resource):
 
     @contextlib.contextmanager
     def _opening(self) -> Iterator[Layout | None]:
-        """For the constructor: what the folder has, which is let go of when that cannot be taken up."""
+        """Yield the folder's layout to a constructor; release the folder if the constructor raises."""
         try:
             yield None if self._folder is None or self._folder.layout is None else Layout(self._folder.layout)
         except BaseException:
@@ -146,29 +147,29 @@ class ColumnStore(DataStoreBase, Resource):
     def _draw_uniform(self, count: int) -> Ids:
         begin, end = self._ring.begin, self._ring.end
         if begin == end:
-            raise StoreEmpty(f"the {self._KIND} holds nothing yet")
+            raise StoreEmpty(f"the {self._KIND} is empty")
         return self._rng.integers(begin, end, count)
 
 
 def batch_count(batch_size: object) -> int:
-    """A batch size, checked.
+    """Return a batch size, checked.
 
     Raises:
-        DataError: when it is not a positive integer, or one that no memory holds.
+        DataError: If it is not a positive integer, or 2^48 or more.
     """
     if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or not 1 <= batch_size < 1 << 48:
-        raise DataError("batch_size", f"{batch_size!r:.60} is not a positive integer that memory could hold")
+        raise DataError("batch_size", f"{batch_size!r:.60} is not a positive integer below 2^48")
     return int(batch_size)
 
 
 @contextlib.contextmanager
-def fitting_memory(count: int) -> Iterator[None]:
-    """Says of a batch of this size that it does not fit, where it does not.
+def memory_error_as_data_error(count: int) -> Iterator[None]:
+    """Convert a `MemoryError` of a batch of this size.
 
     Raises:
-        DataError: then.
+        DataError: If the batch does not fit in memory.
     """
     try:
         yield
     except MemoryError as exc:
-        raise DataError("batch_size", f"{count} do not fit in memory") from exc
+        raise DataError("batch_size", f"{count} items do not fit in memory") from exc

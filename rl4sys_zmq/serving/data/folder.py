@@ -1,11 +1,12 @@
-"""The columns of a store in memory-mapped files, and a manifest that says what they are.
+"""A folder with the columns of a store in memory-mapped files, and a manifest that describes them.
 
-A folder has ``manifest.json``, written once, by rename, when all columns exist; ``lock``; and numpy's own ``.npy`` files, each
-mapped whole, with its blocks reserved, so that a full disk is an error when the store is made and not a signal later.
+It contains ``manifest.json``, which is written once, by rename, when all columns exist; ``lock``; and ``.npy`` files in
+numpy's format. Each file is mapped whole and its blocks are reserved, so a full disk raises when the store is created and does
+not kill the process with a signal later.
 
-What a process wrote outlives it, however it ends: the kernel has the pages. It does not outlive the machine's: then pages
-have reached the disk in any order. ``lock`` has the machine's boot id while the store is open, so a store that was open when
-the machine went down is told from one that was closed, and is refused.
+Written data survive the end of the process, however it ends, because the kernel has the pages. They do not survive a crash of
+the machine, which leaves the pages on disk in any order. While the store is open, ``lock`` has the machine's boot id. A store
+that was open during a crash is recognised by this and refused.
 """
 
 from __future__ import annotations
@@ -37,20 +38,20 @@ _NAME = "column-"
 
 
 class Folder:
-    """A store's folder, held by one process.
+    """The folder of a store, locked by one process.
 
     Args:
-        path: of the folder; made if there is none.
-        kind: the class of the store.
-        options: what a store must have been made with to be opened with it: JSON values.
+        path: Path of the folder; it is created if it does not exist.
+        kind: Class of the store.
+        options: JSON values that must be the same when the folder is opened again.
 
     Attributes:
-        layout: the store's layout as its manifest says, or None while there are no columns.
-        lineage: the store's; see `DataStoreBase`.
+        layout: Layout of the store according to the manifest; None while there are no columns.
+        lineage: Lineage of the store; see `DataStoreBase`.
 
     Raises:
-        ConfigError: when the path is none.
-        StoreError: when the folder cannot be used, another process has it, or it belongs to something else or to a store
+        ConfigError: If the path is invalid.
+        StoreError: If the folder cannot be used, another process has it open, or it belongs to something else or to a store
             with other options.
     """
 
@@ -58,22 +59,22 @@ class Folder:
         try:
             self.path = Path(path)
         except TypeError as exc:
-            raise ConfigError(f"path is that of a folder, not {path!r:.60}", key="path") from exc
+            raise ConfigError(f"path must be the path of a folder, not {path!r:.60}", key="path") from exc
         self.layout: dict[str, Leaf] | None = None
         self.lineage = new_lineage()
         self._head = {"format": FORMAT, "kind": kind, **options}
         self._files: dict[str, str] = {}
         self._maps: list[np.memmap[Any, Any]] = []
-        with _border(self.path):
+        with _as_store_error(self.path):
             make_private(self.path)
-            strangers = [p.name for p in self.path.iterdir() if p.name not in (_MANIFEST, _LOCK) and not _is_ours(p)]
-            if strangers:
-                raise StoreError(self.path, f"is not a store's folder: {min(strangers)!r} lies in it; name another folder")
+            foreign = [p.name for p in self.path.iterdir() if p.name not in (_MANIFEST, _LOCK) and not _is_store_file(p)]
+            if foreign:
+                raise StoreError(self.path, f"is not the folder of a store: it contains {min(foreign)!r}; choose another folder")
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             self._take()
             self._read_manifest()
-            with _border(self.path / _LOCK):
+            with _as_store_error(self.path / _LOCK):
                 boot = _boot_id()
                 os.ftruncate(self._lock, os.pwrite(self._lock, boot, 0))
                 os.fsync(self._lock)
@@ -82,24 +83,24 @@ class Folder:
             raise
 
     def create(self, layout: Mapping[str, Leaf], columns: Mapping[str, Leaf]) -> dict[str, NDArray[Any]]:
-        """Makes the files of a store that has none, and then its manifest.
+        """Create the files of a new store, and then its manifest.
 
         Args:
-            layout: what an item of the store is.
-            columns: for each column, its whole shape and dtype.
+            layout: Shape and dtype of each leaf of an item.
+            columns: Shape and dtype of each whole column.
 
         Returns:
-            The columns, full of zeros.
+            The columns, filled with zeros.
 
         Raises:
-            StoreError: when they cannot be written, for instance because the disk is full; then none of them is there.
+            StoreError: If they cannot be written, for instance because the disk is full. No file remains.
         """
         self._files = {name: f"{_NAME}{index:03d}.npy" for index, name in enumerate(columns)}
         document = {**self._head, "lineage": self.lineage, "layout": _to_json(layout), "files": self._files}
         fresh = self.path / f"{_NAME}manifest.tmp"
         try:
             made = {name: self.make(self._files[name], leaf) for name, leaf in columns.items()}
-            with _border(self.path):
+            with _as_store_error(self.path):
                 with os.fdopen(open_private(fresh), "w") as file:
                     json.dump(document, file, indent=1)
                     file.flush()
@@ -114,24 +115,24 @@ class Folder:
         return made
 
     def columns(self, columns: Mapping[str, Leaf]) -> dict[str, NDArray[Any]]:
-        """The columns that `create` made, with what is in them.
+        """Return the columns that `create` made, with their contents.
 
         Raises:
-            StoreError: when one is missing or is not as it was made.
+            StoreError: If a column is missing or has another shape or dtype.
         """
         if self._files.keys() != columns.keys():
-            raise StoreError(self.path / _MANIFEST, "names other files than such a store has; delete the folder to start anew")
+            raise StoreError(self.path / _MANIFEST, "lists other files than such a store has; delete the folder to start again")
         return {name: self.open(self._files[name], leaf) for name, leaf in columns.items()}
 
     def make(self, name: str, leaf: Leaf) -> NDArray[Any]:
-        """A new file of zeros; one of that name that nothing refers to is overwritten.
+        """Create a file of zeros and return its array. An unreferenced file of that name is overwritten.
 
         Raises:
-            StoreError: when it cannot be written; then it is not there.
+            StoreError: If it cannot be written. No file remains.
         """
         path = self.path / name
         try:
-            with _border(path), os.fdopen(open_private(path), "wb") as file:
+            with _as_store_error(path), os.fdopen(open_private(path), "wb") as file:
                 header = {"descr": leaf.dtype.str, "fortran_order": False, "shape": leaf.shape}
                 np.lib.format.write_array_header_1_0(file, header)
                 file.flush()
@@ -142,50 +143,50 @@ class Folder:
             raise
 
     def open(self, name: str, leaf: Leaf) -> NDArray[Any]:
-        """The array in a file that `make` made.
+        """Return the array in a file that `make` created.
 
         Raises:
-            StoreError: when it is missing, or holds another array than that.
+            StoreError: If the file is missing or holds another array.
         """
         path = self.path / name
-        with _border(path):
+        with _as_store_error(path):
             with path.open("rb") as file:
                 np.lib.format.read_magic(file)
                 shape, _, dtype = np.lib.format.read_array_header_1_0(file)
                 start = file.tell()
             found, size = Leaf(shape, dtype), leaf.dtype.itemsize * prod(leaf.shape)
-            if found != leaf or path.stat().st_size < start + size:  # numpy would make a short file longer
-                raise StoreError(path, f"holds {found} or less, not {leaf}; it is damaged; delete the folder to start anew")
+            if found != leaf or path.stat().st_size < start + size:  # numpy would extend a short file
+                raise StoreError(path, f"holds {found} or less, not {leaf}; it is damaged; delete the folder to start again")
             array: np.memmap[Any, Any] = np.memmap(path, leaf.dtype, "r+", start, leaf.shape)
         self._maps.append(array)
         return array.view(np.ndarray)
 
     def flush(self) -> None:
-        """Has everything written to the disk; returns when it is."""
-        with _border(self.path):
+        """Write everything to the disk, and return when it is there."""
+        with _as_store_error(self.path):
             for array in self._maps:
                 array.flush()
 
     def close(self) -> None:
-        """Flushes, says that the folder is whole, and lets others have it. A second call does nothing.
+        """Flush, mark the folder as intact, and release it. A second call does nothing.
 
         Raises:
-            StoreError: when the disk refuses; others may have the folder all the same.
+            StoreError: If the disk fails. The folder is released anyway.
         """
         if self._lock < 0:
             return
         try:
             self.flush()
-            with _border(self.path / _LOCK):
+            with _as_store_error(self.path / _LOCK):
                 os.ftruncate(self._lock, 0)
                 os.fsync(self._lock)
         finally:
             self.release()
 
     def release(self) -> None:
-        """Lets others have the folder as it is. A second call does nothing."""
+        """Unlock the folder in its current state. A second call does nothing."""
         if self._lock >= 0:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a forked child may still have the descriptor
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing is not enough: a forked child can still have the descriptor
             os.close(self._lock)
             self._lock = -1
             self._maps.clear()
@@ -198,50 +199,52 @@ class Folder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
-            raise StoreError(self.path, "another process, or another store of this one, has it open") from exc
+            raise StoreError(self.path, "another process, or another store of this process, has it open") from exc
         boot = os.pread(self._lock, 128, 0)
         if boot and boot != _boot_id():
             raise StoreError(
                 self.path,
-                "the machine went down while it was open, and nobody knows which pages had reached the disk; delete the folder",
+                "the machine went down while it was open, so its contents can be incomplete; delete the folder",
             )
 
     def _read_manifest(self) -> None:
         path = self.path / _MANIFEST
-        with _border(path):
-            if not path.exists():  # a new folder, or one whose maker died before it was done
+        with _as_store_error(path):
+            if not path.exists():  # a new folder, or its creation was interrupted
                 return
             document = json.loads(path.read_text())
             if not isinstance(document, dict):
-                raise ValueError("no map")
+                raise ValueError("the manifest is not a JSON object")
             for key, mine in self._head.items():
                 theirs = document.get(key)
                 if theirs != mine:
-                    raise StoreError(self.path, f"was made with {key} {theirs!r}, not {mine!r}; use that, or another folder")
+                    raise StoreError(
+                        self.path, f"was created with {key} {theirs!r}, not {mine!r}; use that value, or another folder"
+                    )
             self.lineage = int(document["lineage"])
             self.layout = {name: _from_json(*form) for name, form in document["layout"].items()}
             self._files = {str(name): str(file) for name, file in document["files"].items()}
             if any(not file.startswith(_NAME) or "/" in file for file in self._files.values()):
-                raise ValueError("a file that is not one of ours")
+                raise ValueError("the manifest names a file that does not belong to a store")
 
 
 @contextlib.contextmanager
-def _border(path: Path) -> Any:
-    """Foreign exceptions stop here: what the disk or a file's bytes cannot do is a `StoreError`."""
+def _as_store_error(path: Path) -> Any:
+    """Raise `StoreError` for the exceptions of a failing disk or a damaged file."""
     try:
         yield
     except OSError as exc:
         raise StoreError(path, f"{exc.strerror or exc}") from exc
     except (ValueError, TypeError, KeyError, AttributeError, EOFError, OverflowError, RecursionError, SyntaxError) as exc:
-        raise StoreError(path, f"is damaged ({exc!s:.200}); delete the folder to start anew") from exc
+        raise StoreError(path, f"is damaged ({exc!s:.200}); delete the folder to start again") from exc
 
 
-def _is_ours(path: Path) -> bool:
+def _is_store_file(path: Path) -> bool:
     return path.name.startswith(_NAME) or path.name.startswith("frames-")
 
 
 def _boot_id() -> bytes:
-    """Of this start of the machine; where none can be read, every start looks the same."""
+    """Return the id of the machine's current boot; ``unknown`` for every boot if it cannot be read."""
     try:
         return _BOOT.read_bytes().strip()
     except OSError:

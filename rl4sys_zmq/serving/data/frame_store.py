@@ -1,4 +1,4 @@
-"""Images kept once: rows point at frames, and a frame that is there already is pointed at again."""
+"""A store of unique images: rows hold slots of frames, and equal frames share a slot."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from rl4sys_zmq.serving.data.layout import Leaf
 __all__ = ["FrameStore"]
 
 _RECENT = 1024
-"""How many frames are remembered to be recognised: those of some hundred environments that take turns."""
+"""Number of frames that are compared with new ones: enough for some hundred environments in turn."""
 
 
 class FrameStore:
-    """Frames of one shape and dtype in slots, which come in blocks, each made when it is needed.
+    """Frames of one shape and dtype in slots. Slots come in blocks, which are created on demand.
 
     Args:
-        leaf: a frame.
-        block: slots in a block.
-        make: makes the array of the block with a number: ``[block, *leaf.shape]``.
+        leaf: Shape and dtype of a frame.
+        block: Number of slots in a block.
+        make: Function that creates the array ``[block, *leaf.shape]`` of a block, given its number.
     """
 
     def __init__(self, leaf: Leaf, block: int, make: Callable[[int], NDArray[Any]]) -> None:
         self._leaf, self._block, self._make = leaf, block, make
         self._blocks: list[NDArray[Any]] = []
-        self._uses = np.zeros(0, np.int64)  # for each slot, how often rows point at it
+        self._uses = np.zeros(0, np.int64)  # for each slot, the number of references
         self._free: list[int] = []
         self._recent: dict[int, int] = {}
 
     @property
     def used(self) -> int:
-        """How many frames are kept."""
+        """The number of frames that are stored."""
         return int(np.count_nonzero(self._uses))
 
     def restore(self, blocks: Iterable[NDArray[Any]], slots: NDArray[np.int64]) -> None:
-        """Takes blocks that were made before, and the slots ``[rows, ...]`` that rows point at, the newest row last."""
+        """Load existing blocks, and the slots ``[rows, ...]`` that rows refer to, the newest row last."""
         self._blocks = list(blocks)
         self._uses = np.bincount(slots.ravel(), minlength=len(self._blocks) * self._block).astype(np.int64)
         self._free = [int(slot) for slot in np.flatnonzero(self._uses == 0)[::-1]]
         self._recent = {_digest(self._at(slot)): slot for slot in slots[-1:].ravel().tolist()}
 
     def hold(self, frames: NDArray[Any]) -> NDArray[np.int64]:
-        """The slots of some frames ``[n, *shape]``, each found or written, and pointed at once more.
+        """Find or write frames ``[n, *shape]``, add one reference to each, and return their slots.
 
         Raises:
-            StoreError: when a block cannot be made; then none of them is.
+            StoreError: If a block cannot be created. No reference was added.
         """
         slots: list[int] = []
         try:
@@ -61,13 +61,13 @@ class FrameStore:
         return np.asarray(slots, np.int64)
 
     def release(self, slots: NDArray[np.int64]) -> None:
-        """Points at the slots once less for each time they are named; those that nobody points at are free."""
+        """Remove one reference for each occurrence of a slot. Slots without references are free."""
         flat = slots.ravel()
         np.subtract.at(self._uses, flat, 1)
         self._free.extend(int(slot) for slot in np.unique(flat) if not self._uses[slot])
 
     def gather(self, slots: NDArray[np.int64]) -> NDArray[Any]:
-        """The frames in some slots: a copy ``[*slots.shape, *shape]``."""
+        """Return the frames in some slots: a copy ``[*slots.shape, *shape]``."""
         out = np.empty((*slots.shape, *self._leaf.shape), self._leaf.dtype)
         blocks, rows = slots // self._block, slots % self._block
         for number in np.unique(blocks):

@@ -1,4 +1,4 @@
-"""The columns of a data store, one for each leaf of its items, and the checks of what goes into them."""
+"""The columns of a data store, one for each leaf of its items, and the validation of new items."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _DTYPES = {dtype for d in DTYPES for dtype in (np.dtype(d), np.dtype(d).newbyteo
 
 @dataclass(frozen=True, slots=True)
 class DataShape:
-    """One column, declared: `name` (a path like ``observations/camera`` for a nested one), and the shape and dtype of an item.
+    """One declared column: `name` (a path like ``observations/camera`` if nested), and the shape and dtype of an item.
 
     Raises:
-        ConfigError: when the dtype is not one of numbers or booleans, or the shape is not one.
+        ConfigError: If the dtype is not numeric or boolean, or the shape is invalid.
     """
 
     name: str
@@ -35,13 +35,13 @@ class DataShape:
     dtype: str = "float32"
 
     def leaf(self) -> Leaf:
-        """The same, checked."""
+        """Return the checked shape and dtype."""
         return _leaf(self.name, self.shape, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """What an item of one column is: `shape` and `dtype`."""
+    """The shape and dtype of an item in one column."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -51,22 +51,22 @@ class Leaf:
 
 
 class Layout:
-    """The columns of a store: what fits, and what does not and why."""
+    """The columns of a store; it validates and packs rows."""
 
     def __init__(self, leaves: Mapping[str, Leaf]) -> None:
         self.leaves = dict(leaves)
 
     def pack(self, rows: Sequence[Mapping[str, object]]) -> dict[str, NDArray[Any]]:
-        """The columns of some rows.
+        """Return the columns of some rows.
 
         Args:
-            rows: flat trees.
+            rows: Flat trees.
 
         Returns:
-            For each leaf an array ``[len(rows), *shape]`` of its dtype; it may share memory with a row.
+            For each leaf an array ``[len(rows), *shape]`` of its dtype. It can share memory with a row.
 
         Raises:
-            DataError: when a row lacks a key, has another one, or a value of another shape or dtype.
+            DataError: If a row lacks a key, or has an unknown key or a value of another shape or dtype.
         """
         for row in rows:
             if row.keys() != self.leaves.keys():
@@ -75,7 +75,7 @@ class Layout:
 
     def _column(self, path: str, leaf: Leaf, values: list[object]) -> NDArray[Any]:
         if len(values) > 1:
-            try:  # all at once, if numpy can see them as one array
+            try:  # all at once, if numpy can make one array of them
                 block = np.asarray(values)
             except (ValueError, TypeError, RuntimeError, OverflowError):
                 pass
@@ -86,7 +86,7 @@ class Layout:
         for row, value in enumerate(values):
             array = as_leaf(path, value)
             if array.shape != leaf.shape:
-                raise DataError(path, f"shape {array.shape} and dtype {array.dtype}, where the store holds {leaf}")
+                raise DataError(path, f"shape {array.shape} and dtype {array.dtype}, but the store holds {leaf}")
             out[row] = _fit(path, array, leaf)
         return out
 
@@ -98,10 +98,10 @@ class Layout:
 
 
 def as_leaf(path: str, value: object) -> NDArray[Any]:
-    """A value as the array that it is, in little-endian byte order.
+    """Return a value as an array in little-endian byte order.
 
     Raises:
-        DataError: when it is not an array of numbers or booleans.
+        DataError: If it is not an array of numbers or booleans.
     """
     try:
         array = np.asarray(value)
@@ -111,15 +111,15 @@ def as_leaf(path: str, value: object) -> NDArray[Any]:
         return array
     little = array.dtype.newbyteorder("<")
     if little.str not in DTYPES:
-        raise DataError(path, f"dtype {array.dtype} ({type(value).__name__}), where numbers and booleans can be stored")
+        raise DataError(path, f"dtype {array.dtype} ({type(value).__name__}); only numbers and booleans can be stored")
     return array.astype(little)
 
 
 def flag(path: str, value: object) -> bool:
-    """A value that says yes or no.
+    """Return a value as a bool.
 
     Raises:
-        DataError: when it is neither a boolean nor 0 or 1.
+        DataError: If it is neither a boolean nor 0 or 1.
     """
     if type(value) is bool:
         return value
@@ -130,17 +130,17 @@ def flag(path: str, value: object) -> bool:
 
 
 def space_leaves(prefix: str, space: object) -> dict[str, Leaf]:
-    """The leaves of what a space describes: Gymnasium's (Dict or any with a shape and a dtype) or ours.
+    """Return the leaves of a space: Gymnasium's (Dict, or any with a shape and a dtype) or this library's.
 
     Raises:
-        ConfigError: for a space whose elements are not arrays of one shape.
+        ConfigError: If the elements of the space are not arrays of one shape.
     """
     parts = getattr(space, "spaces", None)
     if isinstance(parts, Mapping):
         return {path: leaf for key, part in parts.items() for path, leaf in space_leaves(f"{prefix}/{key}", part).items()}
     shape, dtype = getattr(space, "shape", None), getattr(space, "dtype", None)
     if shape is None or dtype is None:
-        raise ConfigError(f"a space of type {type(space).__name__} has no fixed shape: use Dict, Box or Discrete", key=prefix)
+        raise ConfigError(f"a space of type {type(space).__name__} has no fixed shape; use Dict, Box or Discrete", key=prefix)
     return {prefix: _leaf(prefix, shape, dtype)}
 
 
@@ -148,7 +148,7 @@ def copy_payload(value: object) -> Any:
     """Return a payload with its arrays copied.
 
     Raises:
-        DataError: If a part of it cannot travel. It names the path.
+        DataError: If a part of it cannot be sent. It names the path.
     """
     return map_tree(_copy_leaf, value, _data_error, STORED_DEPTH)
 
@@ -160,49 +160,53 @@ def _data_error(path: Path, problem: str) -> DataError:
 def _copy_leaf(value: Any, path: Path) -> Any:
     if isinstance(value, (np.ndarray, np.generic)):
         if value.dtype not in _DTYPES or isinstance(value, np.ma.MaskedArray):
-            raise _data_error(path, f"a {type(value).__name__} of dtype {value.dtype} cannot travel")
+            raise _data_error(path, f"a {type(value).__name__} of dtype {value.dtype} cannot be sent")
         if value.ndim > MAX_DIMENSIONS:
-            raise _data_error(path, f"an array of more than {MAX_DIMENSIONS} dimensions cannot travel")
+            raise _data_error(path, f"an array of more than {MAX_DIMENSIONS} dimensions cannot be sent")
         return value.copy()
     if isinstance(value, str) and not is_text(value):
-        raise _data_error(path, "a string that is not UTF-8 cannot travel")
+        raise _data_error(path, "a string that is not UTF-8 cannot be sent")
     if isinstance(value, int) and not _INT_MIN <= value <= _INT_MAX:
-        raise _data_error(path, "an integer of more than 64 bits cannot travel")
+        raise _data_error(path, "an integer of more than 64 bits cannot be sent")
     if not isinstance(value, _PLAIN):
-        raise _data_error(path, f"a value of type {type(value).__name__} cannot travel")
+        raise _data_error(path, f"a value of type {type(value).__name__} cannot be sent")
     return value
 
 
 def zeros(leaf: Leaf) -> NDArray[Any]:
-    """A whole column in memory.
+    """Return a whole column in memory, filled with zeros.
 
     Raises:
-        ConfigError: when that is more memory than there is.
+        ConfigError: If there is not enough memory.
     """
     try:
         return np.zeros(leaf.shape, leaf.dtype)
     except (MemoryError, ValueError) as exc:
         size = leaf.dtype.itemsize * prod(leaf.shape)
-        raise ConfigError(f"{size} bytes do not fit in memory: a smaller capacity, or path= for disk", key="capacity") from exc
+        raise ConfigError(
+            f"{size} bytes do not fit in memory; use a smaller capacity, or path= for disk", key="capacity"
+        ) from exc
 
 
 def _leaf(name: str, shape: object, dtype: object) -> Leaf:
     try:
         found = Leaf(tuple(int(n) for n in shape), np.dtype(dtype))  # type: ignore[attr-defined, call-overload]
     except (TypeError, ValueError) as exc:
-        raise ConfigError(f"{name}: shape {shape!r:.60} and dtype {dtype!r:.60} are no column ({exc})", key=name) from exc
+        raise ConfigError(
+            f"{name}: shape {shape!r:.60} and dtype {dtype!r:.60} are invalid for a column ({exc})", key=name
+        ) from exc
     if found.dtype.str not in DTYPES or any(n < 0 for n in found.shape):
-        raise ConfigError(f"{name}: {found} are no column: numbers and booleans can be stored", key=name)
+        raise ConfigError(f"{name}: {found} are invalid for a column; only numbers and booleans can be stored", key=name)
     return found
 
 
 def _fit(path: str, array: NDArray[Any], leaf: Leaf) -> NDArray[Any]:
-    """The array in the column's dtype: rounded into floats, and into integers and booleans only if no value changes."""
+    """Return the array in the column's dtype: rounded to floats; to integers or booleans only if no value changes."""
     target = leaf.dtype
     if array.dtype == target:
         return array
     if array.dtype.kind == "f" and target.kind in "iu":
-        raise DataError(path, f"shape {array.shape} and dtype {array.dtype}, where the store holds {leaf}")
+        raise DataError(path, f"shape {array.shape} and dtype {array.dtype}, but the store holds {leaf}")
     with np.errstate(over="ignore"):
         fitted = array.astype(target)
     same = np.isfinite(fitted) == np.isfinite(array) if target.kind == "f" else fitted == array

@@ -1,4 +1,4 @@
-"""A trajectory buffer as one ``.npz`` file; nothing is pickled."""
+"""The ``.npz`` file of a saved trajectory buffer. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _COUNTS = ("capacity", "begin", "min_trajectory_length")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedBuffer:
-    """What is in the file.
+    """The contents of the file.
 
     Attributes:
-        capacity: of the buffer.
-        begin: the number of the first step.
-        min_trajectory_length: of the buffer.
-        starts: the numbers of the steps that begin a trajectory.
-        ended: the last trajectory is over.
-        data: for each leaf the steps ``[N, ...]``.
+        capacity: Capacity of the buffer.
+        begin: Number of the first step.
+        min_trajectory_length: That of the buffer.
+        starts: Numbers of the steps that begin a trajectory.
+        ended: True if the last trajectory has ended.
+        data: For each leaf the steps ``[N, ...]``.
     """
 
     capacity: int
@@ -46,10 +46,10 @@ class SavedBuffer:
 
 
 def write_npz(path: str | os.PathLike[str], saved: SavedBuffer) -> None:
-    """Writes the file under another name, and gives it its own when it is on the disk.
+    """Write the file under a temporary name, sync it to the disk, and rename it.
 
     Raises:
-        StoreError: when that fails.
+        StoreError: If it cannot be written.
     """
     target = Path(path)
     fresh = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -68,16 +68,16 @@ def write_npz(path: str | os.PathLike[str], saved: SavedBuffer) -> None:
 
 
 def read_npz(path: str | os.PathLike[str]) -> SavedBuffer:
-    """What `write_npz` wrote.
+    """Read a file that `write_npz` wrote.
 
     Raises:
-        StoreError: when it cannot be read, or is not such a file.
+        StoreError: If it cannot be read, or is not such a file.
     """
     try:
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays: dict[str, NDArray[Any]] = dict(file)
         if int(arrays.pop(_META + "format")) != FORMAT:
-            raise ValueError("of another format")
+            raise ValueError("it has another format")
         counts = {name: int(arrays.pop(_META + name)) for name in _COUNTS}
         ended = bool(arrays.pop(_META + "ended"))
         starts = arrays.pop(_META + "starts").astype(np.int64, casting="safe")
@@ -94,8 +94,8 @@ def read_npz(path: str | os.PathLike[str]) -> SavedBuffer:
 def _check(saved: SavedBuffer) -> None:
     sizes = {len(block) for block in saved.data.values()}
     if len(sizes) > 1 or max(sizes, default=0) > saved.capacity:
-        raise ValueError("columns of other lengths than that")
+        raise ValueError("its columns differ in length, or are longer than the capacity")
     if saved.begin < 0 or saved.min_trajectory_length < 1 or saved.starts.ndim != 1:
-        raise ValueError("impossible counters")
+        raise ValueError("its counters are impossible")
     if any(block.dtype.str not in DTYPES for block in saved.data.values()):
-        raise ValueError("a column that holds no numbers")
+        raise ValueError("a column does not hold numbers")

@@ -1,4 +1,4 @@
-"""The priorities of rows, and drawing by them (Schaul et al. 2015, the proportional variant)."""
+"""The priorities of rows, and sampling in proportion to them (Schaul et al. 2015, the proportional variant)."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from rl4sys_zmq.serving.data.sum_tree import SumTree
 __all__ = ["Priorities"]
 
 _ROUNDS = 8
-"""How often what may not be sampled is drawn again, before all rows are looked at."""
+"""Number of attempts to draw allowed rows before all rows are examined."""
 _LEAST = 1e-300
-"""Of a mass: every row that is held can be drawn."""
+"""Smallest mass. It keeps every held row in the draw."""
 
 
 class Priorities:
-    """For each row of a ring a mass ``(priority + epsilon) ** alpha``; new rows have the greatest so far.
+    """A mass ``(priority + epsilon) ** alpha`` for each row of a ring; new rows get the largest so far.
 
     Args:
-        capacity: of the ring.
-        alpha: see `PrioritySampler`.
-        epsilon: see `PrioritySampler`.
+        capacity: Capacity of the ring.
+        alpha: See `PrioritySampler`.
+        epsilon: See `PrioritySampler`.
     """
 
     def __init__(self, capacity: int, alpha: float, epsilon: float) -> None:
         self.exponents = alpha, epsilon
         self._tree = SumTree(capacity)
         self._greatest = 1.0
-        self._known = 0  # rows from here on have no mass yet
+        self._known = 0  # the number of the first row without a mass
 
     def masses(self, ring: Ring, ids: Ids) -> NDArray[np.float64]:
-        """The masses of rows that are held."""
-        self._know_new(ring)
+        """Return the masses of rows that are held."""
+        self._add_new(ring)
         return self._tree[ids % ring.capacity]
 
     def update(self, ring: Ring, ids: NDArray[Any], priorities: NDArray[Any]) -> int:
-        """Sets the priorities of those rows that are held; returns how many are.
+        """Set the priorities of the rows that are still held, and return their number.
 
         Raises:
-            DataError: when the two are not one dimension of the same length, a number is not an integer that was ever given,
-                or a priority is negative or so large that its mass is not finite; then none was set.
+            DataError: If the two arrays are not one-dimensional and of the same length, an index is not the number of a row,
+                or a priority is negative or so large that its mass is not finite. No priority was set.
         """
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             raise DataError("indices", f"shape {ids.shape} and dtype {ids.dtype}, not one dimension of integers")
         if priorities.shape != ids.shape:
             raise DataError("priorities", f"shape {priorities.shape}, for indices of shape {ids.shape}")
         if ids.size and not 0 <= ids.min() <= ids.max() < ring.end:
-            raise DataError("indices", f"from {ids.min()} to {ids.max()}; 0 to {ring.end - 1} were given so far")
+            raise DataError("indices", f"from {ids.min()} to {ids.max()}; the rows so far are 0 to {ring.end - 1}")
         alpha, epsilon = self.exponents
         values = priorities.astype(np.float64)
         if not np.all((values >= 0) & np.isfinite(values)):
@@ -62,18 +62,18 @@ class Priorities:
             most = masses.max(initial=0.0) * ring.capacity
         if not np.isfinite(most):
             raise DataError("priorities", f"{values.max():g} is too large for alpha {alpha:g}")
-        self._know_new(ring)
+        self._add_new(ring)
         held = ids >= ring.begin
         self._tree.set(ids[held].astype(np.int64) % ring.capacity, masses[held])
         self._greatest = max(self._greatest, float(masses[held].max(initial=0.0)))
         return int(np.count_nonzero(held))
 
     def draw(self, ring: Ring, count: int, allowed: SampleableRows, rng: np.random.Generator) -> Ids:
-        """Rows drawn in proportion to their masses among those that are allowed, of which there is one at least.
+        """Draw rows in proportion to their masses among the allowed ones, of which there must be at least one.
 
-        What is drawn and not allowed is drawn again. Where that hardly ever succeeds, all rows are looked at instead.
+        Rows that are not allowed are drawn again. If that hardly ever succeeds, all rows are examined instead.
         """
-        self._know_new(ring)
+        self._add_new(ring)
         found: list[Ids] = []
         missing = count
         for _ in range(_ROUNDS):
@@ -92,8 +92,8 @@ class Priorities:
         begin = ring.begin
         return np.minimum(begin + (slots - begin) % ring.capacity, ring.end - 1)
 
-    def _know_new(self, ring: Ring) -> None:
-        """Gives the rows that came since the last time the greatest mass so far; those that they overwrote had their slots."""
+    def _add_new(self, ring: Ring) -> None:
+        """Give new rows the largest mass so far. They use the slots of the rows that they overwrote."""
         ids = np.arange(max(self._known, ring.begin), ring.end)
         self._tree.set(ids % ring.capacity, self._greatest)
         self._known = ring.end

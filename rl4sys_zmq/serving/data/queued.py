@@ -15,16 +15,16 @@ __all__ = ["QueuedDataStore"]
 
 
 class QueuedDataStore(DataStoreBase):
-    """The last `capacity` payloads, to be read in their order: the plain store for an edge device.
+    """The last `capacity` payloads, to be read in order: the simple store for an edge device.
 
-    A payload is what can travel: None, booleans, numbers, strings, bytes, numpy arrays of numbers, and dicts (with string
-    keys), lists and tuples of these, nested up to 14 deep. Its arrays are copied, so the caller may go on writing into its own.
+    A payload consists of None, booleans, numbers, strings, bytes, numpy arrays of numbers, and dicts (with string keys), lists
+    and tuples of these, nested up to 14 deep. Its arrays are copied, so the caller can continue to write to its own.
 
     Args:
-        capacity: the most payloads that are held.
+        capacity: Largest number of payloads.
 
     Raises:
-        ConfigError: when the capacity is not a positive integer.
+        ConfigError: If the capacity is not a positive integer.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -34,18 +34,18 @@ class QueuedDataStore(DataStoreBase):
         self._end = 0
 
     def insert(self, data: object) -> None:
-        """Stores a payload under the next number.
+        """Store a payload under the next number.
 
         Raises:
-            DataError: when something in it cannot travel (names its path); then nothing was stored.
+            DataError: If a part of it cannot be sent (it names the path). Nothing was stored.
         """
         self.batch_insert([data])
 
     def batch_insert(self, batch_data: Sequence[object]) -> None:
-        """Stores payloads in their order: all of them or none.
+        """Store payloads in order: all of them or none.
 
         Raises:
-            DataError: when something in one of them cannot travel (names its path).
+            DataError: If a part of one of them cannot be sent. It names the path.
         """
         copies = [copy_payload(data) for data in as_batch(batch_data)]
         with self._lock:
@@ -53,20 +53,20 @@ class QueuedDataStore(DataStoreBase):
             self._end += len(copies)
 
     def latest_data_id(self) -> int:
-        """The number of the newest payload; -1 while there never was one."""
+        """Return the number of the newest payload; -1 before the first."""
         return self._end - 1
 
     def oldest_data_id(self) -> int:
-        """The number of the oldest payload that is held."""
+        """Return the number of the oldest payload that is held; if there is none, the next number."""
         with self._lock:
             return self._end - len(self._items)
 
     def get_latest_data(self, from_id: int) -> list[Any]:
-        """Everything after `from_id` that is still held, oldest first; the payloads themselves, not to be written to."""
+        """Return the held payloads after `from_id`, oldest first. They are not copied; do not write to them."""
         return self.read_after(from_id)[1]
 
     def read_after(self, from_id: int, limit: int | None = None) -> tuple[int, list[Any]]:
-        """What follows `from_id`, with its number, read at once; see `DataStoreBase.read_after`."""
+        """Return the payloads after `from_id` with the number of the first, atomically; see `DataStoreBase.read_after`."""
         with self._lock:
             oldest = self._end - len(self._items)
             first = max(oldest, min(from_id + 1, self._end))
@@ -74,5 +74,5 @@ class QueuedDataStore(DataStoreBase):
             return first, list(islice(self._items, first - oldest, stop))
 
     def __len__(self) -> int:
-        """How many payloads are held."""
+        """Return the number of payloads that are held."""
         return len(self._items)

@@ -1,4 +1,4 @@
-"""A replay buffer of transitions, whose images are kept once."""
+"""A replay buffer of transitions, which stores equal images once."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, DataError, StoreEmpty, StoreError
 from rl4sys_zmq.serving.data.base import as_batch
-from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, fitting_memory
+from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, memory_error_as_data_error
 from rl4sys_zmq.serving.data.folder import Folder
 from rl4sys_zmq.serving.data.frame_store import FrameStore
 from rl4sys_zmq.serving.data.layout import Layout, Leaf, as_leaf, flag, space_leaves, zeros
 from rl4sys_zmq.serving.data.ring import Ids
-from rl4sys_zmq.values.trees import named_leaves, tree_of_names
+from rl4sys_zmq.values.trees import flatten_names, unflatten_names
 
 __all__ = ["ReplayBuffer"]
 
-_BOTH = ("observations", "next_observations")
+_OBSERVATION_KEYS = ("observations", "next_observations")
 _REQUIRED = ("observations", "actions", "rewards", "next_observations")
 _FIXED = {
     "rewards": Leaf((), np.dtype("<f4")),
@@ -29,34 +29,33 @@ _FIXED = {
     "truncated": Leaf((), np.dtype("?")),
 }
 _BLOCKS = 8
-"""A frame store has this many blocks when every transition brings one frame."""
+"""Number of blocks of a frame store if every transition brings one new frame."""
 
 
 class ReplayBuffer(ColumnStore):
     """The last `capacity` transitions, sampled uniformly one by one.
 
-    A transition is a dict of ``observations``, ``actions``, ``rewards``, ``next_observations`` and ``terminated``, and if you
-    have it ``truncated`` (else False); observations and actions may be dicts of arrays. In place of ``terminated`` the older
-    forms are read too: ``dones``, or ``masks`` (1 - terminated). Any further keys are kept. The first transition fixes the
-    shapes and dtypes, those of the spaces where they are given; rewards are float32.
+    A transition is a dict of ``observations``, ``actions``, ``rewards``, ``next_observations``, ``terminated`` and optionally
+    ``truncated`` (default False). Observations and actions can be dicts of arrays. In place of ``terminated`` it can have
+    ``dones``, or ``masks`` (1 - terminated). Further keys are stored too. The shapes and dtypes come from the spaces where
+    they are given, otherwise from the first transition; rewards are float32.
 
-    Nothing but transitions can be stored: an observation alone says nothing that could be sampled. For those, and for any other
-    payload, there is `QueuedDataStore`.
+    Only transitions can be stored. For single observations, and for any other payload, use `QueuedDataStore`.
 
     Args:
-        capacity: the most transitions that are held.
-        observation_space: a Gymnasium space (or ours) that fixes the observations' shapes and dtypes.
-        action_space: likewise.
-        image_keys: keys of the observations whose frames are kept once each, however many transitions and stacks they appear
-            in; ``("observations",)`` when the observation is the image.
-        num_stack: how many frames such an observation has, 1 for an image without a stack axis.
-        stack_axis: the axis of an observation along which they are stacked, the newest last.
-        seed: of the store's own random stream.
-        path: a folder to keep everything in, instead of memory; a store that is there is taken up.
+        capacity: Largest number of transitions.
+        observation_space: Gymnasium space (or one of this library) that fixes the observations' shapes and dtypes.
+        action_space: Likewise for the actions.
+        image_keys: Keys of the observations whose frames are stored once each, however many transitions and stacks they appear
+            in; ``("observations",)`` if the observation is the image.
+        num_stack: Number of frames in such an observation; 1 for an image without a stack axis.
+        stack_axis: Axis of an observation along which frames are stacked, the newest last.
+        seed: Seed of the store's own random generator.
+        path: Folder that holds everything instead of memory; an existing store in it is opened.
 
     Raises:
-        ConfigError: when an argument is wrong (names it).
-        StoreError: when the folder cannot be used.
+        ConfigError: If an argument is invalid. It names the argument.
+        StoreError: If the folder cannot be used.
     """
 
     _KIND = "ReplayBuffer"
@@ -74,11 +73,13 @@ class ReplayBuffer(ColumnStore):
         path: str | os.PathLike[str] | None = None,
     ) -> None:
         if type(num_stack) is not int or num_stack < 1:
-            raise ConfigError(f"num_stack is a positive integer, not {num_stack!r:.60}", key="num_stack")
+            raise ConfigError(f"num_stack must be a positive integer, not {num_stack!r:.60}", key="num_stack")
         if type(stack_axis) is not int:
-            raise ConfigError(f"stack_axis is an integer, not {stack_axis!r:.60}", key="stack_axis")
+            raise ConfigError(f"stack_axis must be an integer, not {stack_axis!r:.60}", key="stack_axis")
         self._expected = dict(_FIXED)
-        for name, space in zip((*_BOTH, "actions"), (observation_space, observation_space, action_space), strict=True):
+        for name, space in zip(
+            (*_OBSERVATION_KEYS, "actions"), (observation_space, observation_space, action_space), strict=True
+        ):
             if space is not None:
                 self._expected |= space_leaves(name, space)
         self._images = {key: "" if key == "observations" else f"/{key}" for key in _keys(image_keys)}
@@ -90,13 +91,13 @@ class ReplayBuffer(ColumnStore):
                 self._take_up(self._folder, found)
 
     def batch_insert(self, batch_data: Sequence[Mapping[str, Any]]) -> None:
-        """Stores transitions in their order: all of them or, when one does not fit, none.
+        """Store transitions in order: all of them or, if one does not fit, none.
 
         Raises:
-            DataError: when one does not fit (names the key, with both shapes or dtypes).
-            StoreError: when files cannot be made for them; those before it are stored.
-            ConfigError: likewise when there is no memory for them.
-            Closed: after `close`.
+            DataError: If a transition does not fit. It names the key, with both shapes or dtypes.
+            StoreError: If files cannot be created. The transitions before that point are stored.
+            ConfigError: If there is not enough memory. The transitions before that point are stored.
+            Closed: After `close`.
         """
         rows = [_transition(data) for data in as_batch(batch_data)]
         if not rows:
@@ -106,40 +107,40 @@ class ReplayBuffer(ColumnStore):
             blocks = layout.pack(rows)
             if self._layout is None:
                 self._allocate(layout)
-            piece = 1 if self._images else self.capacity  # frames have no room for many rows at once
+            piece = 1 if self._images else self.capacity  # a frame store has slots for one row more than the capacity
             for start in range(0, len(rows), piece):
                 self._write({path: block[start : start + piece] for path, block in blocks.items()}, min(piece, len(rows) - start))
 
     def sample(self, batch_size: int, indices: object | None = None) -> dict[str, Any]:
-        """Transitions drawn uniformly, with replacement.
+        """Draw transitions uniformly, with replacement.
 
         Args:
-            batch_size: how many.
-            indices: the numbers of those to return instead, one dimension of integers from `oldest_data_id` to
-                `latest_data_id`; `batch_size` then says nothing.
+            batch_size: Number of transitions.
+            indices: Numbers of the transitions to return instead: integers ``[batch]`` from `oldest_data_id` to
+                `latest_data_id`. `batch_size` is then ignored.
 
         Returns:
-            The tree of a transition, each leaf an array ``[batch, ...]`` (copies): ``terminated`` and ``truncated`` are bool, and
+            The tree of a transition, each leaf an array ``[batch, ...]`` (copies). ``terminated`` and ``truncated`` are bool;
             ``masks`` is float32, 1 - terminated.
 
         Raises:
-            StoreEmpty: when there is nothing yet.
-            DataError: when a transition of `indices` is not held, or so many do not fit in memory.
-            Closed: after `close`.
+            StoreEmpty: If the store is empty.
+            DataError: If a transition of `indices` is not held, or the batch does not fit in memory.
+            Closed: After `close`.
         """
         count = batch_count(batch_size) if indices is None else 0
-        with self._open(), fitting_memory(count):
+        with self._open(), memory_error_as_data_error(count):
             leaves = self._gather(self._draw_uniform(count) if indices is None else self._ring.held("indices", indices))
         leaves["masks"] = 1 - leaves["terminated"].astype(np.float32)
-        return tree_of_names(leaves)
+        return unflatten_names(leaves)
 
     def stored_frames(self) -> dict[str, int]:
-        """For each image key, how many frames are kept for the transitions that are held."""
+        """Return for each image key the number of frames that are stored."""
         with self._open():
             return {key: self._frames[key].used if key in self._frames else 0 for key in self._images}
 
     def _first_layout(self, row: Mapping[str, object]) -> Layout:
-        """The layout that the first transition fixes, within what the spaces say."""
+        """Return the layout that the first transition and the spaces define."""
         leaves = {}
         for path, value in row.items():
             if path in self._expected:
@@ -148,18 +149,18 @@ class ReplayBuffer(ColumnStore):
                 array = as_leaf(path, value)
                 leaves[path] = Leaf(array.shape, array.dtype)
         for path, expected in self._expected.items():
-            leaves.setdefault(path, expected)  # what the spaces have and the transition lacks is then found missing
+            leaves.setdefault(path, expected)  # `pack` then reports the keys that the transition lacks
         for path in [p for p in leaves if p.partition("/")[0] == "next_observations"]:
             twin = leaves.get(path.removeprefix("next_"))
             if twin is not None and twin.shape != leaves[path].shape:
-                raise DataError(path, f"{leaves[path]}, where 'observations' has {twin}")
+                raise DataError(path, f"{leaves[path]}, but 'observations' has {twin}")
             leaves[path] = twin or leaves[path]
         for key, suffix in self._images.items():
             self._frame_leaf(key, leaves, suffix)
         return Layout(leaves)
 
     def _frame_leaf(self, key: str, leaves: Mapping[str, Leaf], suffix: str) -> Leaf:
-        """One frame of an image key."""
+        """Return the shape and dtype of one frame of an image key."""
         leaf = leaves.get(f"observations{suffix}")
         if leaf is None or f"next_observations{suffix}" not in leaves:
             raise DataError(f"observations{suffix}", f"is missing, and {key!r} is one of image_keys")
@@ -172,12 +173,13 @@ class ReplayBuffer(ColumnStore):
             stacked = 0
         if stacked != self._num_stack:
             raise DataError(
-                f"observations{suffix}", f"shape {leaf.shape} has no {self._num_stack} frames along axis {self._stack_axis}"
+                f"observations{suffix}",
+                f"shape {leaf.shape} does not have {self._num_stack} frames along axis {self._stack_axis}",
             )
         return Leaf(tuple(shape), leaf.dtype)
 
     def _columns(self, layout: Layout) -> dict[str, Leaf]:
-        images = {name + suffix for suffix in self._images.values() for name in _BOTH}
+        images = {name + suffix for suffix in self._images.values() for name in _OBSERVATION_KEYS}
         columns = {path: leaf for path, leaf in layout.leaves.items() if path not in images}
         slots = Leaf((2, self._num_stack), np.dtype("<i8"))
         return columns | {_slots(key): slots for key in self._images}
@@ -197,31 +199,33 @@ class ReplayBuffer(ColumnStore):
         return self._folder.make(_block_name(key, number), leaf)
 
     def _take_up(self, folder: Folder, layout: Layout) -> None:
-        """Goes on with the transitions that the folder has."""
+        """Open the transitions of an existing folder."""
         for path, expected in self._expected.items():
             if layout.leaves.get(path) != expected:
-                raise StoreError(folder.path, f"{path} has {layout.leaves.get(path)} there, and the spaces say {expected}")
+                raise StoreError(folder.path, f"{path} has {layout.leaves.get(path)} there, but the spaces require {expected}")
         try:
             self._allocate(layout)
         except DataError as exc:
-            raise StoreError(folder.path, f"is damaged ({exc}); delete the folder to start anew") from exc
+            raise StoreError(folder.path, f"is damaged ({exc}); delete the folder to start again") from exc
         held = np.arange(self._ring.begin, self._ring.end)
         block = -(-self.capacity // _BLOCKS)
         for index, (key, suffix) in enumerate(self._images.items()):
             leaf = self._frame_leaf(key, layout.leaves, suffix)
             slots = self._ring.gather(_slots(key), held)
             if slots.size and not 0 <= slots.min() <= slots.max() < 2 * self._num_stack * (self.capacity + 1) + block:
-                raise StoreError(folder.path, "points at impossible frames: it is damaged; delete the folder to start anew")
+                raise StoreError(
+                    folder.path, "refers to frames that cannot exist: it is damaged; delete the folder to start again"
+                )
             count = int(slots.max()) // block + 1 if slots.size else 0
             whole = Leaf((block, *leaf.shape), leaf.dtype)
             self._frames[key].restore([folder.open(_block_name(index, n), whole) for n in range(count)], slots)
 
     def _write(self, blocks: dict[str, NDArray[Any]], count: int) -> None:
-        """Writes transitions into the ring; one at a time when there are images."""
+        """Write transitions to the ring; one at a time if there are images."""
         held: dict[str, NDArray[np.int64]] = {}
         try:
             for key, suffix in self._images.items():
-                pair = [self._unstack(blocks.pop(name + suffix)[0]) for name in _BOTH]
+                pair = [self._unstack(blocks.pop(name + suffix)[0]) for name in _OBSERVATION_KEYS]
                 held[key] = self._frames[key].hold(np.concatenate(pair))
         except BaseException:
             for key, slots in held.items():
@@ -234,29 +238,29 @@ class ReplayBuffer(ColumnStore):
         self._ring.append(blocks, count)
 
     def _unstack(self, image: NDArray[Any]) -> NDArray[Any]:
-        """An observation's frames ``[num_stack, *frame]``."""
+        """Return an observation's frames ``[num_stack, *frame]``."""
         return image[np.newaxis] if self._num_stack == 1 else np.moveaxis(image, self._stack_axis, 0)
 
     def _gather(self, ids: Ids) -> dict[str, NDArray[Any]]:
-        """The leaves of some transitions: ``[batch, ...]``, copies."""
-        if self._layout is None:  # and so `ids` is empty
-            raise StoreEmpty(f"the {self._KIND} holds nothing yet")
+        """Return copies of the leaves ``[batch, ...]`` of some transitions."""
+        if self._layout is None:  # then `ids` is empty
+            raise StoreEmpty(f"the {self._KIND} is empty")
         leaves = {path: self._ring.gather(path, ids) for path in self._layout.leaves if path in self._ring}
         for key, suffix in self._images.items():
             slots = self._ring.gather(_slots(key), ids)
-            for index, name in enumerate(_BOTH):
+            for index, name in enumerate(_OBSERVATION_KEYS):
                 frames = self._frames[key].gather(slots[:, index])  # [batch, num_stack, *frame]
-                axis = self._stack_axis + (self._stack_axis >= 0)  # of the batch
+                axis = self._stack_axis + (self._stack_axis >= 0)  # the batch is axis 0
                 leaves[name + suffix] = frames[:, 0] if self._num_stack == 1 else np.moveaxis(frames, 1, axis)
         return leaves
 
     def _items(self, ids: Ids, gap: bool) -> list[dict[str, Any]]:
         leaves = self._gather(ids)
-        return [tree_of_names({path: block[row] for path, block in leaves.items()}) for row in range(len(ids))]
+        return [unflatten_names({path: block[row] for path, block in leaves.items()}) for row in range(len(ids))]
 
 
 def _slots(key: str) -> str:
-    """The column of an image key: ``[2, num_stack]`` slots, of the observation and of the next one."""
+    """Return the name of an image key's column: slots ``[2, num_stack]`` of the observation and of the next one."""
     return f"/slots/{key}"
 
 
@@ -266,17 +270,17 @@ def _block_name(key: int, number: int) -> str:
 
 def _keys(image_keys: object) -> list[str]:
     if isinstance(image_keys, str) or not (isinstance(image_keys, Collection) and all(type(key) is str for key in image_keys)):
-        raise ConfigError(f"image_keys is a sequence of keys, not {image_keys!r:.60}", key="image_keys")
+        raise ConfigError(f"image_keys must be a sequence of keys, not {image_keys!r:.60}", key="image_keys")
     return sorted(set(image_keys))
 
 
 def _transition(data: object) -> dict[str, object]:
-    """The leaves of a transition, with its end said in one way."""
+    """Return the leaves of a transition, with its end converted to ``terminated``."""
     if not isinstance(data, Mapping):
         raise DataError(
             "",
-            f"a transition is a dict with {', '.join(_REQUIRED)} and terminated, not a {type(data).__name__}; "
-            "a QueuedDataStore takes other payloads",
+            f"a transition must be a dict with {', '.join(_REQUIRED)} and terminated, not a {type(data).__name__}; "
+            "use a QueuedDataStore for other payloads",
         )
     for key in _REQUIRED:
         if key not in data:
@@ -284,9 +288,9 @@ def _transition(data: object) -> dict[str, object]:
     ends = [key for key in ("terminated", "dones", "masks") if key in data]
     if len(ends) != 1:
         raise DataError(
-            ends[1] if ends else "terminated", f"a transition has one of terminated, dones and masks, not {len(ends)}"
+            ends[1] if ends else "terminated", f"a transition must have one of terminated, dones and masks, not {len(ends)}"
         )
-    leaves = named_leaves(data)
+    leaves = flatten_names(data)
     leaves.setdefault("truncated", False)
     if ends[0] != "terminated":
         leaves["terminated"] = flag(ends[0], leaves.pop(ends[0], None)) != (ends[0] == "masks")

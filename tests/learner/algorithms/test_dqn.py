@@ -16,8 +16,8 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import Algorithm, make_algorithm
 from rl4sys_zmq.learner.algorithms.dqn import DQN
 from rl4sys_zmq.learner.algorithms.dqn_parameters import ENTRY, DQNParameters
+from rl4sys_zmq.learner.algorithms.entry import read_parameters
 from rl4sys_zmq.learner.algorithms.networks import policy_outputs
-from rl4sys_zmq.learner.algorithms.parameters import read_parameters
 from rl4sys_zmq.learner.algorithms.replay import Batch
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
 

@@ -10,8 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from rl4sys_zmq.learner.algorithms.heads import Categorical, DiagonalGaussian
-from rl4sys_zmq.learner.algorithms.networks import FlatAdam, MLPStack, encode_observations, policy_outputs, standardise
+from rl4sys_zmq.learner.algorithms.networks import (
+    Categorical,
+    DiagonalGaussian,
+    FlatAdam,
+    MLPStack,
+    encode_observations,
+    policy_outputs,
+    standardise,
+)
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, DiscreteSpace
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.parameters import parameter_table, read_parameters
+from rl4sys_zmq.learner.algorithms.entry import parameter_table, read_parameters
 from rl4sys_zmq.learner.algorithms.ppo_parameters import ENTRY, PPOParameters
 from rl4sys_zmq.learner.algorithms.registry import make_algorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace

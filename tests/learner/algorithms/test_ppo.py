@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import Algorithm
-from rl4sys_zmq.learner.algorithms.minibatches import clipped_objective, equal_sizes, half_square_error, ratio_bounds
 from rl4sys_zmq.learner.algorithms.networks import policy_outputs
 from rl4sys_zmq.learner.algorithms.normalise import RewardScale, RunningMoments
 from rl4sys_zmq.learner.algorithms.ppo import PPO
-from rl4sys_zmq.learner.algorithms.rollout import gather
+from rl4sys_zmq.learner.algorithms.rollout import clipped_objective, equal_sizes, half_square_error, join_segments, ratio_bounds
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 
 OBS, ACT = BoxSpace((3,)), DiscreteSpace(4)
@@ -95,7 +94,7 @@ def learner_values(algorithm, observations):
 
 
 def targets_of(algorithm, taken):
-    rollout = gather(taken, algorithm.spec().observation_space, algorithm.spec().action_space)
+    rollout = join_segments(taken, algorithm.spec().observation_space, algorithm.spec().action_space)
     columns, _ = algorithm._prepare(rollout, 0.2)
     return columns
 
@@ -221,16 +220,16 @@ def test_a_terminal_state_is_worth_nothing_and_a_cut_is_worth_its_value():
 
 def test_a_trace_runs_on_across_a_cut_and_order_of_arrival_does_not_matter():
     algorithm, rng = make({"norm_adv": False}), np.random.default_rng(0)
-    whole = segment(algorithm, rng, 10, episode=7, truncated=True)
+    whole_number = segment(algorithm, rng, 10, episode=7, truncated=True)
     parts = [
         Segment(
-            whole.observations[a : b + 1], whole.actions[a:b], whole.rewards[a:b], whole.log_probs[a:b], whole.versions[a:b],
-            None, 1, 7, k, False, b == 10,
+            whole_number.observations[a : b + 1], whole_number.actions[a:b], whole_number.rewards[a:b],
+            whole_number.log_probs[a:b], whole_number.versions[a:b], None, 1, 7, k, False, b == 10,
         )
         for k, (a, b) in enumerate([(0, 4), (4, 7), (7, 10)])
     ]  # fmt: skip
     other = segment(algorithm, rng, 3)
-    expected = targets_of(algorithm, [(whole, False)]).targets
+    expected = targets_of(algorithm, [(whole_number, False)]).targets
     joined = targets_of(algorithm, [(parts[2], False), (other, False), (parts[0], False), (parts[1], False)]).targets
     torch.testing.assert_close(joined[:10], expected)
     gap = targets_of(algorithm, [(parts[0], False), (parts[2], False)]).targets

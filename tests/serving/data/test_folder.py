@@ -155,7 +155,7 @@ def test_a_foreign_folder_is_refused_and_nothing_in_it_touched(tmp_path: Path) -
         (lambda p: make(p, 13), "capacity 12, not 13"),
         (lambda p: make(p, num_stack=2), "num_stack 3, not 2"),
         (lambda p: make(p, image_keys=()), "image_keys"),
-        (lambda p: make(p, action_space=SimpleNamespace(shape=(2,), dtype="float32")), "actions has .* the spaces say"),
+        (lambda p: make(p, action_space=SimpleNamespace(shape=(2,), dtype="float32")), "actions has .* the spaces require"),
         (lambda p: TrajectoryBuffer(12, path=p), "kind 'ReplayBuffer', not 'TrajectoryBuffer'"),
     ],
 )
@@ -218,7 +218,7 @@ DAMAGE = {
     "a missing column": lambda path: (path / "column-000.npy").unlink(),
     "missing frames": lambda path: next(path.glob("frames-*")).unlink(),
     "short frames": _cut("frames-*-0000.npy", 129),
-    "impossible counters": _span(0, 100),
+    "its counters are impossible": _span(0, 100),
     "negative counters": _span(-3, 1),
     "impossible frames": _slots,
 }

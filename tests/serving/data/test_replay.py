@@ -193,7 +193,7 @@ def test_older_forms_of_the_end(end: dict[str, Any], terminated: bool) -> None:
 
 
 BAD = [
-    (np.zeros(4), "", "a transition is a dict"),
+    (np.zeros(4), "", "a transition must be a dict"),
     ((1, 2, 3), "", "QueuedDataStore"),
     (plain(rewards=None), "rewards", "is missing"),
     (plain(terminated=None), "terminated", "one of terminated, dones and masks, not 0"),

@@ -60,7 +60,7 @@ def main() -> None:
             if point == "commit":
                 StoreJournal.commit = die_after(StoreJournal.commit, int(count))  # type: ignore[method-assign]
             else:
-                StoreIngest._pay = die_after(StoreIngest._pay, int(count))  # type: ignore[method-assign]
+                StoreIngest._insert_waiting = die_after(StoreIngest._insert_waiting, int(count))  # type: ignore[method-assign]
         server.start(threaded=True)
         sys.stdin.read()  # until its owner is gone, or ends it
     disk.close()

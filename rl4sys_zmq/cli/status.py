@@ -1,4 +1,4 @@
-"""``rl4sys-learner status`` and ``plot``: looking at a learner and at its runs."""
+"""``rl4sys-learner status`` and ``plot``: the state of a learner, and the learning curves of its runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.cli.app import require, say
+from rl4sys_zmq.cli.app import print_line, require
 from rl4sys_zmq.cli.signals import Signals
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, Refusal
 from rl4sys_zmq.ops.curves import WINDOW, draw_curves, moving_mean, read_curves
@@ -24,12 +24,12 @@ CLEAR = "\x1b[H\x1b[J"
 
 
 def show_status(address: str, timeout_s: float, *, keys: Path | None, as_json: bool, watch: bool) -> None:
-    """Prints a learner's status, once or again and again.
+    """Print a learner's status, once or every second.
 
     Raises:
-        LearnerUnavailable: when the learner does not answer.
-        ProtocolError: when it refuses, our keys for instance.
-        ConfigError: when the keys can't be used.
+        LearnerUnavailable: If the learner does not reply.
+        ProtocolError: If the learner refuses, for example because of the key.
+        ConfigError: If the keys cannot be used.
     """
     signals = Signals.current
     ours = read_user_keys(keys)[1] if keys is not None else None
@@ -39,14 +39,14 @@ def show_status(address: str, timeout_s: float, *, keys: Path | None, as_json: b
         except LearnerUnavailable as exc:
             if not watch:
                 raise
-            say(str(exc))
+            print_line(str(exc))
             _pause(signals)
             continue
         if as_json:
-            say(json.dumps(report, indent=None if watch else 2, sort_keys=True, default=str))
+            print_line(json.dumps(report, indent=None if watch else 2, sort_keys=True, default=str))
         else:
             lead = CLEAR if watch and sys.stdout.isatty() else ""
-            say(lead + "\n".join(_lines(report)))
+            print_line(lead + "\n".join(_lines(report)))
         if not watch:
             return
         _pause(signals)
@@ -62,16 +62,16 @@ def _lines(report: Mapping[str, Any]) -> list[str]:
     try:
         return report_lines(report, time.time())
     except (LookupError, TypeError, ValueError) as exc:
-        words = "its status is not what this version expects; --json shows it, and the same version on both sides reads it"
+        words = "this version cannot read the status; print it with --json, or use the same version on both sides"
         raise ProtocolError(Refusal.MALFORMED, words) from exc
 
 
 def plot(runs: Sequence[Path], output: Path, target: float | None) -> None:
-    """Draws runs into one picture and says what is in it.
+    """Draw the curves of runs into one picture, and print a line for each curve.
 
     Raises:
-        RunDirectoryError: when a run has no log, or the picture cannot be written.
-        ConfigError: when no run has an episode to draw.
+        RunDirectoryError: If a run has no log, or the picture cannot be written.
+        ConfigError: If no episode has ended in any run.
     """
     require("learner", "matplotlib")
     curves = [curve for run in runs for curve in read_curves(run)]
@@ -81,5 +81,7 @@ def plot(runs: Sequence[Path], output: Path, target: float | None) -> None:
     for curve in curves:
         mean = moving_mean(curve.returns)[-1]
         last = min(WINDOW, len(curve.returns))
-        say(f"{curve.label}: {len(curve.returns):,} episodes, {curve.steps[-1]:,.0f} steps, mean of the last {last}: {mean:.1f}")
-    say(str(output))
+        print_line(
+            f"{curve.label}: {len(curve.returns):,} episodes, {curve.steps[-1]:,.0f} steps, mean of the last {last}: {mean:.1f}"
+        )
+    print_line(str(output))

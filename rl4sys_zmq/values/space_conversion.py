@@ -1,6 +1,6 @@
-"""Spaces read from other forms: from JSON, which is also how they travel, and from Gymnasium's objects by their attributes.
+"""The conversion of spaces to and from JSON, and from Gymnasium's spaces by their attributes.
 
-The JSON forms, with what may be left out in brackets::
+JSON is also the form on the wire. The forms, with optional parts in brackets::
 
     {"type": "Box", "shape": [2], ["dtype": "float32", "low": -1 or [-1, "-inf"], "high": 1]}
     {"type": "Discrete", "n": 4, ["start": 0, "dtype": "int64"]}
@@ -32,22 +32,22 @@ from rl4sys_zmq.values.spaces import DTYPES, MAX_DEPTH, AnySpace, Bound, BoxSpac
 __all__ = ["MAX_TEXT", "any_space_from", "space_from", "space_from_text", "space_to_json", "space_to_text"]
 
 MAX_TEXT = 1 << 22
-"""The most characters of a space as JSON text: a Box may have two bounds for each of its elements."""
+"""The most characters of a space as JSON text: a Box can have two bounds per element."""
 MAX_CLIENT_DIMENSIONS = 7
-"""Of a learner client's box: a column has one more."""
+"""The most dimensions of a learner client's box. A column of observations has one more."""
 
 _BY_NAME = {np.dtype(d).name: d for d in DTYPES} | {d: d for d in DTYPES}
 _CLASSES: dict[str, type[AnySpace]] = {cls.KIND: cls for cls in get_args(AnySpace)}
 _KINDS = ", ".join(_CLASSES)
 _ALWAYS = {("Box", "dtype"), ("Discrete", "start")}
-"""Fields that are written though they have their default value."""
+"""The fields that are always written, even if they have their default value."""
 
 
 def space_from(value: object) -> Space:
-    """Return the space of a learner client, read as `any_space_from` reads it.
+    """Return the space of a learner client, from any form that `any_space_from` reads.
 
     Raises:
-        ConfigError: If the value is no space, or a space that a learner client cannot have yet.
+        ConfigError: If the value is not a space, or learner clients do not support this kind of space.
     """
     space = any_space_from(value)
     match space:
@@ -55,27 +55,27 @@ def space_from(value: object) -> Space:
             return space if space.dtype == "<i8" else replace(space, dtype="<i8")
         case BoxSpace():
             if len(space.shape) > MAX_CLIENT_DIMENSIONS or not all(space.shape):
-                text = f"a box needs at most {MAX_CLIENT_DIMENSIONS} positive dimensions, not {space.shape!s:.80}"
+                text = f"a box can have at most {MAX_CLIENT_DIMENSIONS} dimensions, all positive; not {space.shape!s:.80}"
                 raise ConfigError(text, key="shape")
             return space
     advice = "use Box or Discrete (gymnasium.wrappers.FlattenObservation makes a Box)"
-    raise ConfigError(f"a space of type {space.KIND} is not supported by learner clients yet: {advice}", key="type")
+    raise ConfigError(f"a space of type {space.KIND} is not supported by learner clients: {advice}", key="type")
 
 
 def any_space_from(value: object, path: str = "space") -> AnySpace:
-    """Return a space read from one of ours, from a Gymnasium space (by its attributes), or from its JSON form.
+    """Return the space that a value describes: an `AnySpace`, a Gymnasium space, or the JSON form.
 
     Args:
-        value: the space.
-        path: the name of the space, for errors.
+        value: The space.
+        path: The name of the space in error messages.
 
     Raises:
-        ConfigError: If it is none of these, or of a kind that is not supported. It names the place in the space.
+        ConfigError: If the value is none of these, or of an unsupported kind. The message contains the path of the faulty part.
     """
     if isinstance(value, tuple(_CLASSES.values())):
         return value  # type: ignore[return-value]
     try:
-        if isinstance(value, Mapping) and not hasattr(value, "sample"):  # Gymnasium's Dict is a mapping too
+        if isinstance(value, Mapping) and not hasattr(value, "sample"):  # Gymnasium's Dict is also a mapping
             return _from_json(value, path, 1)
         return _from_gymnasium(value, path, 1)
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as exc:
@@ -83,7 +83,7 @@ def any_space_from(value: object, path: str = "space") -> AnySpace:
 
 
 def space_to_json(space: AnySpace) -> dict[str, Any]:
-    """Return the JSON form that `any_space_from` reads. It leaves out what is the default, so that it is strict JSON."""
+    """Return the JSON form that `any_space_from` reads, as strict JSON, without fields that have their default value."""
     form: dict[str, Any] = {"type": space.KIND}
     for field in fields(space):
         value = getattr(space, field.name)
@@ -96,7 +96,7 @@ def space_to_text(space: AnySpace) -> str:
     """Return the JSON form as text.
 
     Raises:
-        ConfigError: If it has more than `MAX_TEXT` characters.
+        ConfigError: If the text has more than `MAX_TEXT` characters.
     """
     text = json.dumps(space_to_json(space), allow_nan=False, separators=(",", ":"))
     _check_text(text)
@@ -104,24 +104,24 @@ def space_to_text(space: AnySpace) -> str:
 
 
 def space_from_text(text: str) -> AnySpace:
-    """Return the space of a JSON text from an untrusted peer.
+    """Return the space that a JSON text describes. The text can come from an untrusted peer.
 
     Raises:
-        ConfigError: If it is not the JSON form of a space, or has more than `MAX_TEXT` characters.
+        ConfigError: If the text is not the JSON form of a space, or has more than `MAX_TEXT` characters.
     """
     _check_text(text)
     try:
         form = json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise ConfigError(f"a space is not JSON: {exc!s:.120}", key="space") from exc
+        raise ConfigError(f"the space is not valid JSON: {exc!s:.120}", key="space") from exc
     if not isinstance(form, dict):
-        raise ConfigError(f"a space is a JSON object, not a {type(form).__name__}", key="space")
+        raise ConfigError(f"the space must be a JSON object, not {type(form).__name__}", key="space")
     return any_space_from(form)
 
 
 def _check_text(text: str) -> None:
     if len(text) > MAX_TEXT:
-        raise ConfigError(f"a space of {len(text)} characters of JSON; the limit is {MAX_TEXT}", key="space")
+        raise ConfigError(f"the JSON form of the space has {len(text)} characters; the limit is {MAX_TEXT}", key="space")
 
 
 def _plain(value: Any) -> Any:
@@ -138,19 +138,19 @@ def _plain(value: Any) -> Any:
 
 
 def _from_json(form: Any, path: str, depth: int) -> AnySpace:
-    """Return the space of a JSON form. Errors of the form itself are ConfigErrors; the caller turns TypeErrors into them."""
+    """Return the space of a JSON form. The caller converts a TypeError to a ConfigError."""
     if not isinstance(form, Mapping):
-        raise TypeError(f"{path} is a {type(form).__name__}, not a JSON object")
+        raise TypeError(f"{path} must be a JSON object, not {type(form).__name__}")
     kind = form.get("type")
     if type(kind) is not str or kind not in _CLASSES:
         raise ConfigError(f'{path} needs a "type" that is one of {_KINDS}, not {kind!r:.60}', key="type")
     if depth > MAX_DEPTH:
-        raise ConfigError(f"{path:.60} has more than {MAX_DEPTH} levels of spaces", key="type")
+        raise ConfigError(f"{path:.60} has more than {MAX_DEPTH} levels of nested spaces", key="type")
     cls = _CLASSES[kind]
     valid = {field.name for field in fields(cls)}
     for key in form:
         if key != "type" and key not in valid:
-            raise ConfigError(f"unknown key {key!r:.60} in a {kind} space; valid: type, {', '.join(sorted(valid))}", key=str(key))
+            raise ConfigError(f"unknown key {key!r:.60} in a {kind} space; use type, {', '.join(sorted(valid))}", key=str(key))
     for field in fields(cls):
         if field.default is MISSING and field.name not in form:
             raise TypeError(f"a {kind} space needs {field.name!r}")
@@ -159,7 +159,7 @@ def _from_json(form: Any, path: str, depth: int) -> AnySpace:
 
 
 def _value(kind: str, key: str, form: Mapping[str, Any], path: str, depth: int) -> Any:
-    """Return one field of a JSON form as its class takes it."""
+    """Return one field of a JSON form, as the space's class expects it."""
     value = form[key]
     match key:
         case "dtype":
@@ -174,11 +174,11 @@ def _value(kind: str, key: str, form: Mapping[str, Any], path: str, depth: int) 
             return _integers(value)
         case "spaces" if kind == "Dict":
             if not isinstance(value, Mapping):
-                raise TypeError(f"{path} is a {type(value).__name__}, not a JSON object")
+                raise TypeError(f"{path} must be a JSON object, not {type(value).__name__}")
             return {name: _from_json(part, f"{path}[{name!r:.40}]", depth + 1) for name, part in value.items()}
         case "spaces":
             if not isinstance(value, list | tuple):
-                raise TypeError(f"{path} is a {type(value).__name__}, not a list")
+                raise TypeError(f"{path} must be a list, not {type(value).__name__}")
             return tuple([_from_json(part, f"{path}[{i}]", depth + 1) for i, part in enumerate(value)])
         case "edges" if value is None:
             return None
@@ -186,20 +186,20 @@ def _value(kind: str, key: str, form: Mapping[str, Any], path: str, depth: int) 
             return _from_json(value, path, depth + 1)
         case "stack":
             if type(value) is not bool:
-                raise TypeError(f"{path} is {value!r:.40}, not a boolean")
+                raise TypeError(f"{path} must be a boolean, not {value!r:.40}")
     return value
 
 
 def _dtype(name: object) -> str:
-    """Return the dtype of a name. It is looked up, never built: NumPy reads a small language there."""
+    """Return the dtype with this name, from a fixed list. `numpy.dtype` would parse arbitrary text."""
     if type(name) is not str or name not in _BY_NAME:
-        raise ConfigError(f"a space of dtype {name!r:.60} cannot travel; use one of {', '.join(sorted(_BY_NAME))}", key="dtype")
+        raise ConfigError(f"dtype {name!r:.60} is not supported; use one of {', '.join(sorted(_BY_NAME))}", key="dtype")
     return _BY_NAME[name]
 
 
 def _integers(value: Any) -> tuple[int, ...]:
     if isinstance(value, str) or not all(type(n) is int for n in value):
-        raise TypeError(f"{value!r:.60} is not a list of integers")
+        raise TypeError(f"expected a list of integers, not {value!r:.60}")
     return tuple(value)
 
 
@@ -208,18 +208,18 @@ def _bound(value: Any, shape: tuple[int, ...]) -> Bound:
         return _number(value)
     numbers = [_number(v) for v in np.asarray(value, dtype=object).ravel()]
     if len(numbers) != prod(shape):
-        raise ValueError(f"a bound of {len(numbers)} numbers for the shape {shape}")
-    return _folded(numbers)
+        raise ValueError(f"a bound has {len(numbers)} numbers, which does not match the shape {shape}")
+    return _collapse(numbers)
 
 
 def _number(value: Any) -> float:
-    """Return a bound as a float, or as an integer that no float is."""
+    """Return a bound as a float, or as an integer if no float equals it."""
     number = float(value)
     return number if isinstance(value, str) or number == value else int(value)
 
 
-def _folded(numbers: list[float]) -> Bound:
-    """Return the bounds, or one number where all are the same."""
+def _collapse(numbers: list[float]) -> Bound:
+    """Return the bounds, or one number if all are equal."""
     if numbers and all(n == numbers[0] for n in numbers):
         return numbers[0]
     return tuple(numbers)
@@ -229,13 +229,16 @@ def _folded(numbers: list[float]) -> Bound:
 
 
 def _from_gymnasium(value: Any, path: str, depth: int) -> AnySpace:
-    """Return the space that a Gymnasium space is. It is recognised by the name of its class: Gymnasium is not imported."""
+    """Return the space that a Gymnasium space describes.
+
+    Its kind is recognized by the name of its class, because Gymnasium is not imported.
+    """
     cls = type(value)
     kind = cls.__name__
-    if kind not in _CLASSES or any(base.__name__ == kind for base in cls.__mro__[1:]):  # a subclass may mean more
-        raise ConfigError(f"{path} is a {cls.__module__}.{kind}, which is not supported: use one of {_KINDS}")
+    if kind not in _CLASSES or any(base.__name__ == kind for base in cls.__mro__[1:]):  # a subclass can add meaning
+        raise ConfigError(f"{path} is a {cls.__module__}.{kind}, which is not supported; use one of {_KINDS}")
     if depth > MAX_DEPTH:
-        raise ConfigError(f"{path:.60} has more than {MAX_DEPTH} levels of spaces", key="type")
+        raise ConfigError(f"{path:.60} has more than {MAX_DEPTH} levels of nested spaces", key="type")
 
     def part(held: Any, name: str) -> AnySpace:
         return _from_gymnasium(held, path + name, depth + 1)
@@ -264,7 +267,7 @@ def _from_gymnasium(value: Any, path: str, depth: int) -> AnySpace:
         case "Dict":
             for key in value.spaces:
                 if type(key) is not str:
-                    raise ConfigError(f"{path} is a Dict with the key {key!r:.60}, which is not a string", key=path)
+                    raise ConfigError(f"{path} is a Dict with the key {key!r:.60}; expected a string", key=path)
             return sp.DictSpace({key: part(held, f"[{key!r}]") for key, held in value.spaces.items()})
         case "Tuple":
             return sp.TupleSpace(parts())
@@ -281,6 +284,6 @@ def _little(dtype: Any) -> str:
 
 
 def _bounds_of(array: NDArray[Any]) -> Bound:
-    if array.size and np.all(array == array.flat[0]):  # those of an image would be longer than the image
+    if array.size and np.all(array == array.flat[0]):  # for an image, one number per element would be longer than the image
         return _number(array.flat[0].item())
     return tuple(_number(n) for n in array.ravel().tolist())

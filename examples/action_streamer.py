@@ -1,18 +1,18 @@
-"""Video both ways between a robot and whoever watches it, as JPEG or raw, with what it costs.
+"""Video in both directions between a robot and a viewer, as JPEG or raw, with the cost of each.
 
-In two terminals, or on two machines (give both the same --quality, or --raw to both)::
+Use two terminals or two machines. Give both sides the same --quality, or --raw to both::
 
     python examples/action_streamer.py --server
     python examples/action_streamer.py --client --ip localhost
 
-Without a role, both run in this process, once with JPEG and once raw, so that the two can be compared::
+Without a role, both sides run in this process, once with JPEG and once raw, for comparison::
 
     python examples/action_streamer.py --frames 100
 
-Three ways are measured: *obs* (the client asks for each frame), *act* (the client sends each frame, and the server answers) and
-*stream* (the server publishes, the newest wins). The latency of the first two is a round trip; that of the third is from clock
-to clock, which says something only on one machine. Frames are a moving pattern, or with --source a file or the number of a
-camera, for which OpenCV must be installed. JPEG needs rl4sys-zmq[images].
+Three ways are measured: *obs* (the client requests each frame), *act* (the client sends each frame, and the server answers) and
+*stream* (the server publishes, and the newest frame wins). The latency of the first two is a round trip. The latency of the
+third is the difference of two clocks, so it is valid on one machine only. Frames are a moving pattern, or with --source a video
+file or the number of a camera; this needs OpenCV. JPEG needs rl4sys-zmq[images].
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ PATTERNS = 30
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Streams video frames both ways and prints what that costs.")
+    parser = argparse.ArgumentParser(description="Stream video frames in both directions and print the cost.")
     role = parser.add_mutually_exclusive_group()
-    role.add_argument("--server", action="store_true", help="be the robot, until Ctrl-C or for --seconds")
-    role.add_argument("--client", action="store_true", help="be who watches")
-    parser.add_argument("--ip", default="localhost", help="the server, for --client (default: localhost)")
-    parser.add_argument("--port", type=int, default=5556, help="of calls; observations leave at the next one (default: 5556)")
-    parser.add_argument("--quality", type=int, default=80, help="of JPEG, 1 to 100 (default: 80)")
-    parser.add_argument("--raw", action="store_true", help="no JPEG")
-    parser.add_argument("--frames", type=int, default=100, help="how many each way (default: 100)")
-    parser.add_argument("--seconds", type=float, help="stop each way after so long")
+    role.add_argument("--server", action="store_true", help="run the robot's side, until Ctrl-C or for --seconds")
+    role.add_argument("--client", action="store_true", help="run the viewer's side")
+    parser.add_argument("--ip", default="localhost", help="address of the server, for --client (default: localhost)")
+    parser.add_argument("--port", type=int, default=5556, help="port for calls; observations use the next port (default: 5556)")
+    parser.add_argument("--quality", type=int, default=80, help="JPEG quality, 1 to 100 (default: 80)")
+    parser.add_argument("--raw", action="store_true", help="send raw frames, without JPEG")
+    parser.add_argument("--frames", type=int, default=100, help="frames for each way (default: 100)")
+    parser.add_argument("--seconds", type=float, help="stop each way after this time")
     parser.add_argument("--fps", type=float, default=30.0, help="frames/s that the server publishes (default: 30)")
     parser.add_argument("--width", type=int, default=640)
     parser.add_argument("--height", type=int, default=480)
@@ -53,7 +53,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def frames_of(args: argparse.Namespace) -> Iterator[np.ndarray]:
-    """Frames without end, uint8 [height, width, 3]."""
+    """Yield frames without end, uint8 [height, width, 3]."""
     if args.source is not None:
         import cv2  # type: ignore[import-not-found]
 
@@ -82,7 +82,7 @@ def configuration(args: argparse.Namespace, *, raw: bool, port: int, broadcast: 
 
 
 class Robot:
-    """Answers with the next frame, looks at those that are sent, and publishes `fps` frames a second."""
+    """The robot's side: returns the next frame, reads the frames that it gets, and publishes `fps` frames a second."""
 
     def __init__(self, args: argparse.Namespace, config: ActionConfig) -> None:
         self._frames, self._lock = frames_of(args), threading.Lock()
@@ -116,7 +116,7 @@ class Robot:
 
 
 def measure(args: argparse.Namespace, ask: Callable[[], object]) -> tuple[list[float], float]:
-    """The latencies of calls one after another, in seconds, and how long all took."""
+    """Return the latencies of calls one after another, and the total time, in seconds."""
     latencies: list[float] = []
     began = time.perf_counter()
     while len(latencies) < args.frames and (args.seconds is None or time.perf_counter() - began < args.seconds):
@@ -127,7 +127,7 @@ def measure(args: argparse.Namespace, ask: Callable[[], object]) -> tuple[list[f
 
 
 def listen(args: argparse.Namespace, client: ActionClient) -> tuple[list[float], float]:
-    """As `measure`, for what the server publishes."""
+    """Return the same as `measure`, for the frames that the server publishes."""
     latencies: list[float] = []
     enough = threading.Event()
 
@@ -159,7 +159,7 @@ def report(way: str, clock: str, latencies: list[float], took_s: float, frame_by
 
 
 def watch(args: argparse.Namespace, server: str, config: ActionConfig) -> None:
-    """Measures the three ways against a server."""
+    """Measure the three ways against a server."""
     frames = frames_of(args)
     with ActionClient(server, config, wait_for_server=True) as client:
         codec = config.codecs.get("image")
@@ -173,7 +173,7 @@ def watch(args: argparse.Namespace, server: str, config: ActionConfig) -> None:
 
 
 def bytes_of(frames: Iterator[np.ndarray], codec: ImageCodec | None) -> float:
-    """What a frame of this side takes on the wire, without a hundred bytes of headers: the mean of a few."""
+    """Return the mean size of a few frames of this side on the wire, without about a hundred bytes of headers."""
     some = [next(frames) for _ in range(8)]
     sizes = [f.nbytes if codec is None else len(encode_images(f, image_size(f.shape) or (0, 0, 0), codec)) for f in some]
     return float(np.mean(sizes))

@@ -1,13 +1,13 @@
-"""SAC with an actor and a learner that run at their own pace: `rl4sys_zmq.serving` with a trainer of one's own.
+"""SAC with an actor and a learner that run asynchronously: `rl4sys_zmq.serving` with your own trainer.
 
-Learner and actors in processes of their own, on one machine or several, or both as threads of one process::
+Start learner and actors as separate processes, on one machine or several, or both as threads of one process::
 
     python examples/async_learner_actor.py --learner
     python examples/async_learner_actor.py --actor --ip 127.0.0.1
 
     python examples/async_learner_actor.py
 
-The actor sends transitions and takes the newest network; the learner takes as many gradient steps as the replay ratio allows
+The actor sends transitions and uses the newest network. The learner makes as many gradient steps as the replay ratio allows
 for the transitions that it has, and publishes its policy as numpy arrays. An actor needs gymnasium and no torch.
 
 Soft actor-critic is [1] Haarnoja, Zhou, Abbeel, Levine 2018, "Soft Actor-Critic: Off-Policy Maximum Entropy Deep Reinforcement
@@ -36,7 +36,7 @@ from rl4sys_zmq.errors import CallTimeout
 from rl4sys_zmq.serving import QueuedDataStore, ReplayBuffer, TrainerClient, TrainerConfig, TrainerServer
 
 if TYPE_CHECKING:
-    from torch import Tensor  # the learner imports torch when it is made; an actor never does
+    from torch import Tensor  # the learner imports torch when it is created; an actor never does
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -44,7 +44,7 @@ LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 REPORT_S = 5.0
 NETWORK_WAIT_S = 1.0
 UPDATE_S = 0.01
-"""How often an actor sends what it has: well before the learner has used up the `Settings.max_lead` steps before."""
+"""Time between two updates of an actor, in seconds: well before the learner has used the previous `Settings.max_lead` steps."""
 ACTOR_CAPACITY = 100_000
 RECENT_EPISODES = 20
 
@@ -54,7 +54,7 @@ class Settings:
     """Hyperparameters. The defaults solve Pendulum-v1 in 4000 to 7000 steps of the environment."""
 
     replay_ratio: float = 1.0
-    """Gradient steps per environment step, at most."""
+    """Largest number of gradient steps per environment step."""
     random_steps: int = 400
     """Steps with random actions before the first gradient step."""
     batch_size: int = 64
@@ -67,7 +67,7 @@ class Settings:
     target_rate: float = 0.02
     """Share of the critics that moves into their targets at each gradient step (τ in [1])."""
     reward_scale: float = 0.1
-    """Rewards are multiplied by this before they are learned from ([1], section 5.2)."""
+    """Factor of the rewards in training ([1], section 5.2)."""
     policy_every: int = 1
     """Critic steps for each step of the policy and of the temperature."""
     capacity: int = 100_000
@@ -75,21 +75,22 @@ class Settings:
     publish_every: int = 20
     """Gradient steps between published networks."""
     max_lead: int = 25
-    """Steps that an actor takes with one network before it waits for the next: more than ``publish_every / replay_ratio``, which
-    is how many the learner needs for it."""
+    """Steps that an actor takes with one network before it waits for the next.
+
+    It is more than ``publish_every / replay_ratio``, the number of steps that the learner needs for the next network."""
 
 
 # -- The policy as the actor sees it: numpy only ------------------------------------------------------------------------------
 
 
 def act(params: Arrays, observation: NDArray[Any], rng: np.random.Generator, explore: bool = True) -> NDArray[np.float32]:
-    """An action of the policy, within the bounds of the environment's.
+    """Return an action of the policy, within the bounds of the environment's action space.
 
     Args:
-        params: what `Sac.parameters_for_acting` returned.
-        observation: one observation ``[*obs]``.
-        rng: where the exploration comes from.
-        explore: sample from the policy; otherwise take its mode in the unsquashed space.
+        params: The result of `Sac.parameters_for_acting`.
+        observation: One observation ``[*obs]``.
+        rng: The random generator for exploration.
+        explore: Sample from the policy; otherwise take its mode in the unsquashed space.
 
     Returns:
         The action ``[A]``.
@@ -109,7 +110,7 @@ def act(params: Arrays, observation: NDArray[Any], rng: np.random.Generator, exp
 
 
 def evaluate(params: Arrays, env: gym.Env[Any, Any], seed: int, episodes: int = 20) -> float:
-    """The mean return of this many episodes without exploration."""
+    """Return the mean return of this many episodes without exploration."""
     rng, total = np.random.default_rng(seed), 0.0
     for episode in range(episodes):
         observation, _ = env.reset(seed=seed if episode == 0 else None)
@@ -125,12 +126,13 @@ def evaluate(params: Arrays, env: gym.Env[Any, Any], seed: int, episodes: int = 
 
 
 class FlatMLP:
-    """`copies` ReLU networks of one shape, evaluated as one batched product, whose parameters lie in one vector.
+    """`copies` ReLU networks of one shape, evaluated as one batched product, with all parameters in one vector.
 
-    One vector makes Adam and the moving average of the targets one kernel each, which is most of the time of small networks.
+    With one vector, Adam and the moving average of the targets are one kernel each. For small networks these calls take most
+    of the time.
 
     Attributes:
-        flat: the parameters ``[size]``.
+        flat: The parameters ``[size]``.
     """
 
     def __init__(self, sizes: Sequence[int], copies: int, generator: Any) -> None:
@@ -146,12 +148,12 @@ class FlatMLP:
         self.flat = torch.cat(parts).requires_grad_()
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Weight ``[copies, in, out]`` and bias ``[copies, 1, out]`` of each layer."""
+        """Return weight ``[copies, in, out]`` and bias ``[copies, 1, out]`` of each layer."""
         parts = flat.split([math.prod(shape) for shape in self.shapes])  # type: ignore[no-untyped-call]
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def __call__(self, inputs: Tensor, flat: Tensor | None = None) -> Tensor:
-        """Outputs ``[copies, B, out]`` for inputs ``[B, in]``, with other parameters than its own if given."""
+        """Return the outputs ``[copies, B, out]`` for inputs ``[B, in]``, with the parameters `flat` if given."""
         views = self.views(self.flat if flat is None else flat)
         hidden = inputs.expand(self.shapes[0][0], *inputs.shape)
         for layer in range(0, len(views), 2):
@@ -162,16 +164,16 @@ class FlatMLP:
 
 
 def squash(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """A reparameterised sample of the squashed Gaussian, and its log-density.
+    """Return a reparameterised sample of the squashed Gaussian, and its log-density.
 
-    With u = μ + σε, the action is tanh(u), and its density is that of u with the change of variables of [1], appendix C:
+    With u = μ + σε, the action is tanh(u). Its density is that of u with the change of variables of [1], appendix C:
     log π(a) = log N(u; μ, σ) - Σ log(1 - tanh²(u)). The last term is written as 2 (log 2 - u - softplus(-2u)), which does not
-    overflow where tanh(u) rounds to one.
+    overflow if tanh(u) rounds to one.
 
     Args:
-        mean: μ ``[B, A]``.
-        log_std: log σ ``[B, A]``.
-        noise: ε ``[B, A]``, standard normal.
+        mean: The mean μ ``[B, A]``.
+        log_std: The logarithm of σ ``[B, A]``.
+        noise: The noise ε ``[B, A]``, standard normal.
 
     Returns:
         The action in (-1, 1) ``[B, A]`` and its log-density ``[B]``.
@@ -191,7 +193,7 @@ class Sac:
         import torch
 
         if not np.all(np.isfinite(action_space.low) & np.isfinite(action_space.high)):
-            raise ValueError(f"SAC squashes its actions into bounds, and {action_space} has none")
+            raise ValueError(f"SAC needs an action space with finite bounds, not {action_space}")
         torch.set_num_threads(1)
         self._settings = settings
         self._generator = torch.Generator().manual_seed(seed)
@@ -215,11 +217,11 @@ class Sac:
         self.updates = 0
 
     def update(self, batch: Mapping[str, NDArray[Any]]) -> dict[str, float]:
-        """One gradient step of the critics, the policy and the temperature.
+        """Make one gradient step of the critics, the policy and the temperature.
 
         Args:
-            batch: ``observations`` and ``next_observations`` ``[B, *obs]``, ``actions`` ``[B, A]`` as the environment got it,
-                ``rewards`` ``[B]``, and ``terminated`` ``[B]``: the end of the task, not the end of its time.
+            batch: ``observations`` and ``next_observations`` ``[B, *obs]``, ``actions`` ``[B, A]`` as the environment got them,
+                ``rewards`` ``[B]``, and ``terminated`` ``[B]``: the end of the task, not a time limit.
 
         Returns:
             The critics' loss, the policy's entropy and the temperature; the last two from the last step of the policy.
@@ -234,7 +236,7 @@ class Sac:
         reward = torch.from_numpy(batch["rewards"]).float() * s.reward_scale
         alive = (
             1.0 - torch.from_numpy(batch["terminated"]).float()
-        )  # a time limit is not terminal: its last value is bootstrapped
+        )  # a time limit is not terminal: the target bootstraps from the value after it
         temperature = self._log_temperature.detach().exp()
 
         with torch.no_grad():  # [1], equations 8 and 9, with the smaller of two target critics in place of the value network
@@ -255,13 +257,13 @@ class Sac:
             policy_loss = (temperature * log_prob - value).mean()  # [1], equation 12
             (self._policy.flat.grad,) = torch.autograd.grad(policy_loss, self._policy.flat)
             self._entropy = -log_prob.detach().mean()
-            # [2], equation 18, whose gradient by log α needs no graph: α (entropy - target entropy)
+            # [2], equation 18. Its gradient by log α needs no graph: α (entropy - target entropy)
             self._log_temperature.grad = temperature * (self._entropy - self._target_entropy)
             self._policy_adam.step()
         return {"critic_loss": float(critic_loss.detach()), "entropy": float(self._entropy), "temperature": float(temperature)}
 
     def parameters_for_acting(self) -> Arrays:
-        """The policy for `act`, as arrays of its own that no later `update` touches."""
+        """Return the policy for `act`, as copies that no later `update` changes."""
         params: Arrays = {"centre": self._centre.numpy().copy(), "half_range": self._half_range.numpy().copy()}
         views = iter(self._policy.views(self._policy.flat.detach()))
         for layer, (weight, bias) in enumerate(zip(views, views, strict=True)):
@@ -270,7 +272,7 @@ class Sac:
         return params
 
     def _sample(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """An action in (-1, 1) ``[B, A]`` and its log-density ``[B]`` for observations ``[B, features]``."""
+        """Return an action in (-1, 1) ``[B, A]`` and its log-density ``[B]`` for observations ``[B, features]``."""
         import torch
 
         mean, log_std = self._policy(observation)[0].chunk(2, -1)
@@ -282,10 +284,10 @@ class Sac:
 
 
 class ReplayRatio:
-    """How many gradient steps a learner may take: never more than `ratio` for each environment step after the first `skip`.
+    """The limit on a learner's gradient steps: at most `ratio` for each environment step after the first `skip`.
 
     Attributes:
-        updates: gradient steps that were taken.
+        updates: The number of gradient steps so far.
     """
 
     def __init__(self, ratio: float, skip: int) -> None:
@@ -294,43 +296,43 @@ class ReplayRatio:
         self.updates = 0
 
     def due(self, steps: int) -> bool:
-        """Whether one more gradient step keeps within the ratio, with this many environment steps received."""
+        """Return True if one more gradient step is within the ratio, with this many environment steps received."""
         return self.updates + 1 <= self._ratio * (steps - self._skip)
 
     def count(self) -> None:
-        """One gradient step was taken."""
+        """Count one gradient step."""
         self.updates += 1
 
 
 class Newest:
-    """The newest network for one actor: older ones that it has not taken are forgotten."""
+    """The newest network for one actor. It replaces older networks that the actor did not take."""
 
     def __init__(self) -> None:
         self._given = threading.Condition()
         self._params: Arrays | None = None
 
     def put(self, params: Arrays) -> None:
-        """Replaces what was not taken yet; for `TrainerClient.recv_network_callback`."""
+        """Store a network in place of one that was not taken; the callback for `TrainerClient.recv_network_callback`."""
         with self._given:
             self._params = params
             self._given.notify()
 
     def take(self, timeout_s: float) -> Arrays | None:
-        """The newest network since the last `take`, waiting this long for one; None if none came."""
+        """Return the newest network since the last `take`, or None if none arrives within `timeout_s`."""
         with self._given:
             self._given.wait_for(lambda: self._params is not None, timeout_s)
             params, self._params = self._params, None
         return params
 
 
-# -- The two loops: neither knows what carries transitions and networks --------------------------------------------------------
+# -- The two loops, independent of how transitions and networks are sent -------------------------------------------------------
 
 
 class Replay(Protocol):
-    """What the learner asks of its replay."""
+    """The replay interface that the learner needs."""
 
     def sample(self, batch_size: int) -> Mapping[str, NDArray[Any]]:
-        """Transitions drawn at random, by the names that `run_actor` gives them, each ``[batch_size, ...]``."""
+        """Return transitions drawn at random, by the names that `run_actor` gives them, each ``[batch_size, ...]``."""
         ...
 
 
@@ -344,23 +346,23 @@ def run_actor(
     seed: int,
     target_return: float = math.inf,
 ) -> float:
-    """Acts until told to stop, or until the mean return of the last episodes and of a greedy evaluation reach a target.
+    """Act until `stop` is set, or until the mean return of the last episodes and of a greedy evaluation reach a target.
 
-    At first it acts at random, then with the newest network. It takes at most `Settings.random_steps` steps before the first
-    network, and `Settings.max_lead` with each, so that a fast simulator does not outrun the learner; when the next does not come
-    within `NETWORK_WAIT_S`, it goes on with what it has.
+    The actor acts at random first, then with the newest network. It takes at most `Settings.random_steps` steps before the
+    first network, and at most `Settings.max_lead` with each network, so that a fast simulator does not run too far ahead of the
+    learner. If the next network does not arrive within `NETWORK_WAIT_S`, the actor continues with the current one.
 
     Args:
-        env: an environment with Box spaces.
-        settings: the pace.
-        insert: takes one transition.
-        networks: where the networks arrive.
-        stop: ends the loop.
-        seed: of the exploration and of the environment.
-        target_return: ends the loop when reached.
+        env: An environment with Box spaces.
+        settings: The limits on how far the actor runs ahead.
+        insert: Accepts one transition.
+        networks: Holds the newest network.
+        stop: Ends the loop.
+        seed: The seed of the exploration and of the environment.
+        target_return: Ends the loop when reached.
 
     Returns:
-        The mean return of the last evaluation, NaN if no network came.
+        The mean return of the last evaluation, NaN if no network arrived.
     """
     rng, params, evaluated = np.random.default_rng(seed), None, math.nan
     recent: deque[float] = deque(maxlen=RECENT_EPISODES)
@@ -374,7 +376,7 @@ def run_actor(
             params, lead, allowed = fresh, 0, settings.max_lead
         elif lead >= allowed:
             lead = 0
-            continue  # also to look at `stop`
+            continue  # back to the check of `stop`
         action = env.action_space.sample() if params is None else act(params, observation, rng)
         next_observation, reward, terminated, truncated, _ = env.step(action)
         insert(
@@ -421,16 +423,16 @@ def run_learner(
     publish: Callable[[Arrays], object],
     stop: threading.Event,
 ) -> int:
-    """Learns as fast as the replay ratio allows, until told to stop.
+    """Train as fast as the replay ratio allows, until `stop` is set.
 
     Args:
-        learner: what learns.
-        settings: the replay ratio, and how often to publish.
-        replay: where its batches come from.
-        received: how many transitions have arrived in all.
-        arrived: set whenever some have, so that the loop sleeps while there is nothing to do.
-        publish: takes the policy's parameters.
-        stop: ends the loop, within 0.1 s.
+        learner: The SAC learner.
+        settings: The replay ratio and the publication interval.
+        replay: The source of the batches.
+        received: Returns the number of transitions that have arrived in all.
+        arrived: Set whenever transitions arrive; the loop waits for it while no gradient step is due.
+        publish: Sends the policy's parameters.
+        stop: Ends the loop, within 0.1 s.
 
     Returns:
         The number of gradient steps.
@@ -458,14 +460,14 @@ def run_learner(
     return io_scheduler.updates
 
 
-# -- What carries them: rl4sys_zmq.serving ------------------------------------------------------------------------------------
+# -- The connection between them: rl4sys_zmq.serving --------------------------------------------------------------------------
 
 STORE = "transitions"
 
 
 @dataclass(frozen=True)
 class LearnerLink:
-    """The learner's end: what `run_learner` takes, and what ends it."""
+    """The learner's end of the connection: the arguments for `run_learner`, and `close`."""
 
     replay: Replay
     received: Callable[[], int]
@@ -475,22 +477,22 @@ class LearnerLink:
 
 @dataclass(frozen=True)
 class ActorLink:
-    """An actor's end: what takes its transitions, and what ends it."""
+    """An actor's end of the connection: `insert` for transitions, and `close`."""
 
     insert: Callable[[dict[str, Any]], None]
     close: Callable[[], None]
 
 
 def trainer_config(args: argparse.Namespace) -> TrainerConfig:
-    """The ports of `TrainerConfig`, or the address that was given."""
+    """Return a configuration with the default ports of `TrainerConfig`, or with the given address."""
     if not args.address:
         return TrainerConfig()
-    # The actors need not know where networks leave: the learner tells them.
+    # Actors do not need the address of the networks: the learner sends it to them.
     return TrainerConfig(args.address, 0 if args.address.startswith("tcp://") else f"{args.address}-networks")
 
 
 def open_learner_link(args: argparse.Namespace, env: gym.Env[Any, Any], arrived: threading.Event) -> LearnerLink:
-    """A trainer with a replay buffer, which sets `arrived` whenever transitions have come."""
+    """Start a trainer with a replay buffer. It sets `arrived` whenever transitions arrive."""
     replay = ReplayBuffer(args.settings.capacity, env.observation_space, env.action_space, seed=args.seed)
     server = TrainerServer(trainer_config(args), lambda name, payload: arrived.set(), run_dir=args.run_dir, keys=args.keys)
     try:
@@ -503,7 +505,7 @@ def open_learner_link(args: argparse.Namespace, env: gym.Env[Any, Any], arrived:
 
 
 def open_actor_link(args: argparse.Namespace, networks: Newest, stop: threading.Event) -> ActorLink:
-    """A client that sends what is inserted each `UPDATE_S`, and puts networks where the actor takes them."""
+    """Start a `TrainerClient` that sends inserted transitions every `UPDATE_S` and stores received networks in `networks`."""
     store = QueuedDataStore(ACTOR_CAPACITY)
     while True:
         try:
@@ -512,7 +514,7 @@ def open_actor_link(args: argparse.Namespace, networks: Newest, stop: threading.
             )
         except CallTimeout as exc:
             if stop.is_set():
-                raise SystemExit(f"no learner came: {exc}") from exc
+                raise SystemExit(f"no learner answered: {exc}") from exc
         else:
             break
     client.recv_network_callback(networks.put)
@@ -529,11 +531,11 @@ def make_env(name: str) -> gym.Env[Any, Any]:
 
 
 def learn(args: argparse.Namespace, stop: threading.Event, ended: threading.Event) -> None:
-    """Learns until `stop`; sets `ended`, whatever the reason, for an actor in the same process."""
+    """Train until `stop` is set. Set `ended` at the end, also after an error, for an actor in the same process."""
     arrived, env = threading.Event(), make_env(args.env)
     try:
         if not isinstance(env.observation_space, gym.spaces.Box) or not isinstance(env.action_space, gym.spaces.Box):
-            raise SystemExit(f"{args.env}: SAC needs observations and actions that are boxes")
+            raise SystemExit(f"{args.env}: SAC needs Box spaces for observations and actions")
         learner = Sac(env.observation_space, env.action_space, args.settings, args.seed)
         link = open_learner_link(args, env, arrived)
         try:
@@ -556,24 +558,32 @@ def play(args: argparse.Namespace, stop: threading.Event) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="SAC whose actor and learner run at their own pace.")
+    parser = argparse.ArgumentParser(description="SAC with an actor and a learner that run asynchronously.")
     role = parser.add_mutually_exclusive_group()
-    role.add_argument("--learner", action="store_true", help="only the learner (default: both, as threads)")
-    role.add_argument("--actor", action="store_true", help="only an actor (default: both, as threads)")
-    parser.add_argument("--env", default="Pendulum-v1", help="Box observations and bounded Box actions (default: Pendulum-v1)")
+    role.add_argument("--learner", action="store_true", help="run only the learner (default: both, as threads)")
+    role.add_argument("--actor", action="store_true", help="run only an actor (default: both, as threads)")
+    parser.add_argument(
+        "--env", default="Pendulum-v1", help="environment with Box observations and bounded Box actions (default: Pendulum-v1)"
+    )
     parser.add_argument("--ip", default="127.0.0.1", help="the learner's host, for an actor (default: 127.0.0.1)")
     parser.add_argument("--address", help="the learner's URI, instead of --ip and the default port")
     parser.add_argument("--keys", help="a learner's folder of keys, or an actor's file (default: no keys, loopback only)")
-    parser.add_argument("--run-dir", help="where the learner's journal goes (default: what it has ends with it)")
-    parser.add_argument("--seed", type=int, default=1, help="give each actor its own (default: 1)")
+    parser.add_argument("--run-dir", help="folder of the learner's journal (default: no journal)")
+    parser.add_argument("--seed", type=int, default=1, help="seed; give each actor its own (default: 1)")
     parser.add_argument(
-        "--replay-ratio", "--utd", type=float, default=Settings.replay_ratio, help="gradient steps per step, at most (default: 1)"
+        "--replay-ratio",
+        "--utd",
+        type=float,
+        default=Settings.replay_ratio,
+        help="largest number of gradient steps per environment step (default: 1)",
     )
-    parser.add_argument("--max-seconds", type=float, default=60.0, help="then stop (default: 60)")
-    parser.add_argument("--target-return", type=float, default=math.inf, help="an actor stops when it has this (default: never)")
+    parser.add_argument("--max-seconds", type=float, default=60.0, help="stop after this time (default: 60)")
+    parser.add_argument(
+        "--target-return", type=float, default=math.inf, help="an actor stops when it reaches this mean return (default: never)"
+    )
     args = parser.parse_args()
     if not args.replay_ratio > 0:
-        parser.error("--replay-ratio is more than 0")
+        parser.error(f"--replay-ratio is {args.replay_ratio}; expected more than 0")
     lead = math.ceil(1.25 * Settings.publish_every / args.replay_ratio)
     args.settings = replace(Settings(), replay_ratio=args.replay_ratio, max_lead=lead)
     return args
@@ -596,7 +606,7 @@ def main() -> int:
             try:
                 play(args, stop)
             finally:
-                learner_stop.set()  # after the actor, whose last words it hears
+                learner_stop.set()  # after the actor, so that the learner receives the actor's last messages
                 learning.join()
     except KeyboardInterrupt:
         return 130

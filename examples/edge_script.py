@@ -1,12 +1,12 @@
-"""A thermostat that learns while it works: an actor in a control loop of its own, without gymnasium or torch.
+"""A thermostat that learns while it works: an actor in your own control loop, without gymnasium or torch.
 
     rl4sys-learner serve --port 50051
     python examples/edge_script.py --steps 40000
 
-The room loses heat to the outside; the heater has three settings. Stop the learner while this runs, or kill it: the loop
-goes on with the policy that it has, and what the queue can't hold is counted. Start the learner again on the same run
-directory: it takes up the policy where its newest checkpoint has it. With ``spool="spool"`` in the configuration this
-program could be killed and started without a learner too.
+The room loses heat to the outside, and the heater has three settings. Stop or kill the learner while this runs: the loop
+continues with its current policy, and segments that do not fit into the queue are dropped and counted. Start the learner
+again with the same run directory: it continues from its newest checkpoint. With ``spool="spool"`` in the configuration you
+could also kill this program, and start it without a learner.
 """
 
 import argparse
@@ -20,7 +20,7 @@ TARGET_C = 21.0
 DAY = 240  # minutes in an episode
 
 parser = argparse.ArgumentParser(description="A room with a heater.")
-parser.add_argument("--address", default="localhost:50051", help="the learner")
+parser.add_argument("--address", default="localhost:50051", help="the learner's address")
 parser.add_argument("--steps", type=int, default=40_000, help="simulated minutes")
 parser.add_argument("--period-ms", type=float, default=1.0, help="real time per simulated minute")
 args = parser.parse_args()
@@ -32,7 +32,7 @@ config = AgentConfig(
     act_dim=len(WATTS),
     algorithm_parameters={"steps_per_epoch": 960, "lr": 1e-3, "gamma": 0.95},
     train_server_address=args.address,
-    overflow="drop_oldest",  # the loop is never paused: not by the learner, not by the network
+    overflow="drop_oldest",  # neither the learner nor the network ever pauses the loop
 )
 weather = random.Random(1)
 with RL4SysAgent(config=config) as agent:
@@ -45,7 +45,7 @@ with RL4SysAgent(config=config) as agent:
         error = abs(room_c - TARGET_C)
         action.update_reward(-error - 1e-4 * WATTS[action.act])
         cost += error
-        if minute % DAY == 0:  # a cut in time, not an end of the world: the last reading is there to bootstrap from
+        if minute % DAY == 0:  # a time limit, not a terminal state: the learner bootstraps from the last reading
             last = [(room_c - TARGET_C) / 5, (outside_c - TARGET_C) / 20]
             agent.mark_end_of_trajectory(traj, action, truncated=True, final_obs=last)
         if minute % (10 * DAY) == 0:

@@ -1,13 +1,13 @@
 """LunarLander-v3, trained by a learner in another process.
 
-Start any number of these, before or after the learner::
+Start any number of copies, before or after the learner::
 
     rl4sys-learner serve --port 50051
     python examples/lunar_lander.py --client-id lunar_lander --seed 1
     python examples/lunar_lander.py --client-id lunar_lander --seed 2
 
-Copies with one client id feed one policy; give each its own --seed. Another client id makes another policy.
-Needs gymnasium[box2d], and no torch.
+Copies with the same client id train one policy. Give each copy its own --seed. Another client id creates another policy.
+This example needs gymnasium[box2d] and no torch.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ REPORT_S = 5.0
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="An actor for LunarLander-v3.")
-    parser.add_argument("--number-of-iterations", type=int, default=10_000, help="episodes (default: 10000)")
-    parser.add_argument("--number-of-moves", type=int, default=1000, help="steps per episode at most (default: 1000)")
-    parser.add_argument("--client-id", default="lunar_lander", help="the policy to act for and to train (default: lunar_lander)")
+    parser.add_argument("--number-of-iterations", type=int, default=10_000, help="number of episodes (default: 10000)")
+    parser.add_argument("--number-of-moves", type=int, default=1000, help="largest number of steps per episode (default: 1000)")
+    parser.add_argument("--client-id", default="lunar_lander", help="client to act for and to train (default: lunar_lander)")
     parser.add_argument(
-        "--seed", type=int, default=1, help="of this actor and its environment; the learner has its own (default: 1)"
+        "--seed", type=int, default=1, help="seed of this actor and its environment; the learner has its own (default: 1)"
     )
-    parser.add_argument("--conf", default=str(Path(__file__).with_name("luna_conf.json")), help="JSON or YAML in RL4Sys's form")
-    parser.add_argument("--address", help="the learner, host:port or a URI, instead of the configuration's")
+    parser.add_argument(
+        "--conf", default=str(Path(__file__).with_name("luna_conf.json")), help="configuration, JSON or YAML in RL4Sys's form"
+    )
+    parser.add_argument("--address", help="the learner's address, host:port or a URI, in place of the configuration's")
     return parser.parse_args()
 
 
@@ -66,7 +68,7 @@ def run(args: argparse.Namespace, agent: RL4SysAgent) -> None:
                 if terminated:
                     agent.mark_end_of_trajectory(traj, action)
                     break
-                if truncated or move == args.number_of_moves:  # time is up, but the state was not terminal
+                if truncated or move == args.number_of_moves:  # the time limit is reached, but the state is not terminal
                     agent.mark_end_of_trajectory(traj, action, truncated=True, final_obs=obs)
                     break
             returns.append(total)

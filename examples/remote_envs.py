@@ -1,18 +1,18 @@
-"""Environments, exploration, inference and training in processes of their own; DQN learns CartPole from what they send.
+"""Environments, exploration, inference and training in separate processes; DQN learns CartPole from their data.
 
-::
+This command starts everything on this machine::
 
     python examples/remote_envs.py --count 4 --episodes 128
 
-starts everything on this machine: `count` remote environments (``rl4sys-actor serve-env``), as many exploration workers, each
-with one of them, a model worker that answers all explorers in batches, and, in this process, the training worker. On several
-machines, each of these would be started where it belongs, with the addresses of the others.
+It starts `count` remote environments (``rl4sys-actor serve-env``), one exploration worker for each environment, and a model
+worker that answers all explorers in batches. The training worker is this process. On several machines, you would start each of
+them on its machine, with the addresses of the others.
 
     environment i  <- steps -  explorer i  - observations ->  model worker
                                     |                              ^ newest weights
                                     +- transitions, once -> training worker
 
-Needs the extras gym and learner.
+This example needs the extras gym and learner.
 """
 
 from __future__ import annotations
@@ -38,26 +38,28 @@ from rl4sys_zmq.rpc import Caller, Server
 from rl4sys_zmq.serving import Batching, InferenceClient, InferenceServer, RemoteEnv
 
 CHUNK = 16
-"""Transitions of one message to the training worker."""
+"""Largest number of transitions in one message to the training worker."""
 Array = np.ndarray[Any, Any]
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="DQN on remote environments.")
-    parser.add_argument("--count", type=int, default=4, help="remote environments, and exploration workers (default: 4)")
-    parser.add_argument("--episodes", type=int, default=128, help="end after so many (default: 128)")
     parser.add_argument(
-        "--env", default="CartPole-v1", help="with a flat observation and discrete actions (default: CartPole-v1)"
+        "--count", type=int, default=4, help="number of remote environments and of exploration workers (default: 4)"
     )
-    parser.add_argument("--seed", type=int, default=1, help="of everything that is random (default: 1)")
+    parser.add_argument("--episodes", type=int, default=128, help="end after this number of episodes (default: 128)")
+    parser.add_argument(
+        "--env", default="CartPole-v1", help="environment with flat observations and discrete actions (default: CartPole-v1)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of all random numbers (default: 1)")
     return parser.parse_args()
 
 
-# ---- the model worker: answers "which action is worth how much", with the newest weights there are
+# ---- the model worker: returns the values of all actions, with the newest weights
 
 
 def q_values(weights: list[Array], observations: Array) -> Array:
-    """The values of all actions ``[N, actions]`` for ``[N, observation]``: a perceptron with two hidden layers."""
+    """Return the values of all actions ``[N, actions]`` for ``[N, observation]``, by a perceptron with two hidden layers."""
     x = observations
     for i in range(0, len(weights) - 2, 2):
         x = np.maximum(x @ weights[i].T + weights[i + 1], 0.0)
@@ -69,7 +71,7 @@ def work_as_model(trainer: str, pipe: Connection) -> None:
     ready = threading.Event()
 
     def take(weights: list[Array], number: int) -> None:
-        held["weights"] = weights  # replaced whole: a batch sees the old ones or the new ones
+        held["weights"] = weights  # replaced as a whole: a batch uses either the old or the new weights
         ready.set()
 
     with InferenceServer(0) as server, Caller(trainer) as client:
@@ -83,7 +85,7 @@ def work_as_model(trainer: str, pipe: Connection) -> None:
         wait_for_end(pipe)
 
 
-# ---- an exploration worker: acts in one remote environment, mostly greedily, and sends what happened
+# ---- an exploration worker: acts in one remote environment, mostly greedily, and sends transitions
 
 
 def work_as_explorer(number: int, seed: int, env_address: str, model: str, trainer: str, pipe: Connection) -> None:
@@ -94,7 +96,7 @@ def work_as_explorer(number: int, seed: int, env_address: str, model: str, train
         pipe.send("ready")
         explore(env, greedy, teacher, rng, seed * 1000 + number)
     except (Closed, CallError) as error:
-        if not pipe.poll():  # nobody has asked for the end, so this is not it
+        if not pipe.poll():  # the parent has not requested the end, so this is an error
             raise SystemExit(f"explorer {number}: {error}") from error
     finally:
         for closing in (env, greedy, teacher):
@@ -102,7 +104,7 @@ def work_as_explorer(number: int, seed: int, env_address: str, model: str, train
 
 
 def explore(env: RemoteEnv, greedy: InferenceClient, teacher: Caller, rng: np.random.Generator, seed: int) -> None:
-    """Until the training worker says that it is enough."""
+    """Explore until the training worker reports that it has enough."""
     epsilon, chunk, total = 1.0, [], 0.0
     assert isinstance(env.action_space, Discrete)
     actions = int(env.action_space.n)
@@ -119,7 +121,7 @@ def explore(env: RemoteEnv, greedy: InferenceClient, teacher: Caller, rng: np.ra
             observation, total = env.reset()[0], 0.0
         if ended or len(chunk) == CHUNK:
             columns = [np.array(column) for column in zip(*chunk, strict=True)]
-            answer = teacher.call("learn", columns, once=True)  # said again if need be, and learnt from once
+            answer = teacher.call("learn", columns, once=True)  # may be resent, but runs once
             epsilon, chunk = answer["epsilon"], []
             if answer["enough"]:
                 return
@@ -129,7 +131,7 @@ def explore(env: RemoteEnv, greedy: InferenceClient, teacher: Caller, rng: np.ra
 
 
 class Trainer:
-    """Holds what came and learns from it; its callback is called for one chunk at a time."""
+    """The training worker: its replay memory and its networks. Its callback runs for one chunk at a time."""
 
     def __init__(self, observation_size: int, actions: int, episodes: int, seed: int) -> None:
         import torch
@@ -155,7 +157,10 @@ class Trainer:
         self.enough = threading.Event()
 
     def learn(self, columns: list[Array]) -> dict[str, Any]:
-        """Takes a chunk and makes as many updates; explorers wait for that, and so are as fast as the learning."""
+        """Store a chunk and make one update for each transition.
+
+        Explorers wait for the reply, so they are as fast as the training.
+        """
         if not self.enough.is_set():
             for row in zip(*columns, strict=True):
                 *transition, truncated, total = row
@@ -172,7 +177,7 @@ class Trainer:
         return {"epsilon": max(0.02, 1.0 - self.seen / 1000), "enough": self.enough.is_set()}
 
     def update(self) -> None:
-        """One step of the optimizer, on 128 transitions of all that came."""
+        """Make one step of the optimizer, on 128 transitions from the memory."""
         torch = self.torch
         rows = [self.memory[i] for i in self.rng.integers(len(self.memory), size=128)]
         observations, actions, rewards, following, terminated = (np.array(column) for column in zip(*rows, strict=True))
@@ -180,7 +185,7 @@ class Trainer:
             after = torch.as_tensor(following, dtype=torch.float32)
             best = self.net(after).argmax(1, keepdim=True)
             later = self.target(after).gather(1, best).squeeze(1)
-            later[torch.as_tensor(terminated)] = 0.0  # nothing comes after a terminal state; after a truncated one there would
+            later[torch.as_tensor(terminated)] = 0.0  # a terminal state has no future value; a truncated one has
             goal = torch.as_tensor(rewards, dtype=torch.float32) + 0.99 * later
         values = self.net(torch.as_tensor(observations, dtype=torch.float32))
         taken = values.gather(1, torch.as_tensor(actions, dtype=torch.int64).unsqueeze(1)).squeeze(1)
@@ -195,7 +200,7 @@ class Trainer:
         self.updates += 1
 
     def weights(self) -> list[Array]:
-        """A copy of the network's parameters, for the model worker."""
+        """Return a copy of the network's parameters, for the model worker."""
         return [p.detach().numpy().copy() for p in self.net.parameters()]
 
 
@@ -203,39 +208,39 @@ class Trainer:
 
 
 def wait_for_end(pipe: Connection) -> None:
-    """Until the parent says so, or is gone."""
+    """Wait until the parent requests the end, or has ended itself."""
     with contextlib.suppress(EOFError):
         pipe.recv()
 
 
 def ignoring_ctrl_c(work: Any, *args: Any) -> None:
-    """A child's body. Ctrl-C goes to all processes of a terminal; the parent ends its children in order."""
+    """Run `work` in a child process, without SIGINT. Ctrl-C reaches all processes of a terminal; the parent ends its children."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     work(*args)
 
 
 class Fleet:
-    """The processes that this one started, and their end."""
+    """The processes that this process started."""
 
     def __init__(self) -> None:
         self.environments: list[subprocess.Popen[str]] = []
         self.workers: list[tuple[Any, Connection]] = []
 
     def serve_environment(self, env: str) -> subprocess.Popen[str]:
-        """A remote environment; its first line says where."""
+        """Start a server for one remote environment. Its first line of output holds its address."""
         words = [sys.executable, "-m", "rl4sys_zmq.cli.actor", "serve-env", "--env", env, "--port", "0", "--exit-with-stdin"]
         process = subprocess.Popen(
             words,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C is not for it
+            start_new_session=True,  # Ctrl-C does not reach it
         )
         self.environments.append(process)
         return process
 
     def start(self, work: Any, *args: Any) -> Connection:
-        """A worker, whose last argument is its end of a pipe."""
+        """Start a worker, whose last argument is its end of a pipe. Return the other end."""
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=ignoring_ctrl_c, args=(work, *args, theirs), daemon=True)
@@ -245,22 +250,22 @@ class Fleet:
         return ours
 
     def said(self, pipe: Connection) -> Any:
-        """What a worker says first."""
+        """Return the first message of a worker."""
         try:
             return pipe.recv()
         except EOFError:
             raise RuntimeError("a worker ended before it began; its error is above") from None
 
     def check(self) -> None:
-        """Raises RuntimeError when a worker has failed."""
+        """Raise RuntimeError if a worker has failed."""
         for process, _ in self.workers:
             if process.exitcode not in (None, 0):
                 raise RuntimeError(f"a worker ended with code {process.exitcode}; its error is above")
 
     def end(self) -> None:
-        """Ends all of them, and waits for that."""
+        """End all processes and wait for them."""
         for _, pipe in self.workers:
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the worker has ended
                 pipe.send("end")
         for process, pipe in reversed(self.workers):  # explorers first: they give their environments back
             process.join(5.0)
@@ -269,7 +274,7 @@ class Fleet:
                 process.join()
             pipe.close()
         for environment in self.environments:
-            environment.communicate()  # closes stdin, which ends it
+            environment.communicate()  # closes stdin, which ends the server
         self.workers, self.environments = [], []
 
 
@@ -287,7 +292,7 @@ def train(args: argparse.Namespace, fleet: Fleet) -> None:
     addresses = [address_of(environment) for environment in environments]
     with RemoteEnv(addresses[0]) as env:
         if not isinstance(env.observation_space, Box) or not isinstance(env.action_space, Discrete):
-            raise RuntimeError(f"{args.env} has other spaces than an array of numbers and so many actions")
+            raise RuntimeError(f"{args.env} does not have a Box observation space and a Discrete action space")
         size, actions = math.prod(env.observation_space.shape), int(env.action_space.n)
     trainer = Trainer(size, actions, args.episodes, args.seed)
     with Server("tcp://127.0.0.1:0", name="trainer", pub="tcp://127.0.0.1:0") as server:
@@ -313,7 +318,7 @@ def train(args: argparse.Namespace, fleet: Fleet) -> None:
                     print(f"{time.monotonic() - started:6.1f} s  {progress(trainer)}", flush=True)
         finally:
             trainer.enough.set()
-            fleet.end()  # while there is somebody to answer them
+            fleet.end()  # while the server can still answer them
             counts = server.status()["counters"]
             print(f"{time.monotonic() - started:6.1f} s  {progress(trainer)}; best 20 in a row: {best(trainer.returns):.1f}")
             ends = f"terminal {trainer.terminal}, truncated {trainer.cut}"
@@ -330,7 +335,7 @@ def progress(trainer: Trainer) -> str:
 
 
 def best(returns: list[float]) -> float:
-    """The best mean of 20 episodes in a row, or of all when there are fewer."""
+    """Return the best mean of 20 episodes in a row, or of all episodes if there are fewer."""
     width = min(20, len(returns))
     return max((sum(returns[i : i + width]) / width for i in range(len(returns) - width + 1)), default=0.0) if width else 0.0
 

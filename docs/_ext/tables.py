@@ -21,7 +21,7 @@ from typing import Any
 import click
 
 from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig
-from rl4sys_zmq.config.options import SPACE, Unfit
+from rl4sys_zmq.config.options import SPACE, InvalidValue
 from rl4sys_zmq.errors import ConfigError
 
 __all__ = ["PUBLIC", "api", "codes", "command_paths", "commands", "generate", "options", "parameters"]
@@ -188,7 +188,7 @@ def _accepts(check: Any) -> str:
         return "a Box or Discrete space, or null"
     try:
         check(object())
-    except Unfit as exc:
+    except InvalidValue as exc:
         return str(exc)
     except ConfigError as exc:
         return str(exc).partition(", not ")[0].removeprefix("expected ")

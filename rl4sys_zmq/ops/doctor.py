@@ -75,7 +75,7 @@ def diagnose(
         timeout_s: The time limit of each stage, in seconds.
 
     Raises:
-        Unfit, TransportError: If the text is not an address.
+        InvalidValue, TransportError: If the text is not an address.
     """
     diagnosis = _Diagnosis(Address.parse(connect_uri(address)), keys, config, timeout_s)
     failed = False

@@ -165,7 +165,7 @@ def test_an_entry_that_contradicts_the_run_is_refused(inproc_lab: Lab, tmp_path:
     joined(inproc_lab, first).close()
     first.close()
     entry = {"lab": ClientConfig(algorithm_name="PICKY")}
-    with pytest.raises(ConfigError, match="algorithm_name of client 'lab' is 'PICKY', and 'GOES_ON'"):
+    with pytest.raises(ConfigError, match="algorithm_name of client 'lab' is 'PICKY' in the configuration, but 'GOES_ON'"):
         start(inproc_lab, tmp_path / "run", clients=entry)
 
 

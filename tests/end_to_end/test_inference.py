@@ -260,7 +260,7 @@ def test_a_service_that_has_no_policy_yet_is_asked_again(transport: TransportUnd
             assert len(slept) == 3
         with (
             asking(client_id="nobody", inference_timeout_s=0.01) as remote,
-            pytest.raises(CallRefused, match="no 'policy/nobody'"),
+            pytest.raises(CallRefused, match="no method 'policy/nobody'"),
         ):
             remote.ask(server.address, OBS[None], None)
 

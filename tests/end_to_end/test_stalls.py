@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq.delivery import Load, Transit
+from rl4sys_zmq.delivery import Amount, Transit
 
 BATCH_STEPS = 16
 
@@ -39,7 +39,7 @@ def play(agent: Any, episodes: int, stop: threading.Event) -> None:
 def test_credit_that_would_never_come_back_is_corrected(inproc_lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     learner = inproc_lab.learner()
     agent = inproc_lab.agent(learner, overflow="wait", rollout_length=4)
-    accept, wrong = Transit.accept, [Load(5 * BATCH_STEPS, 3, 1000)]
+    accept, wrong = Transit.accept, [Amount(5 * BATCH_STEPS, 3, 1000)]
 
     def miscount(transit: Transit, load: Load) -> None:
         accept(transit, load)
@@ -61,7 +61,7 @@ def test_a_client_that_stands_still_is_seen_before_anybody_asks(inproc_lab: Any,
     agent = inproc_lab.agent(learner, overflow="wait", rollout_length=4, wait_timeout_s=60.0)
     accept = Transit.accept
     monkeypatch.setattr(Transit, "settle", lambda transit: None)
-    monkeypatch.setattr(Transit, "accept", lambda transit, load: accept(transit, Load(2 * load.steps, load.items, load.nbytes)))
+    monkeypatch.setattr(Transit, "accept", lambda transit, load: accept(transit, Amount(2 * load.steps, load.items, load.nbytes)))
     stop = threading.Event()
     host = threading.Thread(target=play, args=(agent, 200, stop))
     host.start()

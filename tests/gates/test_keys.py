@@ -36,7 +36,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for a clock that is not tested; the long tier has them as they are."""
     if not SOAK:
         monkeypatch.setattr("rl4sys_zmq.learner.gateway.BEACON_S", 0.05)
-        monkeypatch.setattr("rl4sys_zmq.security.authenticator.LOOK_S", 0.02)
+        monkeypatch.setattr("rl4sys_zmq.security.authenticator.POLL_S", 0.02)
         monkeypatch.setattr("rl4sys_zmq.delivery.session.REFUSED_RETRY_S", 0.1)
 
 

@@ -70,7 +70,7 @@ def test_a_subscriptions_callback_may_close_the_client(server: Server) -> None:
 
 def test_a_burst_of_futures_is_answered_in_one_go(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than a connection queues: none waits for the time when a lost call would be said again."""
-    monkeypatch.setattr("rl4sys_zmq.rpc.session.AGAIN_S", 3600.0)
+    monkeypatch.setattr("rl4sys_zmq.rpc.session.RESEND_S", 3600.0)
     with Caller(server.address, timeout_s=3 * WAIT_S) as client:
         futures = [client.submit("echo", number, once=bool(number % 2)) for number in range(3000)]
         assert [future.result(3 * WAIT_S) for future in futures] == list(range(3000))

@@ -21,7 +21,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rl4sys_zmq.rpc.server.BEACON_S", 0.1)
     monkeypatch.setattr("rl4sys_zmq.rpc.caller_thread.SILENT_S", 0.5)
     monkeypatch.setattr("rl4sys_zmq.rpc.caller_thread.FETCH_S", 0.4)
-    monkeypatch.setattr("rl4sys_zmq.rpc.caller_thread.LOOK_S", 0.1)
+    monkeypatch.setattr("rl4sys_zmq.rpc.caller_thread.CLOSE_CHECK_S", 0.1)
 
 
 def test_a_subscriber_finds_a_server_that_publishes_elsewhere(tmp_path: Path) -> None:

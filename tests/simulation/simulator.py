@@ -133,8 +133,12 @@ class Simulation(SimNetwork):
         self.play(self.now + 5.0)
 
     def _check_joined(self) -> None:
-        """An actor gets in soon, with nobody else of its name there; one that was overtaken once a lease is over."""
-        deadline = self.now + JOIN_S + (self.schedule.lease_s if self.schedule.relics else 0.0)
+        """An actor joins soon if no other process has its name, or after a lease if a process with a later number was heard.
+
+        With a clock that steps back, a HELLO of an earlier process has the later number. It may arrive late.
+        """
+        overtaken = self.schedule.relics or (self.schedule.clock != "right" and self.schedule.delay_s)
+        deadline = self.now + JOIN_S + (self.schedule.lease_s if overtaken else 0.0)
         while self.now < deadline and any(actor.session.state is not SessionState.JOINED for actor in self.actors):
             self.play(self.now + 1.0)
         for actor in self.actors:

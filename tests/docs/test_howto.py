@@ -46,7 +46,7 @@ def configuration(folder: Path, name: str, address: str, **options: Any) -> None
 def learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
     register_algorithm("HOWTO", FakeAlgorithm.factory(steps_per_update=8))
-    with Learner(LearnerConfig(bind=f"ipc://{tmp_path}/learner", run_dir=None)) as learner:
+    with Learner(LearnerConfig(bind=f"ipc://{tmp_path}/learner", run_dir=None, shutdown_timeout_s=30.0)) as learner:
         yield learner
 
 

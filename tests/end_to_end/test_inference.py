@@ -266,7 +266,7 @@ def test_a_service_that_has_no_policy_yet_is_asked_again(transport: TransportUnd
 
 
 def test_a_restarted_learner_is_found_again(tmp_path: Path) -> None:
-    given = LearnerConfig(bind=f"ipc://{tmp_path}/learner", run_dir=tmp_path / "run", inference="auto")
+    given = LearnerConfig(bind=f"ipc://{tmp_path}/learner", run_dir=tmp_path / "run", inference="auto", shutdown_timeout_s=WAIT_S)
     with Learner(given) as first, RL4SysAgent(config=config(first, inference="remote")) as agent:
         play(agent, 5)
         generation = agent.generation
@@ -299,7 +299,9 @@ def test_a_restarted_learner_is_found_again(tmp_path: Path) -> None:
 )
 def test_questions_that_are_none(tmp_path: Path, payload: Any, words: str) -> None:
     with (
-        Learner(LearnerConfig(bind=f"ipc://{tmp_path}/learner", run_dir=None, inference="auto")) as learner,
+        Learner(
+            LearnerConfig(bind=f"ipc://{tmp_path}/learner", run_dir=None, inference="auto", shutdown_timeout_s=WAIT_S)
+        ) as learner,
         RL4SysAgent(config=config(learner)) as agent,
         Caller(learner.inference_address) as client,
     ):
@@ -345,7 +347,9 @@ def test_a_key_needs_the_role_call_and_its_client(tmp_path: Path) -> None:
         lines.append(f"[{name}]\nkey = '{pair.public}'\nclient_ids = {client_ids}\nroles = {roles}\n")
         write_user_keys(folder / f"{name}.keys", name, UserKeys(pair, server.learner.public))
     (folder / "users.toml").write_text("".join(lines))
-    with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, inference="auto", keys=folder)) as learner:
+    with Learner(
+        LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, inference="auto", shutdown_timeout_s=WAIT_S, keys=folder)
+    ) as learner:
         with RL4SysAgent(config=config(learner, inference="remote", keys=folder / "full.keys")) as agent:
             assert len(play(agent, 3)) == 3
         with (

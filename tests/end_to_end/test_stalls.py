@@ -41,7 +41,7 @@ def test_credit_that_would_never_come_back_is_corrected(inproc_lab: Any, monkeyp
     agent = inproc_lab.agent(learner, overflow="wait", rollout_length=4)
     accept, wrong = Transit.accept, [Amount(5 * BATCH_STEPS, 3, 1000)]
 
-    def miscount(transit: Transit, load: Load) -> None:
+    def miscount(transit: Transit, load: Amount) -> None:
         accept(transit, load)
         if wrong:
             transit.waiting.add(wrong.pop())
@@ -60,7 +60,7 @@ def test_a_client_that_stands_still_is_seen_before_anybody_asks(inproc_lab: Any,
     learner = inproc_lab.learner()
     agent = inproc_lab.agent(learner, overflow="wait", rollout_length=4, wait_timeout_s=60.0)
     accept = Transit.accept
-    monkeypatch.setattr(Transit, "settle", lambda transit: None)
+    monkeypatch.setattr(Transit, "correct_waiting", lambda transit: None)
     monkeypatch.setattr(Transit, "accept", lambda transit, load: accept(transit, Amount(2 * load.steps, load.items, load.nbytes)))
     stop = threading.Event()
     host = threading.Thread(target=play, args=(agent, 200, stop))

@@ -46,7 +46,7 @@ def config(learner: Learner, **options: Any) -> AgentConfig:
 
 @pytest.fixture
 def learner(transport: TransportUnderTest) -> Iterator[Learner]:
-    with Learner(LearnerConfig(bind=transport.address(), run_dir=None, inference="auto")) as made:
+    with Learner(LearnerConfig(bind=transport.address(), run_dir=None, inference="auto", shutdown_timeout_s=WAIT_S)) as made:
         yield made
 
 

@@ -269,7 +269,7 @@ class Operator:
                 self._remove_idle(client, now)
 
     def make_room(self, now: float) -> None:
-        """If `max_clients` is reached, remove the client without data that has been idle for longest, if there is one."""
+        """Remove the client without data that has been idle for longest, once `max_clients` is reached."""
         if self._parts.registry.full:
             idle = [client for client in self._parts.registry if client.is_expendable]
             if idle:

@@ -1,0 +1,77 @@
+"""The words of the package: terms that were replaced do not come back, and docstrings begin as the style says."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULES = sorted((ROOT / "rl4sys_zmq").rglob("*.py"))
+PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)
+
+REPLACED = {
+    "crew": "thread pool, LeaderFollowerPool",
+    "dice": "rng",
+    "feeder": "dispatcher",
+    "ledger": "journal",
+    "mend": "correct, remedy",
+    "roster": "client registry",
+    "shelf": "store ingest",
+    "tenancy": "environment lease",
+    "whoever": "any peer, the caller that",
+}
+"""Private words, and the term that the field has for them."""
+
+QUESTIONS = ("How", "If", "See", "What", "When", "Where", "Whether", "Which", "Who", "Why")
+"""A docstring names a thing or, of a function, says in the imperative what it does. It begins with none of these."""
+
+
+def texts(source: str) -> Iterator[tuple[int, str]]:
+    """Yield each comment and string of a module with its line."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in (tokenize.COMMENT, tokenize.STRING):
+            yield token.start[0], token.string
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield the name and the docstring of a module and of all that it defines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield getattr(node, "name", "module"), text
+
+
+@pytest.mark.parametrize("path", [*MODULES, *PAGES], ids=lambda path: str(path.relative_to(ROOT)))
+def test_replaced_words_do_not_come_back(path: Path) -> None:
+    source = path.read_text()
+    found = list(texts(source)) if path.suffix == ".py" else list(enumerate(source.splitlines(), 1))
+    pattern = re.compile(rf"\b({'|'.join(REPLACED)})s?\b", re.IGNORECASE)
+    faults = [(line, match[0], REPLACED[match[1].lower()]) for line, text in found for match in pattern.finditer(text)]
+    assert not faults, "each with its line and the term to use"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_docstring_names_the_thing_or_says_what_to_do(path: Path) -> None:
+    faults = [
+        (name, text.splitlines()[0])
+        for name, text in docstrings(ast.parse(path.read_text()))
+        if text.split(maxsplit=1)[0].rstrip(",:") in QUESTIONS
+    ]
+    assert not faults
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_lines_of_a_page_end_before_column_120(path: Path) -> None:
+    fenced, faults = False, []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        fenced ^= line.lstrip().startswith(("```", ":::"))
+        if len(line) > 120 and not fenced and not line.startswith("|"):
+            faults.append((number, len(line)))
+    assert not faults

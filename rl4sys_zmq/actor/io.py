@@ -25,11 +25,11 @@ from rl4sys_zmq.delivery import (
     Action,
     ActorSession,
     IncarnationRaised,
-    Joined,
     Reconnect,
     RefusedForNow,
-    Rejected,
     Send,
+    SessionJoined,
+    SessionRefused,
     SessionState,
     StreamRenewed,
 )
@@ -37,13 +37,13 @@ from rl4sys_zmq.errors import ClientFailed, HandshakeRefused, ProtocolError, Ref
 from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Address, Wakeup, explain
-from rl4sys_zmq.transports.network import Connection, ConnectionPoller, Keys, LocalNetwork, Network
+from rl4sys_zmq.transports.network import ConnectingSocket, Keys, LocalNetwork, Network, SocketPoller
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Fetch, Hello, Message, Refused, Weights, Welcome
 
 if TYPE_CHECKING:  # modules for optional features are imported only by actors that use them
-    from rl4sys_zmq.actor.policy_cache import LastPolicy
+    from rl4sys_zmq.actor.policy_cache import CachedLastPolicy
     from rl4sys_zmq.actor.spool import Spool
     from rl4sys_zmq.security import UserKeys
 
@@ -109,8 +109,8 @@ class ActorIO(Worker):
         self._version_errors = 0
         self._seen_items = 0
         self._events_at = 0.0
-        self._dealer: Connection
-        self._poller: ConnectionPoller
+        self._dealer: ConnectingSocket
+        self._poller: SocketPoller
         self._stopping = threading.Event()
 
     # ---- for host threads
@@ -412,14 +412,14 @@ class ActorIO(Worker):
             match action:
                 case Send(message):
                     self._send(message)
-                case Joined(welcome):
+                case SessionJoined(welcome):
                     self._on_joined(welcome)
                 case StreamRenewed(in_doubt):
                     words = "%s: silent for longer than the lease, so it joins as a new incarnation; %d segments are in doubt"
                     log.warning(words, self._config.client_id, in_doubt)
                 case IncarnationRaised(incarnation):
                     self._on_raised(incarnation)
-                case Rejected(refused):
+                case SessionRefused(refused):
                     self._on_rejected(refused)
                 case RefusedForNow(refused):
                     if refused.code != Refusal.NO_SESSION:
@@ -522,13 +522,13 @@ class ActorIO(Worker):
         self.changed.notify_all()
 
 
-def _last_policy(config: AgentConfig, weight_subscriber: WeightSubscriber, counters: Counters) -> LastPolicy | None:
+def _last_policy(config: AgentConfig, weight_subscriber: WeightSubscriber, counters: Counters) -> CachedLastPolicy | None:
     path = config.cache_file
     if path is None:
         return None
-    from rl4sys_zmq.actor.policy_cache import LastPolicy
+    from rl4sys_zmq.actor.policy_cache import CachedLastPolicy
 
-    return LastPolicy(config, path, weight_subscriber, counters)
+    return CachedLastPolicy(config, path, weight_subscriber, counters)
 
 
 def _network(config: AgentConfig) -> Network:

@@ -45,7 +45,7 @@ from rl4sys_zmq.weights import digest
 from rl4sys_zmq.wire import spec_from_document, spec_to_document
 from rl4sys_zmq.wire.values import MAX_HEADER_BYTES, pack_header, unpack_header
 
-__all__ = ["CachedPolicy", "LastPolicy", "PolicyCache"]
+__all__ = ["CachedPolicy", "CachedLastPolicy", "PolicyCache"]
 
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ CLOCK_SLACK_S = 60.0
 """The lead of a cached policy's timestamp over the clock up to which its age counts as 0, in seconds."""
 
 
-class LastPolicy:
+class CachedLastPolicy:
     """The policy cache of one actor, which keeps the session parameters with the policy. Used in the I/O thread.
 
     It counts cached policies that cannot be used (``policy_cache.refused``).

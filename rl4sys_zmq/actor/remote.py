@@ -30,7 +30,7 @@ from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 if TYPE_CHECKING:
     from rl4sys_zmq.rpc import Caller
 
-__all__ = ["Answer", "RemotePolicy", "RemoteInference"]
+__all__ = ["Answer", "AbsentPolicy", "RemoteInference"]
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ Answer = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], tuple[int, int]]
 """Raw actions ``[N, *act]``, actions ``[N, *act]``, log-probabilities ``[N]``, and (generation, version)."""
 
 
-class RemotePolicy:
+class AbsentPolicy:
     """A placeholder for a policy that this process does not have. It has the learner's version and cannot act."""
 
     def __init__(self, spec: PolicySpec, generation: int, version: int, digest: int) -> None:

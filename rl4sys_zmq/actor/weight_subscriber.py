@@ -8,12 +8,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from rl4sys_zmq.actor.remote import RemotePolicy
+from rl4sys_zmq.actor.remote import AbsentPolicy
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused, ProtocolError, Refusal, RL4SysError, WeightsError
 from rl4sys_zmq.policies import Policy, build_policy, require_policy
 from rl4sys_zmq.transports import MAX_FRAME_BYTES, Address, Frame
-from rl4sys_zmq.transports.network import Connection, ConnectionPoller, Keys, Network
+from rl4sys_zmq.transports.network import ConnectingSocket, Keys, Network, SocketPoller
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.weights import WeightsHeader, apply_update
 from rl4sys_zmq.wire import decode, spec_from_document
@@ -69,7 +69,7 @@ class WeightSubscriber:
             rng: Source of the jitter of retries.
             fetch: Sends a `Fetch` if there is a session. It must not raise.
             swapped: Called after each new policy.
-            acts: False if this actor needs no weights, only the version (`RemotePolicy`).
+            acts: False if this actor needs no weights, only the version (`AbsentPolicy`).
         """
         self.policy: Policy | None = None
         self.spec: PolicySpec | None = None
@@ -81,8 +81,8 @@ class WeightSubscriber:
         self._rejected = (0, -1)
         self._pub: Address | None = None
         self._received_at = 0.0
-        self._sub: Connection | None = None
-        self._poller: ConnectionPoller | None = None
+        self._sub: ConnectingSocket | None = None
+        self._poller: SocketPoller | None = None
         self._fetch_at = 0.0
         self._whole = False
 
@@ -128,7 +128,7 @@ class WeightSubscriber:
         self.policy = previous
         return previous
 
-    def join(self, welcome: Welcome, poller: ConnectionPoller) -> None:
+    def join(self, welcome: Welcome, poller: SocketPoller) -> None:
         """Subscribe to the policy that a handshake named.
 
         Raises:
@@ -168,7 +168,7 @@ class WeightSubscriber:
             self._note(welcome.generation, welcome.version, welcome.digest)
         self._dial(welcome, pub, poller)
 
-    def _dial(self, welcome: Welcome, pub: Address, poller: ConnectionPoller) -> None:
+    def _dial(self, welcome: Welcome, pub: Address, poller: SocketPoller) -> None:
         self.leave()
         self._poller, self._received_at = poller, time.monotonic()
         self._sub = self.network.sub(pub, hwm=HWM, keys=self._keys)
@@ -267,13 +267,13 @@ class WeightSubscriber:
     def saw(self, stamp: tuple[int, int]) -> None:
         """Record the (generation, version) by which the learner acted for this actor. Any thread can call it."""
         policy = self.policy
-        if isinstance(policy, RemotePolicy) and stamp[0] == policy.generation and stamp[1] > policy.version:
-            self.policy = RemotePolicy(policy.spec, *stamp, 0)
+        if isinstance(policy, AbsentPolicy) and stamp[0] == policy.generation and stamp[1] > policy.version:
+            self.policy = AbsentPolicy(policy.spec, *stamp, 0)
 
     def _note(self, generation: int, version: int, digest: int) -> None:
         """Record the newest version, for an actor without a policy."""
         assert self.spec is not None
-        self.policy = RemotePolicy(self.spec, generation, version, digest)
+        self.policy = AbsentPolicy(self.spec, generation, version, digest)
         self._swapped()
 
     def _before(self) -> PolicySnapshot | None:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar
 
 import zmq
 
-from rl4sys_zmq.bench.ingress_load import RAW_HWM, Payload, body_bytes, bytes_per_item, send_ours, send_raw
+from rl4sys_zmq.bench.ingress_load import RAW_HWM, TrajectoryKind, body_bytes, bytes_per_item, send_ours, send_raw
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.memory_watch import keep_freed_memory
 from rl4sys_zmq.policies.mlp import mlp_spec
@@ -72,7 +72,9 @@ def _build(observations: Space, actions: Space, parameters: Mapping[str, object]
     return CountingAlgorithm.made[-1]
 
 
-def ours(payload: Payload, *, batch: int, actors: int, seconds: float, fsync: str = "", folder: Path | None = None) -> Rate:
+def ours(
+    payload: TrajectoryKind, *, batch: int, actors: int, seconds: float, fsync: str = "", folder: Path | None = None
+) -> Rate:
     """Measure our learner, in memory or with a journal (`fsync`). It keeps freed memory, as `serve` does."""
     keep_freed_memory()
     register_algorithm(ALGORITHM, _build)
@@ -101,7 +103,7 @@ def ours(payload: Payload, *, batch: int, actors: int, seconds: float, fsync: st
     return Rate(*rate, per)
 
 
-def raw(payload: Payload, *, batch: int, actors: int, seconds: float) -> Rate:
+def raw(payload: TrajectoryKind, *, batch: int, actors: int, seconds: float) -> Rate:
     """Measure a plain ROUTER loop that receives the same bytes in the same number of frames."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     router = context.socket(zmq.ROUTER)
@@ -130,7 +132,9 @@ def raw(payload: Payload, *, batch: int, actors: int, seconds: float) -> Rate:
         context.term()
 
 
-def append_rate(payload: Payload, *, batch: int, items_per_commit: float, seconds: float, folder: Path | None = None) -> Rate:
+def append_rate(
+    payload: TrajectoryKind, *, batch: int, items_per_commit: float, seconds: float, folder: Path | None = None
+) -> Rate:
     """Measure appending the same bytes to a file, with `fdatasync` after as many items as in one of our commits."""
     block = os.urandom(round(bytes_per_item(payload, batch) * items_per_commit))
     with tempfile.TemporaryFile(dir=folder) as file:

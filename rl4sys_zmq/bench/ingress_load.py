@@ -20,7 +20,17 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
 from rl4sys_zmq.wire.messages import Ack, Heartbeat, Hello, Message, Refused, Welcome
 
-__all__ = ["PAYLOADS", "RAW_HWM", "SEED", "Payload", "body_bytes", "bytes_per_item", "make_segment", "send_ours", "send_raw"]
+__all__ = [
+    "PAYLOADS",
+    "RAW_HWM",
+    "SEED",
+    "TrajectoryKind",
+    "body_bytes",
+    "bytes_per_item",
+    "make_segment",
+    "send_ours",
+    "send_raw",
+]
 
 SEED = 20_240_501
 UNLIMITED = (1 << 63) - 1
@@ -29,7 +39,7 @@ RAW_HWM = 64
 
 
 @dataclass(frozen=True)
-class Payload:
+class TrajectoryKind:
     """A kind of trajectory.
 
     Attributes:
@@ -51,16 +61,16 @@ class Payload:
 PAYLOADS = {
     p.name: p
     for p in (
-        Payload("P1", 200, BoxSpace((8,)), DiscreteSpace(4), False, "200 steps: obs f32[8], action i64"),
-        Payload(
+        TrajectoryKind("P1", 200, BoxSpace((8,)), DiscreteSpace(4), False, "200 steps: obs f32[8], action i64"),
+        TrajectoryKind(
             "P2", 100, BoxSpace((2, 128, 128, 3), "|u1", 0, 255), BoxSpace((7,)), False, "100 steps: two 128x128x3 u8, f32[7]"
         ),
-        Payload("P3", 1000, BoxSpace((1024,)), DiscreteSpace(128), True, "1000 steps: obs f32[1024], mask bool[128]"),
+        TrajectoryKind("P3", 1000, BoxSpace((1024,)), DiscreteSpace(128), True, "1000 steps: obs f32[1024], mask bool[128]"),
     )
 }
 
 
-def make_segment(payload: Payload, generation: int) -> Segment:
+def make_segment(payload: TrajectoryKind, generation: int) -> Segment:
     """Return one trajectory of random numbers: a whole episode."""
     rng, steps = np.random.default_rng(SEED), payload.steps
     obs, act = payload.observation_space, payload.action_space
@@ -91,17 +101,17 @@ def make_segment(payload: Payload, generation: int) -> Segment:
     )
 
 
-def body_bytes(payload: Payload, batch: int) -> list[int]:
+def body_bytes(payload: TrajectoryKind, batch: int) -> list[int]:
     """Return the sizes of the frames of one of our messages. The baseline sends the same sizes."""
     return [memoryview(f).nbytes for f in encode(join_submit(0, UNLIMITED, [pack_segment(make_segment(payload, 1))] * batch))]
 
 
-def bytes_per_item(payload: Payload, batch: int) -> float:
+def bytes_per_item(payload: TrajectoryKind, batch: int) -> float:
     """Return the bytes of one trajectory on the wire, including its share of the message's header."""
     return sum(body_bytes(payload, batch)) / batch
 
 
-def send_ours(address: str, payload: Payload, batch: int, name: str, until_s: float) -> None:
+def send_ours(address: str, payload: TrajectoryKind, batch: int, name: str, until_s: float) -> None:
     """Send with the full protocol and obey credit, until `until_s` (Unix time)."""
     with Socket.dealer(address, send_hwm=100_000) as dealer, Poller() as poller:
         poller.register(dealer)

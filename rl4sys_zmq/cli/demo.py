@@ -96,7 +96,7 @@ def demo(options: Demo) -> int:
     preferred = options.run_dir or Path("runs") / f"demo-{task.client_id}-{options.algorithm.lower()}-{options.seed}"
     with fresh_run_dir(preferred) as run_dir:
         learner = Learner(learner_config(task, options, run_dir)).start()
-    outcome = Outcome()
+    outcome = DemoResult()
     with learner, Actors(learner.address, task, options, run_dir) as actors:
         print_line(f"learner at {learner.address}, files in {run_dir}; loading torch and Gymnasium ...")
         with make_progress(debug=options.debug, every_s=LINES_S) as progress:
@@ -233,7 +233,7 @@ class Actors(Resource):
                 process.stdin.close()
 
 
-class Outcome:
+class DemoResult:
     """The result of the run so far."""
 
     def __init__(self) -> None:
@@ -285,7 +285,7 @@ def _note(elapsed_s: float, task: Task) -> str:
     return f"{elapsed_s:.1f} s, {goal}" if elapsed_s else "waiting for the actors to join"
 
 
-def summarise(task: Task, options: Demo, run_dir: Path, outcome: Outcome) -> int:
+def summarise(task: Task, options: Demo, run_dir: Path, outcome: DemoResult) -> int:
     """Draw the curve, print a summary from the run's log, and return the exit code."""
     curves = [curve for curve in read_curves(run_dir) if curve.client_id == task.client_id]
     print_line()
@@ -306,7 +306,7 @@ def summarise(task: Task, options: Demo, run_dir: Path, outcome: Outcome) -> int
     return FAILED
 
 
-def _facts(task: Task, curve: Curve | None, outcome: Outcome) -> Iterator[tuple[str, str]]:
+def _facts(task: Task, curve: Curve | None, outcome: DemoResult) -> Iterator[tuple[str, str]]:
     client = outcome.client
     if curve is None or not client:
         yield "episodes", "none ended"

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, JournalPage, JournalState, Restored, StreamRow
+from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, JournalHealth, JournalPage, Restored, StreamRow
 from rl4sys_zmq.delivery.journal_backlog import Backlog, Operation
 from rl4sys_zmq.delivery.journal_cache import Changes
 from rl4sys_zmq.delivery.journal_file import (
@@ -20,8 +20,8 @@ from rl4sys_zmq.delivery.journal_file import (
     Connect,
     Fsync,
     JournalFile,
+    LossReaction,
     OpenParameters,
-    Recovery,
     connect,
     open_journal_file,
     reopen,
@@ -79,7 +79,7 @@ class DiskJournal(Worker):
         wake: Callable[[], None],
         retry_s: float = 0.5,
         connect: Connect = connect,
-        recovery: Recovery = NO_RECOVERY,
+        recovery: LossReaction = NO_RECOVERY,
     ) -> None:
         """Create the journal. Call `open` to start it.
 
@@ -198,10 +198,10 @@ class DiskJournal(Worker):
         """Request a `JournalPage`."""
         self._enqueue(ReadPage(client_id, token, after_row, max_bytes), hurry=True)
 
-    def state(self) -> JournalState:
+    def state(self) -> JournalHealth:
         """Return the state of the journal."""
         with self._condition:
-            return JournalState(
+            return JournalHealth(
                 durable=True,
                 used_bytes=self._used_bytes,
                 max_bytes=self._max_bytes,

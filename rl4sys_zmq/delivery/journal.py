@@ -18,7 +18,7 @@ __all__ = [
     "ClientRow",
     "JournalEntry",
     "Journal",
-    "JournalState",
+    "JournalHealth",
     "MemoryJournal",
     "JournalPage",
     "Restored",
@@ -149,7 +149,7 @@ class JournalPage:
 
 
 @dataclass(frozen=True, slots=True)
-class JournalState:
+class JournalHealth:
     """The state of a journal.
 
     Attributes:
@@ -234,7 +234,7 @@ class Journal(Protocol):
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
         """Request a `JournalPage` of a client's entries after `after_row`: at most `max_bytes`, but at least one entry."""
 
-    def state(self) -> JournalState:
+    def state(self) -> JournalHealth:
         """Return the state of the journal."""
 
     def queued(self, client_id: str) -> int:
@@ -300,9 +300,9 @@ class MemoryJournal:
         """Return an empty page from the next `committed`."""
         self._fresh.append(JournalPage(client_id, token, (), after_row, more=False, damaged=0))
 
-    def state(self) -> JournalState:
+    def state(self) -> JournalHealth:
         """Return the state of the journal, which never fails."""
-        return JournalState(
+        return JournalHealth(
             durable=False,
             used_bytes=0,
             max_bytes=0,

@@ -27,7 +27,7 @@ __all__ = [
     "Fsync",
     "JournalFile",
     "OpenParameters",
-    "Recovery",
+    "LossReaction",
     "connect",
     "open_journal_file",
     "reopen",
@@ -53,7 +53,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
+class LossReaction:
     """The reaction to a journal that lacks data.
 
     Attributes:
@@ -67,7 +67,7 @@ class Recovery:
     remedy: str = "restore the files, or move all of them away, including journal.marks, to start a new journal"
 
 
-NO_RECOVERY = Recovery()
+NO_RECOVERY = LossReaction()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class OpenParameters:
     path: Path
     fsync: Fsync = "normal"
     connect: Connect = connect
-    recovery: Recovery = NO_RECOVERY
+    recovery: LossReaction = NO_RECOVERY
 
 
 @dataclass(slots=True)

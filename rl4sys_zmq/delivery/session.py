@@ -51,10 +51,10 @@ __all__ = [
     "FIELD_RATE",
     "Action",
     "ActorSession",
-    "Joined",
+    "SessionJoined",
     "IncarnationRaised",
     "Reconnect",
-    "Rejected",
+    "SessionRefused",
     "StreamRenewed",
     "Send",
     "SessionState",
@@ -94,14 +94,14 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class SessionJoined:
     """An event: the learner accepted the session, but lacks ``welcome.gap`` segments that were acknowledged."""
 
     welcome: Welcome
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class SessionRefused:
     """An event: the learner refused the session, or, in a joined session, stopped this client."""
 
     refused: Refused
@@ -135,7 +135,7 @@ class IncarnationRaised:
     incarnation: int
 
 
-Action = Send | Joined | Rejected | RefusedForNow | Reconnect | StreamRenewed | IncarnationRaised
+Action = Send | SessionJoined | SessionRefused | RefusedForNow | Reconnect | StreamRenewed | IncarnationRaised
 
 
 @dataclass(slots=True)
@@ -379,7 +379,7 @@ class ActorSession:
         self.credit_steps, self.sent_steps = 0, welcome.accepted_steps + self._steps_from(self.received)
         self._want_steps = self.min_version = 0
         self._resend_s = RESEND_S[0]
-        return [Joined(welcome), *self._resend(now)]
+        return [SessionJoined(welcome), *self._resend(now)]
 
     def _on_ack(self, now: float, ack: Ack) -> None:
         if self.state is SessionState.JOINED and ack.generation > self.generation:
@@ -438,7 +438,7 @@ class ActorSession:
             return [RefusedForNow(refused)]
         self.state = SessionState.REFUSED
         self._next_hello = now + REFUSED_RETRY_S
-        return [Rejected(refused)]
+        return [SessionRefused(refused)]
 
     def _raise(self, now: float, known: int) -> list[Action]:
         """Take an incarnation above the one on record. Segments keep their sequence numbers."""

@@ -40,7 +40,16 @@ from rl4sys_zmq.errors import CheckpointError
 from rl4sys_zmq.learner.state_tree import pack_state, unpack_state
 from rl4sys_zmq.private import sync_folder
 
-__all__ = ["CheckpointStore", "MANIFEST", "Manifest", "Mark", "STATE", "encode_checkpoint", "read_checkpoint", "read_manifest"]
+__all__ = [
+    "CheckpointStore",
+    "MANIFEST",
+    "CheckpointManifest",
+    "Mark",
+    "STATE",
+    "encode_checkpoint",
+    "read_checkpoint",
+    "read_manifest",
+]
 
 
 MANIFEST, STATE = "manifest.json", "state.safetensors"
@@ -75,7 +84,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class CheckpointManifest:
     """The description of a checkpoint.
 
     Attributes:
@@ -109,7 +118,7 @@ class Manifest:
     saved_unix_s: float = 0.0
 
 
-def encode_checkpoint(manifest: Manifest, state: Mapping[str, Any]) -> dict[str, bytes]:
+def encode_checkpoint(manifest: CheckpointManifest, state: Mapping[str, Any]) -> dict[str, bytes]:
     """Return the contents of the two files by name.
 
     Raises:
@@ -129,7 +138,7 @@ def encode_checkpoint(manifest: Manifest, state: Mapping[str, Any]) -> dict[str,
     return {STATE: data, MANIFEST: _HEAD + xxhash.xxh3_128_hexdigest(rest).encode() + rest}
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path) -> CheckpointManifest:
     """Return the verified manifest of the checkpoint in the folder `path`, without reading the state.
 
     Raises:
@@ -138,7 +147,7 @@ def read_manifest(path: Path) -> Manifest:
     return _manifest(path, _document(path))
 
 
-def read_checkpoint(path: Path) -> tuple[Manifest, dict[str, Any]]:
+def read_checkpoint(path: Path) -> tuple[CheckpointManifest, dict[str, Any]]:
     """Return the manifest and the state of the checkpoint in the folder `path`, verified to the last bit.
 
     Raises:
@@ -184,19 +193,19 @@ def _document(path: Path) -> dict[str, Any]:
     return dict(document)
 
 
-def _manifest(path: Path, document: Mapping[str, Any]) -> Manifest:
+def _manifest(path: Path, document: Mapping[str, Any]) -> CheckpointManifest:
     try:
-        values = {field.name: document[field.name] for field in fields(Manifest) if field.name != "grid"}
+        values = {field.name: document[field.name] for field in fields(CheckpointManifest) if field.name != "grid"}
         values["grid"] = tuple(operator.index(step) for step in document.get("grid", ()))  # older manifests lack it
         values["marks"] = tuple(Mark(**mark) for mark in values["marks"])
-        for thing in (Manifest(**values), *values["marks"]):
+        for thing in (CheckpointManifest(**values), *values["marks"]):
             for field in fields(thing):
                 expected = _TYPES.get(str(field.type))
                 if expected is not None and type(getattr(thing, field.name)) is not expected:
                     raise TypeError(f"{field.name} is not {field.type}")
     except (KeyError, TypeError) as exc:
         raise CheckpointError(path / MANIFEST, f"a field is missing or invalid: {exc}", damaged=True) from exc
-    return Manifest(**values)
+    return CheckpointManifest(**values)
 
 
 def _read(file: Path) -> bytes:
@@ -241,7 +250,9 @@ class CheckpointStore:
         self.damaged: list[str] = []
         self._keep = keep
 
-    def write(self, manifest: Manifest, state: Mapping[str, Any], *, wanted: Callable[[], bool] = lambda: True) -> Manifest:
+    def write(
+        self, manifest: CheckpointManifest, state: Mapping[str, Any], *, wanted: Callable[[], bool] = lambda: True
+    ) -> CheckpointManifest:
         """Write one checkpoint. It is on disk when this returns.
 
         Args:
@@ -284,7 +295,7 @@ class CheckpointStore:
         with _disk(self.folder):
             return [path for _, aside, path in self._entries() if not aside]
 
-    def load(self) -> tuple[Manifest, dict[str, Any], list[str]] | None:
+    def load(self) -> tuple[CheckpointManifest, dict[str, Any], list[str]] | None:
         """Return the newest checkpoint that verifies.
 
         Newer ones that are damaged are renamed to ``NNNNNNNN.damaged``.

@@ -34,7 +34,7 @@ from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.wire import SegmentSchema, encode, spec_from_document
 from rl4sys_zmq.wire.messages import Ack, Beacon, Checkpointed, Deliver, Demand, Frame, Hello, Metrics, Ready, Verdict
 
-__all__ = ["Client", "ClientState", "new_topic"]
+__all__ = ["Client", "LearnerThreadState", "new_topic"]
 
 EPISODES_KEPT = 100
 CREDIT_ITEMS = 1024
@@ -65,7 +65,7 @@ def new_topic() -> bytes:
     return os.urandom(8)
 
 
-class ClientState(StrEnum):
+class LearnerThreadState(StrEnum):
     """The state of a client's learner thread."""
 
     STARTING = "starting"
@@ -114,7 +114,7 @@ class Client:
         self.topic = new_topic()
         self.table = table
         self.checkpoints = checkpoints
-        self.state = ClientState.STARTING
+        self.state = LearnerThreadState.STARTING
         self.error = ""
         self.welcome_spec: dict[str, Any] = {}
         self.spec: PolicySpec | None = None
@@ -171,7 +171,7 @@ class Client:
     @property
     def is_caught_up(self) -> bool:
         """True if the learner thread runs and the replay of the journal is complete."""
-        return self.state is ClientState.RUNNING and not self.replaying
+        return self.state is LearnerThreadState.RUNNING and not self.replaying
 
     @property
     def is_wanted(self) -> bool:
@@ -181,7 +181,7 @@ class Client:
     @property
     def is_expendable(self) -> bool:
         """True if nothing is lost with this client: it was ready once and has no data, no checkpoint and no live actor."""
-        began = self.schema is None or self.replaying or self.state is ClientState.STARTING
+        began = self.schema is None or self.replaying or self.state is LearnerThreadState.STARTING
         holds = self.accepted or self.verdicts[Verdict.REFUSED] or self.saved.number or self.save_error
         return not (began or holds or self.is_wanted)
 
@@ -247,7 +247,7 @@ class Client:
         self.replaying = self.life if journal.durable else 0
         self._credit_items = DURABLE_CREDIT_ITEMS if journal.durable else CREDIT_ITEMS
         self.page_after = None
-        self.state, self.error = ClientState.STARTING, ""
+        self.state, self.error = LearnerThreadState.STARTING, ""
         self.pool = CreditPool()
         assign = self.settings.assign(
             self.policy_id, self.weight_history.generation, config, checkpoints=self.checkpoints, journal_id=journal.journal_id
@@ -259,7 +259,7 @@ class Client:
     @property
     def ended_unexpectedly(self) -> bool:
         """True if the learner thread has ended without a request to end and without `Failed`."""
-        return self.state is not ClientState.FAILED and not any(worker.alive for worker in self.workers)
+        return self.state is not LearnerThreadState.FAILED and not any(worker.alive for worker in self.workers)
 
     def end_thread(self, *, replaced: bool = False) -> None:
         """Tell the learner thread to finish its queue and end; with `replaced`, to end as soon as it can."""
@@ -390,7 +390,7 @@ class Client:
         Call this only while the journal works and has no operation left for this client.
         """
         reason = ""
-        if self.state is ClientState.RUNNING and not self.backlog and self.page_after is None:
+        if self.state is LearnerThreadState.RUNNING and not self.backlog and self.page_after is None:
             reason = "the replay is not complete, but no page of the journal is outstanding" if self.replaying else ""
             reason = reason or stall_reason(self.pool, self.table.live())
         progress = (self.life, self.accepted, self.pool.transit.messages, self.replayed, self.weight_history.version)

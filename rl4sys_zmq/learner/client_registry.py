@@ -10,7 +10,7 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import Journal, Restored, StreamTable
 from rl4sys_zmq.errors import ClientFailed, ConfigError, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.learner.admission import ClientSettings, resolve_configuration, restore_configuration
-from rl4sys_zmq.learner.client import Client, ClientState
+from rl4sys_zmq.learner.client import Client, LearnerThreadState
 from rl4sys_zmq.learner.ports import Clock, Ports, WorkerPort
 from rl4sys_zmq.learner.weight_history import WeightHistory
 from rl4sys_zmq.names import folder_name
@@ -153,7 +153,7 @@ class ClientRegistry:
         trace = "" if message.error.startswith(f"{ConfigError.__name__}:") else f"\n{message.trace}"
         log.error("client %s failed: %s%s", client.client_id, message.error, trace)
         self._by_key.pop(client.key, None)
-        client.state, client.error = ClientState.FAILED, message.error
+        client.state, client.error = LearnerThreadState.FAILED, message.error
         client.end_thread()
         if client.known or client.life > 1:
             return False
@@ -198,7 +198,7 @@ class ClientRegistry:
     def put_back(self, client: Client, error: str) -> None:
         """Return a detached client to the registry in the state ``failed``, with this error."""
         del self._detached[client.client_id]
-        client.state, client.error = ClientState.FAILED, error
+        client.state, client.error = LearnerThreadState.FAILED, error
         self._clients[client.client_id] = client
 
     def _start(self, client: Client) -> None:

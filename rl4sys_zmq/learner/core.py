@@ -19,7 +19,7 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Journal, Restored
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.learner.alarms import SEGMENT_QUARANTINED
-from rl4sys_zmq.learner.client import Client, ClientState, new_topic
+from rl4sys_zmq.learner.client import Client, LearnerThreadState, new_topic
 from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
@@ -169,7 +169,7 @@ class LearnerCore:
     def _on_published(self, client: Client, message: Published) -> None:
         with self.published:
             out = client.weight_history.publish(message)
-            first, client.state = client.state is not ClientState.RUNNING, ClientState.RUNNING
+            first, client.state = client.state is not LearnerThreadState.RUNNING, LearnerThreadState.RUNNING
             self.published.notify_all()
         if first:
             client.known = True
@@ -241,10 +241,10 @@ class LearnerCore:
                 client.busy_at = now
             if client.ended_unexpectedly:
                 self._ports.poll_workers()  # its last messages, if there are any
-                if client.state is not ClientState.FAILED:
+                if client.state is not LearnerThreadState.FAILED:
                     self._on_failed(client, Failed("its learner thread ended without an error; see the learner's log", ""))
                 continue
-            if client.state is ClientState.RUNNING:
+            if client.state is LearnerThreadState.RUNNING:
                 self._beacon(client)
             for stream in client.table.silent(now):
                 peer = client.table.peer_of(stream)
@@ -260,7 +260,7 @@ class LearnerCore:
             log.warning("client %s: alarm %s (%d so far): %s", client.client_id, alarm.name, alarm.count, alarm.text)
             fields = {"client_id": client.client_id, "alarm": alarm.name, "count": alarm.count, "text": alarm.text}
             self._sink.event("alarm", **fields)
-            if client.state is ClientState.RUNNING:
+            if client.state is LearnerThreadState.RUNNING:
                 self._beacon(client)
 
     def _beacon(self, client: Client) -> None:
@@ -274,7 +274,7 @@ class LearnerCore:
 
     def on_subscribed(self, client: Client, topic: bytes) -> None:
         """Send a beacon after a new subscription, since a subscriber does not receive earlier publications."""
-        if topic[:1] == BEACON_TOPIC and client.state is ClientState.RUNNING:
+        if topic[:1] == BEACON_TOPIC and client.state is LearnerThreadState.RUNNING:
             self._beacon(client)
 
     def change_access(self, access: AccessList) -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import STALL_S, Journal, JournalEntry, JournalPage
 from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
-from rl4sys_zmq.learner.client import Client, ClientState
+from rl4sys_zmq.learner.client import Client, LearnerThreadState
 from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.wire import encode
@@ -129,7 +129,7 @@ class SegmentDispatcher:
             return
         partial = state.used_bytes + state.queued_bytes > PARTIAL_BATCH_FILL * state.max_bytes
         for client in self._registry:
-            if client.state is ClientState.RUNNING and not client.replaying and not client.backlog and client.accepted:
+            if client.state is LearnerThreadState.RUNNING and not client.replaying and not client.backlog and client.accepted:
                 client.backlog.append(encode(Save(0, partial)))
 
     def _after_rescue(self) -> None:
@@ -137,7 +137,7 @@ class SegmentDispatcher:
         self._counters.add("journal_rescued")
         self._sink.event("journal_rescued", times=self._rescued)
         for client in self._registry:
-            if client.state is ClientState.RUNNING and not client.replaying:
+            if client.state is LearnerThreadState.RUNNING and not client.replaying:
                 client.backlog.append(encode(Save(0, partial=False)))
 
     def expire(self, client: Client, now: float) -> None:
@@ -158,7 +158,7 @@ class SegmentDispatcher:
         Returns:
             A future for the errors, by client; empty if every checkpoint was written.
         """
-        token, running = next(self._save_tokens), [c for c in self._registry if c.state is ClientState.RUNNING]
+        token, running = next(self._save_tokens), [c for c in self._registry if c.state is LearnerThreadState.RUNNING]
         future: Future[dict[str, str]] = Future()
         self._saves[token] = {c.client_id for c in running}, future, {}
         for client in running:

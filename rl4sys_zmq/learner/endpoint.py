@@ -14,7 +14,7 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Amount, Journal, Stream, take_submit
 from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.learner.admission import check_hello, require_match
-from rl4sys_zmq.learner.client import QUEUE_ITEMS, Client, ClientState
+from rl4sys_zmq.learner.client import QUEUE_ITEMS, Client, LearnerThreadState
 from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.ports import Ports
 from rl4sys_zmq.learner.recorder import EventSink
@@ -195,7 +195,7 @@ class ActorEndpoint:
         if sender is not None and stream.owner != sender.name:
             raise ProtocolError(Refusal.IDENTITY, "this session belongs to another key")
         stream.last_seen = now
-        if client.state is ClientState.FAILED:
+        if client.state is LearnerThreadState.FAILED:
             raise ProtocolError(Refusal.FAILED, client.error)
         match message:
             case Submit():
@@ -304,11 +304,11 @@ class ActorEndpoint:
             self.refuse(peer, code, str(exc), field=exc.key)
             return
         match client.state:
-            case ClientState.STARTING:
+            case LearnerThreadState.STARTING:
                 client.waiting[peer] = hello, sender.name if sender is not None else ""
-            case ClientState.FAILED:
+            case LearnerThreadState.FAILED:
                 raise ProtocolError(Refusal.FAILED, client.error)
-            case ClientState.RUNNING:
+            case LearnerThreadState.RUNNING:
                 self._welcome(peer, client, hello, sender.name if sender is not None else "", now)
 
     def _live_actors(self, user: str, client: Client | None, replaces: str) -> int:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import Journal, Restored
 from rl4sys_zmq.errors import Closed, RL4SysError
-from rl4sys_zmq.learner.client import ClientState
+from rl4sys_zmq.learner.client import LearnerThreadState
 from rl4sys_zmq.learner.connections import Connections
 from rl4sys_zmq.learner.core import LearnerCore
 from rl4sys_zmq.learner.endpoint import MAX_MESSAGE_BYTES
@@ -135,7 +135,7 @@ class Gateway(Worker):
     def weight_history(self, client_id: str) -> WeightHistory | None:
         """Return the published weights of a client, or None if it is unknown or starting. Hold `published` to call this."""
         client = self._core.registry.get(client_id)
-        return client.weight_history if client is not None and client.state is not ClientState.STARTING else None
+        return client.weight_history if client is not None and client.state is not LearnerThreadState.STARTING else None
 
     def failure(self, client_id: str) -> RL4SysError | None:
         """Return the error that stopped a client or prevented its creation, or None if there is none."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import CallbackStuck, CallRefusal, MaskError
 from rl4sys_zmq.policies import Policy, Sampler, build_policy
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.rpc import Batching, Refuse, Server
+from rl4sys_zmq.rpc import Batching, RefuseCall, Server
 from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, PolicySpec
 
 __all__ = ["PolicyService", "method_of"]
@@ -121,14 +121,14 @@ class PolicyService(Resource):
         try:
             policy, spec = self._policy(client_id)
         except KeyError:  # the client was forgotten while these calls waited
-            return [Refuse(CallRefusal.UNKNOWN, f"client {client_id!r} was forgotten") for _ in payloads]
+            return [RefuseCall(CallRefusal.UNKNOWN, f"client {client_id!r} was forgotten") for _ in payloads]
         self.asked.add(client_id)
         answers: list[Any] = [None] * len(payloads)
         groups: dict[bool, dict[int, Rows]] = {}
         for index, payload in enumerate(payloads):
             try:
                 rows = _read(payload, spec)
-            except Refuse as refusal:
+            except RefuseCall as refusal:
                 answers[index] = refusal
             else:
                 groups.setdefault(rows[2], {})[index] = rows
@@ -163,26 +163,26 @@ def _read(payload: Any, spec: PolicySpec) -> Rows:
         Refuse: If the payload is invalid.
     """
     if not isinstance(payload, dict) or set(payload) != {"obs", "mask", "explore"}:
-        raise Refuse(CallRefusal.INVALID, "the payload must be a dict with the keys obs, mask and explore")
+        raise RefuseCall(CallRefusal.INVALID, "the payload must be a dict with the keys obs, mask and explore")
     obs, mask, explore = payload["obs"], payload["mask"], payload["explore"]
     shape = spec.observation_space.shape
     if not isinstance(obs, np.ndarray) or obs.shape[1:] != shape or not 1 <= len(obs) <= MAX_ROWS:
         found = getattr(obs, "shape", type(obs).__name__)
-        raise Refuse(CallRefusal.INVALID, f"obs is {found}; expected the shape [N, *{list(shape)}], N from 1 to {MAX_ROWS}")
+        raise RefuseCall(CallRefusal.INVALID, f"obs is {found}; expected the shape [N, *{list(shape)}], N from 1 to {MAX_ROWS}")
     if obs.dtype.kind == "f" and not np.isfinite(obs).all():
-        raise Refuse(CallRefusal.INVALID, "obs has a number that is not finite")
+        raise RefuseCall(CallRefusal.INVALID, "obs has a number that is not finite")
     if type(explore) is not bool:
-        raise Refuse(CallRefusal.INVALID, "explore must be true or false")
+        raise RefuseCall(CallRefusal.INVALID, "explore must be true or false")
     if mask is None:
         return obs, None, explore
     space = spec.action_space
     if not isinstance(space, DiscreteSpace):
         return obs, None, explore
     if not isinstance(mask, np.ndarray) or mask.shape != (len(obs), space.n):
-        raise Refuse(CallRefusal.INVALID, f"mask must have the shape [N, {space.n}]")
+        raise RefuseCall(CallRefusal.INVALID, f"mask must have the shape [N, {space.n}]")
     allowed = mask.astype(np.bool_)
     if not allowed.any(axis=1).all():
-        raise Refuse(CallRefusal.INVALID, str(MaskError("a mask forbids every action")))
+        raise RefuseCall(CallRefusal.INVALID, str(MaskError("a mask forbids every action")))
     return obs, allowed, explore
 
 

@@ -14,7 +14,7 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import JournalPage, Restored
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.errors import CheckpointError, ConfigError, JournalError, RunDirectoryError
-from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest, read_manifest
+from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore, read_manifest
 from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, GIVE_UP, LAST_ROW, RESTART, unknown_name_error
 from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL, open_journal
 from rl4sys_zmq.names import folder_name
@@ -98,7 +98,7 @@ class _Directory:
         self._ask(client_id, LAST_ROW)
         return CommandDone(text, figures)
 
-    def _pending(self, client_id: str, newest: Manifest | None, actor_id: str | None = None) -> int:
+    def _pending(self, client_id: str, newest: CheckpointManifest | None, actor_id: str | None = None) -> int:
         """Return how many segments of one actor, or of all, the journal holds beyond the newest checkpoint."""
         ours = newest is not None and newest.journal_id == self._restored.journal_id
         marks = {(m.actor_id, m.origin): m.next_seq for m in newest.marks} if newest is not None and ours else {}
@@ -149,7 +149,7 @@ def _opened(run_dir: Path) -> Iterator[_Directory]:
         journal.join()
 
 
-def _newest(store: CheckpointStore) -> Manifest | None:
+def _newest(store: CheckpointStore) -> CheckpointManifest | None:
     for path in store.newest():
         try:
             return read_manifest(path)

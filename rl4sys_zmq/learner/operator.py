@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Journal, JournalPage
 from rl4sys_zmq.errors import CheckpointError, ClientFailed, ConfigError, ProtocolError, Refusal
-from rl4sys_zmq.learner.client import Client, ClientState
+from rl4sys_zmq.learner.client import Client, LearnerThreadState
 from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
@@ -192,8 +192,8 @@ class Operator:
         parts.sink.event("client_restarted", client_id=client_id, rolled_back=gone, gives_up=give_up_pending)
         life = client.life
         yield self._until_safe(client_id)
-        yield lambda: client.life != life or client.state is ClientState.FAILED or client.is_caught_up
-        if client.state is ClientState.FAILED:
+        yield lambda: client.life != life or client.state is LearnerThreadState.FAILED or client.is_caught_up
+        if client.state is LearnerThreadState.FAILED:
             raise ClientFailed(client_id, client.error)
         figures = {
             "generation": client.weight_history.generation,

@@ -17,7 +17,7 @@ from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Demand, Disposed, Message, Metrics
 
-__all__ = ["UpstreamSender", "StatusReporter", "plain_text"]
+__all__ = ["GatewaySender", "StatusReporter", "plain_text"]
 
 GATEWAY_TIMEOUT_S = 2.0
 """Longest wait for space in the gateway's PULL, in seconds."""
@@ -34,7 +34,7 @@ MAX_EPISODES = 100
 """Number of episodes, the latest ones, that a report lists. All are counted."""
 
 
-class UpstreamSender:
+class GatewaySender:
     """The sender of a learner thread's messages to the gateway. It waits while the gateway's PULL is full."""
 
     def __init__(self, up: Socket, key: bytes) -> None:

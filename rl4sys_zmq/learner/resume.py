@@ -12,11 +12,11 @@ from typing import Literal, cast
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import MemoryJournal, Restored
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
-from rl4sys_zmq.delivery.journal_file import Recovery
+from rl4sys_zmq.delivery.journal_file import LossReaction
 from rl4sys_zmq.delivery.journal_loss import CheckpointRecord
 from rl4sys_zmq.delivery.journal_marks import marks_path
 from rl4sys_zmq.errors import CheckpointError, ConfigError, RunDirectoryError
-from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest, read_checkpoint, read_manifest
+from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore, read_checkpoint, read_manifest
 from rl4sys_zmq.private import make_private
 from rl4sys_zmq.wire.messages import Verdict
 
@@ -110,7 +110,7 @@ def return_to_checkpoint(config: LearnerConfig) -> Rollback | None:
     )
 
 
-def _newest(store: CheckpointStore) -> Manifest | None:
+def _newest(store: CheckpointStore) -> CheckpointManifest | None:
     for path in store.newest():
         try:
             return read_manifest(path)
@@ -142,7 +142,7 @@ def open_journal(config: LearnerConfig, wake: Callable[[], None]) -> tuple[DiskJ
         message = f"the run directory {run_dir} cannot be written: {exc.strerror}; choose another --run-dir"
         raise RunDirectoryError(message) from exc
     fsync = cast(Literal["normal", "always"], config.fsync)
-    recovery = Recovery(config.resume == ACCEPT_LOSS, _checkpoint_records(run_dir), REMEDY)
+    recovery = LossReaction(config.resume == ACCEPT_LOSS, _checkpoint_records(run_dir), REMEDY)
     journal = DiskJournal(run_dir / JOURNAL, fsync=fsync, max_bytes=config.journal_max_bytes, wake=wake, recovery=recovery)
     return journal, journal.open()
 

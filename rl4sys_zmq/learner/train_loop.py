@@ -18,13 +18,13 @@ from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError
 from rl4sys_zmq.learner.alarms import PROCESS_KILLER, UPDATE_CHANGES_NOTHING, UPDATE_UNDONE
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, planned_policy
-from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest
+from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore
 from rl4sys_zmq.learner.held_segments import HeldSegment, ReceivedMessage, streams_of, to_ranges
 from rl4sys_zmq.learner.progress import Progress
 from rl4sys_zmq.learner.quantizer import Quantizer
-from rl4sys_zmq.learner.reporting import StatusReporter, UpstreamSender, plain_text
+from rl4sys_zmq.learner.reporting import GatewaySender, StatusReporter, plain_text
 from rl4sys_zmq.learner.suspects import CrashSuspects
-from rl4sys_zmq.learner.training import Outcome, Trainer
+from rl4sys_zmq.learner.training import AlgorithmUpdater, UpdateOutcome
 from rl4sys_zmq.learner.validation import Bounds, ContentRules, content_errors
 from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.values import PolicySnapshot, space_from
@@ -68,7 +68,7 @@ CHECKPOINT_SHARE = 20
 class TrainLoop:
     """The state of a running learner thread."""
 
-    def __init__(self, down: Socket, upstream: UpstreamSender, stopping: threading.Event, replaced: threading.Event) -> None:
+    def __init__(self, down: Socket, upstream: GatewaySender, stopping: threading.Event, replaced: threading.Event) -> None:
         self._down, self._send = down, upstream.send
         self._stopping, self._replaced = stopping, replaced
         self._poller = Poller()
@@ -96,7 +96,7 @@ class TrainLoop:
         # A journal in memory ends with the process, and so do the segments that could have ended it.
         noted = self._assign.checkpoints and not self._replaced.is_set()
         self._suspects = CrashSuspects(Path(self._assign.checkpoints) if noted else None)
-        self._trainer = Trainer(self._algorithm, self._suspects, max(0, self._saved_updates))
+        self._trainer = AlgorithmUpdater(self._algorithm, self._suspects, max(0, self._saved_updates))
         self._reporter = StatusReporter(self._send, self._progress.steps)
 
     def run(self) -> None:
@@ -263,14 +263,14 @@ class TrainLoop:
         marks = [[m.actor_id, m.origin, m.next_seq] for m in manifest.marks]
         self._send(Checkpointed(token, manifest.number, manifest.version, marks, duration_s, ""))
 
-    def _manifest(self) -> Manifest:
+    def _manifest(self) -> CheckpointManifest:
         """Return the manifest of the current state.
 
         Its version is the one under which this state is or will be published, in this generation or the next.
         """
         now = digest(self._spec.flatten(self._algorithm.snapshot()))
         published = self._snapshot is not None and self._published_master_digest == now
-        return Manifest(
+        return CheckpointManifest(
             client_id=self._assign.client_id,
             journal_id=self._assign.journal_id,
             number=0,
@@ -419,7 +419,7 @@ class TrainLoop:
                 self._publish()
         self._suspects.clear_pending()
 
-    def _undone(self, outcome: Outcome) -> None:
+    def _undone(self, outcome: UpdateOutcome) -> None:
         """Quarantine the segments that made an update fail, and report them."""
         reason = plain_text(f"update {self._trainer.updates + 1} was undone: {outcome.reason}")
         trained = self._algorithm.kind != "onpolicy"

@@ -2,7 +2,7 @@
 
 The state before an update is kept. An update that is not finite, or raises, is undone by restoring that state. The segments at
 fault are found by halving the batch: trial updates on parts of it, each from the kept state, none of them published. The rest
-is trained on. An off-policy algorithm learns from a replay, so it finds the data itself (`Undoable.discard`).
+is trained on. An off-policy algorithm learns from a replay, so it finds the data itself (`UndoableAlgorithm.discard`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import TrainingDiverged
-from rl4sys_zmq.learner.algorithms import Algorithm, Undoable
+from rl4sys_zmq.learner.algorithms import Algorithm, UndoableAlgorithm
 from rl4sys_zmq.learner.held_segments import HeldSegment
 from rl4sys_zmq.learner.suspects import CrashSuspects
 from rl4sys_zmq.learner.validation import is_finite
 from rl4sys_zmq.weights import digest
 
-__all__ = ["Outcome", "Trainer"]
+__all__ = ["UpdateOutcome", "AlgorithmUpdater"]
 
 MAX_TRIALS = 128
 """Limit of trial updates for one undone update. Segments that these did not separate are removed together."""
@@ -38,8 +38,8 @@ The first is the number of segments that can be identified, the second the bytes
 
 
 @dataclass(slots=True)
-class Outcome:
-    """The result of one call of `Trainer.update`.
+class UpdateOutcome:
+    """The result of one call of `AlgorithmUpdater.update`.
 
     Attributes:
         metrics: Metrics of the update; None if it was undone.
@@ -56,7 +56,7 @@ class Outcome:
     unchanged: bool = False
 
 
-class Trainer:
+class AlgorithmUpdater:
     """Gives one algorithm its segments and updates it.
 
     Attributes:
@@ -76,7 +76,7 @@ class Trainer:
         self.held: list[HeldSegment] = []
         self._algorithm, self._suspects = algorithm, suspects
         self._onpolicy = algorithm.kind == "onpolicy"
-        self._hooks = algorithm if isinstance(algorithm, Undoable) else None
+        self._hooks = algorithm if isinstance(algorithm, UndoableAlgorithm) else None
         self._recent: OrderedDict[int, HeldSegment] = OrderedDict()
         self._kept: OrderedDict[int, int] = OrderedDict()
         self._kept_bytes = self._observed = 0
@@ -110,7 +110,7 @@ class Trainer:
 
     # ---- updates
 
-    def update(self, *, partial: bool = False) -> Outcome | None:
+    def update(self, *, partial: bool = False) -> UpdateOutcome | None:
         """Do an update if there is enough data; otherwise return None.
 
         Raises:
@@ -140,7 +140,7 @@ class Trainer:
         if self._onpolicy:
             self._suspects.clear_suspects(self.held)
         used, self.held = self.held, []
-        return Outcome(metrics, used, unchanged=self._advance(metrics or {}, due=self._is_due(partial)))
+        return UpdateOutcome(metrics, used, unchanged=self._advance(metrics or {}, due=self._is_due(partial)))
 
     def _is_due(self, partial: bool) -> bool:
         """Return True if the next good update can be published, or must become a state to restore for another reason."""
@@ -194,7 +194,7 @@ class Trainer:
 
     # ---- undoing
 
-    def _undo(self, reason: str, failure: Exception | None) -> Outcome | None:
+    def _undo(self, reason: str, failure: Exception | None) -> UpdateOutcome | None:
         """Restore the state before the update, find the segments that made it fail, and remove them."""
         self._trials = 0
         if not self._onpolicy:
@@ -216,7 +216,7 @@ class Trainer:
         for one in rest:
             self._algorithm.observe(one.segment, correct=one.correct)
         self.held = rest
-        return Outcome(culprits=culprits, reason=reason)
+        return UpdateOutcome(culprits=culprits, reason=reason)
 
     def _find(self, batch: list[HeldSegment]) -> list[HeldSegment]:
         """Return the smallest part of a failing batch that halving finds; all of it if only the whole batch fails."""
@@ -243,7 +243,7 @@ class Trainer:
             self._suspects.clear()
         return bool(self._problem(metrics, failure, due=True))
 
-    def _undo_replay(self, reason: str, failure: Exception | None) -> Outcome | None:
+    def _undo_replay(self, reason: str, failure: Exception | None) -> UpdateOutcome | None:
         """Undo the updates since the kept state, for an algorithm with a replay.
 
         Several updates can be undone at once. They are then repeated one by one, to reach the state right before the failing
@@ -264,7 +264,7 @@ class Trainer:
         if self._diverged > MAX_DIVERGED:
             raise TrainingDiverged(self._diverged, reason)
         known = (self._recent.pop(number, None) for number in numbers)
-        return Outcome(culprits=[one for one in known if one is not None], reason=reason)
+        return UpdateOutcome(culprits=[one for one in known if one is not None], reason=reason)
 
     # ---- suspects of an earlier end of the process
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
 from rl4sys_zmq.wire import Batch, SegmentSchema
 
-__all__ = ["Bounds", "ContentRules", "MAX_LOG_PROB", "Range", "content_error", "content_errors", "is_finite"]
+__all__ = ["Bounds", "ContentRules", "MAX_LOG_PROB", "ColumnRange", "content_error", "content_errors", "is_finite"]
 
 
 MAX_LOG_PROB = 100.0
@@ -37,7 +37,7 @@ TILE = 512
 """Elements compared side by side. Rows of few columns are joined, because numpy is slow along short rows."""
 
 
-class Range:
+class ColumnRange:
     """The lowest and the highest value of a column: one for the whole column, or one per element of a row.
 
     Attributes:
@@ -116,7 +116,7 @@ class Bounds:
         if isinstance(actions, BoxSpace):  # raw actions, before they are clipped or squashed into the box
             self._ranges["a"] = _of_box(BoxSpace(actions.shape, actions.dtype), max_magnitude)
 
-    def of(self, letter: str) -> Range | None:
+    def of(self, letter: str) -> ColumnRange | None:
         """Return the range of a column, by its letter on the wire; None for a column without one."""
         return self._ranges.get(letter)
 
@@ -125,11 +125,11 @@ class Bounds:
         return self.max_reward * max(steps, 1)
 
 
-def _flat_range(low: float, high: float) -> Range:
-    return Range(np.array([low]), np.array([high]), np.dtype(np.float32))
+def _flat_range(low: float, high: float) -> ColumnRange:
+    return ColumnRange(np.array([low]), np.array([high]), np.dtype(np.float32))
 
 
-def _of_box(space: Space, max_magnitude: float) -> Range:
+def _of_box(space: Space, max_magnitude: float) -> ColumnRange:
     assert isinstance(space, BoxSpace)
     dtype = np.dtype(space.dtype)
     low, high = space.low_array(), space.high_array()
@@ -137,7 +137,7 @@ def _of_box(space: Space, max_magnitude: float) -> Range:
     slack = ROUNDING * said * float(np.finfo(dtype if dtype.itemsize == 2 else np.float32).eps) if dtype.kind == "f" else 0.0
     low = np.where(low >= -max_magnitude, low - slack, -max_magnitude)
     high = np.where(high <= max_magnitude, high + slack, max_magnitude)
-    return Range(low, high, dtype)
+    return ColumnRange(low, high, dtype)
 
 
 _NUMBERS = {"o": "observations", "a": "actions", "r": "rewards", "l": "log_probs"}

@@ -15,7 +15,7 @@ from rl4sys_zmq.errors import CheckpointError, Closed
 from rl4sys_zmq.learner.checkpoints import CheckpointStore
 from rl4sys_zmq.learner.client import QUEUE_MESSAGES
 from rl4sys_zmq.learner.ports import WorkerPort
-from rl4sys_zmq.learner.reporting import UpstreamSender, plain_text
+from rl4sys_zmq.learner.reporting import GatewaySender, plain_text
 from rl4sys_zmq.learner.train_loop import TrainLoop
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Socket
@@ -56,7 +56,7 @@ class TrainerWorker(Worker):
     def run(self) -> None:
         """Train until `Stop` or `stop`. Report any error of the algorithm to the gateway in `Failed`."""
         with Socket.pull(connect=self._down, hwm=PULL_MESSAGES) as down, Socket.push(connect=self._up) as up:
-            upstream = UpstreamSender(up, self._key)
+            upstream = GatewaySender(up, self._key)
             try:
                 try:
                     self._learn(down, upstream)
@@ -69,7 +69,7 @@ class TrainerWorker(Worker):
             except Closed as exc:
                 log.warning("%s ends without a report to the gateway: %s", self.name, exc)
 
-    def _learn(self, down: Socket, upstream: UpstreamSender) -> None:
+    def _learn(self, down: Socket, upstream: GatewaySender) -> None:
         learning = self._loop = TrainLoop(down, upstream, self._stopping, self._replaced)
         try:
             learning.run()

@@ -2,7 +2,7 @@
 
 - `Caller`: `call`, `submit`, `acall` and `subscribe`.
 - `Server`: `register` and `publish`. `Batching` sets how calls are combined into batches.
-- `Refuse`: The exception with which a callback refuses a call.
+- `RefuseCall`: The exception with which a callback refuses a call.
 - The modules `session` and `call_queue` hold the protocol of the two sides, without sockets. The package `security` decides
   who can connect and which methods each user can call.
 """
@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 from rl4sys_zmq._lazy import lazy_getattr
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.rpc.call_queue import Refuse
+    from rl4sys_zmq.rpc.call_queue import RefuseCall
     from rl4sys_zmq.rpc.caller import Caller
     from rl4sys_zmq.rpc.caller_thread import Subscription
     from rl4sys_zmq.rpc.server import Batching, Server
 
-__all__ = ["Batching", "Caller", "Refuse", "Server", "Subscription"]
+__all__ = ["Batching", "Caller", "RefuseCall", "Server", "Subscription"]
 
 __getattr__ = lazy_getattr(
     __name__,
     {
         "caller": ("Caller",),
-        "call_queue": ("Refuse",),
+        "call_queue": ("RefuseCall",),
         "caller_thread": ("Subscription",),
         "server": ("Batching", "Server"),
     },

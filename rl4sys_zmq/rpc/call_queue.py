@@ -23,7 +23,7 @@ from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import MAX_NAME, Call, is_name
 from rl4sys_zmq.wire.trees import Tree
 
-__all__ = ["CallQueue", "Job", "Method", "Refuse", "Request"]
+__all__ = ["CallQueue", "Job", "Method", "RefuseCall", "Request"]
 
 MAX_SESSIONS = 4096
 SESSION_S = 600.0
@@ -47,7 +47,7 @@ Handler = Callable[[Sequence[Tree]], Sequence[Tree]]
 """A callback for several payloads, which returns as many results. An `Exception` as a result is sent as an error."""
 
 
-class Refuse(Exception):
+class RefuseCall(Exception):
     """The exception with which a callback refuses a call with a code of its choice, instead of failing.
 
     Raises:
@@ -238,11 +238,11 @@ class CallQueue:
         method = self.methods.get(call.method)
         if method is None:
             known = ", ".join(sorted(n for n in self.methods if not n.startswith("$"))) or "none"
-            raise Refuse(CallRefusal.UNKNOWN, f"this server has no method {call.method!r}; its methods: {known}")
+            raise RefuseCall(CallRefusal.UNKNOWN, f"this server has no method {call.method!r}; its methods: {known}")
         session = self._sessions.get(call.session)
         if session is None:
             if call.once:
-                raise Refuse(CallRefusal.NO_SESSION, "this server has no session for the caller; send $hello first")
+                raise RefuseCall(CallRefusal.NO_SESSION, "this server has no session for the caller; send $hello first")
         else:
             session.last_message_s = now
             self._sessions.move_to_end(call.session)
@@ -261,7 +261,9 @@ class CallQueue:
                 return None  # a copy that was under way while the caller received the reply
         concurrency_group = self._concurrency_groups[method.concurrency_group]
         if len(concurrency_group.queue) >= method.max_queue:
-            raise Refuse(CallRefusal.BUSY, f"{len(concurrency_group.queue)} calls already wait in the group of {method.name!r}")
+            raise RefuseCall(
+                CallRefusal.BUSY, f"{len(concurrency_group.queue)} calls already wait in the group of {method.name!r}"
+            )
         request = Request(peer, call, method, now)
         concurrency_group.queue.append(request)
         if session is not None:

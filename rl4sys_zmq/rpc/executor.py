@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusal
-from rl4sys_zmq.rpc.call_queue import Handler, Job, Refuse, Request
+from rl4sys_zmq.rpc.call_queue import Handler, Job, RefuseCall, Request
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import ANSWERED, FAILED, Call, Reply, check_size, encode_reply
 from rl4sys_zmq.wire.trees import Tree
@@ -65,7 +65,7 @@ class CallExecutor:
                 return frames
             except BaseException as exc:  # noqa: BLE001 (a result that cannot be encoded counts as a failure of the callback)
                 result = exc
-        if isinstance(result, Refuse):
+        if isinstance(result, RefuseCall):
             self._counters.add(f"refused.{result.code}")
             return self.refusal(call, result.code, result.detail)
         return self._failed(call, result)

@@ -24,7 +24,7 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusal, Closed, ConfigError, ProtocolError, Refusal
 from rl4sys_zmq.loopback import is_local
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.rpc.call_queue import CallQueue, Handler, Job, Method, Refuse
+from rl4sys_zmq.rpc.call_queue import CallQueue, Handler, Job, Method, RefuseCall
 from rl4sys_zmq.rpc.executor import CallExecutor, per_call
 from rl4sys_zmq.rpc.leader_followers import LeaderFollowerPool
 from rl4sys_zmq.rpc.topics import TopicPublisher
@@ -416,7 +416,7 @@ class Server(Resource):
                 answer = self._executor.alone(call, partial(self._hello, call, now))
             else:
                 answer = self._call_queue.take(bytes(frames[0]), call, now)
-        except Refuse as refusal:
+        except RefuseCall as refusal:
             self.counters.add(f"refused.{refusal.code}")
             answer = self._executor.refusal(call, refusal.code, refusal.detail)
         if answer is not None:
@@ -429,7 +429,7 @@ class Server(Resource):
             if method is not None and method.client_id:
                 self._authorizer.check_client(user, method.client_id)
         except ProtocolError as exc:
-            raise Refuse(CallRefusal.FORBIDDEN, exc.detail) from exc
+            raise RefuseCall(CallRefusal.FORBIDDEN, exc.detail) from exc
 
     # ---- jobs
 
@@ -493,7 +493,7 @@ class Server(Resource):
                 if not _agree(theirs, ours)
             ]
             if other:
-                raise Refuse(CallRefusal.MISMATCH, "; ".join(other))
+                raise RefuseCall(CallRefusal.MISMATCH, "; ".join(other))
         return {
             "server": self._id,
             "name": self.name,

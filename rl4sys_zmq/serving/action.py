@@ -16,7 +16,7 @@ from typing import Any
 from rl4sys_zmq.errors import AnswerError, CallRefusal, CallRefused, CallTimeout, ConfigError, PayloadError, ProtocolError
 from rl4sys_zmq.errors import Refusal as WireRefusal
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.rpc import Caller, Refuse, Server, Subscription
+from rl4sys_zmq.rpc import Caller, RefuseCall, Server, Subscription
 from rl4sys_zmq.rpc.session import HELLO
 from rl4sys_zmq.serving.action_config import ActionConfig
 from rl4sys_zmq.serving.image_coding import code_images, read_images
@@ -158,12 +158,12 @@ class ActionServer(Resource):
     def _obs(self, keys: Tree) -> Tree:
         """Answer the method ``obs``."""
         if self._obs_callback is None:
-            raise Refuse(CallRefusal.UNKNOWN, "this server has no obs_callback")
+            raise RefuseCall(CallRefusal.UNKNOWN, "this server has no obs_callback")
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-            raise Refuse(CallRefusal.INVALID, "obs takes a list of keys")
+            raise RefuseCall(CallRefusal.INVALID, "obs takes a list of keys")
         unknown = _unknown("observation", keys, self.config.observation_keys)
         if unknown:
-            raise Refuse(CallRefusal.UNKNOWN, unknown)
+            raise RefuseCall(CallRefusal.UNKNOWN, unknown)
         answer = self._obs_callback(set(keys))
         values = self._checked("obs_callback", answer)
         missing, extra = sorted(set(keys) - values.keys()), sorted(map(str, values.keys() - set(keys)))
@@ -176,19 +176,19 @@ class ActionServer(Resource):
     def _act(self, call: Tree) -> Tree:
         """Answer the method ``act``."""
         if self._act_callback is None:
-            raise Refuse(CallRefusal.UNKNOWN, "this server has no act_callback")
+            raise RefuseCall(CallRefusal.UNKNOWN, "this server has no act_callback")
         match call:
             case {"key": str() as key, "payload": payload, "images": images, **rest} if not rest:
                 pass
             case _:
-                raise Refuse(CallRefusal.INVALID, "act takes key, payload and images")
+                raise RefuseCall(CallRefusal.INVALID, "act takes key, payload and images")
         unknown = _unknown("action", [key], self.config.action_keys)
         if unknown:
-            raise Refuse(CallRefusal.UNKNOWN, unknown)
+            raise RefuseCall(CallRefusal.UNKNOWN, unknown)
         try:
             payload = _joined(payload, images)
         except ProtocolError as exc:
-            raise Refuse(CallRefusal.INVALID, str(exc)) from exc
+            raise RefuseCall(CallRefusal.INVALID, str(exc)) from exc
         return self._coded(self._checked("act_callback", self._act_callback(key, payload)))
 
     def _coded(self, values: dict[str, Tree]) -> Tree:

@@ -20,7 +20,7 @@ from rl4sys_zmq.errors import CallLost, CallRefusal, CallRefused, CallTimeout, C
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.rpc import Caller
 from rl4sys_zmq.serving.environments import SERVICE
-from rl4sys_zmq.serving.gymnasium_spaces import ElementReader, GymSpace, to_gymnasium
+from rl4sys_zmq.serving.gymnasium_spaces import GymSpace, SpaceElementReader, to_gymnasium
 from rl4sys_zmq.values.space_conversion import space_from_text
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
@@ -126,7 +126,7 @@ class EnvLease(Resource):
             about = self.client.call("describe")
             observations = space_from_text(_of(about, "observation_space", str))
             self.actions = space_from_text(_of(about, "action_space", str))
-            self.read_observation = ElementReader(observations)
+            self.read_observation = SpaceElementReader(observations)
             self.observation_space: GymSpace = to_gymnasium(observations)
             self.action_space: GymSpace = to_gymnasium(self.actions)
             self.metadata: dict[str, Any] = copy_tree(_of(about, "metadata", dict))

@@ -19,9 +19,9 @@ import gymnasium
 
 from rl4sys_zmq.errors import CallRefusal, ConfigError
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.rpc import Refuse, Server
+from rl4sys_zmq.rpc import RefuseCall, Server
 from rl4sys_zmq.serving.addresses import bind_address
-from rl4sys_zmq.serving.gymnasium_spaces import ElementReader, GymSpace
+from rl4sys_zmq.serving.gymnasium_spaces import GymSpace, SpaceElementReader
 from rl4sys_zmq.serving.leases import LeaseTable
 from rl4sys_zmq.values.space_conversion import any_space_from, space_to_text
 from rl4sys_zmq.values.trees import Tree, copy_tree
@@ -125,7 +125,7 @@ class GymEnvServer(Resource):
                             raise ConfigError(f"environment {i} has the {name} {there}, but environment 0 has {here}", key=name)
                 self._observations = any_space_from(self.observation_space, "observation_space")
                 self._actions = any_space_from(self.action_space, "action_space")
-                self._read_action = ElementReader(self._actions)
+                self._read_action = SpaceElementReader(self._actions)
                 self._about = self._describe(first, lease_s)
             self._server = Server(bind_address(bind), name=SERVICE, terms={"service": SERVICE}, keys=keys, insecure=insecure)
         except BaseException:
@@ -241,7 +241,7 @@ class GymEnvServer(Resource):
     def _take(self, payload: Tree) -> Tree:
         token, count, index = _fields(payload, token=int, count=int, index=int | None)
         if not 1 <= count <= self.count:
-            raise Refuse(CallRefusal.OCCUPIED, f"{count} requested; there are {self.count} environments in all")
+            raise RefuseCall(CallRefusal.OCCUPIED, f"{count} requested; there are {self.count} environments in all")
         return list(self._leases.take(token, count, index))
 
     def _keep(self, payload: Tree) -> Tree:
@@ -269,7 +269,7 @@ class GymEnvServer(Resource):
         """Reset the environments in `only`; return each one's observation, info and generator seed."""
         only, seeds, options = _fields(payload, only=list, seeds=list, options=dict | None)
         if len(only) != len(slots) or len(seeds) != len(slots):
-            raise Refuse(CallRefusal.INVALID, f"{len(only)} flags and {len(seeds)} seeds for {len(slots)} environments")
+            raise RefuseCall(CallRefusal.INVALID, f"{len(only)} flags and {len(seeds)} seeds for {len(slots)} environments")
         numbers = [_seed(text) for text in seeds]
         chosen = zip(slots, only, numbers, strict=True)
         return [self._reset_one(i, slot, number, options) if wanted else None for (i, slot), wanted, number in chosen]
@@ -285,13 +285,13 @@ class GymEnvServer(Resource):
         """Step each environment with its action. Reset those in `anew` instead, as `AutoresetMode.NEXT_STEP` requires."""
         actions, anew = _fields(payload, actions=list, anew=list)
         if len(actions) != len(slots) or len(anew) != len(slots):
-            raise Refuse(CallRefusal.INVALID, f"{len(actions)} actions for {len(slots)} environments")
+            raise RefuseCall(CallRefusal.INVALID, f"{len(actions)} actions for {len(slots)} environments")
         for (index, slot), action, again in zip(slots, actions, anew, strict=True):
             if slot.pending and not again:
-                raise Refuse(CallRefusal.GONE, f"environment {index}: {slot.pending}; call reset()")
+                raise RefuseCall(CallRefusal.GONE, f"environment {index}: {slot.pending}; call reset()")
             wrong = "" if again else self._actions.mismatch(action)
             if wrong:
-                raise Refuse(CallRefusal.INVALID, f"the action for environment {index} does not fit: {wrong}")
+                raise RefuseCall(CallRefusal.INVALID, f"the action for environment {index} does not fit: {wrong}")
         out = []
         for (index, slot), action, again in zip(slots, actions, anew, strict=True):
             if again:
@@ -319,7 +319,9 @@ class GymEnvServer(Resource):
         if self._check and not space.contains(observation):
             slot.pending = "its last observation was outside its space"
             shown = f"{observation!r:.200}"
-            raise Refuse(CallRefusal.INVALID, f"environment {index} returned an observation outside its space {space}: {shown}")
+            raise RefuseCall(
+                CallRefusal.INVALID, f"environment {index} returned an observation outside its space {space}: {shown}"
+            )
         return self._observations.to_tree(observation, cast=True)
 
     def _info(self, info: Any) -> Tree:
@@ -376,10 +378,10 @@ def _make(env: Env | str | Callable[[], Env], count: int, kwargs: dict[str, Any]
 def _fields(payload: Tree, **kinds: Any) -> list[Any]:
     """Return the named fields of an untrusted payload."""
     if not isinstance(payload, dict):
-        raise Refuse(CallRefusal.INVALID, f"the payload must be a dict, not a {type(payload).__name__}")
+        raise RefuseCall(CallRefusal.INVALID, f"the payload must be a dict, not a {type(payload).__name__}")
     for name, kind in kinds.items():
         if not isinstance(payload.get(name), kind):
-            raise Refuse(CallRefusal.INVALID, f"{name} has the wrong type {type(payload.get(name)).__name__}")
+            raise RefuseCall(CallRefusal.INVALID, f"{name} has the wrong type {type(payload.get(name)).__name__}")
     return [payload.get(name) for name in kinds]
 
 
@@ -388,5 +390,5 @@ def _seed(text: Tree) -> int | None:
     if text is None:
         return None
     if not isinstance(text, str) or len(text) > MAX_SEED_DIGITS or not text.isascii() or not text.isdigit():
-        raise Refuse(CallRefusal.INVALID, f"the seed {text!r:.40} is not an integer of at least 0")
+        raise RefuseCall(CallRefusal.INVALID, f"the seed {text!r:.40} is not an integer of at least 0")
     return int(text)

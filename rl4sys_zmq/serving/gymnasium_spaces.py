@@ -13,7 +13,7 @@ from rl4sys_zmq.values import spaces as ours
 from rl4sys_zmq.values.spaces import AnySpace, BoxSpace
 from rl4sys_zmq.values.trees import copy_tree
 
-__all__ = ["ElementReader", "GymSpace", "to_gymnasium"]
+__all__ = ["SpaceElementReader", "GymSpace", "to_gymnasium"]
 
 GymSpace = gymnasium.Space[Any]
 
@@ -70,7 +70,7 @@ def _bound(space: BoxSpace, bound: Any) -> np.ndarray[Any, Any]:
     return array.reshape(space.shape) if isinstance(bound, tuple) else np.array(np.broadcast_to(array, space.shape))
 
 
-class ElementReader:
+class SpaceElementReader:
     """A function that makes elements of a space from received trees.
 
     Args:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from rl4sys_zmq.errors import CallRefusal
-from rl4sys_zmq.rpc import Refuse
+from rl4sys_zmq.rpc import RefuseCall
 
 __all__ = ["Lease", "LeaseTable"]
 
@@ -85,7 +85,7 @@ class LeaseTable:
         """
         now = monotonic() if now is None else now
         if index is not None and not 0 <= index < self.count:
-            raise Refuse(CallRefusal.UNKNOWN, f"there is no environment {index}; there are {self.count}, counted from 0")
+            raise RefuseCall(CallRefusal.UNKNOWN, f"there is no environment {index}; there are {self.count}, counted from 0")
         with self._lock:
             known = self._held(token)
             if known is not None:
@@ -97,7 +97,7 @@ class LeaseTable:
             free = [i for i in wanted if self._free(self._slots[i], now)]
             free.sort(key=lambda i: (self._slots[i] is not None, i))
             if len(free) < count:
-                raise Refuse(CallRefusal.OCCUPIED, self._why_not(count, index, len(free), now))
+                raise RefuseCall(CallRefusal.OCCUPIED, self._why_not(count, index, len(free), now))
             slots = tuple(sorted(free[:count]))
             for i in slots:
                 before = self._slots[i]
@@ -122,7 +122,7 @@ class LeaseTable:
             if lease is None:
                 raise self._gone(token)
             if lease.call_started_s is not None:
-                raise Refuse(CallRefusal.BUSY, "another call of this lease still runs")
+                raise RefuseCall(CallRefusal.BUSY, "another call of this lease still runs")
             lease.last_message_s = lease.call_started_s = monotonic()
         try:
             yield lease
@@ -175,12 +175,14 @@ class LeaseTable:
         tail = f" ({', '.join(stuck)})" if stuck else ""
         return f"{what}; {self.taken} of {self.count} environments are taken{tail}"
 
-    def _gone(self, token: int) -> Refuse:
+    def _gone(self, token: int) -> RefuseCall:
         slots = self._ended.get(token)
         if slots is not None and any(self._slots[i] is not None for i in slots):
             names = ", ".join(map(str, slots))
             text = (
                 f"the lease of environment {names} expired after {self.lease_s:g} s of silence, and another caller has taken it"
             )
-            return Refuse(CallRefusal.OCCUPIED, f"{text}; call reset() to request a free one")
-        return Refuse(CallRefusal.GONE, "the lease is unknown: the server was restarted, or another caller had it; call reset()")
+            return RefuseCall(CallRefusal.OCCUPIED, f"{text}; call reset() to request a free one")
+        return RefuseCall(
+            CallRefusal.GONE, "the lease is unknown: the server was restarted, or another caller had it; call reset()"
+        )

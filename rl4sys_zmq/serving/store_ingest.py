@@ -20,9 +20,9 @@ from typing import Any
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import StreamRow
 from rl4sys_zmq.errors import CallRefusal, Closed, StoreError
-from rl4sys_zmq.rpc import Refuse
+from rl4sys_zmq.rpc import RefuseCall
 from rl4sys_zmq.serving.data import DataStoreBase
-from rl4sys_zmq.serving.trainer_journal import StoreJournal, StorePosition, StoreUpdate, StreamKey
+from rl4sys_zmq.serving.trainer_journal import JournaledItems, StoreJournal, StorePosition, StreamKey
 
 __all__ = ["InsertRequest", "StoreIngest", "InsertResult"]
 
@@ -124,7 +124,7 @@ class StoreIngest:
             StoreError: If the store accepts nothing.
         """
         assert self._journal is not None
-        empty, missing = self.store.latest_data_id() < 0, list[StoreUpdate]()
+        empty, missing = self.store.latest_data_id() < 0, list[JournaledItems]()
         self._gap_pending = not empty  # the last items before the restart may have been rejected or lost
         for update, nbytes in self._journal.updates(self.name):
             self._keep(update, nbytes)
@@ -156,7 +156,7 @@ class StoreIngest:
             Refuse: If the store still accepts nothing.
         """
         if self._waiting and (error := self._insert_waiting()) is not None and self._waiting:
-            raise Refuse(CallRefusal.BUSY, f"store {self.name} accepts nothing for now: {type(error).__name__}: {error}")
+            raise RefuseCall(CallRefusal.BUSY, f"store {self.name} accepts nothing for now: {type(error).__name__}: {error}")
         return self._arrival()
 
     def take(self, offer: InsertRequest) -> InsertResult:
@@ -174,9 +174,9 @@ class StoreIngest:
         if first + len(fresh) <= acked + 1:
             return InsertResult(acked)
         if acked < 0 and len(self._marks) >= MAX_STREAMS:
-            raise Refuse(CallRefusal.BUSY, f"store {self.name} has {MAX_STREAMS} streams, the most that it can have")
+            raise RefuseCall(CallRefusal.BUSY, f"store {self.name} has {MAX_STREAMS} streams, the most that it can have")
         if self._journal is not None:
-            update = StoreUpdate(self.name, offer.stream, first, fresh, self._place())
+            update = JournaledItems(self.name, offer.stream, first, fresh, self._place())
             self._keep(update, self._journal.commit(update))
             self._unsure = False
         self._marks[offer.stream] = first + len(fresh) - 1
@@ -202,7 +202,7 @@ class StoreIngest:
             "owed": len(self._waiting),
         }
 
-    def _fill(self, updates: list[StoreUpdate]) -> None:
+    def _fill(self, updates: list[JournaledItems]) -> None:
         """Insert the items of the journal that the store does not have, and empty the list.
 
         Raises:
@@ -277,13 +277,13 @@ class StoreIngest:
         """Record the store's position in the journal if its updates do not show it."""
         if self._unsure and self._journal is not None and self._kept and not self._waiting:
             stream, end, _, _ = self._kept[-1]
-            self._journal.note(StoreUpdate(self.name, stream, end, [], self._place()))
+            self._journal.note(JournaledItems(self.name, stream, end, [], self._place()))
             self._unsure = False
 
     def _place(self) -> StorePosition:
         return StorePosition(self.store.lineage, self.store.latest_data_id() + 1)
 
-    def _keep(self, update: StoreUpdate, nbytes: int) -> None:
+    def _keep(self, update: JournaledItems, nbytes: int) -> None:
         """Add an update to the list of the journal's updates, and trim the oldest that a restart would not need."""
         assert self._journal is not None
         count = len(update.items)

@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.delivery import JournalEntry, JournalPage, JournalState, StreamRow
+from rl4sys_zmq.delivery import JournalEntry, JournalHealth, JournalPage, StreamRow
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal_file import Fsync
 from rl4sys_zmq.errors import CallRefusal, JournalError, ProtocolError, RunDirectoryError
 from rl4sys_zmq.private import make_private
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.rpc import Refuse
+from rl4sys_zmq.rpc import RefuseCall
 from rl4sys_zmq.serving.trainer_items import pack_items, unpack_items
 from rl4sys_zmq.wire.rpc import Call, decode_call, encode_call
 
-__all__ = ["StorePosition", "StoreJournal", "StreamKey", "StoreUpdate"]
+__all__ = ["StorePosition", "StoreJournal", "StreamKey", "JournaledItems"]
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class StorePosition:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StoreUpdate:
+class JournaledItems:
     """Items that one trainer client sent to one store.
 
     Attributes:
@@ -92,7 +92,7 @@ class StoreJournal(Resource):
         self._journal = DiskJournal(run_dir / "stores.db", fsync=fsync, max_bytes=NO_LIMIT, wake=self._take_news)
         self.streams: tuple[StreamRow, ...] = self._journal.open().streams
 
-    def commit(self, update: StoreUpdate) -> int:
+    def commit(self, update: JournaledItems) -> int:
         """Commit an update; return its size in bytes when it is durable.
 
         Raises:
@@ -108,15 +108,15 @@ class StoreJournal(Resource):
             if id(entry) in self._waiting:
                 if self._journal.error is not None:
                     self._refuse_if_failing()
-                raise Refuse(CallRefusal.CLOSING, "the trainer stopped before its journal had the data")
+                raise RefuseCall(CallRefusal.CLOSING, "the trainer stopped before its journal had the data")
         return entry.nbytes
 
-    def note(self, update: StoreUpdate) -> None:
+    def note(self, update: JournaledItems) -> None:
         """Queue an update after the earlier ones, without waiting for it."""
         with self._news:
             self._journal.append([_entry(update)])
 
-    def updates(self, store: str) -> Iterator[tuple[StoreUpdate, int]]:
+    def updates(self, store: str) -> Iterator[tuple[JournaledItems, int]]:
         """Yield a store's updates, oldest first, with their sizes in bytes. Skip and log damaged entries.
 
         Raises:
@@ -136,7 +136,7 @@ class StoreJournal(Resource):
         with self._news:
             self._journal.trim(store, marks)
 
-    def state(self) -> JournalState:
+    def state(self) -> JournalHealth:
         """Return the state of the journal."""
         return self._journal.state()
 
@@ -164,7 +164,7 @@ class StoreJournal(Resource):
     def _refuse_if_failing(self) -> None:
         error = self._journal.state().error
         if error:
-            raise Refuse(CallRefusal.BUSY, f"the trainer's journal accepts nothing: {error}")
+            raise RefuseCall(CallRefusal.BUSY, f"the trainer's journal accepts nothing: {error}")
 
     def _take_news(self) -> None:
         """Collect commits and pages; called in the journal's thread."""
@@ -177,7 +177,7 @@ class StoreJournal(Resource):
             self._news.notify_all()
 
 
-def _entry(update: StoreUpdate) -> JournalEntry:
+def _entry(update: JournaledItems) -> JournalEntry:
     (client, lineage), count = update.stream, len(update.items)
     return JournalEntry(
         client_id=update.store,
@@ -192,14 +192,14 @@ def _entry(update: StoreUpdate) -> JournalEntry:
     )
 
 
-def _encode(update: StoreUpdate) -> list[Any]:
+def _encode(update: JournaledItems) -> list[Any]:
     place = update.place
     payload = {**pack_items(update.items), "place": [place.lineage, place.number]}
     _, lineage = update.stream
     return encode_call(Call(update.first_id, lineage, 0, 0, True, update.store, payload))
 
 
-def _decode(entry: JournalEntry) -> StoreUpdate:
+def _decode(entry: JournalEntry) -> JournaledItems:
     """Decode an entry. Its checksum was verified, so an entry that cannot be decoded belongs to another version.
 
     Raises:
@@ -208,8 +208,8 @@ def _decode(entry: JournalEntry) -> StoreUpdate:
     try:
         payload = decode_call(entry.frames).payload
         place = StorePosition(*payload["place"])
-        return StoreUpdate(entry.client_id, (entry.actor_id, entry.origin), entry.first_seq, unpack_items(payload), place)
-    except (ProtocolError, Refuse, KeyError, TypeError) as exc:
+        return JournaledItems(entry.client_id, (entry.actor_id, entry.origin), entry.first_seq, unpack_items(payload), place)
+    except (ProtocolError, RefuseCall, KeyError, TypeError) as exc:
         raise JournalError(
             "stores.db", f"has an entry that is not an update ({exc})", "open it with the version that wrote it"
         ) from exc

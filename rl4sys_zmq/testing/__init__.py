@@ -25,7 +25,7 @@ from rl4sys_zmq.testing.children import Child, ProcessFailed
 from rl4sys_zmq.testing.fakes import FakeAlgorithm, FakeFactory, FakeParameters, fake_spec, fake_weights
 from rl4sys_zmq.testing.kills import KillLoop
 from rl4sys_zmq.testing.trace import TraceBroken, TraceTail, TraceWriter, read_trace
-from rl4sys_zmq.testing.trace_check import Outcome, check_trace
+from rl4sys_zmq.testing.trace_check import TraceOutcome, check_trace
 
 __all__ = [
     "CHECKS",
@@ -39,7 +39,7 @@ __all__ = [
     "FakeParameters",
     "Faults",
     "KillLoop",
-    "Outcome",
+    "TraceOutcome",
     "ProcessFailed",
     "TraceBroken",
     "TraceTail",

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms import Algorithm, AlgorithmEntry, AlgorithmFactory, Undoable
+from rl4sys_zmq.learner.algorithms import Algorithm, AlgorithmEntry, AlgorithmFactory, UndoableAlgorithm
 from rl4sys_zmq.learner.state_tree import pack_state, unpack_state
 from rl4sys_zmq.policies import Sampler, build_policy
 from rl4sys_zmq.testing.check_policy import random_observations
@@ -201,7 +201,7 @@ def _check_training(make: Callable[[], Algorithm], seed: int, max_steps: int, lo
         words = f"training from the state after {name} gives different weights; a part of the state is missing or not a copy"
         assert np.array_equal(final, spec.flatten(loaded.snapshot())), words
     _check_bad_state(make())
-    if isinstance(algorithm, Undoable):
+    if isinstance(algorithm, UndoableAlgorithm):
         for segment in segments[2]:
             algorithm.observe(segment)
         held = spec.flatten(algorithm.snapshot())

@@ -141,11 +141,11 @@ class FakeAlgorithm:
         }
 
     def checkpoint(self) -> tuple[Any, ...]:
-        """Return a state to go back to (`Undoable.checkpoint`)."""
+        """Return a state to go back to (`UndoableAlgorithm.checkpoint`)."""
         return self.updates, self._used
 
     def restore(self, kept: tuple[Any, ...]) -> None:
-        """Go back to a `checkpoint` (`Undoable.restore`). An on-policy algorithm discards the segments observed since."""
+        """Go back to a `checkpoint` (`UndoableAlgorithm.restore`). An on-policy algorithm discards the segments observed since."""
         again = self.updates - kept[0]
         self.updates, self._used = kept
         if self.kind == "offpolicy":
@@ -156,11 +156,11 @@ class FakeAlgorithm:
             del self.keys[self.segments :]
 
     def numbers_to_check(self) -> list[NDArray[Any]]:
-        """Return the number of updates, which stands for the weights (`Undoable.numbers_to_check`)."""
+        """Return the number of updates, which stands for the weights (`UndoableAlgorithm.numbers_to_check`)."""
         return [np.array([self.updates], np.float32)]
 
     def discard(self) -> list[int]:
-        """Return no segments (`Undoable.discard`). It is never called, since all values are finite."""
+        """Return no segments (`UndoableAlgorithm.discard`). It is never called, since all values are finite."""
         return []
 
     def load(self, state: Mapping[str, Any]) -> None:

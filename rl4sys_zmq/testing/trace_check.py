@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rl4sys_zmq.testing.trace import ACTOR_LAW, LEARNER_LAW, Event, TraceBroken
 
-__all__ = ["Outcome", "check_trace"]
+__all__ = ["TraceOutcome", "check_trace"]
 
 SHOWN = 5
 """Number of examples in a message."""
@@ -18,7 +18,7 @@ COUNTED = ("stale", "quarantined", "rolled_back")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class TraceOutcome:
     """The classification of all segments, by name.
 
     Attributes:
@@ -86,7 +86,7 @@ class Outcome:
         )
 
 
-def check_trace(events: Iterable[Event], *, one_lineage: bool = True) -> Outcome:
+def check_trace(events: Iterable[Event], *, one_lineage: bool = True) -> TraceOutcome:
     """Classify all segments and check all conservation laws.
 
     Args:
@@ -111,7 +111,7 @@ def check_trace(events: Iterable[Event], *, one_lineage: bool = True) -> Outcome
     applied = Counter(name for ids in states.values() for name in ids)
     once = {name for name, count in applied.items() if count == 1}
     laws = [event for event in events if event.kind == "law"]
-    return Outcome(
+    return TraceOutcome(
         submitted=len(submitted),
         acked=len(acked),
         applied=sum(applied.values()),

@@ -18,13 +18,13 @@ from rl4sys_zmq.transports.options import MAX_FRAME_BYTES, Secure
 from rl4sys_zmq.transports.poller import HasFileno, Poller
 from rl4sys_zmq.transports.sockets import Socket
 
-__all__ = ["Keys", "Connection", "ConnectionPoller", "LocalNetwork", "Network", "curve", "secure_with"]
+__all__ = ["Keys", "ConnectingSocket", "SocketPoller", "LocalNetwork", "Network", "curve", "secure_with"]
 
 Keys = tuple[str, str, str]
 """The CURVE keys of a connecting socket as Z85 text: its public key, its secret key, and the learner's public key."""
 
 
-class Connection(Protocol):
+class ConnectingSocket(Protocol):
     """A connecting socket, in this process or in a sidecar. Its methods work as those of `Socket`."""
 
     def send(self, frames: Frames) -> SendResult:
@@ -50,13 +50,13 @@ class Connection(Protocol):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
 
-class ConnectionPoller(Protocol):
+class SocketPoller(Protocol):
     """A poller for the connections of one network and for plain descriptors. Its methods work as those of `Poller`."""
 
-    def register(self, source: Connection | HasFileno | int, *, read: bool = True, write: bool = False) -> None:
+    def register(self, source: ConnectingSocket | HasFileno | int, *, read: bool = True, write: bool = False) -> None:
         """Add a source, or change its interest."""
 
-    def unregister(self, source: Connection | HasFileno | int) -> None:
+    def unregister(self, source: ConnectingSocket | HasFileno | int) -> None:
         """Remove a source. Do this before it is closed."""
 
     def poll(self, timeout_s: float | None) -> Collection[object]:
@@ -82,17 +82,17 @@ class Network(Resource):
         recv_hwm: int = 64,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         keys: Keys | None = None,
-    ) -> Connection:
+    ) -> ConnectingSocket:
         """Create a connecting dealer, as `Socket.dealer` does. With `keys` it uses CURVE."""
 
     @abstractmethod
     def sub(
         self, connect: Address | str, *, hwm: int = 16, max_frame_bytes: int = MAX_FRAME_BYTES, keys: Keys | None = None
-    ) -> Connection:
+    ) -> ConnectingSocket:
         """Create a connecting subscriber, as `Socket.sub` does. With `keys` it uses CURVE."""
 
     @abstractmethod
-    def poller(self) -> ConnectionPoller:
+    def poller(self) -> SocketPoller:
         """Create a poller for the connections of this network."""
 
 
@@ -107,7 +107,7 @@ class LocalNetwork(Network):
         recv_hwm: int = 64,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         keys: Keys | None = None,
-    ) -> Connection:
+    ) -> ConnectingSocket:
         """Create a dealer. See `Network.dealer`."""
         secure = secure_with(keys)
         return Socket.dealer(
@@ -116,13 +116,13 @@ class LocalNetwork(Network):
 
     def sub(
         self, connect: Address | str, *, hwm: int = 16, max_frame_bytes: int = MAX_FRAME_BYTES, keys: Keys | None = None
-    ) -> Connection:
+    ) -> ConnectingSocket:
         """Create a subscriber. See `Network.sub`."""
         return Socket.sub(connect, hwm=hwm, max_frame_bytes=max_frame_bytes, secure=secure_with(keys))
 
-    def poller(self) -> ConnectionPoller:
+    def poller(self) -> SocketPoller:
         """Create a poller. See `Network.poller`."""
-        return cast(ConnectionPoller, Poller())  # all connections of this network are sockets
+        return cast(SocketPoller, Poller())  # all connections of this network are sockets
 
     def close(self) -> None:
         """Do nothing."""

@@ -12,10 +12,10 @@ from rl4sys_zmq.errors import Closed, TransportError
 from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.context import TrackedSocket, track, untrack
 from rl4sys_zmq.transports.frames import Frames
-from rl4sys_zmq.transports.network import ConnectionPoller, Keys, Network
+from rl4sys_zmq.transports.network import Keys, Network, SocketPoller
 from rl4sys_zmq.transports.options import MAX_FRAME_BYTES
 from rl4sys_zmq.transports.relay_pipe import LIMITS, RelayCommand
-from rl4sys_zmq.transports.relayed_connection import RelayedConnection, RelayPoller
+from rl4sys_zmq.transports.relayed_connection import RelayedSocket, RelayPoller
 from rl4sys_zmq.transports.sidecar import Sidecar
 
 __all__ = ["Relay"]
@@ -41,7 +41,7 @@ class Relay(Network, TrackedSocket):
             TransportError: If no process can be started.
         """
         self.owner = threading.get_ident()
-        self._connections: dict[int, RelayedConnection] = {}
+        self._connections: dict[int, RelayedSocket] = {}
         self._opened = 0
         self._closed = False
         self._sidecar = Sidecar()
@@ -60,7 +60,7 @@ class Relay(Network, TrackedSocket):
         recv_hwm: int = 64,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         keys: Keys | None = None,
-    ) -> RelayedConnection:
+    ) -> RelayedSocket:
         """Create a connecting dealer in the sidecar. See `Network.dealer`.
 
         If connecting itself fails, later calls of the connection raise.
@@ -72,15 +72,15 @@ class Relay(Network, TrackedSocket):
 
     def sub(
         self, connect: Address | str, *, hwm: int = 16, max_frame_bytes: int = MAX_FRAME_BYTES, keys: Keys | None = None
-    ) -> RelayedConnection:
+    ) -> RelayedSocket:
         """Create a connecting subscriber in the sidecar. See `Network.sub` and `dealer`."""
         return self._open("sub", connect, (0, hwm, max_frame_bytes), keys)
 
-    def poller(self) -> ConnectionPoller:
+    def poller(self) -> SocketPoller:
         """Create a poller for connections of this relay and for plain descriptors."""
         return RelayPoller(self)
 
-    def _open(self, role: str, connect: Address | str, limits: tuple[int, int, int], keys: Keys | None) -> RelayedConnection:
+    def _open(self, role: str, connect: Address | str, limits: tuple[int, int, int], keys: Keys | None) -> RelayedSocket:
         self.check_owner()
         address = Address.parse(connect)
         if address.is_fresh or address.host == "*" or address.scheme == "inproc":
@@ -90,7 +90,7 @@ class Relay(Network, TrackedSocket):
         if keys is not None and any(len(key.encode()) != _KEY_BYTES for key in keys):
             raise TransportError(f"the CURVE keys are not three Z85 texts of {_KEY_BYTES} characters")
         self._opened += 1
-        line = RelayedConnection(self, self._opened, role, address)
+        line = RelayedSocket(self, self._opened, role, address)
         frames = [role.encode(), address.uri.encode(), LIMITS.pack(*limits), *(key.encode() for key in keys or ())]
         self.send_command(RelayCommand.OPEN, line.number, frames)
         self._connections[line.number] = line

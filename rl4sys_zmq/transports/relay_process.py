@@ -44,7 +44,7 @@ _READS_PER_TURN = 16
 _PR_SET_PDEATHSIG = 1
 
 
-class _Connection:
+class _ConnectingSocket:
     """A zmq socket and the messages that wait for room in it."""
 
     def __init__(self, number: int, socket: Socket) -> None:
@@ -62,7 +62,7 @@ class _Sidecar:
     def __init__(self, pair: socket.socket) -> None:
         self._pair = pair
         self._input, self._output = InputBuffer(), OutputBuffer()
-        self._connections: dict[int, _Connection] = {}
+        self._connections: dict[int, _ConnectingSocket] = {}
         self._done = False
 
     def serve(self) -> None:
@@ -99,7 +99,7 @@ class _Sidecar:
             else:
                 self._poller.unregister(line.socket)
 
-    def _may_receive(self, line: _Connection) -> bool:
+    def _may_receive(self, line: _ConnectingSocket) -> bool:
         return self._output.nbytes < _OUTLET_BYTES and line.sent_bytes - line.confirmed_bytes < RECEIVE_WINDOW_BYTES
 
     # ---- from the host
@@ -125,7 +125,7 @@ class _Sidecar:
             except TransportError as exc:
                 self._fail(line, exc)
 
-    def _do_on_line(self, line: _Connection, said: RelayMessage) -> None:
+    def _do_on_line(self, line: _ConnectingSocket, said: RelayMessage) -> None:
         if said.command == RelayCommand.MESSAGE:
             if line.held or not line.socket.send(said.frames):
                 line.held.append(said.frames)
@@ -153,9 +153,9 @@ class _Sidecar:
         except TransportError as exc:
             self._output.put(RelayCommand.FAILED, said.line, [str(exc).encode()])
             return
-        self._connections[said.line] = _Connection(said.line, made)
+        self._connections[said.line] = _ConnectingSocket(said.line, made)
 
-    def _take(self, line: _Connection, frames: list[Frame]) -> None:
+    def _take(self, line: _ConnectingSocket, frames: list[Frame]) -> None:
         """Count a message that zmq has accepted. Report `TAKEN` rarely: the host needs it only when its window is full."""
         line.taken_bytes += cost_bytes(frames)
         if line.taken_bytes - line.reported_bytes >= SEND_WINDOW_BYTES // 2:
@@ -164,7 +164,7 @@ class _Sidecar:
 
     # ---- to the host
 
-    def _serve_connection(self, line: _Connection) -> None:
+    def _serve_connection(self, line: _ConnectingSocket) -> None:
         try:
             while line.held and line.socket.send(line.held[0]):
                 self._take(line, line.held.popleft())
@@ -174,7 +174,7 @@ class _Sidecar:
         except TransportError as exc:
             self._fail(line, exc)
 
-    def _receive(self, line: _Connection) -> bool:
+    def _receive(self, line: _ConnectingSocket) -> bool:
         try:
             frames = line.socket.recv(MAX_MESSAGE_FRAMES)
         except TooManyFrames as exc:  # the number of frames is not sent exactly
@@ -189,16 +189,16 @@ class _Sidecar:
         self._output.put(RelayCommand.MESSAGE, line.number, frames)
         return True
 
-    def _refuse(self, line: _Connection, count: int, first: bytes) -> None:
+    def _refuse(self, line: _ConnectingSocket, count: int, first: bytes) -> None:
         frames = [TOTAL.pack(count), first[:64]]
         line.sent_bytes += cost_bytes(frames)
         self._output.put(RelayCommand.REFUSED, line.number, frames)
 
-    def _fail(self, line: _Connection, error: TransportError) -> None:
+    def _fail(self, line: _ConnectingSocket, error: TransportError) -> None:
         self._output.put(RelayCommand.FAILED, line.number, [str(error).encode()])
         self._close(line)
 
-    def _close(self, line: _Connection) -> None:
+    def _close(self, line: _ConnectingSocket) -> None:
         self._poller.unregister(line.socket)
         line.socket.close()
         del self._connections[line.number]

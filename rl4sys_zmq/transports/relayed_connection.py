@@ -13,7 +13,7 @@ from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.frames import MAX_FRAMES, Frame, Frames, SendResult, TooManyFrames
 from rl4sys_zmq.transports.monitor import MonitorEvent
-from rl4sys_zmq.transports.network import Connection
+from rl4sys_zmq.transports.network import ConnectingSocket
 from rl4sys_zmq.transports.poller import HasFileno
 from rl4sys_zmq.transports.relay_pipe import (
     MAX_MESSAGE_BYTES,
@@ -28,10 +28,10 @@ from rl4sys_zmq.transports.relay_pipe import (
 )
 from rl4sys_zmq.transports.sidecar import PING_S
 
-__all__ = ["ConnectionCarrier", "RelayPoller", "RelayedConnection"]
+__all__ = ["SocketCarrier", "RelayPoller", "RelayedSocket"]
 
 
-class ConnectionCarrier(Protocol):
+class SocketCarrier(Protocol):
     """A carrier of connections: a `Relay`."""
 
     @property
@@ -54,7 +54,7 @@ class ConnectionCarrier(Protocol):
         """Close a connection."""
 
 
-class RelayedConnection(Resource):
+class RelayedSocket(Resource):
     """A socket in the sidecar. Its methods work as those of `Socket`.
 
     `send` returns `FULL` when `SEND_WINDOW_BYTES` are under way to a zmq socket that has no room. Messages under way are lost
@@ -67,7 +67,7 @@ class RelayedConnection(Resource):
         relay: The relay that carries it.
     """
 
-    def __init__(self, relay: ConnectionCarrier, number: int, role: str, address: Address) -> None:
+    def __init__(self, relay: SocketCarrier, number: int, role: str, address: Address) -> None:
         self.role = role
         self.address = address
         self.number = number
@@ -196,36 +196,36 @@ class _Interest(NamedTuple):
 class RelayPoller(Resource):
     """A poller for the connections of one relay and for plain descriptors. It uses only poll(2) and closes no source."""
 
-    def __init__(self, relay: ConnectionCarrier) -> None:
+    def __init__(self, relay: SocketCarrier) -> None:
         self._relay = relay
         self._raw = select.poll()
-        self._connections: dict[RelayedConnection, _Interest] = {}
+        self._connections: dict[RelayedSocket, _Interest] = {}
         self._sources: dict[int, HasFileno | int] = {}
 
-    def register(self, source: Connection | HasFileno | int, *, read: bool = True, write: bool = False) -> None:
+    def register(self, source: ConnectingSocket | HasFileno | int, *, read: bool = True, write: bool = False) -> None:
         """Add a source, or change its interest.
 
         Raises:
             TransportError: If the source is a socket, or a connection of another relay.
         """
         self._relay.check_owner()
-        if isinstance(source, RelayedConnection) and source.relay is self._relay:
+        if isinstance(source, RelayedSocket) and source.relay is self._relay:
             self._connections[source] = _Interest(read, write)
             return
         fd = _descriptor(source)
         self._raw.register(fd, (select.POLLIN if read else 0) | (select.POLLOUT if write else 0))
         self._sources[fd] = source if isinstance(source, int) else _with_descriptor(source)
 
-    def unregister(self, source: Connection | HasFileno | int) -> None:
+    def unregister(self, source: ConnectingSocket | HasFileno | int) -> None:
         """Remove a source. Do this before it is closed. An unknown source is ignored."""
-        if isinstance(source, RelayedConnection):
+        if isinstance(source, RelayedSocket):
             self._connections.pop(source, None)
             return
         fd = _descriptor(source)
         if self._sources.pop(fd, None) is not None:
             self._raw.unregister(fd)
 
-    def poll(self, timeout_s: float | None) -> set[Connection | HasFileno | int]:
+    def poll(self, timeout_s: float | None) -> set[ConnectingSocket | HasFileno | int]:
         """Wait until a source is ready, and return the sources that are ready.
 
         A descriptor or connection is also ready when it has failed. Reading it then raises or shows the error.
@@ -252,14 +252,14 @@ class RelayPoller(Resource):
         self._sources.clear()
         self._connections.clear()
 
-    def _wait(self, timeout_s: float) -> set[Connection | HasFileno | int]:
+    def _wait(self, timeout_s: float) -> set[ConnectingSocket | HasFileno | int]:
         """Call poll(2) once, read and write the socketpair, and return the plain descriptors that are ready."""
         self._relay.check_owner()
         pair = self._relay.fileno()
         self._raw.register(pair, select.POLLIN | (select.POLLOUT if self._relay.unsent_bytes else 0))
         events = self._raw.poll(math.ceil(timeout_s * 1000))
         self._raw.unregister(pair)
-        ready: set[Connection | HasFileno | int] = set()
+        ready: set[ConnectingSocket | HasFileno | int] = set()
         for fd, event in events:
             if fd == pair:
                 continue
@@ -269,7 +269,7 @@ class RelayPoller(Resource):
         self._relay.exchange()
         return ready
 
-    def _ready_lines(self) -> set[Connection | HasFileno | int]:
+    def _ready_lines(self) -> set[ConnectingSocket | HasFileno | int]:
         return {
             line
             for line, interest in self._connections.items()
@@ -277,11 +277,11 @@ class RelayPoller(Resource):
         }
 
 
-def _with_descriptor(source: Connection | HasFileno) -> HasFileno:
+def _with_descriptor(source: ConnectingSocket | HasFileno) -> HasFileno:
     if not hasattr(source, "fileno"):
         raise TransportError(f"{source!r} cannot be polled with a sidecar's connections; create it with the same Relay")
     return cast(HasFileno, source)
 
 
-def _descriptor(source: Connection | HasFileno | int) -> int:
+def _descriptor(source: ConnectingSocket | HasFileno | int) -> int:
     return source if isinstance(source, int) else _with_descriptor(source).fileno()

@@ -9,7 +9,7 @@
 `symbols` and `bits` write the bytes.
 """
 
-from rl4sys_zmq.weights.coder import Codec, DecodedState, Diff, decode_diff, encode_diff
+from rl4sys_zmq.weights.coder import DecodedState, Diff, DiffCodec, decode_diff, encode_diff
 from rl4sys_zmq.weights.digest import digest
 from rl4sys_zmq.weights.forms import BF16, FP32, Grid, IntegerForm, WireDtype, form_of
 from rl4sys_zmq.weights.header import HEADER_BYTES, WeightsHeader
@@ -20,7 +20,7 @@ __all__ = [
     "BF16",
     "FP32",
     "HEADER_BYTES",
-    "Codec",
+    "DiffCodec",
     "DecodedState",
     "Diff",
     "IntegerForm",

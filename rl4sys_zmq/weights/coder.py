@@ -25,7 +25,7 @@ from rl4sys_zmq.weights.forms import FP32, Grid, IntegerForm
 from rl4sys_zmq.weights.integers import SPARSE_SHARE_OF_UNITS, is_sparse, pack_integers, unpack_integers
 from rl4sys_zmq.weights.planes import Words
 
-__all__ = ["Codec", "DecodedState", "Diff", "Payload", "decode_diff", "encode_diff"]
+__all__ = ["DiffCodec", "DecodedState", "Diff", "Payload", "decode_diff", "encode_diff"]
 
 Payload = bytes | memoryview
 
@@ -36,7 +36,7 @@ _LEAST = 64
 """The smallest number of elements for which grouping or prediction is tried."""
 
 
-class Codec(IntEnum):
+class DiffCodec(IntEnum):
     """The form of a payload.
 
     =================  ===============================================================================================
@@ -61,11 +61,11 @@ class Codec(IntEnum):
     @property
     def is_diff(self) -> bool:
         """True if a base is needed to decode the payload."""
-        return self < Codec.SNAPSHOT
+        return self < DiffCodec.SNAPSHOT
 
 
 class CodingContext(IntEnum):
-    """The context of `Codec.GROUPS`: the criterion for groups in addition to the base, and the coded values."""
+    """The context of `DiffCodec.GROUPS`: the criterion for groups in addition to the base, and the coded values."""
 
     NOTHING = 0
     LAST_DIFFERENCE = 1
@@ -84,7 +84,7 @@ class Diff:
         predicted: True if decoding needs the state before the base.
     """
 
-    codec: Codec
+    codec: DiffCodec
     payload: Payload
     predicted: bool = False
 
@@ -125,7 +125,7 @@ def encode_diff(
     different = canonical_base.view(np.int32) != new.view(np.int32)
     count = int(np.count_nonzero(different))
     if not count and (canonical_base is base or np.array_equal(base.view(np.int32), new.view(np.int32))):
-        return Diff(Codec.UNCHANGED, b"")
+        return Diff(DiffCodec.UNCHANGED, b"")
     where, head = blocks.active(different, count)
     if where is None:
         coded = _encode(canonical_base, new, form, level, before, different, count)
@@ -134,12 +134,12 @@ def encode_diff(
         coded = _encode(canonical_base[where], new[where], form.select(where), level, inner, different[where], count)
     raw = _raw_form(form)
     if len(prefix) + len(head) + coded.size >= base.size * np.dtype(raw.word).itemsize:
-        return Diff(Codec.RAW, _wrapped(raw.integers(new) - raw.integers(base), raw).tobytes())
+        return Diff(DiffCodec.RAW, _wrapped(raw.integers(new) - raw.integers(base), raw).tobytes())
     return Diff(coded.codec, b"".join((prefix, head, *coded.parts)), coded.predicted)
 
 
 def decode_diff(
-    codec: Codec,
+    codec: DiffCodec,
     payload: Payload,
     base: FlatWeights,
     *,
@@ -161,16 +161,16 @@ def decode_diff(
         WeightsError: If the payload is not a diff of ``n`` elements (``reason="payload"``).
     """
     reader = BitReader(payload)
-    if codec == Codec.UNCHANGED:
+    if codec == DiffCodec.UNCHANGED:
         reader.end()
         return DecodedState(base.copy(), base[:0])
-    if codec == Codec.RAW:
+    if codec == DiffCodec.RAW:
         raw = _raw_form(form)
         word = np.dtype(raw.word).newbyteorder("<")
         difference = np.frombuffer(reader.take(base.size * word.itemsize), dtype=word)
         reader.end()
         return _fresh(raw.flat(_wrapped(raw.integers(base) + difference, raw)))
-    if codec not in (Codec.SPARSE, Codec.PLANES, Codec.GROUPS):
+    if codec not in (DiffCodec.SPARSE, DiffCodec.PLANES, DiffCodec.GROUPS):
         raise bad(f"codec {codec} is not a diff")
     canonical_base = form.canonical(base)
     where = blocks.read(reader, base.size)
@@ -188,7 +188,7 @@ def decode_diff(
 class _Coded:
     """A `Diff` whose payload is still in parts. The parts can be long, so they are joined only once."""
 
-    codec: Codec
+    codec: DiffCodec
     parts: Sequence[Buffer]
     predicted: bool = False
 
@@ -231,7 +231,7 @@ def _encode_fast(
         integers[positions] = values
         if dense.size < estimated_bits(integers, None) / 8:
             return dense
-    sparse = _Coded(Codec.SPARSE, [pack_integers(positions, values, size)])
+    sparse = _Coded(DiffCodec.SPARSE, [pack_integers(positions, values, size)])
     return sparse if dense is None or sparse.size <= dense.size else dense
 
 
@@ -250,7 +250,7 @@ def _encode_planes(base: FlatWeights, new: FlatWeights, form: IntegerForm, befor
         return _wrapped(now, form)
 
     packed = planes.pack(map(difference, planes.pieces(base.size)), base.size, form.word)
-    return _Coded(Codec.PLANES, packed, predicted=before is not None)
+    return _Coded(DiffCodec.PLANES, packed, predicted=before is not None)
 
 
 def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, form: IntegerForm) -> _Coded:
@@ -270,15 +270,17 @@ def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, fo
         part = ordered[begin:end]
         positions = np.flatnonzero(part)
         parts.append(pack_integers(positions, part[positions].astype(np.int64), end - begin))
-    return _Coded(Codec.GROUPS, parts, predicted=known != CodingContext.NOTHING)
+    return _Coded(DiffCodec.GROUPS, parts, predicted=known != CodingContext.NOTHING)
 
 
-def _decode(reader: BitReader, codec: Codec, base: FlatWeights, form: IntegerForm, before: FlatWeights | None) -> DecodedState:
+def _decode(
+    reader: BitReader, codec: DiffCodec, base: FlatWeights, form: IntegerForm, before: FlatWeights | None
+) -> DecodedState:
     match codec:
-        case Codec.SPARSE:
+        case DiffCodec.SPARSE:
             _require_needed(before, needed=False)
             return _decode_sparse(reader, base, form)
-        case Codec.PLANES:
+        case DiffCodec.PLANES:
             return _fresh(_decode_planes(reader, base, form, before))
         case _:
             return _fresh(_decode_groups(reader, base, form, before))

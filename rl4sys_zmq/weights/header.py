@@ -6,7 +6,7 @@ offset  size  field         meaning
 0       4     magic         ``R4SW``
 4       1     format        3; another format is refused: ``version``
 5       1     flags         1: decoding needs the version before the base; others are refused: ``feature``
-6       1     codec         form of the payload (`Codec`), else ``kind``
+6       1     codec         form of the payload (`DiffCodec`), else ``kind``
 7       1     wire dtype    form of the elements (`WireDtype`), else ``dtype``
 8       8     policy id     given by the learner in the handshake
 16      8     generation    of both versions
@@ -32,7 +32,7 @@ from dataclasses import dataclass
 import xxhash
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
-from rl4sys_zmq.weights.coder import Codec
+from rl4sys_zmq.weights.coder import DiffCodec
 from rl4sys_zmq.weights.forms import WireDtype
 
 __all__ = ["FORMAT", "HEADER_BYTES", "MAGIC", "WeightsHeader"]
@@ -46,7 +46,7 @@ _CHECK_AT = 52
 _PREDICTED = 1
 
 # Before Python 3.12, `in` raises an error for a plain number and an enumeration.
-_CODECS = frozenset(int(codec) for codec in Codec)
+_CODECS = frozenset(int(codec) for codec in DiffCodec)
 _DTYPES = frozenset(int(dtype) for dtype in WireDtype)
 
 
@@ -58,7 +58,7 @@ class WeightsHeader:
     generation: int
     base_version: int
     new_version: int
-    codec: Codec
+    codec: DiffCodec
     elements: int
     payload_bytes: int
     payload_hash: int
@@ -108,7 +108,7 @@ class WeightsHeader:
             raise ProtocolError(Refusal.KIND, f"unknown weights codec {codec}")
         if dtype not in _DTYPES:
             raise ProtocolError(Refusal.DTYPE, f"unknown weights dtype {dtype}")
-        header = cls(policy_id, generation, base, new, Codec(codec), elements, payload_bytes, payload_hash, state_hash,
+        header = cls(policy_id, generation, base, new, DiffCodec(codec), elements, payload_bytes, payload_hash, state_hash,
                      WireDtype(dtype), chunk, chunks, bool(flags & _PREDICTED))  # fmt: skip
         header._check()
         return header

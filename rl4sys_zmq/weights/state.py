@@ -12,7 +12,7 @@ from rl4sys_zmq.errors import ProtocolError, WeightsError
 from rl4sys_zmq.values import FlatWeights, PolicySnapshot
 from rl4sys_zmq.weights import planes
 from rl4sys_zmq.weights.bits import BitReader, bad
-from rl4sys_zmq.weights.coder import Codec, DecodedState, Diff, Payload, decode_diff, encode_diff
+from rl4sys_zmq.weights.coder import DecodedState, Diff, DiffCodec, Payload, decode_diff, encode_diff
 from rl4sys_zmq.weights.digest import digest
 from rl4sys_zmq.weights.forms import BF16, FP32, IntegerForm, WireDtype, form_of
 from rl4sys_zmq.weights.header import WeightsHeader
@@ -25,7 +25,7 @@ SNAPSHOT_GAIN = {0: 0.0, 1: 0.6, 2: 0.9}
 SNAPSHOT_SAMPLE = 1024
 """The approximate number of elements in the sample that decides if compression is tried."""
 
-_WITH_STEP_TABLE = (Codec.SPARSE, Codec.PLANES, Codec.GROUPS)
+_WITH_STEP_TABLE = (DiffCodec.SPARSE, DiffCodec.PLANES, DiffCodec.GROUPS)
 """The forms in multiples of a grid's steps. Their payload begins with the table of steps."""
 
 
@@ -179,7 +179,7 @@ def _snapshot_form(dtype: WireDtype) -> IntegerForm:
     return BF16 if dtype is WireDtype.BF16 else FP32
 
 
-def _encode_snapshot(flat: FlatWeights, writing: EncodingOptions) -> tuple[Codec, Payload]:
+def _encode_snapshot(flat: FlatWeights, writing: EncodingOptions) -> tuple[DiffCodec, Payload]:
     """Return the whole state, compressed if that gains enough. Compression needs no steps."""
     dtype, most = writing.dtype, SNAPSHOT_GAIN[writing.level]
     every = 1 + flat.size // SNAPSHOT_SAMPLE
@@ -187,10 +187,10 @@ def _encode_snapshot(flat: FlatWeights, writing: EncodingOptions) -> tuple[Codec
     if most and len(_planes_of(sample, dtype)) <= most * dtype.itemsize * sample.size:
         packed = _planes_of(flat, dtype)
         if len(packed) <= most * dtype.itemsize * flat.size:
-            return Codec.SNAPSHOT_PLANES, packed
+            return DiffCodec.SNAPSHOT_PLANES, packed
     if dtype is WireDtype.BF16:
-        return Codec.SNAPSHOT, (flat.view(np.uint32) >> np.uint32(16)).astype("<u2").view(np.uint8).data
-    return Codec.SNAPSHOT, flat.astype("<f4", copy=False).view(np.uint8).data
+        return DiffCodec.SNAPSHOT, (flat.view(np.uint32) >> np.uint32(16)).astype("<u2").view(np.uint8).data
+    return DiffCodec.SNAPSHOT, flat.astype("<f4", copy=False).view(np.uint8).data
 
 
 def _planes_of(flat: FlatWeights, dtype: WireDtype) -> bytes:
@@ -201,8 +201,8 @@ def _planes_of(flat: FlatWeights, dtype: WireDtype) -> bytes:
     return b"".join(planes.pack(words, flat.size, form.word))
 
 
-def _decode_snapshot(codec: Codec, payload: Payload, size: int, dtype: WireDtype) -> FlatWeights:
-    if codec == Codec.SNAPSHOT_PLANES:
+def _decode_snapshot(codec: DiffCodec, payload: Payload, size: int, dtype: WireDtype) -> FlatWeights:
+    if codec == DiffCodec.SNAPSHOT_PLANES:
         form, reader = _snapshot_form(dtype), BitReader(payload)
         parts = planes.unpack(reader, size, form.word)
         reader.end()

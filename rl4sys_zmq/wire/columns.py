@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.images import BadImage, image_size
 from rl4sys_zmq.wire.coding import BodyFrame, CodedImages
-from rl4sys_zmq.wire.layout import LETTERS, Column, Layout
+from rl4sys_zmq.wire.layout import LETTERS, Column, SegmentLayout
 from rl4sys_zmq.wire.segments import ALIGN, LARGE_BYTES, Flag
 
-__all__ = ["Group", "ColumnReader", "ColumnViews"]
+__all__ = ["Group", "ColumnReader", "ColumnView"]
 
 
 @dataclass(slots=True)
-class ColumnViews:
+class ColumnView:
     """One column of all segments that share a layout.
 
     Attributes:
@@ -73,9 +73,9 @@ class Group:
         columns: The columns, in the order of the layout.
     """
 
-    layout: Layout
+    layout: SegmentLayout
     members: NDArray[np.int64]
-    columns: list[ColumnViews]
+    columns: list[ColumnView]
 
 
 class RowCounts:
@@ -103,7 +103,9 @@ _COUNTED = {"o": 1, "a": 0, "r": 0, "l": 0, "v": 2, "m": 1}
 class ColumnReader:
     """A reader that finds the columns in the body."""
 
-    def __init__(self, heads: NDArray[Any], steps: NDArray[np.int64], layouts: list[Layout], body: Sequence[BodyFrame]) -> None:
+    def __init__(
+        self, heads: NDArray[Any], steps: NDArray[np.int64], layouts: list[SegmentLayout], body: Sequence[BodyFrame]
+    ) -> None:
         blob = body[0]
         assert not isinstance(blob, CodedImages)
         self._blob, self._large = blob, list(body[1:])
@@ -127,7 +129,7 @@ class ColumnReader:
             raise ProtocolError(Refusal.SHAPE, "the body has bytes that belong to no segment")
 
     def _find_large(
-        self, layouts: list[Layout], members: list[NDArray[np.int64]], sized: list[tuple[RowCounts, ...]]
+        self, layouts: list[SegmentLayout], members: list[NDArray[np.int64]], sized: list[tuple[RowCounts, ...]]
     ) -> dict[tuple[int, int], int]:
         """Assign the frames after the first to the large columns: segment by segment, in the order of the columns."""
         found = []
@@ -142,7 +144,7 @@ class ColumnReader:
                     found += [(place, position) for place in large.tolist()]
         return {key: n for n, key in enumerate(sorted(found))}
 
-    def _column(self, column: Column, rows: RowCounts, members: NDArray[np.int64]) -> ColumnViews:
+    def _column(self, column: Column, rows: RowCounts, members: NDArray[np.int64]) -> ColumnView:
         own: dict[int, NDArray[Any]] = {}
         coded: dict[int, CodedImages] = {}
         starts = rows.starts
@@ -163,7 +165,7 @@ class ColumnReader:
         blob, dtype, count = self._blob, column.dtype, size // column.dtype.itemsize
         together = np.frombuffer(blob, dtype, count, self._at) if count else np.empty(0, dtype)
         self._at += size + (-size % ALIGN)
-        return ColumnViews(column, together.reshape(-1, *column.row) if column.row else together, starts, own, coded)
+        return ColumnView(column, together.reshape(-1, *column.row) if column.row else together, starts, own, coded)
 
     def _take(self, index: int, size: int, column: Column) -> BodyFrame:
         frame = self._large[index] if index < len(self._large) else b""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.values import DTYPES, DiscreteSpace, Space
 
-__all__ = ["LETTERS", "NAMES", "Column", "Layout", "action_dtype", "describe", "parse_layout", "wanted_layouts"]
+__all__ = ["LETTERS", "NAMES", "Column", "SegmentLayout", "action_dtype", "describe", "parse_layout", "wanted_layouts"]
 
 LETTERS = "oarlvm"
 NAMES = dict(zip(LETTERS, ("observations", "actions", "rewards", "log_probs", "versions", "masks"), strict=True))
@@ -49,7 +49,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class SegmentLayout:
     """The columns of segments with the same layout.
 
     Attributes:
@@ -62,7 +62,7 @@ class Layout:
 
 
 @functools.lru_cache(maxsize=256)
-def parse_layout(text: str) -> Layout:
+def parse_layout(text: str) -> SegmentLayout:
     """Read the text of `describe` from an untrusted peer.
 
     Raises:
@@ -73,7 +73,7 @@ def parse_layout(text: str) -> Layout:
     letters = "".join(match[1] if match else "?" for match in found)
     if letters not in (LETTERS, LETTERS[:-1]):
         raise ProtocolError(Refusal.MALFORMED, f"a segment has the columns {text!r:.80}; expected {' '.join(LETTERS)}")
-    return Layout(text, tuple(_column(match) for match in found if match))
+    return SegmentLayout(text, tuple(_column(match) for match in found if match))
 
 
 def _column(match: re.Match[str]) -> Column:

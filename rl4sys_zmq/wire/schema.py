@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.values import DiscreteSpace, Segment, Space
-from rl4sys_zmq.wire.layout import NAMES, Layout, action_dtype, parse_layout, wanted_layouts
+from rl4sys_zmq.wire.layout import NAMES, SegmentLayout, action_dtype, parse_layout, wanted_layouts
 
 __all__ = ["SegmentSchema"]
 
@@ -52,7 +52,7 @@ class SegmentSchema:
                 return ProtocolError(Refusal.SPEC, f"{name} are {column.dtype.str} {column.shape}; expected {dtype} {shape}")
         return None
 
-    def check_layout(self, layout: Layout) -> ProtocolError | None:
+    def check_layout(self, layout: SegmentLayout) -> ProtocolError | None:
         """Return the reason that segments of this layout do not fit, or None."""
         if layout.text in self.layouts:
             return None

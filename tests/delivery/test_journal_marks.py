@@ -13,7 +13,7 @@ from rl4sys_zmq.delivery import journal_marks
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, StreamRow
 from rl4sys_zmq.delivery.journal_cache import Changes, JournalCache, KnownRows
-from rl4sys_zmq.delivery.journal_file import NO_RECOVERY, Recovery
+from rl4sys_zmq.delivery.journal_file import NO_RECOVERY, LossReaction
 from rl4sys_zmq.delivery.journal_loss import CheckpointRecord
 from rl4sys_zmq.delivery.journal_marks import MarksFile, read_marks
 from rl4sys_zmq.errors import JournalError, JournalLost
@@ -24,7 +24,7 @@ DEADLINE_S = 10.0
 class Bench:
     """A journal of one client, whose one stream grows by what is appended."""
 
-    def __init__(self, folder: Path, recovery: Recovery = NO_RECOVERY) -> None:
+    def __init__(self, folder: Path, recovery: LossReaction = NO_RECOVERY) -> None:
         self.news = threading.Event()
         path = folder / "journal.db"
         self.journal = DiskJournal(path, fsync="normal", max_bytes=1 << 30, wake=self.news.set, retry_s=0.02, recovery=recovery)
@@ -137,7 +137,7 @@ def test_a_journal_that_is_gone_is_refused_and_comes_back_with_its_rows(tmp_path
         Bench(tmp_path)
     assert caught.value.segments == {"c": 10}
     assert not (tmp_path / "journal.db").exists()
-    bench = Bench(tmp_path, Recovery(accept_loss=True))
+    bench = Bench(tmp_path, LossReaction(accept_loss=True))
     bench.close()
     assert bench.restored.journal_id == lineage
     assert bench.restored.clients == (ClientRow("c", 3, {"seed": 7}, 10, 0, 0),)
@@ -186,7 +186,7 @@ def test_another_journal_in_the_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x" / "journal.db").rename(tmp_path / "journal.db")
     with pytest.raises(JournalLost, match="is not the one of"):
         Bench(tmp_path)
-    bench = Bench(tmp_path, Recovery(accept_loss=True))
+    bench = Bench(tmp_path, LossReaction(accept_loss=True))
     bench.close()
     assert bench.restored.journal_id == theirs
     Bench(tmp_path).close()
@@ -196,15 +196,15 @@ def test_checkpoints_tell_too(tmp_path: Path) -> None:
     lineage = written(tmp_path)
     ahead = CheckpointRecord("c", lineage, 14, {("a", 1): 14, ("dropped", 1): 5})
     for harmless in (CheckpointRecord("c", lineage, 10, {("a", 1): 10}), CheckpointRecord("unknown", lineage, 0, {})):
-        Bench(tmp_path, Recovery(witnesses=[harmless])).close()
+        Bench(tmp_path, LossReaction(witnesses=[harmless])).close()
     with pytest.raises(JournalLost, match="'c': 4 acknowledged segments"):
-        Bench(tmp_path, Recovery(witnesses=[ahead]))
-    bench = Bench(tmp_path, Recovery(accept_loss=True, witnesses=[ahead, CheckpointRecord("other", 99, 3, {})]))
+        Bench(tmp_path, LossReaction(witnesses=[ahead]))
+    bench = Bench(tmp_path, LossReaction(accept_loss=True, witnesses=[ahead, CheckpointRecord("other", 99, 3, {})]))
     bench.close()
     assert (bench.restored.clients[0].accepted, bench.restored.streams[0].received) == (14, 14)
-    Bench(tmp_path, Recovery(witnesses=[ahead, CheckpointRecord("other", 99, 3, {})])).close()  # 99 was given up
+    Bench(tmp_path, LossReaction(witnesses=[ahead, CheckpointRecord("other", 99, 3, {})])).close()  # 99 was given up
     with pytest.raises(JournalLost, match="'third': 3 acknowledged segments, and those accepted after"):
-        Bench(tmp_path, Recovery(witnesses=[CheckpointRecord("third", 98, 3, {})]))
+        Bench(tmp_path, LossReaction(witnesses=[CheckpointRecord("third", 98, 3, {})]))
 
 
 def test_a_journal_that_can_t_be_read_is_made_anew_with_what_can(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_journal_that_can_t_be_read_is_made_anew_with_what_can(tmp_path: Path)
     with pytest.raises(JournalLost, match=r"is damaged .*'c': 10 acknowledged segments"):
         Bench(tmp_path)
     assert path.read_bytes() == raw
-    bench = Bench(tmp_path, Recovery(accept_loss=True))
+    bench = Bench(tmp_path, LossReaction(accept_loss=True))
     bench.close()
     assert bench.restored.streams[0].received == 10
     assert (tmp_path / "journal.db.damaged").read_bytes() == raw

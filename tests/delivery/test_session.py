@@ -12,11 +12,11 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import (
     ActorSession,
     IncarnationRaised,
-    Joined,
     Reconnect,
     RefusedForNow,
-    Rejected,
     Send,
+    SessionJoined,
+    SessionRefused,
     SessionState,
     StreamRenewed,
     StreamTable,
@@ -127,7 +127,7 @@ def test_it_says_hello_until_it_is_answered(counters):
     assert isinstance(sent(session.tick(session.next_deadline(), (4, 2)))[0], Hello)
     assert not session.can_take()
     (joined,) = session.on_message(1.0, welcome())
-    assert (type(joined), joined.welcome.gap, session.state) == (Joined, 0, SessionState.JOINED)
+    assert (type(joined), joined.welcome.gap, session.state) == (SessionJoined, 0, SessionState.JOINED)
     assert session.journal_id == LEDGER
 
 
@@ -232,7 +232,7 @@ def test_silence_ends_a_session(session, counters):
 def test_a_refusal_for_good_is_told_and_tried_again_slowly(session, counters):
     session.on_message(0.0, refused("no_session"))
     (rejected,) = session.on_message(0.0, refused("mismatch"))
-    assert isinstance(rejected, Rejected)
+    assert isinstance(rejected, SessionRefused)
     assert session.state is SessionState.REFUSED
     assert session.tick(REFUSED_RETRY_S / 2, (0, 0)) == []
     assert isinstance(sent(session.tick(REFUSED_RETRY_S, (0, 0)))[0], Hello)
@@ -245,12 +245,12 @@ def test_a_refusal_for_good_is_told_and_tried_again_slowly(session, counters):
 def test_a_refusal_that_passes_is_no_rejection(counters, code):
     session = ActorSession(HELLO, counters, random.Random(1))
     session.open(0.0, (0, 0))
-    assert not any(isinstance(action, Rejected) for action in session.on_message(0.0, refused(code)))
+    assert not any(isinstance(action, SessionRefused) for action in session.on_message(0.0, refused(code)))
     assert session.state is SessionState.JOINING
 
 
 def test_a_failed_client_is_told_even_in_a_session(session):
-    assert isinstance(session.on_message(0.0, refused("failed"))[0], Rejected)
+    assert isinstance(session.on_message(0.0, refused("failed"))[0], SessionRefused)
 
 
 def test_nonsense_from_a_learner_is_ignored_and_counted(session, counters):
@@ -306,7 +306,7 @@ def test_a_new_life_that_found_an_old_hello_is_joined(session):
     session.on_message(0.0, ack(2, 1, accepted_steps=4))
     assert session.on_message(0.0, welcome(1, 1, 0, generation=1)) == []
     joined, submit = session.on_message(0.0, welcome(1, 1, 0, generation=2))
-    assert isinstance(joined, Joined)
+    assert isinstance(joined, SessionJoined)
     assert submit.message.first_seq == 1
     assert session.sent_steps == 2
     assert session.on_message(0.0, welcome(0, 0, 0, generation=1)) == []
@@ -472,7 +472,7 @@ def test_one_that_was_overtaken_waits_and_keeps_its_numbers(session):
     session.on_message(0.0, refused("no_session"))
     session.tick(0.0, (0, 0))
     (rejected,) = session.on_message(0.1, fenced(0))
-    assert (type(rejected), session.state) == (Rejected, SessionState.REFUSED)
+    assert (type(rejected), session.state) == (SessionRefused, SessionState.REFUSED)
     (raised,) = session.on_message(2.1, fenced(50))
     assert (type(raised), session.state) == (IncarnationRaised, SessionState.JOINING)
     (hello,) = sent(session.open(2.1, (0, 0)))
@@ -609,7 +609,7 @@ def test_a_start_with_a_spool_learns_how_far_it_had_come(counters):
     session = spooled(5, counters)
     assert (session.accepted, session.unreceived) == (5, 0)
     actions = session.on_message(0.0, welcome(9, 7, 18))
-    assert [type(a) for a in actions] == [Joined]
+    assert [type(a) for a in actions] == [SessionJoined]
     session.recover([packed(), packed(3)])
     assert (session.received, session.durable, session.in_flight, session.unreceived) == (9, 7, 2, 0)
     assert session.sent_steps == 18
@@ -673,7 +673,7 @@ def test_a_welcome_beyond_what_was_ever_sent_is_ignored(session, counters, bad):
     assert session.on_message(0.0, bad) == []
     assert (session.state, session.in_flight, session.received) == (SessionState.JOINING, 4, 0)
     assert counters.get("ignored.welcome") == 1
-    assert isinstance(session.on_message(0.0, welcome(4, 2))[0], Joined)
+    assert isinstance(session.on_message(0.0, welcome(4, 2))[0], SessionJoined)
 
 
 def test_a_spool_believes_a_higher_number_once(counters):
@@ -687,7 +687,7 @@ def test_a_spool_believes_a_higher_number_once(counters):
     assert session.on_message(0.0, welcome(50, 50, generation=3)) == []
     assert session.state is SessionState.JOINING
     assert counters.get("ignored.welcome") == 3
-    assert isinstance(session.on_message(0.0, welcome(9, 9, 18, generation=3))[0], Joined)
+    assert isinstance(session.on_message(0.0, welcome(9, 9, 18, generation=3))[0], SessionJoined)
     assert session.in_flight == 0
 
 
@@ -695,7 +695,7 @@ def test_a_spool_believes_a_higher_number_once(counters):
 def test_refusals_that_do_not_mend_themselves(counters, code):
     session = ActorSession(HELLO, counters, random.Random(1))
     session.open(0.0, (0, 0))
-    assert session.on_message(0.0, refused(code)) == [Rejected(refused(code))]
+    assert session.on_message(0.0, refused(code)) == [SessionRefused(refused(code))]
     assert session.state is SessionState.REFUSED
 
 
@@ -719,7 +719,7 @@ def test_a_hello_that_came_too_fast_is_said_again(counters):
     too_fast = Refused("quota", FIELD_RATE, "this connection exceeds its rate limit")
     assert session.on_message(0.0, too_fast) == [RefusedForNow(too_fast)]
     assert [type(message) for message in sent(session.tick(1.0, (0, 0)))] == [Hello]
-    assert isinstance(session.on_message(1.0, refused("quota"))[0], Rejected)
+    assert isinstance(session.on_message(1.0, refused("quota"))[0], SessionRefused)
 
 
 def image_packed(steps=8):

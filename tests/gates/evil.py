@@ -15,7 +15,7 @@ from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.testing import fake_spec, fake_weights
 from rl4sys_zmq.transports import Poller, Socket, Wakeup
 from rl4sys_zmq.values import PolicySnapshot
-from rl4sys_zmq.weights import Codec, WeightsHeader, digest, encode_update
+from rl4sys_zmq.weights import DiffCodec, WeightsHeader, digest, encode_update
 from rl4sys_zmq.weights.bits import varint
 from rl4sys_zmq.wire import decode, encode, spec_to_document
 from rl4sys_zmq.wire.messages import Ack, Fetch, Heartbeat, Hello, Message, Submit, Verdict, Weights, Welcome
@@ -37,7 +37,9 @@ def sound(version: int) -> tuple[bytes, bytes]:
     return encode_update(POLICY, None, state(version))
 
 
-def update(version: int, payload: bytes, *, codec: Codec = Codec.SNAPSHOT, elements: int = SPEC.size, **fields: Any) -> Any:
+def update(
+    version: int, payload: bytes, *, codec: DiffCodec = DiffCodec.SNAPSHOT, elements: int = SPEC.size, **fields: Any
+) -> Any:
     """A well-formed header for whatever payload."""
     given: dict[str, Any] = {
         "policy_id": POLICY,

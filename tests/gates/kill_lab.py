@@ -16,7 +16,7 @@ from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.testing.children import Child
 from rl4sys_zmq.testing.kills import KillLoop
 from rl4sys_zmq.testing.trace import TraceTail, read_trace
-from rl4sys_zmq.testing.trace_check import Outcome, check_trace
+from rl4sys_zmq.testing.trace_check import TraceOutcome, check_trace
 
 from .conftest import PACKAGE, PROCESSES
 
@@ -181,7 +181,7 @@ class Lab(Resource):
         self.loop.check()
         return status
 
-    def outcome(self, *, one_lineage: bool = True, unrecorded: Collection[str] = ()) -> Outcome:
+    def outcome(self, *, one_lineage: bool = True, unrecorded: Collection[str] = ()) -> TraceOutcome:
         """What the traces say. The state on the disk must be the one that the learner spoke of.
 
         Args:

@@ -10,7 +10,7 @@ import pytest
 from rl4sys_zmq.errors import TrainingDiverged
 from rl4sys_zmq.learner.held_segments import HeldSegment
 from rl4sys_zmq.learner.suspects import CrashSuspects
-from rl4sys_zmq.learner.training import MAX_DIVERGED, Trainer
+from rl4sys_zmq.learner.training import MAX_DIVERGED, AlgorithmUpdater
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.testing.fakes import FakeParameters, fake_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
@@ -85,7 +85,7 @@ def test_the_culprits_of_an_on_policy_update_are_found_and_nothing_of_them_stays
     culprits: tuple[int, ...], normalise: bool
 ) -> None:
     algorithm, twin = ppo(normalise_observations=normalise), ppo(normalise_observations=normalise)
-    trainer, clean = Trainer(algorithm, CrashSuspects(None)), Trainer(twin, CrashSuspects(None))
+    trainer, clean = AlgorithmUpdater(algorithm, CrashSuspects(None)), AlgorithmUpdater(twin, CrashSuspects(None))
     for seq in range(32):
         trainer.observe(held(seq, bad_segment(seq, "nan") if seq in culprits else segment(seq)))
         if seq not in culprits:
@@ -106,7 +106,7 @@ def test_the_culprits_of_an_on_policy_update_are_found_and_nothing_of_them_stays
 
 def test_a_log_probability_that_no_ratio_can_stand_is_found() -> None:
     algorithm = ppo()
-    trainer = Trainer(algorithm, CrashSuspects(None))
+    trainer = AlgorithmUpdater(algorithm, CrashSuspects(None))
     for seq in range(32):
         spoilt = {"log_probs": np.full(STEPS, -99.0, np.float32)} if seq == 11 else {}
         trainer.observe(held(seq, segment(seq, **spoilt)))
@@ -117,7 +117,7 @@ def test_a_log_probability_that_no_ratio_can_stand_is_found() -> None:
 
 def test_culprits_in_a_replay_are_found_and_the_weights_go_back() -> None:
     algorithm = dqn()
-    trainer = Trainer(algorithm, CrashSuspects(None))
+    trainer = AlgorithmUpdater(algorithm, CrashSuspects(None))
     for seq in range(40):
         trainer.observe(held(seq, segment(seq)))
         while trainer.update() is not None:
@@ -138,7 +138,7 @@ def test_culprits_in_a_replay_are_found_and_the_weights_go_back() -> None:
 
 def test_a_replay_of_nothing_but_poison_is_emptied_and_filled_again() -> None:
     algorithm = dqn()
-    trainer = Trainer(algorithm, CrashSuspects(None))
+    trainer = AlgorithmUpdater(algorithm, CrashSuspects(None))
     found = []
     for seq in range(30):
         trainer.observe(held(seq, bad_segment(seq, "3e38") if seq < 3 else segment(seq)))
@@ -150,7 +150,7 @@ def test_a_replay_of_nothing_but_poison_is_emptied_and_filled_again() -> None:
 
 def test_an_off_policy_run_without_poison_is_bit_for_bit_as_without_the_net() -> None:
     one, other = dqn(), dqn()
-    trainer = Trainer(one, CrashSuspects(None))
+    trainer = AlgorithmUpdater(one, CrashSuspects(None))
     for seq in range(60):
         trainer.observe(held(seq, segment(seq)))
         other.observe(segment(seq))
@@ -165,7 +165,7 @@ def test_updates_that_change_nothing_are_noticed_unless_they_are_meant_to() -> N
     for rate, expected in ((0.0, False), (3e-4, True)):
         algorithm = ppo(learning_rate=rate)
         algorithm._optimizer.step = lambda *_, **__: None  # type: ignore[method-assign]
-        trainer = Trainer(algorithm, CrashSuspects(None))
+        trainer = AlgorithmUpdater(algorithm, CrashSuspects(None))
         for seq in range(32):
             trainer.observe(held(seq, segment(seq)))
         outcome = trainer.update()
@@ -186,27 +186,27 @@ class Touchy(FakeAlgorithm):
         return super().update(partial=partial)
 
 
-def fed(trainer: Trainer, first: int = 0) -> Any:
+def fed(trainer: AlgorithmUpdater, first: int = 0) -> Any:
     for seq in range(first, first + 16):
         trainer.observe(held(seq, segment(seq)))
     return trainer.update()
 
 
 def test_an_exception_of_some_data_is_undone_and_of_all_data_is_raised() -> None:
-    outcome = fed(Trainer(Touchy({3, 4}), CrashSuspects(None)))
+    outcome = fed(AlgorithmUpdater(Touchy({3, 4}), CrashSuspects(None)))
     assert [one.seq for one in outcome.culprits] == [3, 4] and "FloatingPointError" in outcome.reason
     with pytest.raises(FloatingPointError):
-        fed(Trainer(Touchy(set(range(16))), CrashSuspects(None)))
+        fed(AlgorithmUpdater(Touchy(set(range(16))), CrashSuspects(None)))
 
 
 def test_what_fails_only_together_is_taken_out_together() -> None:
-    outcome = fed(Trainer(Touchy(set(), {4, 5}), CrashSuspects(None)))
+    outcome = fed(AlgorithmUpdater(Touchy(set(), {4, 5}), CrashSuspects(None)))
     assert {4, 5} <= {one.seq for one in outcome.culprits} and len(outcome.culprits) < 16
 
 
 def test_an_algorithm_that_diverges_on_any_data_fails_in_the_end() -> None:
     algorithm = ppo(steps_per_epoch=16 * STEPS)
-    trainer = Trainer(algorithm, CrashSuspects(None))
+    trainer = AlgorithmUpdater(algorithm, CrashSuspects(None))
     algorithm._network.flat.fill_(float("nan"))
     trainer._keep()
     with pytest.raises(TrainingDiverged, match="restart the client"):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.rpc.call_queue import BATCH_WAIT_MAX_S, BATCH_WAIT_SHARE, LONG_S, SESSION_S, CallQueue, Method, Refuse
+from rl4sys_zmq.rpc.call_queue import BATCH_WAIT_MAX_S, BATCH_WAIT_SHARE, LONG_S, SESSION_S, CallQueue, Method, RefuseCall
 from rl4sys_zmq.rpc.executor import CallExecutor
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import Call, Reply, decode_call
@@ -152,7 +152,7 @@ def test_a_method_that_is_taken_away_leaves_its_lane_to_the_next() -> None:
     table = Table()
     table.ask(1, now=0.0)
     table.call_queue.unregister("m")
-    with pytest.raises(Refuse, match="m"):
+    with pytest.raises(RefuseCall, match="m"):
         table.ask(2, now=0.0)
     table.call_queue.register(Method("m", list, "m"))
     table.ask(3, now=0.0)

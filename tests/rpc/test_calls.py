@@ -27,7 +27,7 @@ from rl4sys_zmq.errors import (
     ConfigError,
     PayloadError,
 )
-from rl4sys_zmq.rpc import Batching, Caller, Refuse, Server
+from rl4sys_zmq.rpc import Batching, Caller, RefuseCall, Server
 from rl4sys_zmq.rpc.call_queue import LONG_S
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 
@@ -73,7 +73,7 @@ def test_a_future_and_asyncio_get_the_same(server: Server) -> None:
 
 def test_what_a_callback_raises_is_its_callers(server: Server) -> None:
     def boom(payload: Any) -> Any:
-        raise KeyError("grüße \ud800") if payload else Refuse(CallRefusal.INVALID, "not this")
+        raise KeyError("grüße \ud800") if payload else RefuseCall(CallRefusal.INVALID, "not this")
 
     server.register("boom", boom)
     server.register("bad", lambda payload: {"deep": [object()]})
@@ -108,7 +108,7 @@ class Textless(Exception):
         raise RuntimeError("no text")
 
 
-class Bare(Refuse):
+class Bare(RefuseCall):
     def __init__(self) -> None:
         """Leaves out what a refusal is made of."""
 
@@ -120,8 +120,8 @@ class Bare(Refuse):
         (KeyboardInterrupt, "KeyboardInterrupt"),
         (GeneratorExit, "GeneratorExit"),
         (Textless, r"Textless: \(its __str__ raises RuntimeError\)"),
-        (lambda: Refuse("weird", "x"), "ValueError: 'weird'"),
-        (lambda: Refuse(None, "x"), "ValueError: None"),  # type: ignore[arg-type]
+        (lambda: RefuseCall("weird", "x"), "ValueError: 'weird'"),
+        (lambda: RefuseCall(None, "x"), "ValueError: None"),  # type: ignore[arg-type]
         (Bare, "AttributeError"),
     ],
 )
@@ -142,7 +142,7 @@ def test_nothing_that_a_callback_raises_ends_its_lane(make: Any, kind: str) -> N
 
 
 def test_a_refusal_says_what_it_was_given() -> None:
-    refusal = Refuse("invalid", ValueError("not this"))
+    refusal = RefuseCall("invalid", ValueError("not this"))
     assert (refusal.code, refusal.detail) == (CallRefusal.INVALID, "not this")
 
 

@@ -10,13 +10,13 @@ import pytest
 pytest.importorskip("gymnasium")
 
 from rl4sys_zmq.errors import CallRefusal
-from rl4sys_zmq.rpc import Refuse
+from rl4sys_zmq.rpc import RefuseCall
 from rl4sys_zmq.serving.leases import LeaseTable
 
 
 @contextmanager
 def refused(code: CallRefusal, words: str) -> Iterator[None]:
-    with pytest.raises(Refuse, match=words) as caught:
+    with pytest.raises(RefuseCall, match=words) as caught:
         yield
     assert caught.value.code is code
 

@@ -10,7 +10,7 @@ import pytest
 spaces = pytest.importorskip("gymnasium.spaces")
 
 from rl4sys_zmq.errors import ConfigError  # noqa: E402
-from rl4sys_zmq.serving.gymnasium_spaces import ElementReader, to_gymnasium  # noqa: E402
+from rl4sys_zmq.serving.gymnasium_spaces import SpaceElementReader, to_gymnasium  # noqa: E402
 from rl4sys_zmq.values.space_conversion import any_space_from, space_from_text, space_to_text  # noqa: E402
 from rl4sys_zmq.wire.trees import drop_unsupported, pack_tree, unpack_tree  # noqa: E402
 
@@ -68,7 +68,7 @@ def test_a_space_and_its_elements_come_back(space: Any) -> None:
     space.seed(3)
     for _ in range(5):
         value = space.sample()
-        back = ElementReader(received)(travel(ours.to_tree(value, cast=True)))
+        back = SpaceElementReader(received)(travel(ours.to_tree(value, cast=True)))
         assert back in space
         assert same(back, value)
         assert received.mismatch(travel(ours.to_tree(value))) == ""
@@ -77,7 +77,7 @@ def test_a_space_and_its_elements_come_back(space: Any) -> None:
 def test_what_comes_back_may_be_written() -> None:
     space = spaces.Dict({"x": BOX, "y": spaces.Tuple((BOX, BOX))})
     ours = any_space_from(space)
-    back = ElementReader(ours)(travel(ours.to_tree(space.sample())))
+    back = SpaceElementReader(ours)(travel(ours.to_tree(space.sample())))
     back["x"][:] = 0
     back["y"][1][:] = 0
 

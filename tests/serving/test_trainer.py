@@ -23,7 +23,7 @@ from rl4sys_zmq.errors import (
     PayloadError,
     StoreError,
 )
-from rl4sys_zmq.rpc import Refuse, Server
+from rl4sys_zmq.rpc import RefuseCall, Server
 from rl4sys_zmq.serving import (
     DataStoreBase,
     QueuedDataStore,
@@ -361,7 +361,7 @@ def test_waiting_for_a_server_that_goes_away_between_the_greeting_and_the_first_
     def mark(payload: Any) -> int:
         marks.append(payload["store"])
         if len(marks) == 1:
-            raise Refuse(CallRefusal.CLOSING, "it stops")
+            raise RefuseCall(CallRefusal.CLOSING, "it stops")
         return -1
 
     with Server(config.bind_address().uri, name="trainer", terms=config.terms()) as leaving:

@@ -28,7 +28,7 @@ from rl4sys_zmq.errors import (
     RunDirectoryError,
     StoreError,
 )
-from rl4sys_zmq.rpc import Refuse
+from rl4sys_zmq.rpc import RefuseCall
 from rl4sys_zmq.serving import (
     DataStoreBase,
     QueuedDataStore,
@@ -238,7 +238,7 @@ def test_a_shelf_is_what_its_slow_twin_says_over_refusals_full_disks_and_restart
                     first, count = end + rng.choice((0, 0, 0, 2)), rng.randrange(12)
                     try:
                         arrivals = [ingest.insert_waiting()]
-                    except Refuse:
+                    except RefuseCall:
                         assert store.full
                     else:
                         store.full = rng.random() < 0.3

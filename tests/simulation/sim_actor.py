@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Action, ActorSession, IncarnationRaised, Joined, Key, Reconnect, Send, SessionState, StreamRenewed
+from rl4sys_zmq.delivery import (
+    Action,
+    ActorSession,
+    IncarnationRaised,
+    Key,
+    Reconnect,
+    Send,
+    SessionJoined,
+    SessionState,
+    StreamRenewed,
+)
 from rl4sys_zmq.delivery.incarnation import first_incarnation, next_incarnation
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import PackedSegment, encode, pack_segment
@@ -249,7 +259,7 @@ class SimActor:
                     self._sim.history.counts["redials"] += 1
                     self._dial()
                     return
-                case Joined(welcome):
+                case SessionJoined(welcome):
                     self._on_joined(welcome)
                 case StreamRenewed():
                     self._on_renewed()

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from rl4sys_zmq.delivery import ClientRow, JournalEntry, JournalPage, JournalState, Key, MemoryJournal, StreamRow
+from rl4sys_zmq.delivery import ClientRow, JournalEntry, JournalHealth, JournalPage, Key, MemoryJournal, StreamRow
 from rl4sys_zmq.delivery.journal_backlog import Backlog, Operation
 from rl4sys_zmq.delivery.journal_rows import (
     AddGap,
@@ -275,9 +275,9 @@ class SimJournal:
         last = rows[count - 1][0] if count else read.after_row
         return JournalPage(read.client_id, read.token, tuple(e for _, e in rows[:count]), last, len(rows) > count, 0)
 
-    def state(self) -> JournalState:
+    def state(self) -> JournalHealth:
         """Well, or full."""
-        return JournalState(True, 0, 0, 0, len(self._backlog), "full" if self.full else "", 0, 0, 0.0, 0)
+        return JournalHealth(True, 0, 0, 0, len(self._backlog), "full" if self.full else "", 0, 0, 0.0, 0)
 
     def stop(self) -> None:
         """Nothing."""

@@ -37,7 +37,7 @@ from rl4sys_zmq.delivery.credit import IDLE_S
 from rl4sys_zmq.delivery.journal_rows import AddGap, DropStream, Write
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
-from rl4sys_zmq.learner.client import Client, ClientState
+from rl4sys_zmq.learner.client import Client, LearnerThreadState
 from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.core import LearnerCore
 from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
@@ -368,7 +368,7 @@ class SimLearner:
         else:
             for _ in range(2):  # in earnest the journal in memory writes at once
                 self._dispatch()
-        if client.state is ClientState.RUNNING and self._rng.random() < FAILS:
+        if client.state is LearnerThreadState.RUNNING and self._rng.random() < FAILS:
             self._history.counts["thread_failures"] += 1
             thread.fail()
             self._fails = True

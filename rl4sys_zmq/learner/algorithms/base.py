@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.values import PolicySpec, Segment
 
-__all__ = ["Algorithm", "Undoable"]
+__all__ = ["Algorithm", "UndoableAlgorithm"]
 
 
 @runtime_checkable
@@ -85,7 +85,7 @@ class Algorithm(Protocol):
 
 
 @runtime_checkable
-class Undoable(Protocol):
+class UndoableAlgorithm(Protocol):
     """The optional methods that let a learner thread undo a non-finite update cheaply.
 
     Without these methods, an on-policy algorithm is restored with `Algorithm.state` and `Algorithm.load`, which copy everything

@@ -134,12 +134,12 @@ class DQN:
             setattr(self, f"_{name}", int(state["counters"][name]))
 
     def checkpoint(self) -> tuple[Any, ...]:
-        """Return everything but the replay and the counts of observed data. See `Undoable`."""
+        """Return everything but the replay and the counts of observed data. See `UndoableAlgorithm`."""
         networks = self._online.flat.clone(), self._target.flat.clone()
         return *networks, self._optimizer.state(), self._generator.get_state(), self._units, self._gradient_steps
 
     def restore(self, kept: tuple[Any, ...]) -> None:
-        """Restore a `checkpoint`. See `Undoable`."""
+        """Restore a `checkpoint`. See `UndoableAlgorithm`."""
         online, target, optimizer, generator, self._units, self._gradient_steps = kept
         self._online.flat.copy_(online)
         self._target.flat.copy_(target)
@@ -147,11 +147,11 @@ class DQN:
         self._generator.set_state(generator)
 
     def numbers_to_check(self) -> list[NDArray[Any]]:
-        """Return both networks and Adam's moments. See `Undoable`."""
+        """Return both networks and Adam's moments. See `UndoableAlgorithm`."""
         return [self._online.flat.numpy(), self._target.flat.numpy(), *self._optimizer.moments()]
 
     def discard(self) -> list[int]:
-        """Halve the rows of the failing gradient step until no half fails, and remove those rows. See `Undoable`."""
+        """Halve the rows of the failing gradient step until no half fails, and remove those rows. See `UndoableAlgorithm`."""
         kept = self.checkpoint()
         rows = self._failing_rows(self.parameters.learning_rate_at(self._steps))
         self.restore(kept)

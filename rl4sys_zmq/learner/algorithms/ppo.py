@@ -207,22 +207,22 @@ class PPO:
         self._taken, self._buffered, self._trajectories = [], 0, 0
 
     def checkpoint(self) -> dict[str, Any]:
-        """Return the whole state, which holds no segments. See `Undoable`."""
+        """Return the whole state, which holds no segments. See `UndoableAlgorithm`."""
         return self.state()
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Restore a `checkpoint`. See `Undoable`."""
+        """Restore a `checkpoint`. See `UndoableAlgorithm`."""
         self.load(kept)
 
     def numbers_to_check(self) -> list[NDArray[Any]]:
-        """Return the weights, Adam's moments, and the statistics of observations and returns. See `Undoable`."""
+        """Return the weights, Adam's moments, and the statistics of observations and returns. See `UndoableAlgorithm`."""
         found: list[NDArray[Any]] = [self._network.flat.numpy(), *self._optimizer.moments()]
         for moments in (self._moments, *([] if self._reward_scale is None else [self._reward_scale.moments])):
             found += [moments.mean, moments.variance]
         return found
 
     def discard(self) -> list[int]:
-        """Return no segments: there is no replay. See `Undoable`."""
+        """Return no segments: there is no replay. See `UndoableAlgorithm`."""
         return []
 
     def _train(self, rollout: Rollout) -> dict[str, float]:

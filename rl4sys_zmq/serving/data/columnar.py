@@ -15,7 +15,7 @@ from rl4sys_zmq.errors import Closed, ConfigError, DataError, StoreEmpty
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.serving.data.base import DataStoreBase
 from rl4sys_zmq.serving.data.folder import Folder
-from rl4sys_zmq.serving.data.layout import Layout, Leaf
+from rl4sys_zmq.serving.data.layout import Leaf, StoreLayout
 from rl4sys_zmq.serving.data.ring import Ids, Ring
 
 __all__ = ["ColumnStore", "batch_count", "memory_error_as_data_error"]
@@ -48,7 +48,7 @@ class ColumnStore(DataStoreBase, Resource):
         except (TypeError, ValueError) as exc:
             raise ConfigError(f"seed is {seed!r:.60}; expected None or an integer of at least 0", key="seed") from exc
         self._closed = False
-        self._layout: Layout | None = None
+        self._layout: StoreLayout | None = None
         self._folder = None if path is None else Folder(path, self._KIND, {"capacity": capacity, **(options or {})})
         if self._folder is not None:
             self.lineage, self.on_disk = self._folder.lineage, True
@@ -115,7 +115,7 @@ class ColumnStore(DataStoreBase, Resource):
                 self._folder.close()
 
     @abstractmethod
-    def _columns(self, layout: Layout) -> dict[str, Leaf]:
+    def _columns(self, layout: StoreLayout) -> dict[str, Leaf]:
         """Return the ring's columns for items of this layout."""
 
     @abstractmethod
@@ -131,16 +131,16 @@ class ColumnStore(DataStoreBase, Resource):
             yield
 
     @contextlib.contextmanager
-    def _opening(self) -> Iterator[Layout | None]:
+    def _opening(self) -> Iterator[StoreLayout | None]:
         """Yield the folder's layout to a constructor; release the folder if the constructor raises."""
         try:
-            yield None if self._folder is None or self._folder.layout is None else Layout(self._folder.layout)
+            yield None if self._folder is None or self._folder.layout is None else StoreLayout(self._folder.layout)
         except BaseException:
             if self._folder is not None:
                 self._folder.release()
             raise
 
-    def _allocate(self, layout: Layout) -> None:
+    def _allocate(self, layout: StoreLayout) -> None:
         self._ring.allocate(layout.leaves, self._columns(layout))
         self._layout = layout
 

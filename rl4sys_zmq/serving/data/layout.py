@@ -15,7 +15,7 @@ from rl4sys_zmq.values import DTYPES
 from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
 from rl4sys_zmq.values.trees import STORED_DEPTH, Path, is_text, keys_of, map_tree
 
-__all__ = ["DataShape", "Layout", "Leaf", "as_leaf", "copy_payload", "flag", "space_leaves", "zeros"]
+__all__ = ["DataShape", "StoreLayout", "Leaf", "as_leaf", "copy_payload", "flag", "space_leaves", "zeros"]
 
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
 _PLAIN = (type(None), bool, int, float, str, bytes)
@@ -50,7 +50,7 @@ class Leaf:
         return f"shape {self.shape} and dtype {self.dtype}"
 
 
-class Layout:
+class StoreLayout:
     """The columns of a store; it validates and packs rows."""
 
     def __init__(self, leaves: Mapping[str, Leaf]) -> None:

@@ -15,7 +15,7 @@ from rl4sys_zmq.serving.data.base import as_batch
 from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, memory_error_as_data_error
 from rl4sys_zmq.serving.data.folder import Folder
 from rl4sys_zmq.serving.data.frame_store import FrameStore
-from rl4sys_zmq.serving.data.layout import Layout, Leaf, as_leaf, flag, space_leaves, zeros
+from rl4sys_zmq.serving.data.layout import Leaf, StoreLayout, as_leaf, flag, space_leaves, zeros
 from rl4sys_zmq.serving.data.ring import Ids
 from rl4sys_zmq.values.trees import flatten_names, unflatten_names
 
@@ -139,7 +139,7 @@ class ReplayBuffer(ColumnStore):
         with self._open():
             return {key: self._frames[key].used if key in self._frames else 0 for key in self._images}
 
-    def _first_layout(self, row: Mapping[str, object]) -> Layout:
+    def _first_layout(self, row: Mapping[str, object]) -> StoreLayout:
         """Return the layout that the first transition and the spaces define."""
         leaves = {}
         for path, value in row.items():
@@ -157,7 +157,7 @@ class ReplayBuffer(ColumnStore):
             leaves[path] = twin or leaves[path]
         for key, suffix in self._images.items():
             self._frame_leaf(key, leaves, suffix)
-        return Layout(leaves)
+        return StoreLayout(leaves)
 
     def _frame_leaf(self, key: str, leaves: Mapping[str, Leaf], suffix: str) -> Leaf:
         """Return the shape and dtype of one frame of an image key."""
@@ -178,13 +178,13 @@ class ReplayBuffer(ColumnStore):
             )
         return Leaf(tuple(shape), leaf.dtype)
 
-    def _columns(self, layout: Layout) -> dict[str, Leaf]:
+    def _columns(self, layout: StoreLayout) -> dict[str, Leaf]:
         images = {name + suffix for suffix in self._images.values() for name in _OBSERVATION_KEYS}
         columns = {path: leaf for path, leaf in layout.leaves.items() if path not in images}
         slots = Leaf((2, self._num_stack), np.dtype("<i8"))
         return columns | {_slots(key): slots for key in self._images}
 
-    def _allocate(self, layout: Layout) -> None:
+    def _allocate(self, layout: StoreLayout) -> None:
         frames = {}
         for index, (key, suffix) in enumerate(self._images.items()):
             block = -(-self.capacity // _BLOCKS)
@@ -198,7 +198,7 @@ class ReplayBuffer(ColumnStore):
             return zeros(leaf)
         return self._folder.make(_block_name(key, number), leaf)
 
-    def _take_up(self, folder: Folder, layout: Layout) -> None:
+    def _take_up(self, folder: Folder, layout: StoreLayout) -> None:
         """Open the transitions of an existing folder."""
         for path, expected in self._expected.items():
             if layout.leaves.get(path) != expected:

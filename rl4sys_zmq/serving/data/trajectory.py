@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError, DataError, StoreEmpty, StoreError
 from rl4sys_zmq.serving.data.base import as_batch
 from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, memory_error_as_data_error
-from rl4sys_zmq.serving.data.layout import DataShape, Layout, Leaf, as_leaf, flag
+from rl4sys_zmq.serving.data.layout import DataShape, Leaf, StoreLayout, as_leaf, flag
 from rl4sys_zmq.serving.data.npz import SavedBuffer, read_npz, write_npz
 from rl4sys_zmq.serving.data.priorities import Priorities
 from rl4sys_zmq.serving.data.ring import Ids
@@ -273,7 +273,7 @@ class TrajectoryBuffer(ColumnStore):
         last = np.asarray(ends)
         last[-1] |= bool(ended)
         with self._open():
-            layout = self._layout or Layout({path: _leaf_of(path, value) for path, value in rows[0].items()})
+            layout = self._layout or StoreLayout({path: _leaf_of(path, value) for path, value in rows[0].items()})
             blocks = layout.pack(rows)
             if self._layout is None:
                 self._allocate(layout)
@@ -295,7 +295,7 @@ class TrajectoryBuffer(ColumnStore):
         held = np.arange(self._ring.begin, self._ring.end)
         self._spans.extend(held[self._ring.gather(_START_COLUMN, held) | (held == self._ring.begin)])
 
-    def _columns(self, layout: Layout) -> dict[str, Leaf]:
+    def _columns(self, layout: StoreLayout) -> dict[str, Leaf]:
         return {**layout.leaves, _START_COLUMN: Leaf((), np.dtype("?"))}
 
     def _items(self, ids: Ids, gap: bool) -> list[dict[str, Any]]:
@@ -372,7 +372,7 @@ def _samplers(name: str, samplers: object) -> dict[str, Sampler]:
     return dict(samplers)
 
 
-def _declared(shapes: object) -> Layout:
+def _declared(shapes: object) -> StoreLayout:
     if not isinstance(shapes, Sequence) or not all(isinstance(s, DataShape) and isinstance(s.name, str) for s in shapes):
         raise ConfigError(f"data_shapes must be a list of DataShapes with names, not {shapes!r:.60}", key="data_shapes")
     leaves = {shape.name: shape.leaf() for shape in shapes}
@@ -385,7 +385,7 @@ def _declared(shapes: object) -> Layout:
             )
     if not leaves:
         raise ConfigError("data_shapes is empty; omit it to use the columns of the first step", key="data_shapes")
-    return Layout(leaves)
+    return StoreLayout(leaves)
 
 
 def _step(data: object) -> tuple[dict[str, object], bool, bool]:

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from rl4sys_zmq.learner.algorithms import Algorithm, make_algorithm
-from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest
+from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
 
 OBS = BoxSpace((3,))
 DISCRETE, BOX = DiscreteSpace(4, 1), BoxSpace((2,), low=-1.0, high=1.0)
-MANIFEST = Manifest(
+MANIFEST = CheckpointManifest(
     client_id="c", journal_id=1, generation=1, version=1, digest=1, algorithm_name="X", updates=1, steps=1,
     verdicts={}, marks=(),
 )  # fmt: skip

@@ -258,11 +258,13 @@ def test_a_service_that_has_no_policy_yet_is_asked_again(transport: TransportUnd
             answer = remote.ask(server.address, OBS[None], None)
             assert answer is not None and answer[3] == (1, 7)
             assert len(slept) == 3
-        with (
-            asking(client_id="nobody", inference_timeout_s=0.01) as remote,
-            pytest.raises(CallRefused, match="no method 'policy/nobody'"),
-        ):
-            remote.ask(server.address, OBS[None], None)
+        with asking(client_id="nobody", inference_timeout_s=0.01) as remote:
+            for _ in range(1000):
+                with pytest.raises((CallRefused, CallTimeout)) as caught:  # the last attempt may have no time for an answer
+                    remote.ask(server.address, OBS[None], None)
+                if caught.type is CallRefused:
+                    break
+        assert "no method 'policy/nobody'" in str(caught.value)
 
 
 def test_a_restarted_learner_is_found_again(tmp_path: Path) -> None:

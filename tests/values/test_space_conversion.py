@@ -44,12 +44,14 @@ def boxes(draw: st.DrawFn) -> BoxSpace:
     dtype, shape = draw(st.sampled_from(DTYPES)), draw(SHAPES)
     held = np.iinfo(dtype) if dtype in INTEGERS else None
     one = (st.integers(int(held.min), int(held.max)) if held else st.floats(-100.0, 100.0, width=16)).map(exact)
-
+    if dtype == "|b1":  # Gymnasium rounds the bounds of a boolean box to booleans
+        one = st.sampled_from((0.0, 1.0))
     size = prod(shape)
     bounds = one if size else st.just(())  # Gymnasium has no bounds of no elements
     low, high = (draw(bounds | st.lists(one, min_size=size, max_size=size).map(tuple)) for _ in range(2))
     if not np.all(np.asarray(low, object) <= np.asarray(high, object)):
-        low, high = (-np.inf, np.inf) if held is None else (exact(int(held.min)), exact(int(held.max)))
+        ends = (0.0, 1.0) if dtype == "|b1" else (-np.inf, np.inf)
+        low, high = ends if held is None else (exact(int(held.min)), exact(int(held.max)))
     return BoxSpace(shape, dtype, folded(low), folded(high))
 
 

@@ -66,8 +66,12 @@ STATUS_BURST_S, STATUS_REST_FACTOR = 0.5, 20.0
 """Limit on the time spent on statuses: one part in `STATUS_REST_FACTOR`, in bursts of up to `STATUS_BURST_S` seconds.
 Beyond it, requests get the last status again."""
 
-SETTLE_LONG_S, SETTLE_REST = 0.5e-3, 4.0
-"""If credit and acks of a client take longer than `SETTLE_LONG_S` seconds, the next ones wait `SETTLE_REST` times as long."""
+ACK_LONG_S, ACK_REST_FACTOR, ACK_REST_MAX_S = 0.5e-3, 4.0, 0.1
+"""If credit and acks of a client take longer than `ACK_LONG_S` seconds, the next ones wait `ACK_REST_FACTOR` times as long.
+
+They wait at most `ACK_REST_MAX_S` seconds, because the time may have gone to another process. Without this bound a gateway that
+the system suspended for 250 ms granted no credit for a second.
+"""
 
 
 class ActorEndpoint:
@@ -446,7 +450,8 @@ class ActorEndpoint:
                 self._send(peer, client.ack(stream, shares))
         client.dirty.clear()
         done = self._clock()
-        client.next_ack_at = done + SETTLE_REST * (done - began) if done - began > SETTLE_LONG_S else 0.0
+        rest_s = min(ACK_REST_FACTOR * (done - began), ACK_REST_MAX_S)
+        client.next_ack_at = done + rest_s if done - began > ACK_LONG_S else 0.0
 
     def refuse(
         self, peer: bytes, code: Refusal, reason: str, *, field: str = "", expected_seq: int = 0, incarnation: int = 0

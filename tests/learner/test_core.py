@@ -342,6 +342,26 @@ def test_credit_follows_the_demand_and_goes_back_with_a_silent_actor():
     assert rig.client.table.live() == []
 
 
+def test_a_gateway_that_was_suspended_grants_credit_again_soon(monkeypatch):
+    rig = Rig()
+    rig.join()
+    rig.words(Demand(16, 0, 0))
+    grant = rig.client.pool.grant
+
+    def suspended(*arguments):
+        rig.now += 0.25
+        return grant(*arguments)
+
+    monkeypatch.setattr(rig.client.pool, "grant", suspended)
+    rig.say(Heartbeat(8))
+    assert only(rig.turn(), Ack).credit_steps == 8
+    rig.say(Heartbeat(16))
+    assert rig.turn() == []
+    assert rig.core.rest_s(rig.now, 1.0) <= 0.1
+    rig.now += 0.1
+    assert only(rig.turn(), Ack).credit_steps == 16
+
+
 def test_a_full_pipeline_keeps_its_messages_in_order():
     rig = Rig()
     rig.join()

@@ -150,7 +150,7 @@ class JournalPage:
 
 @dataclass(frozen=True, slots=True)
 class JournalHealth:
-    """The state of a journal.
+    """A report of the condition of a journal: its size, its queue, its commits and its errors.
 
     Attributes:
         durable: True if the journal survives the process.
@@ -164,7 +164,7 @@ class JournalHealth:
         commit_s: How long the last transaction took, in seconds.
         damaged: How many damaged entries were found, plus the damaged rows of clients and streams that were repaired.
         lost: How many acknowledged segments were missing when it was opened, a loss that the operator accepted.
-        rescued: How often its file was missing or replaced and was written again from the open one.
+        rescued: How often its file had been deleted or replaced and was written again from the open file.
     """
 
     durable: bool
@@ -225,7 +225,7 @@ class Journal(Protocol):
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
         """Count segments of a GAP as accepted, and add or update `stream` in the same transaction.
 
-        An earlier lineage acknowledged these segments, and this one has no record of them.
+        An earlier journal of the learner acknowledged these segments, and this one has no record of them.
         """
 
     def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:

@@ -126,10 +126,17 @@ class Replay:
         return rows
 
     def discard(self, rows: NDArray[np.int64]) -> list[int]:
-        """Remove some transitions and all others of the same segments. Copies of other transitions replace them.
+        """Remove transitions, with all others of the segments that they came from.
+
+        Copies of the remaining transitions overwrite the removed ones, so the number of transitions stays the same. If none
+        remain, the replay is empty.
+
+        Args:
+            rows: Rows of the transitions.
 
         Returns:
-            The segments, counted from 0 in the order of `add`. Segments that came with a `load` have no number.
+            The segments, by their number in the order of `add`, from 0. Transitions that came with a `load` belong to no known
+            segment: only those in `rows` are removed, and no number is returned for them.
         """
         sources = np.unique(self._sources[rows])
         sources = sources[sources >= 0]

@@ -100,15 +100,15 @@ class DataStoreBase(ABC):
                 return latest - held + 1
 
     def read_after(self, from_id: int, limit: int | None = None) -> tuple[int, list[Any]]:
-        """Return the items after `from_id` with the number of the first, so that a client can send them.
+        """Return the number of the first item after `from_id` in the store, and the items from there on. A client sends them.
 
         Args:
             from_id: Number of the last item that is not needed; -1 for all items.
             limit: Largest number of items to return.
 
         Returns:
-            The number of the first item, and the items, which have consecutive numbers. The number is larger than ``from_id +
-            1`` if items in between were dropped already.
+            The number of the first returned item, and the items, which have consecutive numbers. The number is larger than
+            ``from_id + 1`` if the store has already dropped items after `from_id`.
         """
         while True:
             first = max(self.oldest_data_id(), from_id + 1)

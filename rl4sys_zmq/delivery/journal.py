@@ -188,7 +188,8 @@ class Journal(Protocol):
     of their calls.
 
     Attributes:
-        journal_id: The id of this journal's lineage, in 1 .. 2^63 - 1. Marks of another lineage are meaningless here.
+        journal_id: The id of this journal's lineage (its numbering of segments), in 1 .. 2^63 - 1. A new journal has another. A
+            mark, which is a sequence number, has a meaning only with the journal_id that it was recorded with.
         durable: True if the journal survives a restart.
     """
 
@@ -248,7 +249,7 @@ class Journal(Protocol):
 
 
 def new_journal_id() -> int:
-    """Return a random id for a lineage, in 1 .. 2^63 - 1."""
+    """Return a random id for a new journal, in 1 .. 2^63 - 1."""
     return 1 + secrets.randbelow((1 << 63) - 1)
 
 

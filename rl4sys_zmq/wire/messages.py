@@ -5,6 +5,10 @@ learner thread (PUSH and PULL, both ways). The base class of a message gives its
 direction, refuses the others by their base class and ends in `assert_never`, so that the type checker finds a message that is not
 handled.
 
+A *stream* is the numbered segments of one actor for one client. Its *origin* is the incarnation (the number of a start of the
+actor) that began the numbering. A *mark* is a sequence number: all segments below it are received, durable, trained or
+checkpointed. A *generation* is the number of a learner thread; policy versions count within it.
+
 A field named ``body`` travels as frames of its own. All other fields travel in the msgpack header. Sequence numbers count the
 segments of one actor's stream, from 0.
 """
@@ -385,12 +389,12 @@ class CommandDone(ToActor):
 
 @dataclass(frozen=True, slots=True)
 class Assign(ToWorker):
-    """The first message to a learner thread: the client that it serves, with all settings.
+    """The first message to a learner thread. It assigns a client to the thread: the policy to train, with all settings.
 
     Attributes:
         client_id: The client.
         policy_id: As in `Welcome`.
-        generation: Generation of all versions that the thread publishes.
+        generation: Number of this learner thread. All policy versions that it publishes have this generation.
         algorithm_name: Registered name of the algorithm.
         parameters: Parameters of the algorithm.
         observation_space: The space in JSON form.

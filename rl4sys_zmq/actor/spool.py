@@ -92,7 +92,7 @@ class Spool(Resource):
 
     Attributes:
         actor_id: The actor's name, kept in the spool.
-        origin: The incarnation that began the numbering.
+        origin: The incarnation that began the numbering. It identifies the stream of this actor.
         incarnation: The incarnation of this start, higher than that of any earlier start.
         error: The reason why the disk fails now, or None.
         reconciled: True once a Welcome has been applied. Before that no segment can be taken.

@@ -34,7 +34,7 @@ class JournalEntry:
     Attributes:
         client_id: The client.
         actor_id: The actor of the stream.
-        origin: The incarnation that started the stream's sequence numbers.
+        origin: The incarnation (the number of a start of the actor) that started the stream's sequence numbers.
         first_seq: The first new sequence number.
         end_seq: One past the last.
         steps: The number of steps in the new segments, without refused ones.
@@ -101,7 +101,7 @@ class ClientRow:
 
     Attributes:
         client_id: The client.
-        generation: The latest generation of its learner thread.
+        generation: The number of its latest learner thread.
         settings: The JSON values that the learner needs to create the client again.
         accepted: How many segments were accepted, in all streams that ever existed, with those of a GAP.
         refused: How many segments were refused as items.

@@ -158,7 +158,7 @@ class Tables:
     """The tables of one connection. The caller begins and ends the transactions.
 
     Attributes:
-        image: The copy of the clients and streams in memory. `apply` writes each changed row as a whole.
+        cache: The copy of the clients and streams in memory. `apply` writes each changed row as a whole.
         damaged: The row numbers of the damaged entries found so far.
     """
 

@@ -81,7 +81,7 @@ class Client:
     Attributes:
         table: The streams of its actors.
         pool: The credit of the current life.
-        weight_history: The weights published in the current generation.
+        weight_history: The weights that the current learner thread has published (the current generation).
         verdicts: The number of segments by verdict, counted from the checkpoint that the current life started with.
         dirty: The actors to which an ack is due.
         next_ack_at: The earliest time of the next acks, on the monotonic clock.

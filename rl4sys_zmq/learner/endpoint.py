@@ -77,7 +77,7 @@ class ActorEndpoint:
         sessions: The client and the stream of each peer that has a session.
         pub_address: The URI at which weights are published.
         inference_address: The URI of the inference service, or empty.
-        obey: Starts an operator's command. Set by the owner.
+        run_command: Starts an operator's command. Set by the owner.
         make_room: Removes an idle client if `max_clients` is reached. Set by the owner.
     """
 

@@ -164,7 +164,7 @@ class CallQueue:
     Attributes:
         counters: ``calls``, ``jobs``, ``again`` (copies of a call), ``refused.CODE``, ``failed``.
         methods: The methods by name.
-        pressing: True if the last accepted call can run at once and takes no others into its job, so that reading more messages
+        run_now: True if the last accepted call can run at once and takes no others into its job, so that reading more messages
             first would only delay it.
     """
 

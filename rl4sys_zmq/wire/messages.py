@@ -110,8 +110,8 @@ class Hello(ToLearner):
     Attributes:
         client_id: The client that the actor acts for.
         actor_id: The sender.
-        incarnation: The start of the sender. If the learner knows a higher one, it fences the sender or names the number to
-            exceed.
+        incarnation: The number of this start of the sender. If a higher one is on record, the learner refuses the sender as
+            fenced, or reports the incarnation that it must exceed.
         first_seq: Lowest sequence number that the actor still holds.
         held_generation: Generation of the policy that the actor uses; 0 if it has none.
         held_version: Version of that policy.
@@ -126,7 +126,7 @@ class Hello(ToLearner):
         journal_id: The journal of the learner that last welcomed this origin; 0 if none did.
         spooled: True if numbers and segments outlive the actor's process.
         weights: The actor's configuration of ``wire_dtype`` and ``level``.
-        welcomed: True if a learner has welcomed this incarnation before (without a spool: this origin).
+        previously_welcomed: True if a learner has welcomed this incarnation before (without a spool: this origin).
     """
 
     KIND: ClassVar[int] = 1
@@ -545,7 +545,7 @@ class Disposed(FromWorker):
         ranges: Ranges ``[first, end)`` of sequence numbers.
         verdict: Verdict on these segments.
         reason: Text for a person.
-        but: The earlier verdict that this one replaces; empty for segments that were pending.
+        replaces: The earlier verdict that this one replaces; empty for segments that were pending.
     """
 
     KIND: ClassVar[int] = 50

@@ -13,7 +13,7 @@ __all__ = ["DataStoreBase", "as_batch", "new_lineage"]
 
 
 def new_lineage() -> int:
-    """Return a random lineage, in 1 .. 2^63 - 1."""
+    """Return a lineage, a random number in 1 .. 2^63 - 1 that identifies the numbering of a store's items."""
     return 1 + secrets.randbelow((1 << 63) - 1)
 
 
@@ -40,7 +40,7 @@ class DataStoreBase(ABC):
 
     Attributes:
         capacity: Largest number of items.
-        lineage: Random number in 1 .. 2^63 - 1 that identifies the numbering; each store has another. A store on disk keeps
+        lineage: Random number in 1 .. 2^63 - 1 that identifies the numbering; no two stores have the same. A store on disk keeps
             its lineage. With it a trainer detects that an item with an old number is new.
         on_disk: True if the store outlives its process.
 

@@ -321,7 +321,7 @@ class MemoryJournal:
         return 0
 
     def stop(self) -> None:
-        """Do nothing."""
+        """Do nothing: this journal has no thread and no file."""
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Return True: there is no thread to wait for."""

@@ -94,7 +94,7 @@ class Session:
         address: The URI of the server, for messages.
         counters: ``again`` (resent calls), ``late`` (replies to calls that are over), ``refused`` (malformed messages),
             ``redials`` (reconnects), ``full`` (calls that did not fit the connection's queue).
-        terms: The settings that the server must have too, such as a version or names of keys. None: no settings.
+        terms: The settings that the server must have too, such as a version or names of keys. None: they are not compared.
         id: A random number that identifies this session at the server.
         server: The random number of the server that replied last. It differs for each start of a server. 0 before a reply.
         welcome: The payload of the reply to ``$hello``. None before it, and while a new ``$hello`` is needed.

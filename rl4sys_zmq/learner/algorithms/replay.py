@@ -56,8 +56,9 @@ def n_step_columns(segment: Segment, n_step: int, gamma: float) -> NStepColumns:
     """Return the n-step returns within one segment (Sutton & Barto, 2nd edition, equation 7.1).
 
     A window never extends beyond its segment, because the next segment of the episode may arrive much later, or never. The last
-    ``n_step - 1`` rows look ahead only ``n_t = T - t`` steps, and are discounted by that many. A truncated and a cut segment
-    are alike: both bootstrap from the observation after the last step. Only a terminated one does not.
+    ``n_step - 1`` rows look ahead only ``n_t = T - t`` steps, where ``T`` is the number of steps and ``t`` the row, and are
+    discounted by that many. A segment that was truncated or cut bootstraps from the observation after its last step. A terminated
+    segment does not bootstrap.
     """
     steps = segment.steps
     rows = np.arange(steps)

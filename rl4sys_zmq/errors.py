@@ -244,7 +244,7 @@ class CallbackStuck(RL4SysError):
 
 
 class PayloadError(RL4SysError, TypeError):
-    """A value that cannot be sent; nothing was sent.
+    """A value that cannot be sent. It is raised at the sender, before anything is sent.
 
     Attributes:
         path: The place of the value in the tree, such as ``payload['image'][0]``.

@@ -104,17 +104,17 @@ def encode_images(pixels: NDArray[np.uint8], size: ImageSize, codec: ImageCodec)
 
 
 def decode_images(files: bytes | memoryview, shape: Sequence[int], size: ImageSize, form: str) -> NDArray[np.uint8]:
-    """Return an array of this shape from the files of its images.
+    """Return the array of pixels that `encode_images` encoded, from its image files.
 
     Args:
         files: The result of `encode_images`, or untrusted bytes.
-        shape: Shape of the array, a multiple of `size`. In addition to the array, memory is used for one image in Pillow (four
-            bytes for a pixel of three channels) and a copy of it.
+        shape: Shape of the array. It consists of whole images of `size`. While one image is decoded, Pillow needs memory for it
+            in addition (four bytes for a pixel of three channels), and for a copy.
         size: Size of each image.
         form: ``png`` or ``jpeg``.
 
     Raises:
-        BadImage: If the files are not exactly these images.
+        BadImage: If a file is malformed or has another size or format, or if there are more or fewer files than images.
     """
     height, width, channels = size
     count = prod(shape) // prod(size)

@@ -221,12 +221,12 @@ class RL4SysAgent(Resource):
 
     @property
     def version(self) -> int:
-        """The version of the current policy."""
+        """The version of the current policy: the number of its publication. See also `generation`."""
         return self._context.policy.version
 
     @property
     def generation(self) -> int:
-        """The generation of the current policy."""
+        """The generation of the current policy: the number of the learner thread that published it. It grows with each thread."""
         return self._context.policy.generation
 
     @property

@@ -360,7 +360,11 @@ class ActorIO(Worker):
             self._listens = listens
 
     def _reconcile(self) -> None:
-        """At the first Welcome of this start, number the segments of the spool from what the learner has received."""
+        """After the first Welcome of this start, match the spool with the segments that the learner has received.
+
+        The spool discards the segments that the learner's journal has. The session gets those that the learner has received,
+        but its journal does not have yet. If the spool's disk fails, the next call tries again.
+        """
         segment_queue, session = self._segment_queue, self._session
         if segment_queue.spool is None or segment_queue.spool.reconciled or session.state is not SessionState.JOINED:
             return

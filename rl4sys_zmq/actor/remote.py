@@ -46,7 +46,10 @@ Answer = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], tuple[int, int]]
 
 
 class AbsentPolicy:
-    """A placeholder for a policy that this process does not have. It has the learner's version and cannot act."""
+    """A placeholder for the policy of an actor that gets all its actions from the learner (``inference: remote``).
+
+    It has the generation and the version of the learner's policy, but no weights. Its `act` raises LearnerUnavailable.
+    """
 
     def __init__(self, spec: PolicySpec, generation: int, version: int, digest: int) -> None:
         self.spec = spec

@@ -97,7 +97,7 @@ class QueueHead:
     """The properties of the oldest segment that sending and dropping need.
 
     Attributes:
-        generation: The generation of the policy that acted.
+        generation: The generation of the policy that acted: the number of the learner thread that published it.
         oldest_version: The lowest version among its steps.
         nbytes: The bytes of its columns.
         frames: The number of separate frames that it needs.

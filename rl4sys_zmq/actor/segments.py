@@ -71,7 +71,7 @@ class SegmentWriter:
         versions: ``[rows]``. Rows that are not written so far already have the version of the last row.
         masks: ``[rows + 1, n]``, None until a mask is given.
         stamp: The stamp of the last row, None before the first.
-        generation: The generation of the policy that chose the actions, set by the first action.
+        generation: The number of the learner thread that published the policy which chose the actions. The first action sets it.
         limit: The number of rows at which the segment is complete.
         rows: The number of rows that the columns have room for. It grows.
         steps: The number of rows written.

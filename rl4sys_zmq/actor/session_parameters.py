@@ -37,7 +37,7 @@ class CreditGate:
 
     Attributes:
         limit_steps: A segment can start while fewer steps than this are finished, counted since the start.
-        generation: The generation that the policy must have.
+        generation: The number of the learner thread that trains the policy. A policy of another generation is out of date.
         min_version: The lowest version that the policy can have.
         error: The error that ends all waits, or None.
         stage: What the I/O thread waits for, for messages.

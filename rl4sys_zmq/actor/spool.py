@@ -92,7 +92,7 @@ class Spool(Resource):
 
     Attributes:
         actor_id: The actor's name, kept in the spool.
-        origin: The incarnation that began the numbering.
+        origin: The incarnation that began the numbering. It identifies the stream of this actor.
         incarnation: The incarnation of this start, higher than that of any earlier start.
         error: The reason why the disk fails now, or None.
         reconciled: True once a Welcome has been applied. Before that no segment can be taken.
@@ -169,7 +169,7 @@ class Spool(Resource):
 
     @property
     def untaken_steps(self) -> int:
-        """The steps of those segments."""
+        """The steps of the segments that `untaken_items` counts."""
         return self._untaken_steps
 
     @property
@@ -254,14 +254,20 @@ class Spool(Resource):
         return []
 
     def drop_head(self, count: int, reason: str) -> int:
-        """Drop the oldest `count` segments not taken, counted as `reason`. Return how many: 0 if the disk fails."""
+        """Drop the oldest `count` of the segments that have no sequence number so far (those not taken).
+
+        Return the number of dropped segments, which count as dropped for `reason`. If the disk fails, drop none and return 0.
+        """
         count = min(count, len(self._untaken))
         if not count or self.error is not None or not self._sync([(reason, count)]):
             return 0
         return count
 
     def untake(self) -> None:
-        """Return all taken segments to the queue. The Welcome of a new session has other marks; call `reconcile` next."""
+        """Return all taken segments to the queue: they have no sequence number any more.
+
+        Call it for a new session, whose Welcome has other marks. Call `reconcile` after that Welcome.
+        """
         if not self.reconciled:
             return
         self._possibly_received = len(self._taken)
@@ -282,15 +288,19 @@ class Spool(Resource):
         self.tick()
 
     def reconcile(self, received: int, durable: int) -> list[PackedSegment] | None:
-        """Apply the first Welcome after a start or `untake`, as the module's docstring describes.
+        """Match the spool with the learner's marks, after the first Welcome of a start or after `untake`.
+
+        Segments that are durable at the learner are deleted. Those that it has received only become taken: the session keeps
+        them until they are durable. The others have no sequence number so far. The module's docstring describes the rules.
 
         Args:
-            received: The learner's received mark, for a Hello with `base_seq` as its first number.
-            durable: The learner's durable mark.
+            received: The learner's received mark: the next sequence number that it expects. It is the reply to a Hello whose
+                `first_seq` was `base_seq`.
+            durable: The learner's durable mark: its journal has all segments below it.
 
         Returns:
-            The segments that are received and not durable, from `base_seq` on, which are now taken. None if the disk fails:
-            then no segment can be taken, and the call must be repeated. An empty list if it was called before.
+            The segments that are now taken, oldest first. None if the disk fails: no segment can be taken, and the call must be
+            repeated. An empty list if an earlier call has succeeded since the start or `untake`.
         """
         if self.reconciled or not self._file.is_open:
             return []

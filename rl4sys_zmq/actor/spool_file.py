@@ -56,6 +56,8 @@ class SpoolMeta:
     """The one row of ``meta``. Together with the rows it is the complete state of a spool.
 
     Attributes:
+        origin: The incarnation that began the numbering of the segments.
+        incarnation: The number of the latest start of the actor with this spool.
         rows: The number of rows. It detects a lost row, which would shift the numbers.
         next_id: The id of the next row. Ids grow, and no id is reused while its row exists.
         sure_from: Rows from this id on have never been taken. None: any row can have been.

@@ -143,7 +143,14 @@ class Episodes:
         return traj.writer
 
     def add(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
-        """Store an action that is not an ordinary next step, as described in `RL4SysAgent.add_to_trajectory`."""
+        """Store an action as the next step of `traj`, for `RL4SysAgent.add_to_trajectory`.
+
+        This is the slow path with all checks. It starts a new segment if the policy's generation has changed, or if the action
+        was not chosen by a policy (a fallback action, which is not stored).
+
+        Raises:
+            ActionError: As for `RL4SysAgent.add_to_trajectory`.
+        """
         if action.stamp.owner is not self.owner or traj.episodes.owner is not self.owner:
             raise ActionError("the action and the trajectory must come from this agent")
         if action.writer is not None:

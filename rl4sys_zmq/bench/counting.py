@@ -34,7 +34,7 @@ class CountingAlgorithm(FakeAlgorithm):
         self.steps += segment.steps
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
-        """Do nothing."""
+        """Return None: this algorithm never updates."""
         return None
 
     def demand(self) -> int:

@@ -22,16 +22,17 @@ __all__ = ["check_file", "list_algorithms"]
 
 RL4SYS_GLOBAL = {"default_algorithm", "algorithms", "server", "model_paths", "tensorboard", "ensemble_algorithms"}
 EXAMPLE_SPACES = (BoxSpace((4,)), DiscreteSpace(2))
-"""Spaces for the plan of a policy if a file has none."""
+"""Spaces to plan a policy with, if a file has no spaces."""
 
 
 def check_file(path: Path) -> None:
-    """Validate a file with its algorithm's parameters, and print the resulting values.
+    """Validate a configuration file, including the parameters of its algorithm, and print the resulting values.
 
-    An algorithm whose entry has no plan is built, which may import torch.
+    An algorithm shows by its `AlgorithmEntry.plan` which policy it would train. An algorithm without a plan is built to find this
+    out, which can import torch.
 
     Raises:
-        ConfigError: If a key or value is invalid; in one line, with the key, the file and the nearest valid key.
+        ConfigError: If a key or value is invalid. The message is one line with the key, the file and the nearest valid key.
     """
     given = read_mapping(path)
     try:

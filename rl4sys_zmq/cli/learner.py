@@ -179,7 +179,8 @@ def _run_on_client(target: Target, command: str, actor_id: str, options: dict[st
 def restart(target: Target, **options: Any) -> None:
     """Start a new learner thread for the client, from its newest checkpoint and with the data accepted since then.
 
-    This also restarts a failed client. The command needs a running learner; the start of a learner does the same.
+    This also restarts a failed client. The command needs a running learner. A learner that is started does the same for all of
+    its clients.
     """
     _run_on_client(target, "restart", "", options)
 

@@ -6,6 +6,11 @@
 - `CreditPool`: shares the demand of a learner thread between streams. `Transit`: the data on the way to that thread.
 - `StallWatch`: detects a client that makes no progress although it could.
 - `Journal`: the record of accepted segments. `MemoryJournal` is in memory, `DiskJournal` on disk. Only the latter has a thread.
+
+A *stream* is the numbered segments of one actor for one client. Each start of an actor has a number, its *incarnation*; the
+*origin* of a stream is the incarnation that began its numbering. A *mark* is a sequence number: all segments below it are
+received, durable (in the journal), trained, or covered by a checkpoint. A *verdict* says what became of a segment. A *generation*
+is the number of a learner thread.
 """
 
 from __future__ import annotations

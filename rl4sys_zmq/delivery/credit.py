@@ -19,7 +19,7 @@ IDLE_S = 1.0
 
 
 class CreditPool:
-    """The credit of one generation of a learner thread.
+    """The credit that one learner thread gives to the streams of its client, from its start to its end (a *generation*).
 
     Attributes:
         transit: The data on the way to the learner thread.

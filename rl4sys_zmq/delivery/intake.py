@@ -34,7 +34,10 @@ class Intake:
 
 
 def take_submit(stream: Stream, schema: SegmentSchema, message: Submit, frames: Sequence[Frame]) -> Intake:
-    """Validate a message, and advance the stream's mark over its new segments.
+    """Validate a message, and accept the segments that the stream does not have yet.
+
+    The new segments advance the stream's received mark, the next sequence number that the learner expects. Segments below it are
+    duplicates. If a new segment is malformed, only this segment is refused; it keeps its sequence number.
 
     Args:
         stream: The stream of the sender.
@@ -44,7 +47,7 @@ def take_submit(stream: Stream, schema: SegmentSchema, message: Submit, frames: 
 
     Raises:
         ProtocolError: If the whole message is refused: ``GAP``, ``EQUIVOCATION``, ``FEATURE`` for images if Pillow is not
-            installed, or the code for a malformed message. The mark has not moved.
+            installed, or the code for a malformed message. The received mark is then unchanged.
     """
     batch = Batch(message)
     if batch.has_images and not has_pillow():

@@ -34,7 +34,7 @@ class JournalEntry:
     Attributes:
         client_id: The client.
         actor_id: The actor of the stream.
-        origin: The incarnation that started the stream's sequence numbers.
+        origin: The incarnation (the number of a start of the actor) that started the stream's sequence numbers.
         first_seq: The first new sequence number.
         end_seq: One past the last.
         steps: The number of steps in the new segments, without refused ones.
@@ -101,7 +101,7 @@ class ClientRow:
 
     Attributes:
         client_id: The client.
-        generation: The latest generation of its learner thread.
+        generation: The number of its latest learner thread.
         settings: The JSON values that the learner needs to create the client again.
         accepted: How many segments were accepted, in all streams that ever existed, with those of a GAP.
         refused: How many segments were refused as items.
@@ -150,7 +150,7 @@ class JournalPage:
 
 @dataclass(frozen=True, slots=True)
 class JournalHealth:
-    """The state of a journal.
+    """A report of the condition of a journal: its size, its queue, its commits and its errors.
 
     Attributes:
         durable: True if the journal survives the process.
@@ -164,7 +164,7 @@ class JournalHealth:
         commit_s: How long the last transaction took, in seconds.
         damaged: How many damaged entries were found, plus the damaged rows of clients and streams that were repaired.
         lost: How many acknowledged segments were missing when it was opened, a loss that the operator accepted.
-        rescued: How often its file was missing or replaced and was written again from the open one.
+        rescued: How often its file had been deleted or replaced and was written again from the open file.
     """
 
     durable: bool
@@ -188,7 +188,8 @@ class Journal(Protocol):
     of their calls.
 
     Attributes:
-        journal_id: The id of this journal's lineage, in 1 .. 2^63 - 1. Marks of another lineage are meaningless here.
+        journal_id: The id of this journal's lineage (its numbering of segments), in 1 .. 2^63 - 1. A new journal has another. A
+            mark, which is a sequence number, has a meaning only with the journal_id that it was recorded with.
         durable: True if the journal survives a restart.
     """
 
@@ -225,7 +226,7 @@ class Journal(Protocol):
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
         """Count segments of a GAP as accepted, and add or update `stream` in the same transaction.
 
-        An earlier lineage acknowledged these segments, and this one has no record of them.
+        An earlier journal of the learner acknowledged these segments, and this one has no record of them.
         """
 
     def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
@@ -248,7 +249,7 @@ class Journal(Protocol):
 
 
 def new_journal_id() -> int:
-    """Return a random id for a lineage, in 1 .. 2^63 - 1."""
+    """Return a random id for a new journal, in 1 .. 2^63 - 1."""
     return 1 + secrets.randbelow((1 << 63) - 1)
 
 
@@ -320,7 +321,7 @@ class MemoryJournal:
         return 0
 
     def stop(self) -> None:
-        """Do nothing."""
+        """Do nothing: this journal has no thread and no file."""
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Return True: there is no thread to wait for."""

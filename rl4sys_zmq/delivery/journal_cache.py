@@ -15,7 +15,7 @@ MOST = (1 << 63) - 1
 """The largest integer in a column. Above it, SQLite would continue with a float."""
 
 RowKey = tuple[str, str, int]
-"""The key of a stream: the client's id, the actor's id and the origin."""
+"""The key of a stream: the client's id, the actor's id, and the origin (the incarnation that began the numbering)."""
 
 
 @dataclass(slots=True)
@@ -23,8 +23,8 @@ class KnownRows:
     """The clients and streams of a journal, read from the journal or from its marks file.
 
     Attributes:
-        journal_id: The id of the lineage; 0 if unknown.
-        lineages: The earlier lineages that an operator has given up (`--resume accept-loss`).
+        journal_id: The id of the journal, which identifies its numbering of segments (its lineage); 0 if unknown.
+        lineages: The ids of the earlier journals that an operator has given up (`--resume accept-loss`).
         clients: The clients by id.
         streams: The streams by key.
     """

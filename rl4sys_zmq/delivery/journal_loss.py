@@ -1,4 +1,8 @@
-"""The detection of lost journal data, by comparison with the marks file and with checkpoints."""
+"""The detection of lost journal data, by comparison with the marks file and with checkpoints.
+
+A *mark* of a stream is a sequence number: the segments below it were received, or are covered by a checkpoint. A journal in which
+some of them were never received has lost data.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ class CheckpointRecord:
 
     Attributes:
         client_id: The client.
-        journal_id: The lineage of the journal.
+        journal_id: The id of the journal, which identifies its numbering of segments (its lineage).
         judged: How many accepted segments the checkpoint covers.
         marks: The marks of its streams, by (actor_id, origin).
     """
@@ -39,7 +43,7 @@ class Loss:
         streams: How many streams are below a mark that was acknowledged.
         uncovered: How many of the missing segments are in no checkpoint either, and so are lost, by client. A client is absent
             if the number cannot be determined.
-        strangers: The lineages of the marks file and of checkpoints that the journal has no record of.
+        unknown_lineages: The ids of journals that the marks file or a checkpoint names, and this journal has no record of.
     """
 
     whole: bool = False

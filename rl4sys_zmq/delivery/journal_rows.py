@@ -1,4 +1,8 @@
-"""The SQLite tables of a journal and the operations on them, without threads, files or retries."""
+"""The SQLite tables of a journal and the operations on them, without threads, files or retries.
+
+A *stream* is the numbered segments of one actor for one client. Its *origin* is the incarnation (the number of a start of the
+actor) that began the numbering. A *mark* is a sequence number: all segments below it can be removed.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +61,7 @@ _OF_STREAM = "client_id = ? AND actor_id = ? AND origin = ?"
 
 @dataclass(frozen=True, slots=True)
 class DropStream:
-    """The operation that removes a stream and its entries. With `expires`, the client's `expired` records its origin."""
+    """The operation that removes a stream and its entries. With `expires`, `ClientRow.expired` records its origin."""
 
     client_id: str
     actor_id: str
@@ -81,7 +85,10 @@ class DropEntries:
 
 @dataclass(frozen=True, slots=True)
 class RetireActor:
-    """The operation that retires the streams of an actor: incarnation 0, no owner, no spool."""
+    """The operation that retires the streams of an actor: it sets their incarnation to 0, and clears `owner` and `spooled`.
+
+    After that the streams can be discarded, and any later start can use the actor's id.
+    """
 
     client_id: str
     actor_id: str
@@ -89,7 +96,10 @@ class RetireActor:
 
 @dataclass(frozen=True, slots=True)
 class AddGap:
-    """The operation that counts the segments of a GAP and adds or updates their stream, in one transaction."""
+    """The operation that counts the segments of a GAP and adds or updates their stream, in one transaction.
+
+    These are segments that an earlier journal acknowledged and that this one does not have.
+    """
 
     client_id: str
     count: int
@@ -148,7 +158,7 @@ class Tables:
     """The tables of one connection. The caller begins and ends the transactions.
 
     Attributes:
-        image: The copy of the clients and streams in memory. `apply` writes each changed row as a whole.
+        cache: The copy of the clients and streams in memory. `apply` writes each changed row as a whole.
         damaged: The row numbers of the damaged entries found so far.
     """
 
@@ -378,7 +388,7 @@ class Tables:
         return JournalPage(read.client_id, read.token, tuple(entries), last, more, damaged)
 
     def _entry(self, row: int) -> JournalEntry | None:
-        """Return one entry, or None if it is damaged."""
+        """Read the entry in a row. Return None if there is no such row, or if the row is damaged."""
         try:
             found = self._db.execute(
                 "SELECT client_id, actor_id, origin, first_seq, end_seq, steps, skip, refused, checksum, frames"

@@ -8,9 +8,10 @@ States::
        └─ permanent refusal ──▶ REFUSED (retries slowly; keeps the queue)
 
 A segment gets its sequence number when it moves from the outbox, which can drop segments, to the in-flight window. So a drop
-leaves no gap in the numbers. The durable mark releases segments from the window. Resends start at the received mark (go-back-N).
-An actor whose mark the learner has discarded (`Refusal.EXPIRED`) starts again with a new incarnation. The segments that were in
-its window at that time are *in doubt*.
+leaves no gap in the numbers. The learner reports two marks. All segments below the *durable* mark are in its journal, and leave
+the window. The *received* mark is the next sequence number that it expects; resends start there (go-back-N). An actor whose marks
+the learner has discarded (`Refusal.EXPIRED`) starts again with a new *incarnation*, the number of a start of the actor. The
+segments that were in its window at that time are *in doubt*. The *origin* of a stream is the incarnation that began to number it.
 """
 
 from __future__ import annotations
@@ -156,7 +157,8 @@ class ActorSession:
         credit_steps: The limit on `sent_steps`, as in `Ack`; 0 before the handshake.
         sent_steps: The steps accepted or in flight.
         min_version: The lowest policy version to start a segment with.
-        generation: The generation of the client's policy in this session; 0 before the first session.
+        generation: The generation of the client's policy in this session: the number of the learner thread that trains it. 0
+            before the first session.
         journal_id: The journal of the learner that last sent `Welcome`; 0 before the first.
         in_doubt: How many segments were in the window when the learner discarded this actor's stream.
     """
@@ -167,8 +169,9 @@ class ActorSession:
         """Create a session whose sequence numbers start at ``hello.first_seq``.
 
         Args:
-            hello: The first message. With a spool, its `first_seq` is the number of the oldest segment in the spool. Pass the
-                segments of the spool to `recover` or `take` in order.
+            hello: The first message. With a spool, its `first_seq` is the number of the oldest segment in the spool. After the
+                first `Welcome`, pass the segments of the spool in order: to `recover` those that the learner has received, to
+                `take` the others.
             counters: The counters to update.
             rng: The source of jitter for retries.
             coded: True to compress message bodies where possible.
@@ -455,7 +458,10 @@ class ActorSession:
         return [IncarnationRaised(incarnation)]
 
     def _renew(self, now: float) -> list[Action]:
-        """Start a new stream with a new incarnation. The segments in the window are in doubt: perhaps accepted."""
+        """Start a new stream with the next incarnation, because the learner has discarded the mark of the old one.
+
+        It is unknown whether the learner accepted the segments in the window. They count as in doubt and are not sent again.
+        """
         doubtful = len(self._window)
         self.in_doubt += doubtful
         self._counters.add("expired")

@@ -13,14 +13,14 @@ __all__ = ["Key", "Stream"]
 CHECKSUMS_KEPT = 64
 
 Key = tuple[str, int]
-"""The key of a stream within its client: the actor's id and the origin."""
+"""The key of a stream within its client: the actor's id, and the origin (the incarnation that began the numbering)."""
 
 
 class Stream:
-    """The marks, verdicts and credit of one (client, actor, origin).
+    """The marks, verdicts and credit of one stream: the segments of one actor for one client, from one origin on.
 
-    A mark is a sequence number: all segments below it have the property. A segment *refused as an item* is a malformed segment in
-    a message that was accepted. It keeps its sequence number and counts in `refused`.
+    A mark is a sequence number: all segments below it are received, durable, trained or checkpointed. A segment *refused as an
+    item* is a malformed segment in a message that was accepted. It keeps its sequence number and counts in `refused`.
 
     Attributes:
         origin: The incarnation that started the sequence numbers.

@@ -1,4 +1,9 @@
-"""The table of the streams of one client: sessions, fencing, silence timeouts, and leases."""
+"""The table of the streams of one client: sessions, fencing, silence timeouts, and leases.
+
+Each start of an actor has a number, its *incarnation*. A *stream* is a sequence of numbered segments; its *origin* is the
+incarnation that began to number them. Its *mark* is the next sequence number that the learner expects. *Fencing* refuses a start
+of an actor (`Refusal.FENCED`) if a newer start of the same actor is on record.
+"""
 
 from __future__ import annotations
 
@@ -132,12 +137,20 @@ class StreamTable:
         return HelloResult(stream, old if old != peer else None, gap, fresh=fresh, evicted=evicted)
 
     def _check_turn(self, hello: Hello, origin: int, current: Stream, now: float) -> None:
-        """Check that this HELLO comes from the latest start of the actor. Only one process at a time can act as one actor.
+        """Raise ProtocolError if a HELLO does not come from the latest start of its actor. Only one process can act as an actor.
 
-        Incarnations alone do not show which start is the latest, because clocks can be wrong. A start without a `Welcome` so far
-        is new. If its incarnation is too low, its clock is wrong, and the refusal contains the incarnation to exceed. A start
-        that had a `Welcome` was overtaken by a later one. It can return once the later one has been silent for a lease, unless
-        both use the same origin, as with a copied spool.
+        A start takes its incarnation from its clock, and clocks can be wrong. So a lower incarnation than the one on record has
+        two possible reasons:
+
+        - The start has had no `Welcome` so far. It is the latest start, and its clock is wrong. The refusal (``FENCED``) contains
+          the incarnation on record; the actor takes a higher one and tries again.
+        - The start has had a `Welcome` before. A later start has replaced it. The refusal is final while that later start is live
+          or has been silent for less than `lease_s`, and for as long as both have the same origin (a copied spool). Otherwise the
+          refusal contains the incarnation, as above.
+
+        A HELLO with the incarnation and the origin on record comes from the same start, or is refused (``FENCED``) if it shows
+        that another start uses the same incarnation. A higher incarnation is accepted once the start on record is no longer live.
+        Until then it is refused (``CONFLICT``).
         """
         if hello.incarnation == current.incarnation and origin == current.origin:
             if hello.previously_welcomed or hello.spooled or not current.received:
@@ -293,7 +306,10 @@ class StreamTable:
         return gone
 
     def _remember_dropped(self, stream: Stream) -> None:
-        """Keep the mark of a stream that an operator dropped. As long as this process lives, a spool can continue from it."""
+        """Keep the mark of a stream that an operator dropped, in memory, for the newest `MAX_DROPPED` streams.
+
+        If the actor returns with its spool before this process ends, the stream continues from the mark.
+        """
         self._dropped[stream.key] = stream.received
         while len(self._dropped) > MAX_DROPPED:
             del self._dropped[next(iter(self._dropped))]

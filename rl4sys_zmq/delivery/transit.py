@@ -1,4 +1,4 @@
-"""The count of the data between the gateway and one generation of a learner thread.
+"""The count of the data between the gateway and a learner thread, in one generation (from the thread's start to its end).
 
 An amount is *waiting* from its acceptance until the gateway sends it to the learner thread. It is then *on its way* until the
 learner thread reports that it has received the message. The same amounts are added and subtracted, so the counts cannot diverge.

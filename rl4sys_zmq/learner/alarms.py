@@ -51,7 +51,7 @@ class Alarm:
         text: The text of the last alarm.
         first_unix_s: Unix time of the first alarm, in seconds.
         last_unix_s: Unix time of the last alarm, in seconds.
-        said: The value of `count` in the last log line.
+        logged: The value of `count` in the last log line.
         logged_s: Time of the last log line, on the monotonic clock, in seconds.
     """
 

@@ -89,7 +89,7 @@ class CheckpointManifest:
 
     Attributes:
         client_id: The client.
-        journal_id: The lineage of the journal that the marks belong to.
+        journal_id: The id of the journal that the marks belong to. With another journal, the marks have no meaning.
         number: Number of the checkpoint among this client's; set by `CheckpointStore.write`.
         generation: Generation of the policy.
         version: Version of the policy in its generation.

@@ -81,7 +81,7 @@ class Client:
     Attributes:
         table: The streams of its actors.
         pool: The credit of the current life.
-        weight_history: The weights published in the current generation.
+        weight_history: The weights that the current learner thread has published (the current generation).
         verdicts: The number of segments by verdict, counted from the checkpoint that the current life started with.
         dirty: The actors to which an ack is due.
         next_ack_at: The earliest time of the next acks, on the monotonic clock.
@@ -202,10 +202,10 @@ class Client:
         return max(1, items // workers), max(1, free // senders)
 
     def limit_request(self, stream: Stream, want_steps: int) -> int:
-        """Return the part of an actor's requested steps that is plausible from what it has sent so far.
+        """Return the number of steps to grant to an actor: `want_steps`, up to a limit.
 
-        A request reserves credit that others could use, so only an actor that has sent much can request much: at first one
-        segment or 1/`FIRST_REQUEST_DIVISOR` of the free steps, later that plus twice the steps that it has sent.
+        Granted steps are not available to other actors, so the limit grows with the steps that the actor has sent. It is twice
+        those steps, plus the larger of one segment and 1/`FIRST_REQUEST_DIVISOR` of the free steps.
         """
         free_steps = self.pool.free_steps
         first = max(1, self.rollout_length, free_steps // FIRST_REQUEST_DIVISOR)

@@ -207,5 +207,5 @@ class ClientRegistry:
 
 
 def _generation(last: int, clock: Clock) -> int:
-    """Return a new generation, always above the last: the Unix time in ms, or one more than the last."""
+    """Return a generation for a new learner thread, above the last one: the Unix time in ms, or one more than the last."""
     return max(last + 1, int(clock.unix() * 1000))

@@ -52,11 +52,11 @@ class ConnectionRate:
     """The rate limit of one connection. All times are on the monotonic clock, in seconds.
 
     Attributes:
-        heard: Time of its last message.
+        last_message_s: Time of its last message.
         descriptor: File descriptor of its socket; -1 if unknown.
         owes_until: Time at which the debt for its messages is paid off.
         excess: Number of messages over the limit since `count_excess` last returned True.
-        words: Number of messages checked while it had no session.
+        sessionless_messages: Number of messages checked while it had no session.
         replies_until: Time at which the debt for the refusals sent to it is paid off.
     """
 
@@ -72,7 +72,7 @@ class RateLimiter:
     """The rate limits of all connections of a ROUTER. Only the gateway thread uses it.
 
     Attributes:
-        lines: The connections, by routing id.
+        rates: The rate limit of each connection, by routing id.
     """
 
     def __init__(self, messages_per_s: float, bytes_per_s: float) -> None:

@@ -39,7 +39,8 @@ class StoredDeadLetter:
 
     Attributes:
         path: Path of its message; the description is beside it.
-        client_id, actor_id, origin, seq: Identify the segment.
+        client_id, actor_id, origin, seq: The client, the actor, the origin of the stream (the incarnation that began its
+            numbering), and the sequence number. Together they identify the segment.
         reason: Why it was quarantined.
         at_unix_s: Time of the quarantine.
         nbytes: Size of the message.

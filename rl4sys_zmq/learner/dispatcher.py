@@ -35,7 +35,7 @@ class SegmentDispatcher:
     """Sends committed and replayed segments to the learner threads. Only the core's thread uses it.
 
     Attributes:
-        heard: Called first with each page of the journal. Returns True if the page is not for a learner thread.
+        on_page: Called first with each page of the journal. Returns True if the page is not for a learner thread.
     """
 
     def __init__(self, registry: ClientRegistry, journal: Journal, counters: Counters, sink: EventSink) -> None:

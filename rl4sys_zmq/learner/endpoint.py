@@ -81,7 +81,7 @@ class ActorEndpoint:
         sessions: The client and the stream of each peer that has a session.
         pub_address: The URI at which weights are published.
         inference_address: The URI of the inference service, or empty.
-        obey: Starts an operator's command. Set by the owner.
+        run_command: Starts an operator's command. Set by the owner.
         make_room: Removes an idle client if `max_clients` is reached. Set by the owner.
     """
 
@@ -316,7 +316,13 @@ class ActorEndpoint:
                 self._welcome(peer, client, hello, sender.name if sender is not None else "", now)
 
     def _live_actors(self, user: str, client: Client | None, replaces: str) -> int:
-        """Return the number of other live actors of a user, over all clients."""
+        """Return the number of a user's live actors, over all clients, without the one that a HELLO replaces.
+
+        Args:
+            user: Name of the user.
+            client: The client of the HELLO; None if it does not exist so far.
+            replaces: The actor id of the HELLO. An actor of the user with this id and client does not count.
+        """
         this = client is not None and client.table.is_actor_live(replaces) and client.table.owner_of(replaces) == user
         return self._live_by_user[user] - this
 

@@ -20,15 +20,15 @@ __all__ = ["HeldSegment", "ReceivedMessage", "to_ranges", "streams_of"]
 
 @dataclass(slots=True, eq=False)
 class ReceivedMessage:
-    """A message whose segments are being processed.
+    """A message of segments from the gateway, in a decoded form. A learner thread keeps it until all segments have a verdict.
 
     Attributes:
-        key: The stream.
+        key: The key of the stream: the actor's id and the origin (the incarnation that began to number the stream's segments).
         batch: The heads and columns of the message.
         segments: The segments of the batch.
-        refused: The places that the gateway has refused, with the error.
-        bad: The places with invalid content, with the reason.
-        oldest: The lowest version of each segment.
+        refused: The indices of the segments that the gateway has refused, with the error.
+        bad: The indices of the segments with invalid content, with the reason.
+        oldest: The lowest policy version of each segment.
     """
 
     key: Key
@@ -39,7 +39,7 @@ class ReceivedMessage:
     oldest: NDArray[np.int64]
 
     def dead_letter(self, place: int, reason: str) -> DeadLetter:
-        """Return the segment at a place as a dead letter."""
+        """Return the segment at an index as a dead letter, the record of a quarantined segment."""
         return DeadLetter(*self.key, self.batch.first_seq + place, reason, tuple(encode(self.batch.alone(place))))
 
 
@@ -48,11 +48,11 @@ class HeldSegment:
     """A segment that an algorithm received and may need to receive again.
 
     Attributes:
-        taken: The message that contained it; None if that is no longer kept.
-        place: Its place in the message.
-        key: Its stream.
+        message: The message that contained it; None if it is no longer kept.
+        place: Its index in the message.
+        key: The key of its stream.
         seq: Its sequence number.
-        correct: The argument of `Algorithm.observe`.
+        correct: The argument `correct` with which `Algorithm.observe` received it.
     """
 
     message: ReceivedMessage | None

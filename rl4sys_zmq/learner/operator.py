@@ -276,7 +276,7 @@ class Operator:
                 self._remove_idle(min(idle, key=lambda client: client.busy_at), now)
 
     def _remove_idle(self, client: Client, now: float) -> None:
-        """Remove a client that has no data, no checkpoint and no live actor. This needs no wait."""
+        """Remove a client that has no data, no checkpoint and no live actor. Nothing must be saved, so this does not wait."""
         self._detach(client, "the client was idle and was removed; send HELLO again")
         if client.known:
             self._parts.journal.drop_client(client.client_id)

@@ -1,4 +1,8 @@
-"""The marks and verdicts of an algorithm's state, which keep a checkpoint and the journal consistent."""
+"""The marks and verdicts of an algorithm's state, which keep a checkpoint and the journal consistent.
+
+The *mark* of a stream is the next sequence number: the algorithm has seen all segments below it. A *verdict* says what became of
+a segment: trained, stale, quarantined, or refused.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ _COUNTED = (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED, Verdict.REFUSED
 
 
 class _Tally:
-    """The position and the verdicts of one stream."""
+    """The progress in one stream: the sequence number of the next segment, and the number of segments for each verdict."""
 
     __slots__ = ("next_seq", "verdicts")
 

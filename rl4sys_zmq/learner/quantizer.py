@@ -21,7 +21,7 @@ class Quantizer:
     """Rounds each version in turn. The algorithm's own weights do not change, so errors do not add up.
 
     Attributes:
-        writing: The encoding options of updates.
+        encoding: The encoding options of updates.
         steps: The grid steps of the last version; empty unless the wire dtype is a grid. A checkpoint stores them.
     """
 

@@ -192,14 +192,16 @@ def list_parts(folder: Path, form: RecordFormat) -> tuple[list[SeriesPart], list
 
 
 class RecordSeries(Resource):
-    """Writes records, and keeps all files together within a size limit. Used in one thread.
+    """A writer of records to a series of files (*parts*) whose total size is limited. Only one thread uses it.
+
+    It merges old parts and drops some of their records, as the module's docstring describes.
 
     Attributes:
         dropped: Number of records dropped so far.
     """
 
     def __init__(self, folder: Path, form: RecordFormat, max_bytes: int, *, active: Path | None = None) -> None:
-        """Create the series. Does not touch the disk.
+        """Create the series. It does not read or write any file.
 
         Args:
             folder: Folder of the parts, created by the first `write`.

@@ -185,7 +185,7 @@ class NullEventSink:
         """Ignore the segment."""
 
     def forget(self, client_id: str) -> None:
-        """Do nothing."""
+        """Do nothing: this sink keeps no files or other data of a client."""
 
 
 class Recorder(Worker):

@@ -107,7 +107,7 @@ class StatusReporter:
         """Record a verdict for segments ``[first, end)`` of a stream.
 
         Args:
-            key: The actor and the origin of the stream.
+            key: The actor of the stream, and its origin (the incarnation that began the numbering).
             first: Number of the first segment.
             end: Number after the last segment.
             verdict: The verdict.

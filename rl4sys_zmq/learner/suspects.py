@@ -58,7 +58,7 @@ class CrashSuspects:
     One thread uses it; only `expect_end` can be called from any thread.
 
     Attributes:
-        story: The finding at the start, as a sentence; empty if the previous process ended in order.
+        finding: The finding at the start, as a sentence; empty if the previous process ended in order.
         repeated: True if this is not the first such end.
     """
 

@@ -264,9 +264,10 @@ class TrainLoop:
         self._send(Checkpointed(token, manifest.number, manifest.version, marks, duration_s, ""))
 
     def _manifest(self) -> CheckpointManifest:
-        """Return the manifest of the current state.
+        """Return the manifest (the description) of a checkpoint of the current state.
 
-        Its version is the one under which this state is or will be published, in this generation or the next.
+        If the weights are published, its version is theirs. Otherwise its version is the next one, which the weights get when
+        they are published, by this learner thread or by one that resumes from the checkpoint.
         """
         now = digest(self._spec.flatten(self._algorithm.snapshot()))
         published = self._snapshot is not None and self._published_master_digest == now

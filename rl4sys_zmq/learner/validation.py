@@ -117,7 +117,11 @@ class Bounds:
             self._ranges["a"] = _of_box(BoxSpace(actions.shape, actions.dtype), max_magnitude)
 
     def of(self, letter: str) -> ColumnRange | None:
-        """Return the range of a column, by its letter on the wire; None for a column without one."""
+        """Return the range of a column; None if it has none.
+
+        Args:
+            letter: The column's letter in the layout of a segment (`rl4sys_zmq.wire.layout`), such as ``r`` for rewards.
+        """
         return self._ranges.get(letter)
 
     def max_return(self, steps: int) -> float:

@@ -24,7 +24,9 @@ Frames = tuple[Frame, ...]
 
 
 class WeightHistory:
-    """The recent states of one generation, the encoded updates to the newest one, and the digests of past versions.
+    """The recent weights of one client, the encoded updates to the newest ones, and the digests of past versions.
+
+    The history covers one generation: the versions that one learner thread published.
 
     An update is encoded when the first actor requests it, and is kept until the next version. An update over several versions
     is encoded from its two states, which gives the same result as all diffs between them.

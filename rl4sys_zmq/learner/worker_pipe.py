@@ -42,7 +42,7 @@ class TrainerWorker(Worker):
 
         Args:
             name: Name of the thread.
-            key: Precedes every message to the gateway, and identifies the sender.
+            key: Bytes that identify the thread: the first frame of each message to the gateway.
             down: Address of the gateway's PUSH.
             up: Address of the gateway's PULL.
         """
@@ -98,15 +98,16 @@ class WorkerPipe:
     """
 
     def __init__(self, client_id: str, key: bytes, up: str) -> None:
-        """Bind the pipeline and start the thread.
+        """Bind the PUSH to the learner thread, and start the thread.
 
         Args:
-            client_id: The client.
-            key: Precedes every message of the thread.
-            up: The address of the gateway's PULL. The pipeline to the thread is bound to this address plus the key.
+            client_id: The client that the thread trains.
+            key: Bytes that identify the thread. They are the first frame of each message that it sends to the gateway.
+            up: The address of the gateway's PULL, to which the thread sends. The address of the PUSH is `up`, ``-``, and the key
+                in hexadecimal.
 
         Raises:
-            TransportError: If the pipeline cannot be bound.
+            TransportError: If the address of the PUSH cannot be bound.
         """
         down = f"{up}-{key.hex()}"
         self._push: Socket | None = Socket.push(bind=down, hwm=QUEUE_MESSAGES)

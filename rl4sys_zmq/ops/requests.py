@@ -82,7 +82,7 @@ def evaluating_hello(config: AgentConfig) -> Hello:
 
 
 def next_beacon(sub: Socket) -> Beacon | None:
-    """Return a received beacon, or None."""
+    """Read the waiting messages up to the next beacon, and return it. Return None if there is none; never wait."""
     while (frames := sub.recv()) is not None:
         try:
             found = decode(frames[1:])

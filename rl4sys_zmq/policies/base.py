@@ -33,11 +33,11 @@ class Policy(Protocol):
 
     @property
     def generation(self) -> int:
-        """The generation of the snapshot."""
+        """The generation of the snapshot: the number of the learner thread that published it. A new thread has a higher one."""
 
     @property
     def version(self) -> int:
-        """The version of the snapshot."""
+        """The version of the snapshot: the number of the publication. Generation and version together identify the weights."""
 
     def act(
         self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: Sampler, explore: bool

@@ -78,7 +78,8 @@ def register_policy(entry: PolicyEntry | str, factory: PolicyFactory | None = No
         factory: With a name, the function that builds a policy from a `PolicySpec` and a `PolicySnapshot`.
 
     Raises:
-        ConfigError: If the name is already registered, a name is given without a factory, or an entry with one.
+        ConfigError: If the name is already registered, if `entry` is a name and there is no `factory`, or if `entry` is an entry
+            and there is a `factory`.
     """
     if isinstance(entry, str) and factory is not None:
         entry = PolicyEntry(name=entry, factory=factory)

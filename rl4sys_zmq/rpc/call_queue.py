@@ -164,7 +164,7 @@ class CallQueue:
     Attributes:
         counters: ``calls``, ``jobs``, ``again`` (copies of a call), ``refused.CODE``, ``failed``.
         methods: The methods by name.
-        pressing: True if the last accepted call can run at once and takes no others into its job, so that reading more messages
+        run_now: True if the last accepted call can run at once and takes no others into its job, so that reading more messages
             first would only delay it.
     """
 
@@ -343,7 +343,10 @@ class CallQueue:
         return len(self._sessions)
 
     def _make_room(self) -> None:
-        """Discard kept replies down to `MAX_KEPT_BYTES`, beginning with the oldest of the longest silent session."""
+        """Discard kept replies until the rest has at most `MAX_KEPT_BYTES`.
+
+        Begin with the session that has been silent for the longest time, and in each session with the oldest reply.
+        """
         for session in self._sessions.values():
             while session.answers and self._kept_bytes > MAX_KEPT_BYTES:
                 self._discard_replies(session, min(session.answers) + 1)

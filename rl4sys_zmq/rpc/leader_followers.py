@@ -77,11 +77,12 @@ class LeaderFollowerPool:
 
         Args:
             name: The name of the service that the pool serves, for threads and logs.
-            lead: The loop of the leader. It must return when `stopping` is set, or when `run` reports that its thread no longer
-                leads.
-            adopt: A function that makes the sockets the calling thread's.
-            end: A function that the last thread calls as it ends after `stop`, even if no thread waits for the pool any more.
-            counters: The counters for ``takeovers``.
+            lead: The loop of the leader. It receives messages and passes each job to `run`. It must return when `stopping` is
+                set, and when `run` returns False as the second value: another thread has taken the lead.
+            adopt: A function that a new leader calls before `lead`. It makes the calling thread the owner of the sockets.
+            end: A function that closes the sockets. The last thread of the pool calls it after `stop`, even if the thread that
+                called `stop` no longer waits.
+            counters: The counters to update: ``takeovers``.
         """
         self.stopping = threading.Event()
         self._name, self._lead, self._adopt, self._end, self._counters = name, lead, adopt, end, counters

@@ -50,7 +50,7 @@ class PendingCall:
     Attributes:
         method: The name of the method.
         number: Its number in the session.
-        once: True if it must run at most once.
+        once: True if it must run at most once. After a loss of the server's memory, it is not sent again.
         timeout_s: The caller's timeout, in seconds.
         deadline_s: The time at which the timeout passes.
         frames: The message.
@@ -78,25 +78,28 @@ class PendingCall:
 
 @dataclass(slots=True)
 class Session:
-    """The calls of one connection. All times are in seconds, on any one clock.
+    """The caller's side of one connection to a server: the calls that run, their resends, and their results.
 
-    The session sends ``$hello`` before anything else, and again when the server was restarted. Calls wait until the server
-    replies to it, so that no queue of calls builds up without a server. If the server refuses the `terms`, all calls fail.
+    It does no I/O and reads no clock: the caller passes the time in seconds, always of the same clock.
 
-    The reply to ``$hello`` holds the number of the ``$hello`` with which the server created its side of the session. If that has
-    changed, the server has no record of earlier calls. A call with `once` that was sent before is then lost, since it is unknown
-    whether it ran.
+    The session sends ``$hello`` before any call, and again after the server was restarted. Calls wait until the server replies
+    to it, so that no queue of calls builds up without a server. If the server does not agree with the `terms`, all calls fail.
+
+    The server remembers the calls of a session, so that a resent call does not run twice. The reply to ``$hello`` shows if the
+    server has lost this memory: it contains the number of the ``$hello`` with which the server created its side of the session.
+    If that number has changed, calls are sent again, except those that must run at most once (`once`). Such a call, if it was
+    sent before, fails with `CallLost`, because it is unknown whether it ran.
 
     Attributes:
         address: The URI of the server, for messages.
         counters: ``again`` (resent calls), ``late`` (replies to calls that are over), ``refused`` (malformed messages),
             ``redials`` (reconnects), ``full`` (calls that did not fit the connection's queue).
-        terms: The fields that the server must agree with.
-        id: A random number.
+        terms: The settings that the server must have too, such as a version or names of keys. None: they are not compared.
+        id: A random number that identifies this session at the server.
         server: The random number of the server that replied last. It differs for each start of a server. 0 before a reply.
         welcome: The payload of the reply to ``$hello``. None before it, and while a new ``$hello`` is needed.
         under_way: The calls that are not over, by number.
-        over: Calls that are over and whose `tell` is still to be called. Call it outside of any lock: it is foreign code.
+        over: Calls that are over and whose `tell` is still to be called. Call `tell` without a lock, because it is user code.
     """
 
     address: str

@@ -33,7 +33,7 @@ class _Newest:
 
 
 class TopicPublisher:
-    """The topics of one server.
+    """The publisher of a server's topics. It keeps the newest publication of each topic, and sends it to the subscribers.
 
     `post`, `numbers` and `latest` can be called from any thread, and so can `change_channel`. The other methods belong to the
     thread that uses the sockets. Publications are kept encoded, so the arrays can change after `post`.

@@ -183,9 +183,9 @@ class _Handler(Worker):
         self._wakeup.set()
 
     def _ended(self, router: Socket) -> bool:
-        """Return True if the thread must end; its socket is then closed.
+        """Return True if the thread must end: it was asked to, and no domain is registered. Close its socket in that case.
 
-        This happens under the lock, so that no domain can register in between.
+        The lock is held from the check to the close, so that no domain can register with a handler that ends.
         """
         with _process.lock:
             if self.domains or not self._stopping:

@@ -373,7 +373,7 @@ class ActionClient(Resource):
 
 
 def _unknown(kind: str, keys: Iterable[object], known: Iterable[str]) -> str:
-    """Return a message about keys that do not exist; empty if all do."""
+    """Return an error message that names the unknown keys; an empty string if all keys are known."""
     names = set(known)
     other = sorted({repr(key) for key in keys if not isinstance(key, str) or key not in names})
     return f"there is no {kind} key {', '.join(other)}; the keys are: {', '.join(sorted(names)) or 'none'}" if other else ""

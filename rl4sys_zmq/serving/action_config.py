@@ -21,15 +21,16 @@ MAX_KEY = 256
 class ActionConfig:
     """The configuration of both sides, checked when it is created.
 
-    `action_keys`, `observation_keys`, `version`, `image_codecs` and the presence of `broadcast_port` must be equal on both
-    sides. A caller that differs is refused with the names and values. Addresses and timeouts can differ.
+    Server and caller must agree on `action_keys`, `observation_keys`, `version` and `image_codecs`, and either both or neither
+    must have a `broadcast_port`. Otherwise the server refuses the caller; the error names the differences. Addresses and timeouts
+    can differ.
 
     Attributes:
         port_number: Port (0: a free one) or URI (``tcp://``, ``ipc://``, ``inproc://``) for calls.
         action_keys: Keys that `ActionClient.act` accepts.
         observation_keys: Keys that `ActionClient.obs` can request.
         broadcast_port: Port or URI for `ActionServer.publish_obs`; None: observations are not published.
-        version: Your own version of the protocol.
+        version: The version of your own program's protocol. The library only compares it.
         bind: Interface on which the server binds ports that are numbers. If other machines can reach it, the server needs
             `keys` or `insecure=True`. A caller connects to the host that it is given.
         image_codecs: Codec of each image key: ``"jpeg"`` (quality 90), ``"jpeg:75"``, ``"png"``, or an `ImageCodec`. It

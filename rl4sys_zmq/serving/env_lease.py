@@ -87,7 +87,7 @@ class EnvLease(Resource):
 
     Attributes:
         client: RPC client of the server.
-        seats: Indices of the environments at the server.
+        slots: Indices of the environments at the server.
         observation_space: Observation space of each environment.
         action_space: Action space of each environment.
         actions: Action space in this library's form.

@@ -82,7 +82,7 @@ class InferenceServer(Resource):
         self._names.add(name)
 
     def interfaces(self) -> set[str]:
-        """Return the names of the interfaces."""
+        """Return the names of the registered functions."""
         return set(self._names)
 
     @property
@@ -107,7 +107,7 @@ class InferenceServer(Resource):
             self._server.run()
 
     def status(self) -> dict[str, Any]:
-        """Return the address, interfaces, callers, queues and counters."""
+        """Return the address, the registered functions, the callers, the queues and the counters."""
         return self._server.status()
 
     def stop(self, timeout_s: float = 5.0) -> None:

@@ -30,10 +30,10 @@ class Lease:
 
     Attributes:
         token: Number that the caller chose.
-        seats: Indices of the slots.
+        slots: Indices of the slots.
         last_message_s: Time of the caller's last message.
         call_started_s: Time when the running call began; None while none runs.
-        given: True if the lease was returned while a call ran; it ends when the call ends.
+        returned: True if the lease was returned while a call ran; it ends when the call ends.
     """
 
     token: int

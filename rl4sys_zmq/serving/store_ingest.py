@@ -41,8 +41,9 @@ class InsertRequest:
     """The request of a trainer client to insert items.
 
     Attributes:
-        stream: Name of the trainer client, and lineage of its store.
-        after: Mark that the request builds on.
+        stream: Name of the trainer client, and lineage of its store (the random number that identifies the store's numbering).
+        after: Number of the last acknowledged item, as the trainer client knows it. If it is above the server's mark, nothing
+            is accepted.
         known: Highest mark of this stream that a trainer ever acknowledged.
         first: Number of the first item.
         items: Items with consecutive numbers.
@@ -57,11 +58,11 @@ class InsertRequest:
 
 @dataclass(frozen=True, slots=True)
 class InsertedItems:
-    """Items that were inserted into the store.
+    """Items of one trainer client that were inserted into the store.
 
     Attributes:
         client: Name of the trainer client that sent them.
-        acked: Mark of their stream.
+        acked: Mark of their stream: the number that the last accepted item has in the trainer client's store.
         items: The items, without those that the store rejected.
     """
 
@@ -95,8 +96,10 @@ class StoreIngest:
     Attributes:
         name: Name of the store.
         store: The store.
-        counters: ``accepted`` (items), ``duplicates``, ``dropped_at_source``, ``forgotten`` (items that an earlier trainer
-            acknowledged and that are lost), ``refused.data`` (items that the store rejected), ``refilled``.
+        counters: Numbers of items. ``accepted``: new items. ``duplicates``: items that had arrived before.
+            ``dropped_at_source``: items that the trainer client's store dropped before they were sent. ``forgotten``: lost items
+            that an earlier trainer had acknowledged. ``refused.data``: items that the store rejected. ``refilled``: items that
+            were inserted from the journal after a restart.
     """
 
     def __init__(self, name: str, store: DataStoreBase, journal: StoreJournal | None, journal_bytes: int) -> None:

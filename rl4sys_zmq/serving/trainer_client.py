@@ -47,7 +47,7 @@ FIRST_ITEMS = 64
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """The result of an update. It counts as true: an update that fails raises.
+    """The result of an update. It is always true in a condition, because an update that fails raises.
 
     Attributes:
         items: Number of items that the server accepted as new.
@@ -98,8 +98,8 @@ class TrainerClient(Resource):
     where the server's acknowledgements ended. Items that a full store drops before they are sent are counted.
 
     Attributes:
-        name: Name of this trainer client at the server. Together with the lineage of a data store it identifies a stream of
-            items, so two trainer clients with the same name do not mix.
+        name: Name of this trainer client at the server. Each data store has a random number, its lineage. The name and the
+            lineage identify a stream of items, so the server keeps two trainer clients with the same name apart.
         data_stores: Data stores, by their names at the server.
         network_version: Number of the newest network that was received; 0 before the first.
         last_error: What the last update in the background raised; None if it succeeded.

@@ -21,7 +21,7 @@ __all__ = ["pack_items", "payload_bytes", "unpack_items"]
 
 
 def pack_items(items: Sequence[Any]) -> dict[str, Tree]:
-    """Return the payload of some items."""
+    """Return items as one payload, in the form that the docstring of this module describes."""
     return {"count": len(items), "columns": _column(items)}
 
 

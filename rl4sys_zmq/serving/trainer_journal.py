@@ -40,10 +40,10 @@ StreamKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class StorePosition:
-    """A position in the server's store.
+    """The position in a data store of the server at which the next item is inserted.
 
     Attributes:
-        lineage: Lineage of the store.
+        lineage: Lineage of the store: the random number that identifies the numbering of its items. A new store has another.
         number: Number that the next inserted item gets.
     """
 

@@ -303,7 +303,10 @@ class TrainerServer(Resource):
         return {"acked": taken.acked, "fresh": taken.fresh, "dropped": taken.dropped, "error": said_error}
 
     def _tell(self, ingest: StoreIngest, arrival: InsertedItems | None) -> Exception | None:
-        """Call the data callback and return what it raises. The items stay in the store, so they are not resent."""
+        """Call the data callback with new items. Return the exception that it raises, or None.
+
+        The items are in the store before the call and stay there, even if the callback raises. They are not sent again.
+        """
         if self._data_callback is not None and arrival is not None:
             try:
                 self._data_callback(ingest.name, {"data": arrival.items, "last_id": arrival.acked, "client": arrival.client})

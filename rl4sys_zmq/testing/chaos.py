@@ -41,8 +41,9 @@ class ChaosProxy(Resource):
             upstream: The tcp address to forward to. It need not be bound yet.
             seed: Seed of all random choices.
             faults: Initial faults; none if None.
-            listen: Host and port to listen on; port 0 for a free one. A learner sends its actors the port of its weights, not the
-                host. To put proxies before both, use the ports of the ROUTER and the PUB on another loopback address (127.0.0.2).
+            listen: Host and port to listen on; port 0 for a free one. A learner has two sockets, the ROUTER and the PUB, and an
+                actor connects to the PUB at the host that it knows and the port that the learner sends. To put a proxy before
+                each socket, let both listen at another loopback address (127.0.0.2) with the port of the learner's socket.
         """
         target = Address.parse(upstream)
         if target.scheme != "tcp" or target.is_fresh:

@@ -158,7 +158,12 @@ class ChaosLoop(Worker):
         return len(links)
 
     def set_black_hole(self, on: bool) -> None:
-        """Discard bytes from now on, or reset the connections that lost bytes and forward again."""
+        """Begin or end a black hole, which discards all bytes of all connections.
+
+        Args:
+            on: True: discard all bytes from now on. False: reset the connections that have lost bytes, and forward the bytes of
+                the others again.
+        """
         self._holed = on
         for link in list(self._links):
             if not on and link.holed:

@@ -31,7 +31,7 @@ class DataStore(Protocol):
         """Return all items after `from_id` that are still in the store, oldest first."""
 
     def read_after(self, from_id: int, limit: int | None = None) -> tuple[int, list[Any]]:
-        """Return the items after `from_id`, at most `limit`, and the number of the first."""
+        """Return the number of the first item after `from_id` in the store, and at most `limit` items from there on."""
 
     def __len__(self) -> int:
         """Return the number of items in the store."""

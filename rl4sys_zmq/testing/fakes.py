@@ -145,7 +145,7 @@ class FakeAlgorithm:
         return self.updates, self._used
 
     def restore(self, kept: tuple[Any, ...]) -> None:
-        """Go back to a `checkpoint` (`UndoableAlgorithm.restore`). An on-policy algorithm discards the segments observed since."""
+        """Return to the state of a `checkpoint`. An on-policy algorithm discards the segments observed since then."""
         again = self.updates - kept[0]
         self.updates, self._used = kept
         if self.kind == "offpolicy":

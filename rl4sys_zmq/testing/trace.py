@@ -129,7 +129,7 @@ class TraceTail:
         self._lines: Counter[str] = Counter()
 
     def ids(self, kind: str) -> int:
-        """Return the number of segments in all events of this kind so far."""
+        """Return the number of segment names in all events of this kind so far. A name that occurs twice counts twice."""
         self._read()
         return self._ids[kind]
 

@@ -125,7 +125,7 @@ class LocalNetwork(Network):
         return cast(SocketPoller, Poller())  # all connections of this network are sockets
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing: the code that created a socket closes it."""
 
 
 def secure_with(keys: Keys | None) -> Secure | None:

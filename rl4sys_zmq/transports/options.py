@@ -83,7 +83,11 @@ def configured(role: str, address: Address, options: Options, *, dials: bool, se
 
 
 def _reconnect_options() -> Options:
-    """Return reconnect options that are random per socket. libzmq has no jitter: equal sockets reconnect together."""
+    """Return the reconnect options of one socket, with random intervals.
+
+    libzmq adds no jitter to its intervals if ``RECONNECT_IVL_MAX`` is set. With equal options, all actors of a restarted learner
+    would reconnect at the same moments.
+    """
     return {
         zmq.CONNECT_TIMEOUT: 3_000,
         zmq.RECONNECT_IVL: _rng.randint(*_RECONNECT_MS),

@@ -32,7 +32,10 @@ __all__ = ["SocketCarrier", "RelayPoller", "RelayedSocket"]
 
 
 class SocketCarrier(Protocol):
-    """A carrier of connections: a `Relay`."""
+    """The interface through which a relayed socket or poller uses its sidecar. `Relay` implements it.
+
+    The host and the sidecar process are connected by a socketpair, which carries the data of all sockets in the sidecar.
+    """
 
     @property
     def unsent_bytes(self) -> int:
@@ -48,7 +51,7 @@ class SocketCarrier(Protocol):
         """Send a command to the sidecar."""
 
     def exchange(self) -> None:
-        """Write and read as much as is possible without blocking, and hand each connection its commands."""
+        """Write and read the socketpair as far as possible without blocking, and pass received commands to their connections."""
 
     def close_connection(self, number: int) -> None:
         """Close a connection."""
@@ -253,7 +256,10 @@ class RelayPoller(Resource):
         self._connections.clear()
 
     def _wait(self, timeout_s: float) -> set[ConnectingSocket | HasFileno | int]:
-        """Call poll(2) once, read and write the socketpair, and return the plain descriptors that are ready."""
+        """Wait once for descriptors and the sidecar, exchange data with the sidecar, and return the descriptors that are ready.
+
+        Relayed connections are not in the result: the exchange delivers their messages, and `_ready_lines` then finds them.
+        """
         self._relay.check_owner()
         pair = self._relay.fileno()
         self._raw.register(pair, select.POLLIN | (select.POLLOUT if self._relay.unsent_bytes else 0))

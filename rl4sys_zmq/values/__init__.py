@@ -2,8 +2,8 @@
 
 - `Segment`: consecutive steps of one episode, as columns.
 - `PolicySpec`: the description of a policy. `TensorSpec`: one of its tensors. `PolicySnapshot`: its weights at one version.
-- `BoxSpace`, `DiscreteSpace` and eight more in `spaces`: observation and action spaces. `space_forms` reads them from JSON and
-  from Gymnasium: `space_from` those of a learner client, `any_space_from` all kinds.
+- `BoxSpace`, `DiscreteSpace` and eight more in `spaces`: observation and action spaces. `space_conversion` reads them from JSON
+  and from Gymnasium: `space_from` those of a learner client, `any_space_from` all kinds.
 - `trees`: the elements of spaces, nested structures of arrays.
 """
 

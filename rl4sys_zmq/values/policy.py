@@ -141,7 +141,7 @@ class PolicySnapshot:
     """The weights of one policy version, in a read-only buffer.
 
     Attributes:
-        generation: The generation of the learner thread (Unix time in ms at its start, or the last one + 1).
+        generation: The number of the learner thread that published it: the Unix time in ms of its start, or the last one + 1.
         version: The number of the publication, from 0 for a new policy, or continued from the checkpoint.
         digest: The xxh3-64 checksum of the bytes of `flat`.
         flat: The weights, float32 ``[spec.size]``, read-only.

@@ -23,7 +23,7 @@ class Segment:
         log_probs: ``[T]`` float32, the log-probability of ``actions[t]`` under the policy that chose it.
         versions: ``[T]`` uint64, the policy version that chose each action, within `generation`.
         masks: ``[len(observations), n]`` bool, True where an action was allowed; None if the host passed no mask.
-        generation: The generation of `versions`.
+        generation: The generation of `versions`: the number of the learner thread that published them.
         episode_id: A random 64-bit number shared by the segments of one episode.
         segment_index: The index of the segment in the episode, from 0.
         terminated: True if the episode ended in a terminal state with the last step.

@@ -282,7 +282,7 @@ class _Nested(_Base):
 
     @property
     def parts(self) -> Iterable[AnySpace]:
-        """The spaces in the fields. A field holds one space, or a tuple or dict of spaces."""
+        """The spaces that this space consists of, from all of its fields: single spaces, and those in a tuple or a dict."""
         for field in fields(self):  # type: ignore[arg-type]
             held = getattr(self, field.name)
             if isinstance(held, Mapping | tuple):

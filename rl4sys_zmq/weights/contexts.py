@@ -28,7 +28,7 @@ _LAST_DIFFERENCE = 32
 
 @dataclass(frozen=True, slots=True)
 class ElementGroups:
-    """The group of each element.
+    """The group of each weight (element of the flat state), and the sizes of the groups.
 
     Attributes:
         labels: Group of each element, ``[n]``.
@@ -43,7 +43,7 @@ class ElementGroups:
         return np.argsort(self.labels, kind="stable")
 
     def spans(self) -> Iterator[tuple[int, int]]:
-        """Iterate over the begin and the end of each group in that order."""
+        """Iterate over the groups in the array that `order` returns: yield the first position of each, and one past its last."""
         return itertools.pairwise(itertools.accumulate(self.sizes, initial=0))
 
 

@@ -55,7 +55,9 @@ def pack(parts: Iterable[Words], size: int, word: Word) -> list[Buffer]:
 
 
 def unpack(reader: BitReader, size: int, word: Word) -> Iterator[tuple[slice, Words]]:
-    """Read `size` integers of the type `word` that `pack` wrote. All planes are read before the first piece.
+    """Read `size` integers of the type `word` that `pack` wrote, and iterate over them piece by piece, with their places.
+
+    The call itself reads all bytes and raises; the iteration only joins the bytes of a piece to integers.
 
     Raises:
         WeightsError: If the bytes are malformed (``reason="payload"``).

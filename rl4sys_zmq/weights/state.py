@@ -35,7 +35,8 @@ class EncodingOptions:
 
     Attributes:
         dtype: Form of the elements on the wire.
-        level: 0 writes whole, uncompressed states. 1 is fast. 2 takes up to ten times as long, for fewer bytes.
+        level: Compression level. 0: every update is a whole, uncompressed snapshot. 1: fast. 2: fewer bytes, in up to ten times
+            the time.
         sizes: Number of elements of each tensor. Only a grid needs them.
     """
 
@@ -52,16 +53,17 @@ def encode_update(
     *,
     before: PolicySnapshot | None = None,
 ) -> tuple[bytes, Payload]:
-    """Return the header and the payload that bring an actor from `base` to `new`.
+    """Return the header and the payload of an update, with which an actor that holds `base` gets `new`.
 
-    The update is a whole snapshot at level 0, and if `base` is None or of another generation. No diff crosses generations.
+    The update is a diff to `base`. It is a whole snapshot if `base` is None or has another generation (was published by another
+    learner thread), or if ``writing.level`` is 0.
 
     Args:
         policy_id: Id of the policy.
         base: The snapshot that the actor holds.
         new: The snapshot to send, in values of the wire dtype.
-        writing: How to encode it. If None, float32 at level 1.
-        before: The version before the base, if the actor holds that too. The diff can then depend on it.
+        writing: How to encode it, with the compression level. None: `EncodingOptions` with its defaults (float32, level 1).
+        before: The snapshot before `base`, if the actor holds it too. The diff can then use the last change as a prediction.
 
     Raises:
         WeightsError: If `new` is not newer than `base` (``gap``), has another size than `base` (``size``), has values outside the
@@ -180,7 +182,10 @@ def _snapshot_form(dtype: WireDtype) -> IntegerForm:
 
 
 def _encode_snapshot(flat: FlatWeights, writing: EncodingOptions) -> tuple[DiffCodec, Payload]:
-    """Return the whole state, compressed if that gains enough. Compression needs no steps."""
+    """Return a whole snapshot, compressed if that saves enough bytes (`SNAPSHOT_GAIN`).
+
+    The elements keep their floating-point form, so a grid's steps are not needed.
+    """
     dtype, most = writing.dtype, SNAPSHOT_GAIN[writing.level]
     every = 1 + flat.size // SNAPSHOT_SAMPLE
     sample = flat[::every]

@@ -1,7 +1,8 @@
 """The layout of a segment's columns: letters, dtypes and row shapes, as one short text that segments share.
 
 An example is ``"o<f4:8 a<i8 r<f4 l<f4 v<u8"``. Each column has its letter, its dtype and, after a colon, the dimensions of a row
-joined by ``x``. A row without dimensions is a single number. The letters are ``o a r l v`` in this order; ``m`` is optional.
+joined by ``x``. A row without dimensions is a single number. The letters stand for observations, actions, rewards,
+log-probabilities (``l``), policy versions and masks: ``o a r l v`` in this order, and ``m`` if there are masks.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Column:
     """One column, without its number of rows.
 
     Attributes:
-        letter: Letter of the column.
+        letter: Letter that identifies the column, one of `LETTERS`. `NAMES` has the name for it.
         dtype: Dtype of its elements.
         row: Dimensions of a row.
         row_bytes: Bytes of a row, at least 1.
@@ -50,11 +51,11 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class SegmentLayout:
-    """The columns of segments with the same layout.
+    """The layout of a segment: the letter, the dtype and the row shape of each column. Many segments share one layout.
 
     Attributes:
-        text: The layout as it travels.
-        columns: The columns, in the order of their letters.
+        text: The layout in the form that messages carry, as in the docstring of this module.
+        columns: The columns, in the order ``o a r l v m``.
     """
 
     text: str

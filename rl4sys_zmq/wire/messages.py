@@ -5,6 +5,10 @@ learner thread (PUSH and PULL, both ways). The base class of a message gives its
 direction, refuses the others by their base class and ends in `assert_never`, so that the type checker finds a message that is not
 handled.
 
+A *stream* is the numbered segments of one actor for one client. Its *origin* is the incarnation (the number of a start of the
+actor) that began the numbering. A *mark* is a sequence number: all segments below it are received, durable, trained or
+checkpointed. A *generation* is the number of a learner thread; policy versions count within it.
+
 A field named ``body`` travels as frames of its own. All other fields travel in the msgpack header. Sequence numbers count the
 segments of one actor's stream, from 0.
 """
@@ -106,8 +110,8 @@ class Hello(ToLearner):
     Attributes:
         client_id: The client that the actor acts for.
         actor_id: The sender.
-        incarnation: The start of the sender. If the learner knows a higher one, it fences the sender or names the number to
-            exceed.
+        incarnation: The number of this start of the sender. If a higher one is on record, the learner refuses the sender as
+            fenced, or reports the incarnation that it must exceed.
         first_seq: Lowest sequence number that the actor still holds.
         held_generation: Generation of the policy that the actor uses; 0 if it has none.
         held_version: Version of that policy.
@@ -122,7 +126,7 @@ class Hello(ToLearner):
         journal_id: The journal of the learner that last welcomed this origin; 0 if none did.
         spooled: True if numbers and segments outlive the actor's process.
         weights: The actor's configuration of ``wire_dtype`` and ``level``.
-        welcomed: True if a learner has welcomed this incarnation before (without a spool: this origin).
+        previously_welcomed: True if a learner has welcomed this incarnation before (without a spool: this origin).
     """
 
     KIND: ClassVar[int] = 1
@@ -385,12 +389,12 @@ class CommandDone(ToActor):
 
 @dataclass(frozen=True, slots=True)
 class Assign(ToWorker):
-    """The first message to a learner thread: the client that it serves, with all settings.
+    """The first message to a learner thread. It assigns a client to the thread: the policy to train, with all settings.
 
     Attributes:
         client_id: The client.
         policy_id: As in `Welcome`.
-        generation: Generation of all versions that the thread publishes.
+        generation: Number of this learner thread. All policy versions that it publishes have this generation.
         algorithm_name: Registered name of the algorithm.
         parameters: Parameters of the algorithm.
         observation_space: The space in JSON form.
@@ -541,7 +545,7 @@ class Disposed(FromWorker):
         ranges: Ranges ``[first, end)`` of sequence numbers.
         verdict: Verdict on these segments.
         reason: Text for a person.
-        but: The earlier verdict that this one replaces; empty for segments that were pending.
+        replaces: The earlier verdict that this one replaces; empty for segments that were pending.
     """
 
     KIND: ClassVar[int] = 50

@@ -92,7 +92,7 @@ class PackedSegment:
         generation: Generation of the policy that made them.
         oldest_version: Lowest version among the steps.
         nbytes: Bytes of all columns.
-        images: The observations, if the first of `large` holds their image files (`with_images`).
+        images: The image files of the observations, if `with_images` has put them into the first of `large`; otherwise None.
     """
 
     layout: str
@@ -203,9 +203,11 @@ def join_submit(first_seq: int, want_steps: int, packed: Sequence[PackedSegment]
 
 
 def with_images(packed: PackedSegment, codec: ImageCodec) -> PackedSegment:
-    """Return the segment with its images coded as files, if its observations are a large column of images.
+    """Return a copy of the segment in which the observations are image files (PNG or JPEG) instead of pixels.
 
-    Return the segment itself if they are not, or if coding gains too little. The check stays that of the pixels.
+    Return the segment itself if its observations are not one large column of images, if they are encoded already, if the segment
+    is larger than `MAX_IMAGE_BYTES`, or if the files save too little. The field `check` of the head remains the checksum of the
+    pixels.
 
     Args:
         packed: A segment from `pack_segment` or from this function.

@@ -99,7 +99,11 @@ class UndoableAlgorithm(Protocol):
         """
 
     def restore(self, kept: Any) -> None:
-        """Restore a `checkpoint`, which can be used again. Discard the segments that wait for an on-policy update."""
+        """Return to the state that `checkpoint` copied, and discard the segments that wait for an on-policy update.
+
+        Args:
+            kept: The result of `checkpoint`. It is not changed, because the caller can restore it several times.
+        """
 
     def numbers_to_check(self) -> Sequence[NDArray[Any]]:
         """Return views of all numbers that training continues from, the weights first. The caller reads them and keeps none."""

@@ -134,12 +134,12 @@ class DQN:
             setattr(self, f"_{name}", int(state["counters"][name]))
 
     def checkpoint(self) -> tuple[Any, ...]:
-        """Return everything but the replay and the counts of observed data. See `UndoableAlgorithm`."""
+        """Return copies of what updates change: networks, optimizer, random state and counts of updates, but not the replay."""
         networks = self._online.flat.clone(), self._target.flat.clone()
         return *networks, self._optimizer.state(), self._generator.get_state(), self._units, self._gradient_steps
 
     def restore(self, kept: tuple[Any, ...]) -> None:
-        """Restore a `checkpoint`. See `UndoableAlgorithm`."""
+        """Return to the state of a `checkpoint`. The replay and the counts of observed data stay as they are."""
         online, target, optimizer, generator, self._units, self._gradient_steps = kept
         self._online.flat.copy_(online)
         self._target.flat.copy_(target)
@@ -147,11 +147,17 @@ class DQN:
         self._generator.set_state(generator)
 
     def numbers_to_check(self) -> list[NDArray[Any]]:
-        """Return both networks and Adam's moments. See `UndoableAlgorithm`."""
+        """Return views of both networks and Adam's moments. The caller checks that all numbers are finite."""
         return [self._online.flat.numpy(), self._target.flat.numpy(), *self._optimizer.moments()]
 
     def discard(self) -> list[int]:
-        """Halve the rows of the failing gradient step until no half fails, and remove those rows. See `UndoableAlgorithm`."""
+        """Find the rows of the replay that make the next gradient step non-finite, and remove all data of their segments.
+
+        The rows of a failing step are halved again and again, as long as a half still fails. The networks stay unchanged.
+
+        Returns:
+            The segments that were removed, counted from 0 in the order of `observe`.
+        """
         kept = self.checkpoint()
         rows = self._failing_rows(self.parameters.learning_rate_at(self._steps))
         self.restore(kept)

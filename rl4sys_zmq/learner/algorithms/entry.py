@@ -71,7 +71,7 @@ It builds nothing.
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Settings that are known to solve one task, for the demo, the benchmarks and the slow tests.
+    """Tested settings with which an algorithm solves one Gymnasium task, for the demo, the benchmarks and the slow tests.
 
     Attributes:
         parameters: The ``algorithm_parameters``.

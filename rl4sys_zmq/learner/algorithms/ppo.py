@@ -207,11 +207,11 @@ class PPO:
         self._taken, self._buffered, self._trajectories = [], 0, 0
 
     def checkpoint(self) -> dict[str, Any]:
-        """Return the whole state, which holds no segments. See `UndoableAlgorithm`."""
+        """Return copies of the whole state, which contains no segments. `restore` accepts them."""
         return self.state()
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Restore a `checkpoint`. See `UndoableAlgorithm`."""
+        """Return to the state of a `checkpoint`, and discard the segments that wait for an update."""
         self.load(kept)
 
     def numbers_to_check(self) -> list[NDArray[Any]]:
@@ -222,7 +222,7 @@ class PPO:
         return found
 
     def discard(self) -> list[int]:
-        """Return no segments: there is no replay. See `UndoableAlgorithm`."""
+        """Return an empty list. An on-policy algorithm keeps no replay, so there is no segment to remove."""
         return []
 
     def _train(self, rollout: Rollout) -> dict[str, float]:

@@ -56,8 +56,9 @@ def n_step_columns(segment: Segment, n_step: int, gamma: float) -> NStepColumns:
     """Return the n-step returns within one segment (Sutton & Barto, 2nd edition, equation 7.1).
 
     A window never extends beyond its segment, because the next segment of the episode may arrive much later, or never. The last
-    ``n_step - 1`` rows look ahead only ``n_t = T - t`` steps, and are discounted by that many. A truncated and a cut segment
-    are alike: both bootstrap from the observation after the last step. Only a terminated one does not.
+    ``n_step - 1`` rows look ahead only ``n_t = T - t`` steps, where ``T`` is the number of steps and ``t`` the row, and are
+    discounted by that many. A segment that was truncated or cut bootstraps from the observation after its last step. A terminated
+    segment does not bootstrap.
     """
     steps = segment.steps
     rows = np.arange(steps)
@@ -126,10 +127,17 @@ class Replay:
         return rows
 
     def discard(self, rows: NDArray[np.int64]) -> list[int]:
-        """Remove some transitions and all others of the same segments. Copies of other transitions replace them.
+        """Remove transitions, with all others of the segments that they came from.
+
+        Copies of the remaining transitions overwrite the removed ones, so the number of transitions stays the same. If none
+        remain, the replay is empty.
+
+        Args:
+            rows: Rows of the transitions.
 
         Returns:
-            The segments, counted from 0 in the order of `add`. Segments that came with a `load` have no number.
+            The segments, by their number in the order of `add`, from 0. Transitions that came with a `load` belong to no known
+            segment: only those in `rows` are removed, and no number is returned for them.
         """
         sources = np.unique(self._sources[rows])
         sources = sources[sources >= 0]

@@ -13,7 +13,7 @@ __all__ = ["DataStoreBase", "as_batch", "new_lineage"]
 
 
 def new_lineage() -> int:
-    """Return a random lineage, in 1 .. 2^63 - 1."""
+    """Return a lineage, a random number in 1 .. 2^63 - 1 that identifies the numbering of a store's items."""
     return 1 + secrets.randbelow((1 << 63) - 1)
 
 
@@ -40,7 +40,7 @@ class DataStoreBase(ABC):
 
     Attributes:
         capacity: Largest number of items.
-        lineage: Random number in 1 .. 2^63 - 1 that identifies the numbering; each store has another. A store on disk keeps
+        lineage: Random number in 1 .. 2^63 - 1 that identifies the numbering; no two stores have the same. A store on disk keeps
             its lineage. With it a trainer detects that an item with an old number is new.
         on_disk: True if the store outlives its process.
 
@@ -100,15 +100,15 @@ class DataStoreBase(ABC):
                 return latest - held + 1
 
     def read_after(self, from_id: int, limit: int | None = None) -> tuple[int, list[Any]]:
-        """Return the items after `from_id` with the number of the first, so that a client can send them.
+        """Return the number of the first item after `from_id` in the store, and the items from there on. A client sends them.
 
         Args:
             from_id: Number of the last item that is not needed; -1 for all items.
             limit: Largest number of items to return.
 
         Returns:
-            The number of the first item, and the items, which have consecutive numbers. The number is larger than ``from_id +
-            1`` if items in between were dropped already.
+            The number of the first returned item, and the items, which have consecutive numbers. The number is larger than
+            ``from_id + 1`` if the store has already dropped items after `from_id`.
         """
         while True:
             first = max(self.oldest_data_id(), from_id + 1)

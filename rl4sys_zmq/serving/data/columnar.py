@@ -1,4 +1,4 @@
-"""The common base of the stores with columns: a lock, numbers, a layout fixed by the first item, and a folder."""
+"""The common base class of the data stores that keep their items in columns, in memory or in a folder."""
 
 from __future__ import annotations
 
@@ -22,13 +22,17 @@ __all__ = ["ColumnStore", "batch_count", "memory_error_as_data_error"]
 
 
 class ColumnStore(DataStoreBase, Resource):
-    """A store of items with fixed columns, in memory or in memory-mapped files.
+    """The base class of data stores that keep one array (*column*) for each leaf of an item.
+
+    The first item fixes the columns: the keys, shapes and dtypes that all items must have. The columns are in memory, or in
+    memory-mapped files in a folder.
 
     Args:
-        capacity: Largest number of items.
+        capacity: Largest number of items. If it is reached, a new item overwrites the oldest.
         seed: Seed of the store's own random generator, which draws the samples.
-        path: Folder for the columns; None keeps them in memory. An existing store of this kind is opened.
-        options: Options that the folder fixes besides the capacity.
+        path: Folder for the columns; None keeps them in memory. If the folder contains a store of the same class, it is opened.
+        options: Further options of the store, as JSON values. They are saved in the folder with the capacity. A store that is
+            opened again must have the same capacity and options.
 
     Raises:
         ConfigError: If the capacity is not a positive integer, or the seed or the path is invalid.

@@ -47,7 +47,7 @@ class Folder:
 
     Attributes:
         layout: Layout of the store according to the manifest; None while there are no columns.
-        lineage: Lineage of the store; see `DataStoreBase`.
+        lineage: Lineage of the store: the random number that identifies the numbering of its items.
 
     Raises:
         ConfigError: If the path is invalid.

@@ -51,7 +51,7 @@ class Leaf:
 
 
 class StoreLayout:
-    """The columns of a store; it validates and packs rows."""
+    """The columns of a data store: the shape and dtype of each leaf of an item. It validates items and packs them to columns."""
 
     def __init__(self, leaves: Mapping[str, Leaf]) -> None:
         self.leaves = dict(leaves)
@@ -145,10 +145,13 @@ def space_leaves(prefix: str, space: object) -> dict[str, Leaf]:
 
 
 def copy_payload(value: object) -> Any:
-    """Return a payload with its arrays copied.
+    """Return a copy of an item, with copies of its arrays, so that the caller can change the original.
+
+    Args:
+        value: The item: nested dicts, lists and tuples of arrays, numbers, strings, bytes, bools and None.
 
     Raises:
-        DataError: If a part of it cannot be sent. It names the path.
+        DataError: If a part of the item cannot be sent. The error contains the path of that part.
     """
     return map_tree(_copy_leaf, value, _data_error, STORED_DEPTH)
 

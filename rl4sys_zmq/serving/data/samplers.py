@@ -32,10 +32,11 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampledRows:
-    """The rows that a sampler chose for ``B`` anchors.
+    """The rows that a sampler chose for ``B`` anchors (the rows that were drawn for a sample).
 
     Attributes:
-        ids: ``[B]`` or ``[B, T]`` int64. Each row is in its anchor's trajectory, also where the mask is False.
+        ids: Numbers of the rows, int64 ``[B]``, or ``[B, T]`` for ``T`` rows for each anchor. Each row is in its anchor's
+            trajectory, also where the mask is False.
         mask: Bool of the same shape; False where the requested row is outside the trajectory and the nearest row replaces it.
         offset: ``[B]`` int64, the distance of each row ahead of its anchor, if the sampler reports it; else None.
     """

@@ -341,7 +341,10 @@ class TrajectoryBuffer(ColumnStore):
         return {"data": values, "offset": draw.offset}, {"data": draw.mask, "offset": draw.mask}
 
     def _paths(self, key: str, sampler: Sampler) -> dict[str, str]:
-        """Return the columns of a sampler by their paths below its source; ``""`` is the source itself."""
+        """Return the columns that a sampler reads: for each path below the sampler's source, the full path of the column.
+
+        The path is ``""`` if the source itself is a column. A `PrioritySampler` reads no columns.
+        """
         if isinstance(sampler, PrioritySampler):
             return {}
         assert self._layout is not None

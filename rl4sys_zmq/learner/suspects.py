@@ -48,7 +48,7 @@ _HEAD = struct.Struct("<4sIII")  # magic, excused, number of ranges, their bytes
 _RANGE = struct.Struct("<HQQQ")  # bytes of the actor's name, origin, first, end
 _MAGIC = b"R4TM"
 
-ColumnRange = tuple[Key, int, int]
+SegmentRange = tuple[Key, int, int]
 Number = tuple[str, int, int]
 
 
@@ -72,7 +72,7 @@ class CrashSuspects:
         self.repeated = False
         self._folder = folder
         self._map: mmap.mmap | None = None
-        self._in_hand: list[ColumnRange] = []
+        self._in_hand: list[SegmentRange] = []
         self._bytes = 0
         self._suspected: set[Number] = set()
         self._spans: dict[Key, tuple[int, int]] = {}
@@ -163,7 +163,7 @@ class CrashSuspects:
         half = len(found) // 2
         return [part for part in (found[:half], found[half:]) if part]
 
-    def _update_suspects(self, in_hand: Sequence[ColumnRange]) -> None:
+    def _update_suspects(self, in_hand: Sequence[SegmentRange]) -> None:
         """Update the suspects: the previous process ended with these segments in hand."""
         now = {(*key, seq) for key, first, end in in_hand for seq in range(first, min(end, first + MAX_RANGES))}
         now -= self._to_quarantine.keys()
@@ -217,7 +217,7 @@ class CrashSuspects:
         finally:
             os.close(file)
 
-    def _write(self, ranges: Sequence[ColumnRange], data: bytes) -> None:
+    def _write(self, ranges: Sequence[SegmentRange], data: bytes) -> None:
         end = self._bytes + len(data)
         if self._map is None or _HEAD.size + end > MARK_BYTES:
             return
@@ -261,12 +261,12 @@ class CrashSuspects:
         log.warning("%s cannot be written, so a segment that ends the process would not be found: %s", MARK, exc)
 
 
-def _holds(one: ColumnRange, number: Number) -> bool:
+def _holds(one: SegmentRange, number: Number) -> bool:
     (actor_id, origin), first, end = one
     return number[:2] == (actor_id, origin) and first <= number[2] < end
 
 
-def _read(file: int) -> list[ColumnRange]:
+def _read(file: int) -> list[SegmentRange]:
     """Return the segments that a mark file lists; none if they are excused or the file is invalid."""
     head = os.pread(file, _HEAD.size, 0)
     if len(head) < _HEAD.size:
@@ -275,7 +275,7 @@ def _read(file: int) -> list[ColumnRange]:
     if magic != _MAGIC or excused or not 0 < count <= MAX_RANGES:
         return []
     data = os.pread(file, size, _HEAD.size)
-    found: list[ColumnRange] = []
+    found: list[SegmentRange] = []
     at = 0
     while len(found) < count and at + _RANGE.size <= len(data):
         length, origin, first, end = _RANGE.unpack_from(data, at)

@@ -319,7 +319,7 @@ class Client:
         self.verdicts[Verdict.REFUSED] += stream.verdicts[Verdict.REFUSED] - refused
         if again is not None:
             self.replayed += again.load.items
-            self.send(entry, again.skip, again.load, waited=stream.counted(entry.end_seq))
+            self.send(entry, again.skip, again.load, waited=entry.accepted > 0 and stream.counted(entry.end_seq))
 
     def send_committed(self, entry: JournalEntry) -> None:
         """Send the learner thread an entry that the journal has committed."""
@@ -327,7 +327,9 @@ class Client:
         if stream is not None and not stream.counted(entry.end_seq):
             self.replay(entry)  # accepted before this life; with a full disk, a replayed page can overtake such an entry
         else:
-            self.send(entry, entry.skip, Amount(entry.steps, entry.accepted, entry.nbytes), waited=stream is not None)
+            # An entry of refused segments alone was not counted: its stream can end before the journal commits it.
+            waited = stream is not None and entry.accepted > 0
+            self.send(entry, entry.skip, Amount(entry.steps, entry.accepted, entry.nbytes), waited=waited)
 
     def send(self, entry: JournalEntry, skip: int, load: Amount, *, waited: bool) -> None:
         """Queue an entry for the learner thread, and count it.

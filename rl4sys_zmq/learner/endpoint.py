@@ -256,7 +256,8 @@ class ActorEndpoint:
         client.accepted += intake.accepted
         stream.progress_at = stream.last_seen
         if intake.entry is not None:
-            client.pool.transit.accept(Amount(intake.entry.steps, intake.accepted, intake.entry.nbytes))
+            if intake.accepted:
+                client.pool.transit.accept(Amount(intake.entry.steps, intake.accepted, intake.entry.nbytes))
             self._journal.append([intake.entry])
 
     def _on_command(self, peer: bytes, sender: User | None, command: Command) -> None:

@@ -498,7 +498,7 @@ class SimLearner:
                 in_transit.add(Given(message).load)
         for entry in self._journal.waiting() if isinstance(self._journal, SimJournal | SlowJournal) else ():
             stream = client.table.get(entry.actor_id, entry.origin)
-            if stream is not None and stream.counted(entry.end_seq):
+            if stream is not None and entry.accepted and stream.counted(entry.end_seq):
                 waiting.add(_load_of_entry(entry))
         for name, counted, real in ("on their way", transit.in_transit, in_transit), ("waiting", transit.waiting, waiting):
             if counted != real:

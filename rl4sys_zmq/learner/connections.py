@@ -192,12 +192,12 @@ class RateLimiter:
         if len(self.rates) > MAX_CONNECTIONS:
             limit = sorted(rate.last_message_s for rate in self.rates.values())[-MAX_CONNECTIONS // 2]
         still_open = {-1, *connected}
-        old = [
-            peer
-            for peer, rate in self.rates.items()
-            if (rate.last_message_s < limit or (rate.descriptor not in still_open and rate.owes_until <= now))
-            and peer not in sessions
-        ]
+        newest = {rate.descriptor: peer for peer, rate in self.rates.items()}  # an earlier connection of a descriptor has ended
+        old = []
+        for peer, rate in self.rates.items():
+            ended = rate.descriptor not in still_open or (rate.descriptor >= 0 and newest[rate.descriptor] != peer)
+            if (rate.last_message_s < limit or (ended and rate.owes_until <= now)) and peer not in sessions:
+                old.append(peer)
         for peer in old:
             del self.rates[peer]
 

@@ -1,4 +1,4 @@
-"""How small weight diffs are, and how fast: each pair of versions beside XOR, byte shuffle and zstd-1, and a memcpy.
+"""The size and the speed of weight diffs: each pair of versions beside XOR, byte shuffle and zstd-1, and a memcpy.
 
     python benchmarks/diffs.py FOLDER            (or RL4SYS_DIFFS=FOLDER)
     python benchmarks/diffs.py                   (trains for a few seconds, and takes its own pairs)

@@ -1,4 +1,4 @@
-"""How fast trajectories reach a learner's algorithm, in environment steps per second, beside a bare ROUTER loop or a bare file.
+"""The rate at which trajectories reach an algorithm, in environment steps per second, beside a bare ROUTER loop or a bare file.
 
     python benchmarks/ingress.py
     python benchmarks/ingress.py --what durable --pairs 9 --json benchmarks/results/durable.json

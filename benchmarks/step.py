@@ -1,4 +1,4 @@
-"""What acting costs: one step, import and memory, a control loop, collected environment steps; each beside its baseline.
+"""The cost of acting: one step, import and memory, a control loop, collected environment steps; each beside its baseline.
 
     python benchmarks/step.py
     python benchmarks/step.py --what step footprint --pairs 9 --json benchmarks/results/step.json

@@ -437,27 +437,27 @@ def run_learner(
     Returns:
         The number of gradient steps.
     """
-    io_scheduler = ReplayRatio(settings.replay_ratio, settings.random_steps)
+    ratio = ReplayRatio(settings.replay_ratio, settings.random_steps)
     started, report_at = time.monotonic(), REPORT_S
     while not stop.is_set():
-        if not io_scheduler.due(received()):
+        if not ratio.due(received()):
             arrived.wait(0.1)
             arrived.clear()
             continue
         metrics = learner.update(replay.sample(settings.batch_size))
-        io_scheduler.count()
-        if io_scheduler.updates % settings.publish_every == 0:
+        ratio.count()
+        if ratio.updates % settings.publish_every == 0:
             publish(learner.parameters_for_acting())
         seconds = time.monotonic() - started
         if seconds >= report_at:
             report_at += REPORT_S
             told = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items())
-            rate = io_scheduler.updates / seconds
+            rate = ratio.updates / seconds
             print(
-                f"learner {seconds:6.1f} s  {received():7d} steps  {io_scheduler.updates:7d} updates ({rate:.0f}/s)  {told}",
+                f"learner {seconds:6.1f} s  {received():7d} steps  {ratio.updates:7d} updates ({rate:.0f}/s)  {told}",
                 flush=True,
             )
-    return io_scheduler.updates
+    return ratio.updates
 
 
 # -- The connection between them: rl4sys_zmq.serving --------------------------------------------------------------------------

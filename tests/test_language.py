@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = sorted((ROOT / "rl4sys_zmq").rglob("*.py"))
+SCRIPTS = sorted(path for folder in ("benchmarks", "examples") for path in (ROOT / folder).rglob("*.py"))
 PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)
 
 REPLACED = {
@@ -48,7 +49,7 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[str, str]]:
                 yield getattr(node, "name", "module"), text
 
 
-@pytest.mark.parametrize("path", [*MODULES, *PAGES], ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", [*MODULES, *SCRIPTS, *PAGES], ids=lambda path: str(path.relative_to(ROOT)))
 def test_replaced_words_do_not_come_back(path: Path) -> None:
     source = path.read_text()
     found = list(texts(source)) if path.suffix == ".py" else list(enumerate(source.splitlines(), 1))
@@ -57,7 +58,7 @@ def test_replaced_words_do_not_come_back(path: Path) -> None:
     assert not faults, "each with its line and the term to use"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", [*MODULES, *SCRIPTS], ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_docstring_names_the_thing_or_says_what_to_do(path: Path) -> None:
     faults = [
         (name, text.splitlines()[0])

@@ -63,14 +63,12 @@ class Task:
 
     Attributes:
         target: The mean return to reach. None: unknown; the demo then runs until its time is up.
-        known: True if there is a preset for the task.
     """
 
     env_id: str
     algorithm: str
     preset: Preset
     target: float | None
-    known: bool
 
     @property
     def client_id(self) -> str:
@@ -118,7 +116,6 @@ def find_task(options: Demo) -> Task:
     """
     name = options.algorithm.upper()
     preset = ALGORITHMS.get(name).presets.get(options.env_id)
-    known = preset is not None
     target = options.target
     if preset is None:
         threshold = _probe(options.env_id, name)
@@ -128,7 +125,7 @@ def find_task(options: Demo) -> Task:
         target = preset.target_return
     if options.actors is not None:
         preset = replace(preset, actors=options.actors)
-    return Task(options.env_id, name, preset, target, known)
+    return Task(options.env_id, name, preset, target)
 
 
 def _probe(env_id: str, algorithm: str) -> float | None:

@@ -73,11 +73,6 @@ class Sidecar(Resource):
         """The number of bytes that wait for room in the socketpair."""
         return self._output.nbytes
 
-    @property
-    def dead(self) -> bool:
-        """True if the sidecar was found to have ended."""
-        return self._death is not None
-
     def check(self) -> None:
         """Raise TransportError if the sidecar was found to have ended."""
         if self._death is not None:

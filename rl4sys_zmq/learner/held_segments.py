@@ -29,6 +29,7 @@ class ReceivedMessage:
         refused: The indices of the segments that the gateway has refused, with the error.
         bad: The indices of the segments with invalid content, with the reason.
         oldest: The lowest policy version of each segment.
+        segment_bytes: The mean size of a segment on the wire, in bytes.
     """
 
     key: Key
@@ -37,6 +38,7 @@ class ReceivedMessage:
     refused: dict[int, ProtocolError]
     bad: dict[int, str]
     oldest: NDArray[np.int64]
+    segment_bytes: int
 
     def dead_letter(self, place: int, reason: str) -> DeadLetter:
         """Return the segment at an index as a dead letter, the record of a quarantined segment."""

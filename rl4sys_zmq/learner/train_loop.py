@@ -291,7 +291,8 @@ class TrainLoop:
 
     def _take(self, message: Deliver) -> None:
         self._reporter.begin()
-        self._reporter.taken_bytes += sum(len(frame) for frame in message.body)
+        nbytes = sum(len(frame) for frame in message.body)
+        self._reporter.taken_bytes += nbytes
         submit = cast(Submit, decode(message.body, verify=False))
         batch = Batch(submit)
         segments = batch.segments()
@@ -300,7 +301,8 @@ class TrainLoop:
             batch, segments, refused, ContentRules(self._schema, self._bounds, self._assign.generation, self._version)
         )
         oldest = batch.oldest(self._assign.generation, self._first_version)
-        read = ReceivedMessage((message.actor_id, message.origin), batch, segments, refused, bad, oldest)
+        key = (message.actor_id, message.origin)
+        read = ReceivedMessage(key, batch, segments, refused, bad, oldest, nbytes // max(1, len(batch)))
         place = message.skip
         while place < len(batch):
             if place > message.skip:

@@ -7,7 +7,7 @@ is trained on. An off-policy algorithm learns from a replay, so it finds the dat
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +33,7 @@ MAX_DIVERGED = 3
 RECENT_ITEMS, RECENT_BYTES = 1 << 16, 32 << 20
 """Limits for the segments of an off-policy algorithm that can be quarantined later.
 
-The first is the number of segments that can be identified, the second the bytes of observations that are kept.
+The first is the number of segments that can be identified, the second the bytes of messages that are kept.
 """
 
 
@@ -77,9 +77,9 @@ class AlgorithmUpdater:
         self._algorithm, self._suspects = algorithm, suspects
         self._onpolicy = algorithm.kind == "onpolicy"
         self._hooks = algorithm if isinstance(algorithm, UndoableAlgorithm) else None
-        self._recent: OrderedDict[int, HeldSegment] = OrderedDict()
-        self._kept: OrderedDict[int, int] = OrderedDict()
-        self._kept_bytes = self._observed = 0
+        self._recent: deque[HeldSegment | None] = deque()  # the segments from number `_first` on
+        self._first = self._first_kept = 0
+        self._kept_bytes = 0
         self._careful = 0
         self._since_kept = self._diverged = self._trials = 0
         self._keep()
@@ -95,18 +95,31 @@ class AlgorithmUpdater:
             self._remember(one)
 
     def _remember(self, one: HeldSegment) -> None:
-        number = self._observed
-        self._observed += 1
-        self._recent[number] = one
-        self._kept[number] = size = one.segment.observations.nbytes
-        self._kept_bytes += size
-        while self._kept_bytes > RECENT_BYTES and len(self._kept) > 1:
-            old, nbytes = self._kept.popitem(last=False)
-            self._kept_bytes -= nbytes
-            if old in self._recent:
-                self._recent[old].message = None
+        assert one.message is not None
+        self._recent.append(one)
+        self._kept_bytes += one.message.segment_bytes
+        while self._kept_bytes > RECENT_BYTES and self._first_kept < self._first + len(self._recent) - 1:
+            self._drop_message(self._recent[self._first_kept - self._first])
+            self._first_kept += 1
         if len(self._recent) > RECENT_ITEMS:
-            self._recent.popitem(last=False)
+            self._drop_message(self._recent.popleft())
+            self._first += 1
+            self._first_kept = max(self._first_kept, self._first)
+
+    def _drop_message(self, one: HeldSegment | None) -> None:
+        if one is not None and one.message is not None:
+            self._kept_bytes -= one.message.segment_bytes
+            one.message = None
+
+    def _identify(self, number: int) -> HeldSegment | None:
+        """Return the segment that was observed as number `number`, from 0, and remove it. Return None if it is not known."""
+        place = number - self._first
+        if not 0 <= place < len(self._recent):
+            return None
+        one, self._recent[place] = self._recent[place], None
+        if one is not None and one.message is not None:
+            self._kept_bytes -= one.message.segment_bytes
+        return one
 
     # ---- updates
 
@@ -263,8 +276,7 @@ class AlgorithmUpdater:
         self._diverged = 0 if numbers else self._diverged + 1
         if self._diverged > MAX_DIVERGED:
             raise TrainingDiverged(self._diverged, reason)
-        known = (self._recent.pop(number, None) for number in numbers)
-        return UpdateOutcome(culprits=[one for one in known if one is not None], reason=reason)
+        return UpdateOutcome(culprits=[one for one in map(self._identify, numbers) if one is not None], reason=reason)
 
     # ---- suspects of an earlier end of the process
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.errors import TrainingDiverged
+from rl4sys_zmq.learner import training
 from rl4sys_zmq.learner.held_segments import HeldSegment
 from rl4sys_zmq.learner.suspects import CrashSuspects
 from rl4sys_zmq.learner.training import MAX_DIVERGED, AlgorithmUpdater
@@ -50,6 +51,7 @@ class Message:
 
     def __init__(self, segment: Segment) -> None:
         self.segments = [segment]
+        self.segment_bytes = segment.nbytes
 
 
 def held(seq: int, one: Segment) -> HeldSegment:
@@ -113,6 +115,22 @@ def test_a_log_probability_that_no_ratio_can_stand_is_found() -> None:
     outcome = trainer.update()
     assert outcome is not None and [one.seq for one in outcome.culprits] == [11]
     assert all(np.isfinite(array).all() for array in algorithm.numbers_to_check())
+
+
+def test_messages_of_a_replay_are_kept_within_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = segment(0)
+    monkeypatch.setattr(training, "RECENT_BYTES", 4 * one.nbytes)
+    monkeypatch.setattr(training, "RECENT_ITEMS", 8)
+    trainer = AlgorithmUpdater(dqn(), CrashSuspects(None))
+    given = [held(seq, segment(seq)) for seq in range(30)]
+    for number, each in enumerate(given):
+        trainer.observe(each)
+        kept = [other for other in given[: number + 1] if other.message is not None]
+        assert kept == given[max(0, number - 3) : number + 1], "the newest four"
+    assert trainer._kept_bytes == 4 * one.nbytes
+    assert [trainer._identify(number) for number in (21, 22, 29, 30)] == [None, given[22], given[29], None]
+    assert trainer._identify(29) is None
+    assert trainer._kept_bytes == 3 * one.nbytes
 
 
 def test_culprits_in_a_replay_are_found_and_the_weights_go_back() -> None:

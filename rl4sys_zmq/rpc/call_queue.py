@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusal, ConfigError
+from rl4sys_zmq.liveness import SESSION_S, is_silent
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import MAX_NAME, Call, is_name
 from rl4sys_zmq.wire.trees import Tree
@@ -26,8 +27,6 @@ from rl4sys_zmq.wire.trees import Tree
 __all__ = ["CallQueue", "Job", "Method", "RefuseCall", "Request"]
 
 MAX_SESSIONS = 4096
-SESSION_S = 600.0
-"""The silence after which a session ends, in seconds. A waiting caller resends its call every few seconds."""
 
 BATCH_WAIT_SHARE = 0.25
 """The share of its last batch's duration that a concurrency group waits for those callers, by default."""
@@ -219,7 +218,7 @@ class CallQueue:
         if known is not None:
             return known.since
         while len(self._sessions) >= MAX_SESSIONS or (
-            self._sessions and now - next(iter(self._sessions.values())).last_message_s > SESSION_S
+            self._sessions and is_silent(now, next(iter(self._sessions.values())).last_message_s, SESSION_S)
         ):
             _, oldest = self._sessions.popitem(last=False)
             self._discard_replies(oldest, 1 << 64)

@@ -22,6 +22,7 @@ import numpy as np
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusal, Closed, ConfigError, ProtocolError, Refusal
+from rl4sys_zmq.liveness import BEACON_S, Timer
 from rl4sys_zmq.loopback import is_local
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc.call_queue import CallQueue, Handler, Job, Method, RefuseCall
@@ -39,7 +40,6 @@ log = logging.getLogger(__name__)
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """The largest frame of a call, a reply or a publication, and so the largest array in it, in bytes."""
-BEACON_S = 1.0
 CLOSE_CHECK_S = 0.1
 LEAST_POLL_S, NAP_S = 0.001, 0.000_1
 """The shortest wait for which the leader polls, and the sleep that replaces a shorter wait, in seconds."""
@@ -353,7 +353,8 @@ class Server(Resource):
     def _lead(self) -> None:
         """Run the leader's loop. Return when the server stops or another thread has taken the lead."""
         assert self._router is not None
-        beacon_s = look_s = time.monotonic()
+        look_s = time.monotonic()
+        beacon = Timer(BEACON_S, look_s)
         call_queue, poller, router = self._call_queue, self._poller, self._router
         wait_s: float | None = 0.0
         while not self._pool.stopping.is_set():
@@ -374,8 +375,8 @@ class Server(Resource):
                 if now - look_s >= CLOSE_CHECK_S or self._xpub in ready:
                     look_s = now
                     self._publisher.look(self._xpub, self._authorizer)
-                if now - beacon_s >= BEACON_S:
-                    beacon_s = now
+                if beacon.expired(now):
+                    beacon.restart(now)
                     if self._authorizer.lapsed(time.time()):
                         self._publisher.change_channel()
                     self._publisher.send_beacons(self._xpub)
@@ -384,7 +385,7 @@ class Server(Resource):
                 return
             wait_s = call_queue.wait_s(time.monotonic())
             if self._xpub is not None:
-                wait_s = min(max(0.0, beacon_s + BEACON_S - now), wait_s if wait_s is not None else BEACON_S)
+                wait_s = min(max(0.0, beacon.deadline - now), wait_s if wait_s is not None else BEACON_S)
         self._drain(router)
 
     # ---- received messages

@@ -26,7 +26,6 @@ from rl4sys_zmq.transports.relay_pipe import (
     frame_bytes,
     size_fault,
 )
-from rl4sys_zmq.transports.sidecar import PING_S
 
 __all__ = ["SocketCarrier", "RelayPoller", "RelayedSocket"]
 

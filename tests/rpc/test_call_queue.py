@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.rpc.call_queue import BATCH_WAIT_MAX_S, BATCH_WAIT_SHARE, LONG_S, SESSION_S, CallQueue, Method, RefuseCall
+from rl4sys_zmq.liveness import SESSION_S
+from rl4sys_zmq.rpc.call_queue import BATCH_WAIT_MAX_S, BATCH_WAIT_SHARE, LONG_S, CallQueue, Method, RefuseCall
 from rl4sys_zmq.rpc.executor import CallExecutor
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import Call, Reply, decode_call

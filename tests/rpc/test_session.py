@@ -60,8 +60,8 @@ def test_calls_wait_for_the_greeting() -> None:
     (hello,) = session.due(0.0)
     assert hello.method == sessions.HELLO
     assert session.due(0.1) == []
-    assert session.wait_s(0.1) == pytest.approx(sessions.RESEND_S - 0.1)
-    assert session.due(sessions.RESEND_S) == [hello]
+    assert session.wait_s(0.1) == pytest.approx(sessions.CALL_RESEND.first_s - 0.1)
+    assert session.due(sessions.CALL_RESEND.first_s) == [hello]
     session.take(Server(1).answer(hello), 1.0)
     assert say(session, 1.0) == ["a", "b"]
 

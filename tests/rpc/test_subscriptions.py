@@ -19,8 +19,8 @@ WAIT_S = 15.0
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beacons come ten times a second, and half a second without one is a silence."""
     monkeypatch.setattr("rl4sys_zmq.rpc.server.BEACON_S", 0.1)
-    monkeypatch.setattr("rl4sys_zmq.rpc.caller_thread.SILENT_S", 0.5)
-    monkeypatch.setattr("rl4sys_zmq.rpc.caller_thread.FETCH_S", 0.4)
+    monkeypatch.setattr("rl4sys_zmq.rpc.caller_thread.PUBLISHER_SILENCE_S", 0.5)
+    monkeypatch.setattr("rl4sys_zmq.rpc.caller_thread.LATEST_RETRY_S", 0.4)
     monkeypatch.setattr("rl4sys_zmq.rpc.caller_thread.CLOSE_CHECK_S", 0.1)
 
 

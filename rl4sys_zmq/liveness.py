@@ -12,63 +12,37 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-MISSED_MESSAGES = 3
-"""The number of expected messages in a row that can be lost or late before their sender counts as silent."""
+MISSED_MESSAGES = 3  # in a row, lost or late: then their sender counts as silent
 
-# ---- an actor and its learner
+# An actor and its learner
+HEARTBEAT_S = 1.0  # an actor sends at least this often, and the learner replies; `Welcome` announces it
+HEARTBEAT_LIMITS_S = (0.05, 60.0)  # what an actor accepts from a learner
+SILENCE_S = MISSED_MESSAGES * HEARTBEAT_S  # then a learner ends the session of an actor, and a caller without a reply reconnects
+HELLO_RETRY_S = 0.5  # short, because an actor can deliver nothing before the answer
+REFUSED_RETRY_S = 2.0  # between HELLOs after a permanent refusal, which ends only when a person changes something
 
-HEARTBEAT_S = 1.0
-"""The longest time between two messages of an actor. The learner answers each. Its `Welcome` announces the time."""
-HEARTBEAT_LIMITS_S = (0.05, 60.0)
-"""The range of such times that an actor accepts from a learner."""
-SILENCE_S = MISSED_MESSAGES * HEARTBEAT_S
-"""The silence after which a learner ends the session of an actor, and a caller with an unanswered call reconnects."""
-HELLO_RETRY_S = 0.5
-"""The pause between two HELLOs: short, because the actor can deliver nothing before the answer."""
-REFUSED_RETRY_S = 2.0
-"""The pause between two HELLOs after a permanent refusal, which ends only when a person changes something."""
+# A publisher and its subscribers
+BEACON_S = 1.0  # for a learner and for a server
+PUBLISHER_SILENCE_S = 5.0  # then a subscriber reconnects; above `SILENCE_S`, because a new subscription costs a fetch
+FETCH_RETRY_S = 1.0  # before missing weights are fetched again
+LATEST_RETRY_S = 5.0  # before a newest publication is requested again; long, because the caller's session resends the request
+WEIGHTS_TOPIC, BEACON_TOPIC = b"W", b"B"  # the first byte of a learner's topics
 
-# ---- a publisher and its subscribers
+# A server and its callers
+SLOWEST_BYTES_S = 1 << 20  # bytes per second; large calls extend `SILENCE_S` by the time that they take at this rate
+SESSION_S = 600.0  # silence after which a server discards a caller's session; a waiting caller resends every few seconds
+INFERENCE_RETRY_S = 1.0  # an actor with ``inference: auto`` acts locally for this long after the service failed
+ENV_LEASE_S = 60.0  # silence after which another caller can take an environment, by default
+RENEWAL_LIMITS_S = (0.05, 3600.0)  # of the time between renewals, `MISSED_MESSAGES` per lease
 
-BEACON_S = 1.0
-"""The interval of the beacons of a learner and of a server."""
-WEIGHTS_TOPIC, BEACON_TOPIC = b"W", b"B"
-"""The first bytes of the topics of a learner's weights and beacons."""
-PUBLISHER_SILENCE_S = 5.0
-"""The silence after which a subscriber reconnects. It is above `SILENCE_S`, because a new subscription costs a fetch."""
-FETCH_RETRY_S = 1.0
-"""The pause before missing weights are fetched again."""
-LATEST_RETRY_S = 5.0
-"""The pause before a server's newest publication is requested again: a long one, because the caller's session resends the call."""
+# A sidecar and its host
+PING_S = 5.0  # silence after which a sidecar gets a `PING`
+PING_TIMEOUT_S = 20.0  # from the `PING` on, because the host can have been stopped too
+SIDECAR_START_S = 60.0  # until the first command of a sidecar, which first imports its modules
 
-# ---- a server and its callers
-
-SLOWEST_BYTES_S = 1 << 20
-"""The slowest transfer rate to allow for, in bytes per second. It extends `SILENCE_S` for large calls."""
-SESSION_S = 600.0
-"""The silence after which a server discards the session of a caller. A waiting caller resends its call every few seconds."""
-INFERENCE_RETRY_S = 1.0
-"""The time for which an actor with ``inference: auto`` acts locally after a failure of the learner's inference service."""
-ENV_LEASE_S = 60.0
-"""The silence after which another caller can take an environment, by default. The caller renews its lease three times in it."""
-RENEWAL_LIMITS_S = (0.05, 3600.0)
-"""The range of times between two renewals of a lease."""
-
-# ---- a sidecar and its host
-
-PING_S = 5.0
-"""The silence after which a sidecar gets a `PING`."""
-PING_TIMEOUT_S = 20.0
-"""The longest wait for the reply to a `PING`. It counts from the `PING`, because the host can have been stopped too."""
-SIDECAR_START_S = 60.0
-"""The longest wait for the first command of a sidecar, which first imports its modules."""
-
-# ---- libzmq
-
+# The connections of libzmq: each socket draws its first and its longest pause, in milliseconds
 RECONNECT_MS = (50, 500)
-"""The range of the first pause before libzmq reconnects, in milliseconds."""
-RECONNECT_MAX_MS = (2_000, 4_000)
-"""The range of the longest such pause, in milliseconds. An actor reconnects within 5 s after a network failure ends."""
+RECONNECT_MAX_MS = (2_000, 4_000)  # an actor reconnects within 5 s after a network failure ends
 
 
 def jittered(pause_s: float, rng: random.Random) -> float:
@@ -93,12 +67,9 @@ class Backoff:
         return min(self.first_s * 2.0 ** min(attempts, 64), self.most_s)
 
 
-SEGMENT_RESEND = Backoff(0.5, 10.0)
-"""Before unreceived segments are resent: up to long pauses, because a learner that is behind gets all of them again."""
-CALL_RESEND = Backoff(0.5, 4.0)
-"""Before a call is resent: up to shorter pauses, because a thread can be waiting for the reply."""
-IO_RESTART = Backoff(0.2, 5.0)
-"""Before an actor creates its sockets again after an exception."""
+SEGMENT_RESEND = Backoff(0.5, 10.0)  # up to long pauses, because a learner that is behind gets all segments again
+CALL_RESEND = Backoff(0.5, 4.0)  # up to shorter pauses, because a thread can be waiting for the reply
+IO_RESTART = Backoff(0.2, 5.0)  # before an actor creates its sockets again after an exception
 
 
 class Timer:

@@ -180,7 +180,7 @@ def test_a_batch_may_have_one_call_twice_late_and_in_time() -> None:
 
 
 def test_answers_are_kept_up_to_a_number_of_bytes_of_all_callers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl4sys_zmq.rpc.call_queue.MAX_KEPT_BYTES", 100)
+    monkeypatch.setattr("rl4sys_zmq.dedup.MAX_KEPT_BYTES", 100)
     call_queue = CallQueue(Counters())
     call_queue.register(Method("m", list, "m"))
 
@@ -212,7 +212,7 @@ def test_answers_are_kept_up_to_a_number_of_bytes_of_all_callers(monkeypatch: py
 
 
 def test_a_session_that_is_forgotten_leaves_no_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl4sys_zmq.rpc.call_queue.MAX_KEPT_BYTES", 100)
+    monkeypatch.setattr("rl4sys_zmq.dedup.MAX_KEPT_BYTES", 100)
     call_queue = CallQueue(Counters())
     call_queue.register(Method("m", list, "m"))
     for session in range(3):

@@ -3,12 +3,9 @@
 Methods whose callbacks must not run at the same time share a *concurrency group*, which runs one job after another. A *job* is
 one call, or several calls of one method that uses batching.
 
-A call that must run at most once (`Call.once`) is identified by its session and number. While it waits or runs, a copy of it
-only changes the address of the reply. Afterwards a copy gets the same reply again. The queue keeps a reply until the caller
-acknowledges it or a limit on kept replies is reached. A copy that arrives after that is neither run nor replied to.
-
-A session begins with its first ``$hello``. It ends after `SESSION_S` of silence, or earlier if it is the longest silent of
-`MAX_SESSIONS`. A call with `once` that has no session is refused (``no_session``).
+While a call waits or runs, a copy of it only changes the address of the reply. Afterwards a copy of a call that must run at
+most once (`Call.once`) gets the same reply again, or none if it is too old (`rl4sys_zmq.dedup`). A session begins with its first
+``$hello``. A call with `once` that has no session is refused (``no_session``).
 """
 
 from __future__ import annotations

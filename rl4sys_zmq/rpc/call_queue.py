@@ -145,6 +145,7 @@ class CallQueue:
     Attributes:
         counters: ``calls``, ``jobs``, ``again`` (copies of a call), ``refused.CODE``, ``failed``.
         methods: The methods by name.
+        windows: The calls that are recognised if they arrive again, by session.
         run_now: True if the last accepted call can run at once and takes no others into its job, so that reading more messages
             first would only delay it.
     """
@@ -154,7 +155,7 @@ class CallQueue:
         self.methods: dict[str, Method] = {}
         self.run_now = False
         self._concurrency_groups: dict[str, _ConcurrencyGroup] = {}
-        self._windows: CallWindows[Request, list[Frame]] = CallWindows()
+        self.windows: CallWindows[Request, list[Frame]] = CallWindows()
 
     def register(self, method: Method) -> None:
         """Add a method.
@@ -184,10 +185,6 @@ class CallQueue:
         """Remove a method. Its waiting calls still run. The concurrency group stays for other methods."""
         self.methods = {key: method for key, method in self.methods.items() if key != name}
 
-    def open_session(self, session: int, number: int, now: float) -> int:
-        """Register the session of a ``$hello``. Return the call number of the ``$hello`` that created the session."""
-        return self._windows.open(session, number, now)
-
     def take(self, peer: bytes, call: Call, now: float) -> list[Frame] | None:
         """Accept a call into the queue, or recognize it as a copy of an earlier one.
 
@@ -201,7 +198,7 @@ class CallQueue:
         if method is None:
             known = ", ".join(sorted(n for n in self.methods if not n.startswith("$"))) or "none"
             raise RefuseCall(CallRefusal.UNKNOWN, f"this server has no method {call.method!r}; its methods: {known}")
-        window = self._windows.find(call.session, call.acked, now)
+        window = self.windows.find(call.session, call.acked, now)
         if window is None:
             if call.once:
                 raise RefuseCall(CallRefusal.NO_SESSION, "this server has no session for the caller; send $hello first")
@@ -266,7 +263,7 @@ class CallQueue:
         if job.method.max_batch > 1:
             concurrency_group.on_batch_finished(job.requests, job.began_s, now)
         for request, answer in zip(job.requests, answers, strict=True):
-            self._windows.finish(request.call.session, request.call.number, answer if request.call.once else None)
+            self.windows.finish(request.call.session, request.call.number, answer if request.call.once else None)
 
     def drop_all(self) -> list[Request]:
         """Remove and return all waiting requests, when the server stops."""
@@ -283,11 +280,6 @@ class CallQueue:
     def busy(self) -> bool:
         """True while a job runs."""
         return any(concurrency_group.busy for concurrency_group in self._concurrency_groups.values())
-
-    @property
-    def sessions(self) -> int:
-        """The number of sessions."""
-        return len(self._windows)
 
     def _due(self, concurrency_group: _ConcurrencyGroup) -> float:
         """Return the time at which the next job of a concurrency group can start."""

@@ -266,7 +266,7 @@ class Server(Resource):
             "address": self._address.uri if self._address else "",
             "pub": self.pub_address,
             "methods": sorted(n for n in self._call_queue.methods if not n.startswith("$")),
-            "callers": self._call_queue.sessions,
+            "callers": len(self._call_queue.windows),
             "waiting": self._call_queue.waiting(),
             "running_s": self._pool.running_s,
             "topics": self._publisher.numbers(),
@@ -503,7 +503,7 @@ class Server(Resource):
             "pub": self._pub_address.uri if self._pub_address is not None else "",
             "channel": self._publisher.channel,
             "terms": self._terms,
-            "since": self._call_queue.open_session(call.session, call.number, now),
+            "since": self._call_queue.windows.open(call.session, call.number, now),
         }
 
     def _status(self, payload: Tree) -> Tree:

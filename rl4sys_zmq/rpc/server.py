@@ -128,6 +128,7 @@ class Server(Resource):
         self._pool = LeaderFollowerPool(name, self._lead, self._adopt, self._close_sockets, self.counters)
         self._wakeup = Wakeup()
         self._poller = Poller()
+        self._beacon, self._look = Timer(BEACON_S), Timer(CLOSE_CHECK_S)  # a new leader goes on with them
         self._finished: deque[tuple[Job, list[list[Frame]]]] = deque()
         self._router: Socket | None = None
         self._xpub: Socket | None = None
@@ -353,9 +354,7 @@ class Server(Resource):
     def _lead(self) -> None:
         """Run the leader's loop. Return when the server stops or another thread has taken the lead."""
         assert self._router is not None
-        look_s = time.monotonic()
-        beacon = Timer(BEACON_S, look_s)
-        call_queue, poller, router = self._call_queue, self._poller, self._router
+        call_queue, poller, router, beacon, look = self._call_queue, self._poller, self._router, self._beacon, self._look
         wait_s: float | None = 0.0
         while not self._pool.stopping.is_set():
             if wait_s and wait_s < LEAST_POLL_S:  # wait for more calls of a batch; a poll would take too long
@@ -372,8 +371,8 @@ class Server(Resource):
                 self._send_out(router)
             now = time.monotonic()
             if self._xpub is not None:
-                if now - look_s >= CLOSE_CHECK_S or self._xpub in ready:
-                    look_s = now
+                if look.expired(now) or self._xpub in ready:
+                    look.restart(now)
                     self._publisher.look(self._xpub, self._authorizer)
                 if beacon.expired(now):
                     beacon.restart(now)

@@ -9,6 +9,7 @@ from collections import deque
 from typing import NamedTuple, Protocol, cast
 
 from rl4sys_zmq.errors import Closed, ProtocolError, Refusal, TransportError
+from rl4sys_zmq.liveness import PING_S
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.frames import MAX_FRAMES, Frame, Frames, SendResult, TooManyFrames

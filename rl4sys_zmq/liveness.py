@@ -51,8 +51,8 @@ def jittered(pause_s: float, rng: random.Random) -> float:
 
 
 def is_silent(now: float, received_s: float, timeout_s: float) -> bool:
-    """Return True if the last message of a peer, at `received_s`, is at least `timeout_s` seconds ago."""
-    return now - received_s >= timeout_s
+    """Return True if the last message of a peer, at `received_s`, is more than `timeout_s` seconds ago."""
+    return now - received_s > timeout_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,5 +61,5 @@ def test_sessions_end_after_a_silence_or_beyond_their_number(monkeypatch: pytest
     windows.find(1, 0, 4.0)
     windows.open(4, 0, 5.0)  # the longest silent one goes
     assert windows.find(2, 0, 5.0) is None and len(windows) == 3
-    windows.open(5, 0, 4.0 + SESSION_S)
+    windows.open(5, 0, 4.5 + SESSION_S)
     assert windows.find(1, 0, 5.0) is None and windows.find(4, 0, 5.0) is not None and len(windows) == 2

@@ -33,9 +33,9 @@ def test_a_timer_expires_at_its_deadline_and_starts_again() -> None:
     assert not timer.expired(15.9) and timer.expired(16.0)
 
 
-def test_a_peer_is_silent_from_its_timeout_on() -> None:
-    assert not is_silent(12.9, 10.0, 3.0)
-    assert is_silent(13.0, 10.0, 3.0)
+def test_a_peer_is_silent_after_its_timeout() -> None:
+    assert not is_silent(13.0, 10.0, 3.0)
+    assert is_silent(13.1, 10.0, 3.0)
 
 
 def test_a_silence_outlasts_the_messages_that_may_be_missed() -> None:

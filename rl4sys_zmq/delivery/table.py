@@ -159,9 +159,9 @@ class StreamTable:
             another = f"another start uses the incarnation {hello.incarnation} and has sent {current.received} segments"
             raise ProtocolError(Refusal.FENCED, another, incarnation=current.incarnation)
         silent_s = now - current.last_seen
-        live = hello.actor_id in self._peers and not is_silent(now, current.last_seen, self._silence_s)
+        live = hello.actor_id in self._peers and silent_s < self._silence_s
         if hello.incarnation < current.incarnation:
-            ended = not live and is_silent(now, current.last_seen, self._lease_s) and origin != current.origin
+            ended = not live and silent_s >= self._lease_s and origin != current.origin
             known = current.incarnation if ended or not hello.previously_welcomed else 0
             words = f"actor {hello.actor_id!r} is incarnation {current.incarnation}, last seen {silent_s:.1f} s ago"
             reason = f"{words}; this is incarnation {hello.incarnation}. Stop one of them, or give them different actor_ids"
@@ -291,8 +291,9 @@ class StreamTable:
         gone, kept = [], self._earlier_spools()
         for stream in self.all():
             if self._current.get(stream.actor_id) is stream:
-                live = stream.actor_id in self._peers
-                over = not live and not stream.spooled and is_silent(now, stream.last_seen, self._lease_s)
+                over = (
+                    stream.actor_id not in self._peers and not stream.spooled and is_silent(now, stream.last_seen, self._lease_s)
+                )
             else:
                 over = stream.key not in kept
             if over and not stream.pending and trimmed(stream):

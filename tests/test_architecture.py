@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ PACKAGE = "rl4sys_zmq"
 ROOT = Path(rl4sys_zmq.__file__).parent
 
 FLOORS = (
-    ("errors", "resource", "counters", "_lazy", "names", "plugins", "private", "loopback", "zstd", "images"),
+    ("errors", "resource", "counters", "_lazy", "names", "plugins", "private", "loopback", "zstd", "images", "liveness", "dedup"),
     ("values",),
     ("config", "wire", "weights"),
     ("transports", "delivery", "policies"),
@@ -39,8 +40,16 @@ TORCH_ROOMS = {"learner", "bench", "cli"}
 TORCH_ROOMS_LATE = {"testing"}
 """Here only inside a function."""
 NO_GYMNASIUM = {room for floor in FLOORS[: FLOORS.index(("actor", "learner"))] for room in floor} | {"actor"}
-SANS_IO = {"learner": {"client", "core", "endpoint", "client_registry", "dispatcher", "operator"}}
+SANS_IO = {
+    "learner": {"client", "core", "endpoint", "client_registry", "dispatcher", "operator"},
+    "delivery": {"actor_slots", "credit", "intake", "session", "stall", "stream", "table", "transit"},
+    "rpc": {"call_queue", "session"},
+    "liveness": {"liveness"},
+    "dedup": {"dedup"},
+}
 """Modules that decide, by room: they are given the time, and reach sockets, threads and disks through ports alone."""
+LIVENESS = re.compile(r"_?(\w+_)?(SILEN\w*|HEARTBEAT|BEACON|RESEND|RECONNECT|REDIAL|PING|LEASE)(_\w+)?_M?S")
+"""The names of constants that say when a peer is asked, silent or dialled again. Their numbers are in liveness.py."""
 IO = {
     *(f"rl4sys_zmq.transports.{name}" for name in ("Endpoint", "Poller", "Socket", "Wakeup")),
     *(f"rl4sys_zmq.learner.{name}" for name in ("checkpoints", "gateway", "trainer_worker", "worker_pipe")),
@@ -145,6 +154,9 @@ def use_faults(room: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"uses {attr}: keys and authentication are in security/"
             case ast.Attribute(attr="is_loopback" | "is_private" | "is_global") if room != "loopback":
                 yield node.lineno, f"asks {node.attr}: only loopback.py says which addresses other machines reach"
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant() | ast.Tuple()) if room != "liveness":
+                if LIVENESS.fullmatch(name):
+                    yield node.lineno, f"sets {name}: only liveness.py says when a peer is silent"
             case ast.Match(subject=ast.Name(id="message"), cases=[*_, last]) if "assert_never" not in ast.dump(last):
                 yield node.lineno, "matches a message without assert_never at the end"
             case ast.Attribute(attr="basicConfig") if room != "cli":
@@ -347,6 +359,9 @@ PLANTED = [
     ("learner/a.py", "import logging\nlogging.basicConfig()", "configures logging"),
     ("learner/a.py", "print(1)", "prints outside cli/"),
     ("learner/a.py", "def f(message):\n    match message:\n        case _:\n            pass", "without assert_never"),
+    ("learner/a.py", "BEACON_S = 1.0", "sets BEACON_S: only liveness.py says"),
+    ("transports/a.py", "_RECONNECT_MS = (50, 500)", "sets _RECONNECT_MS"),
+    ("rpc/session.py", "import time", "imports time, and is one of the modules that do no I/O"),
     ("learner/core.py", "import time", "imports time, and is one of the modules that do no I/O"),
     ("learner/client_registry.py", "from rl4sys_zmq.learner.worker_pipe import TrainerWorker", "that do no I/O"),
     ("ops/a.py", "__all__ = ['missing']", "exports missing, which does not exist"),

@@ -34,6 +34,7 @@ from rl4sys_zmq.delivery import (
     StreamRenewed,
 )
 from rl4sys_zmq.errors import ClientFailed, HandshakeRefused, ProtocolError, Refusal, RL4SysError
+from rl4sys_zmq.liveness import IO_RESTART
 from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Address, Wakeup, explain
@@ -51,8 +52,6 @@ __all__ = ["ActorIO"]
 
 log = logging.getLogger(__name__)
 
-RESTART_S = (0.2, 5.0)
-"""The first and the longest pause before new sockets are created after an exception, in seconds."""
 ACK_READ_INTERVAL_S = 0.25
 """The longest time that acks stay unread while no thread waits for them, in seconds. It saves turns of the thread."""
 EVENTS_S = 1.0
@@ -201,19 +200,19 @@ class ActorIO(Worker):
                 self.opened.set()
                 with self.changed:
                     self._notify()
-            pause_s = RESTART_S[0]
+            restarts = 0
             while not self._stopping.is_set():
                 try:
                     with _network(self._config) as network:
                         while not self._stopping.is_set():
                             self._serve(network)
-                            pause_s = RESTART_S[0]
+                            restarts = 0
                 except Exception as exc:  # it must not reach the host; stats() and the log report it
                     log.exception("the I/O thread of an actor of %s failed and restarts", self._config.client_id)
                     self.counters.add("io_restarts")
                     self._set_stage(f"its I/O thread to restart ({type(exc).__name__}: {exc})")
-                    self._stopping.wait(pause_s)
-                    pause_s = min(2 * pause_s, RESTART_S[1])
+                    self._stopping.wait(IO_RESTART.pause_s(restarts))
+                    restarts += 1
             if self._last_policy is not None:
                 self._last_policy.save(self.session_parameters, force=True)
         finally:

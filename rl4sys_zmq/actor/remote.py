@@ -22,6 +22,7 @@ from rl4sys_zmq.errors import (
     LearnerUnavailable,
     RL4SysError,
 )
+from rl4sys_zmq.liveness import INFERENCE_RETRY_S
 from rl4sys_zmq.policies import Sampler
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports import Address
@@ -34,8 +35,6 @@ __all__ = ["Answer", "AbsentPolicy", "RemoteInference"]
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 1.0
-"""After a failure, ``inference: auto`` acts locally for this long before it calls the service again, in seconds."""
 NOT_READY_RETRY_S = 0.01
 """The pause before a learner that has no such policy so far is called again, in seconds."""
 MIN_TIMEOUT_S = 0.001
@@ -105,7 +104,7 @@ class RemoteInference(Resource):
                     raise
                 raise CallFailed(self._method, new_address, type(exc).__name__, str(exc)) from exc
             log.info("no action from %s, so the local policy acts: %s", new_address, exc)
-            self._not_before = time.monotonic() + RETRY_S
+            self._not_before = time.monotonic() + INFERENCE_RETRY_S
             self._counters.add("inference.fallbacks")
             return None
         self._counters.add("inference.actions", len(observations))

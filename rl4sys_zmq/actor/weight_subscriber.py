@@ -11,6 +11,7 @@ from collections.abc import Callable
 from rl4sys_zmq.actor.remote import AbsentPolicy
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused, ProtocolError, Refusal, RL4SysError, WeightsError
+from rl4sys_zmq.liveness import BEACON_TOPIC, FETCH_RETRY_S, PUBLISHER_SILENCE_S, WEIGHTS_TOPIC, Timer, jittered
 from rl4sys_zmq.policies import Policy, build_policy, require_policy
 from rl4sys_zmq.transports import MAX_FRAME_BYTES, Address, Frame
 from rl4sys_zmq.transports.network import ConnectingSocket, Keys, Network, SocketPoller
@@ -23,12 +24,8 @@ __all__ = ["WeightSubscriber"]
 
 log = logging.getLogger(__name__)
 
-WEIGHTS_TOPIC, BEACON_TOPIC = b"W", b"B"
-FETCH_RETRY_S = 1.0
 HWM = 64
 PREVIOUS_KEPT = 2
-SILENCE_TIMEOUT_S = 5.0
-"""The silence timeout of the PUB, in seconds. The learner publishes a beacon each second."""
 MAX_PARAMETERS = MAX_FRAME_BYTES // 4
 """The parameters that fit into a frame. A header that announces more must not make this side allocate them."""
 
@@ -80,7 +77,7 @@ class WeightSubscriber:
         self._previous: deque[Policy] = deque(maxlen=PREVIOUS_KEPT)
         self._rejected = (0, -1)
         self._pub: Address | None = None
-        self._received_at = 0.0
+        self._silence = Timer(PUBLISHER_SILENCE_S)
         self._sub: ConnectingSocket | None = None
         self._poller: SocketPoller | None = None
         self._fetch_at = 0.0
@@ -170,7 +167,8 @@ class WeightSubscriber:
 
     def _dial(self, welcome: Welcome, pub: Address, poller: SocketPoller) -> None:
         self.leave()
-        self._poller, self._received_at = poller, time.monotonic()
+        self._poller = poller
+        self._silence.restart(time.monotonic())
         self._sub = self.network.sub(pub, hwm=HWM, keys=self._keys)
         self._sub.subscribe(BEACON_TOPIC + welcome.topic)
         poller.register(self._sub)
@@ -193,7 +191,7 @@ class WeightSubscriber:
             frames = self._sub.recv()
             if frames is None:
                 return False
-            self._received_at = time.monotonic()
+            self._silence.restart(time.monotonic())
             topic = bytes(frames[0][:1])
             if topic == WEIGHTS_TOPIC and len(frames) == 3:
                 self._on_update(frames[1], frames[2])
@@ -216,7 +214,7 @@ class WeightSubscriber:
 
     def tick(self, now: float) -> None:
         """Repeat an unanswered fetch, and reconnect to a PUB that is silent for too long."""
-        quiet = self._sub is not None and now - self._received_at > SILENCE_TIMEOUT_S  # the connection can be half open
+        quiet = self._sub is not None and self._silence.expired(now)
         if quiet and self._welcome is not None and self._pub is not None and self._poller is not None:
             self._counters.add("redials.weights")
             self._dial(self._welcome, self._pub, self._poller)
@@ -227,7 +225,7 @@ class WeightSubscriber:
     def _fetch(self, *, whole: bool = False) -> None:
         """Fetch what is newer than the policy, or all of it, and repeat that until it arrives."""
         self._whole = whole
-        self._fetch_at = time.monotonic() + FETCH_RETRY_S * self._rng.uniform(0.8, 1.2)
+        self._fetch_at = time.monotonic() + jittered(FETCH_RETRY_S, self._rng)
         self._counters.add("fetches")
         self._send_fetch(Fetch(*((0, 0) if whole else self.held)))
 

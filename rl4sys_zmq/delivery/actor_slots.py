@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rl4sys_zmq.delivery.stream import Stream
+from rl4sys_zmq.liveness import is_silent
 
 __all__ = ["ActorSlots"]
 
@@ -52,7 +53,7 @@ class ActorSlots:
         """Return True if no slot is free. Release the slots whose lease is over first."""
         while self._silent and len(self._live) + len(self._silent) >= self._max_actors:
             actor_id, stream = next(iter(self._silent.items()))
-            if now - stream.last_seen <= self._lease_s:
+            if not is_silent(now, stream.last_seen, self._lease_s):
                 return True
             del self._silent[actor_id]
         return len(self._live) >= self._max_actors

@@ -27,6 +27,17 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery.incarnation import next_incarnation
 from rl4sys_zmq.errors import Refusal
 from rl4sys_zmq.images import ImageCodec
+from rl4sys_zmq.liveness import (
+    HEARTBEAT_LIMITS_S,
+    HEARTBEAT_S,
+    HELLO_RETRY_S,
+    MISSED_MESSAGES,
+    REFUSED_RETRY_S,
+    SEGMENT_RESEND,
+    SILENCE_S,
+    Timer,
+    jittered,
+)
 from rl4sys_zmq.wire import PackedSegment, join_submit, with_images
 from rl4sys_zmq.wire.coding import MAX_IMAGE_BYTES
 from rl4sys_zmq.wire.messages import (
@@ -62,10 +73,6 @@ __all__ = [
     "RefusedForNow",
 ]
 
-HELLO_RETRY_S = 0.5
-REFUSED_RETRY_S = 2.0
-SILENT_BEATS = 3.0
-RESEND_S = (0.5, 10.0)
 MAX_BATCH_ITEMS = 64
 MAX_BATCH_BYTES = 1 << 20
 _TEMPORARY = {Refusal.NO_SESSION, Refusal.CLOSING, Refusal.CONFLICT, Refusal.GAP, Refusal.CHECKSUM}
@@ -181,7 +188,6 @@ class ActorSession:
         self.credit_steps = 0
         self.sent_steps = 0
         self.min_version = 0
-        self.heartbeat_s = 1.0
         self.received = self.durable = hello.first_seq
         self.journal_id = hello.journal_id
         self.in_doubt = 0
@@ -201,8 +207,9 @@ class ActorSession:
         self._verdicts_of = 0
         self._earlier = dict.fromkeys(Verdict.ALL, 0)
         self._earlier_accepted = self._earlier_refused = 0
-        self._last_heard = self._last_sent = self._next_hello = 0.0
-        self._resend_at = self._resend_s = 0.0
+        self._heartbeat, self._silence = Timer(HEARTBEAT_S), Timer(SILENCE_S)
+        self._next_hello = self._resend_at = 0.0
+        self._resends = 0
         self._want_steps = 0
         self._gap_at: int | None = None
 
@@ -210,7 +217,7 @@ class ActorSession:
 
     def open(self, now: float, held: tuple[int, int]) -> list[Action]:
         """Start the session, or restart it on new sockets. `held` is the (generation, version) that the actor acts with."""
-        self._last_heard = now
+        self._silence.restart(now)
         return self._join(now, held)
 
     def can_take(self) -> bool:
@@ -260,19 +267,20 @@ class ActorSession:
         """Do what is due at this time: HELLOs, heartbeats, resends, and `Reconnect` after the silence timeout."""
         if self.state is SessionState.CLOSED:
             return []
+        message_s = REFUSED_RETRY_S if self.state is SessionState.REFUSED else self._heartbeat.after_s
+        self._silence.after_s = MISSED_MESSAGES * message_s
+        if self._silence.expired(now):
+            if self.state is SessionState.JOINED:
+                self._counters.add("sessions_lost.silence")
+                self.state = SessionState.JOINING
+            silence_s = now - self._silence.started_s
+            self._silence.restart(now)
+            return [Reconnect(silence_s)]
         if self.state is not SessionState.JOINED:
-            beat = REFUSED_RETRY_S if self.state is SessionState.REFUSED else self.heartbeat_s
-            if now - self._last_heard > SILENT_BEATS * beat:
-                silence, self._last_heard = now - self._last_heard, now
-                return [Reconnect(silence)]
             return self._join(now, held) if now >= self._next_hello else []
-        if now - self._last_heard > SILENT_BEATS * self.heartbeat_s:
-            self._counters.add("sessions_lost.silence")
-            self.state = SessionState.JOINING
-            return [Reconnect(now - self._last_heard)]
         if self._resend_at and now >= self._resend_at:
             return self._resend(now)
-        if now - self._last_sent >= self.heartbeat_s:
+        if self._heartbeat.expired(now):
             return [self._send(now, Heartbeat(self._want_steps))]
         return []
 
@@ -280,12 +288,12 @@ class ActorSession:
         """Return the latest time for the next call of `tick`."""
         if self.state is not SessionState.JOINED:
             return self._next_hello
-        deadline = min(self._last_sent + self.heartbeat_s, self._last_heard + SILENT_BEATS * self.heartbeat_s)
+        deadline = min(self._heartbeat.deadline, self._silence.deadline)
         return min(deadline, self._resend_at) if self._resend_at else deadline
 
     def on_message(self, now: float, message: Message) -> list[Action]:
         """Handle a message from the learner."""
-        self._last_heard = now
+        self._silence.restart(now)
         if self.state is SessionState.CLOSED:
             return []
         match message:
@@ -342,8 +350,8 @@ class ActorSession:
     def _join(self, now: float, held: tuple[int, int]) -> list[Action]:
         if self.state is not SessionState.REFUSED:
             self.state = SessionState.JOINING
-        wait = REFUSED_RETRY_S if self.state is SessionState.REFUSED else HELLO_RETRY_S
-        self._next_hello = now + wait * self._rng.uniform(0.8, 1.2)
+        pause_s = REFUSED_RETRY_S if self.state is SessionState.REFUSED else HELLO_RETRY_S
+        self._next_hello = now + jittered(pause_s, self._rng)
         first = self._window[0].seq if self._window else self._next_seq
         hello = replace(
             self._hello,
@@ -367,7 +375,8 @@ class ActorSession:
         first = self._window[0].seq if self._window else self._next_seq
         if welcome.gap:
             self._counters.add("gap_segments", welcome.gap)
-        self.heartbeat_s = min(max(welcome.heartbeat_s, 0.05), 60.0)
+        shortest_s, longest_s = HEARTBEAT_LIMITS_S
+        self._heartbeat.after_s = min(max(welcome.heartbeat_s, shortest_s), longest_s)
         self.received = max(first, welcome.received)
         self.durable = welcome.durable
         self._next_seq = max(self._next_seq, self.received)
@@ -380,8 +389,7 @@ class ActorSession:
         self._gap_at = None
         self._credit_items, self._credit_bytes = self._next_seq, 0
         self.credit_steps, self.sent_steps = 0, welcome.accepted_steps + self._steps_from(self.received)
-        self._want_steps = self.min_version = 0
-        self._resend_s = RESEND_S[0]
+        self._want_steps = self.min_version = self._resends = 0
         return [SessionJoined(welcome), *self._resend(now)]
 
     def _on_ack(self, now: float, ack: Ack) -> None:
@@ -397,7 +405,7 @@ class ActorSession:
         if ack.received > self.received:
             self.received = ack.received
             self._gap_at = None
-            self._resend_s = RESEND_S[0]
+            self._resends = 0
             self._arm(now)
         self.durable = ack.durable
         if ack.received >= self.received:  # else the ack is outdated, or was sent before a GAP
@@ -496,7 +504,7 @@ class ActorSession:
         elif expected < first:  # the segments before the window are gone; only a HELLO reports that
             self._counters.add("sessions_lost.gap")
             self.state = SessionState.JOINING
-            self._next_hello = now + HELLO_RETRY_S * self._rng.uniform(0.8, 1.2)
+            self._next_hello = now + jittered(HELLO_RETRY_S, self._rng)
         elif expected != self._gap_at:
             self._gap_at = self.received = expected
             return self._resend(now)
@@ -531,14 +539,13 @@ class ActorSession:
         actions = self._submit(now, missing, MAX_BATCH_ITEMS, MAX_BATCH_BYTES)
         self._counters.add("resent_messages", len(actions))
         self._arm(now)
-        self._resend_s = min(2 * self._resend_s, RESEND_S[1])
+        self._resends += 1
         return actions
 
     def _arm(self, now: float) -> None:
         """Set the resend timer, or clear it if every segment has been received."""
         waiting = self.received < self._next_seq
-        self._resend_s = max(self._resend_s, RESEND_S[0])
-        self._resend_at = now + self._resend_s * self._rng.uniform(0.9, 1.3) if waiting else 0.0
+        self._resend_at = now + jittered(SEGMENT_RESEND.pause_s(self._resends), self._rng) if waiting else 0.0
 
     def _hold(self, packed: PackedSegment) -> _InFlight:
         item = _InFlight(self._next_seq, packed, self._taken_steps, self._taken_bytes)
@@ -568,5 +575,5 @@ class ActorSession:
             self._window.popleft()
 
     def _send(self, now: float, message: Message) -> Send:
-        self._last_sent = now
+        self._heartbeat.restart(now)
         return Send(message)

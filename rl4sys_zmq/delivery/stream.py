@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
+from rl4sys_zmq.dedup import count_received
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.wire.messages import Ack, Verdict
 
@@ -93,7 +94,7 @@ class Stream:
         """
         if first_seq > self.received:
             raise ProtocolError(Refusal.GAP, f"received segment {first_seq}; expected segment {self.received}")
-        skip = min(len(checksums), self.received - first_seq)
+        skip = count_received(self.received, first_seq, len(checksums))
         for seq, checksum in enumerate(checksums[:skip], first_seq):
             if self._checksums.get(seq, checksum) != checksum:
                 raise ProtocolError(Refusal.EQUIVOCATION, f"segment {seq} of this actor was received before with other data")
@@ -198,7 +199,7 @@ class Stream:
         if end_seq <= self._replayed:
             return None
         self._skip(self._replayed, first_seq)
-        known = max(0, self._replayed - first_seq)
+        known = count_received(self._replayed, first_seq, end_seq - first_seq)
         self._replayed = end_seq
         return known
 

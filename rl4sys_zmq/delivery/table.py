@@ -14,6 +14,7 @@ from rl4sys_zmq.delivery.incarnation import MAX_FIRST, MAX_STEP
 from rl4sys_zmq.delivery.journal import StreamRow
 from rl4sys_zmq.delivery.stream import Key, Stream
 from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.liveness import is_silent
 from rl4sys_zmq.wire.messages import Hello
 
 __all__ = ["HelloResult", "StreamTable"]
@@ -274,7 +275,7 @@ class StreamTable:
 
     def silent(self, now: float) -> list[Stream]:
         """Return the live streams whose actors exceeded the silence timeout."""
-        return [s for s in self.live() if now - s.last_seen > self._silence_s]
+        return [s for s in self.live() if is_silent(now, s.last_seen, self._silence_s)]
 
     def expire(self, now: float, trimmed: Callable[[Stream], bool]) -> list[Stream]:
         """Discard streams that cannot continue and have no segments that are needed. Return them.
@@ -290,7 +291,9 @@ class StreamTable:
         gone, kept = [], self._earlier_spools()
         for stream in self.all():
             if self._current.get(stream.actor_id) is stream:
-                over = stream.actor_id not in self._peers and not stream.spooled and now - stream.last_seen > self._lease_s
+                over = (
+                    stream.actor_id not in self._peers and not stream.spooled and is_silent(now, stream.last_seen, self._lease_s)
+                )
             else:
                 over = stream.key not in kept
             if over and not stream.pending and trimmed(stream):

@@ -13,15 +13,13 @@ from rl4sys_zmq.learner.admission import ClientSettings, resolve_configuration, 
 from rl4sys_zmq.learner.client import Client, LearnerThreadState
 from rl4sys_zmq.learner.ports import Clock, Ports, WorkerPort
 from rl4sys_zmq.learner.weight_history import WeightHistory
+from rl4sys_zmq.liveness import SILENCE_S
 from rl4sys_zmq.names import folder_name
 from rl4sys_zmq.wire.messages import Failed, Hello
 
-__all__ = ["SILENCE_S", "ClientRegistry"]
+__all__ = ["ClientRegistry"]
 
 log = logging.getLogger(__name__)
-
-SILENCE_S = 3.0
-"""Silence after which an actor is no longer live, in seconds."""
 
 MAX_STILLBORN = 64
 """Number of errors kept for clients that could not be built."""

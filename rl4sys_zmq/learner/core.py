@@ -26,7 +26,7 @@ from rl4sys_zmq.learner.endpoint import ActorEndpoint
 from rl4sys_zmq.learner.operator import Operator, OperatorParts
 from rl4sys_zmq.learner.ports import Ports
 from rl4sys_zmq.learner.recorder import EventSink
-from rl4sys_zmq.learner.weight_history import BEACON_TOPIC, WEIGHTS_TOPIC
+from rl4sys_zmq.liveness import BEACON_TOPIC, WEIGHTS_TOPIC
 from rl4sys_zmq.security import AccessList, Authorizer
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import (

@@ -19,6 +19,7 @@ from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.ports import Ports
 from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.learner.train_loop import MAX_SEGMENT_STEPS
+from rl4sys_zmq.liveness import HEARTBEAT_S
 from rl4sys_zmq.loopback import is_local
 from rl4sys_zmq.security import Authorizer, User
 from rl4sys_zmq.transports import Address, SendResult
@@ -47,7 +48,6 @@ __all__ = ["MAX_MESSAGE_BYTES", "ActorEndpoint"]
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S = 1.0
 MAX_MESSAGE_BYTES = 1 << 26
 
 MESSAGE_COST = {Hello: 20.0, StatusRequest: 10.0, Fetch: 5.0, Submit: 5.0}

@@ -28,6 +28,7 @@ from rl4sys_zmq.learner.ports import SYSTEM_CLOCK, Ports, WorkerPort
 from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.learner.weight_history import WeightHistory
 from rl4sys_zmq.learner.worker_pipe import AbandonCheckpoints, WorkerPipe
+from rl4sys_zmq.liveness import BEACON_S, Timer
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security import AccessList, Authenticator, Authorizer
 from rl4sys_zmq.transports import Address, Poller, SendResult, Socket, TooManyFrames, Wakeup, read_subscription
@@ -37,7 +38,6 @@ from rl4sys_zmq.wire.messages import Command, CommandDone, Frame
 __all__ = ["Gateway", "EventSink"]
 
 PUB_HWM = 32
-BEACON_S = 1.0
 _unique = itertools.count()
 
 T = TypeVar("T")
@@ -224,14 +224,14 @@ class Gateway(Worker):
         return True
 
     def _loop(self, poller: Poller) -> None:
-        next_beacon, resting = time.monotonic(), False
+        beacon, resting = Timer(BEACON_S, time.monotonic() - BEACON_S), False
         while not self._stopping.is_set():
             rest_s = self._connections.rest_s
             if resting is not (rest_s > 0):  # during a rest, messages that wait in the ROUTER must not end the poll
                 resting = not resting
                 (poller.unregister if resting else poller.register)(self._router)
             now = time.monotonic()
-            wait_s = self._core.rest_s(now, next_beacon - now)
+            wait_s = self._core.rest_s(now, beacon.deadline - now)
             poller.poll(min(wait_s, rest_s) if rest_s else wait_s)
             self._wakeup.clear()
             self._run_commands()
@@ -241,8 +241,8 @@ class Gateway(Worker):
             self._core.on_journal()
             self._core.turn()
             now = time.monotonic()
-            if now >= next_beacon:
-                next_beacon = now + BEACON_S
+            if beacon.expired(now):
+                beacon.restart(now)
                 self._connections.each_second(now)
                 self._core.each_second(now)
 

@@ -11,10 +11,8 @@ from rl4sys_zmq.values import PolicySnapshot
 from rl4sys_zmq.weights import EncodingOptions, WeightsHeader, encode_update
 from rl4sys_zmq.wire.messages import Beacon, Frame, Published, Weights
 
-__all__ = ["BEACON_TOPIC", "WEIGHTS_TOPIC", "WeightHistory"]
+__all__ = ["WeightHistory"]
 
-WEIGHTS_TOPIC = b"W"
-BEACON_TOPIC = b"B"
 RING_ITEMS = 64
 RING_BYTES = 64 << 20
 """Limits on the states that are kept, in number and bytes. The last two are always kept."""

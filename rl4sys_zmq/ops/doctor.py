@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.config.addresses import connect_uri
 from rl4sys_zmq.errors import Refusal, RL4SysError
+from rl4sys_zmq.liveness import BEACON_S, BEACON_TOPIC
 from rl4sys_zmq.ops.requests import ask, evaluating_hello, next_beacon, until
 from rl4sys_zmq.ops.status import handshake_error
 from rl4sys_zmq.ops.zmtp import Greeting, Unreachable, dial, greet, look_up
@@ -36,8 +37,7 @@ __all__ = ["STAGES", "Finding", "diagnose"]
 
 STAGES = ("name", "connect", "greeting", "keys", "protocol", "configuration", "weights")
 
-BEACON_WAIT_S = 2.0
-BEACON_TOPIC = b"B"
+BEACON_WAIT_S = 2 * BEACON_S
 NO_ALGORITHM = "(asked by doctor)"
 """A name that no algorithm has. A `Hello` with it is refused: with ``mismatch`` if the client exists, else with ``config``."""
 

@@ -3,31 +3,25 @@
 Methods whose callbacks must not run at the same time share a *concurrency group*, which runs one job after another. A *job* is
 one call, or several calls of one method that uses batching.
 
-A call that must run at most once (`Call.once`) is identified by its session and number. While it waits or runs, a copy of it
-only changes the address of the reply. Afterwards a copy gets the same reply again. The queue keeps a reply until the caller
-acknowledges it or a limit on kept replies is reached. A copy that arrives after that is neither run nor replied to.
-
-A session begins with its first ``$hello``. It ends after `SESSION_S` of silence, or earlier if it is the longest silent of
-`MAX_SESSIONS`. A call with `once` that has no session is refused (``no_session``).
+While a call waits or runs, a copy of it only changes the address of the reply. Afterwards a copy of a call that must run at
+most once (`Call.once`) gets the same reply again, or none if it is too old (`rl4sys_zmq.dedup`). A session begins with its first
+``$hello``. A call with `once` that has no session is refused (``no_session``).
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.dedup import CallWindows
 from rl4sys_zmq.errors import CallRefusal, ConfigError
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import MAX_NAME, Call, is_name
 from rl4sys_zmq.wire.trees import Tree
 
 __all__ = ["CallQueue", "Job", "Method", "RefuseCall", "Request"]
-
-MAX_SESSIONS = 4096
-SESSION_S = 600.0
-"""The silence after which a session ends, in seconds. A waiting caller resends its call every few seconds."""
 
 BATCH_WAIT_SHARE = 0.25
 """The share of its last batch's duration that a concurrency group waits for those callers, by default."""
@@ -38,10 +32,6 @@ LONG_S = 0.003
 
 A long job is handed to another thread, which costs about a tenth of this time.
 """
-MAX_KEPT_REPLIES = 256
-"""The largest number of replies that are kept for one session."""
-MAX_KEPT_BYTES = 256 * 1024 * 1024
-"""The limit on all kept replies together, in bytes. Further ones replace those of the longest silent session."""
 
 Handler = Callable[[Sequence[Tree]], Sequence[Tree]]
 """A callback for several payloads, which returns as many results. An `Exception` as a result is sent as an error."""
@@ -146,15 +136,6 @@ class _ConcurrencyGroup:
         self.until_s = now + patience_s if patience_s >= BATCH_WAIT_MIN_S else now
 
 
-@dataclass(slots=True)
-class _Session:
-    since: int
-    last_message_s: float
-    waiting: dict[int, Request] = field(default_factory=dict)
-    answers: dict[int, list[Frame]] = field(default_factory=dict)
-    acked: int = 0
-
-
 class CallQueue:
     """The queue of calls of one server: it accepts calls, hands out jobs, and keeps replies.
 
@@ -164,6 +145,7 @@ class CallQueue:
     Attributes:
         counters: ``calls``, ``jobs``, ``again`` (copies of a call), ``refused.CODE``, ``failed``.
         methods: The methods by name.
+        windows: The calls that are recognised if they arrive again, by session.
         run_now: True if the last accepted call can run at once and takes no others into its job, so that reading more messages
             first would only delay it.
     """
@@ -173,8 +155,7 @@ class CallQueue:
         self.methods: dict[str, Method] = {}
         self.run_now = False
         self._concurrency_groups: dict[str, _ConcurrencyGroup] = {}
-        self._sessions: OrderedDict[int, _Session] = OrderedDict()
-        self._kept_bytes = 0
+        self.windows: CallWindows[Request, list[Frame]] = CallWindows()
 
     def register(self, method: Method) -> None:
         """Add a method.
@@ -204,28 +185,6 @@ class CallQueue:
         """Remove a method. Its waiting calls still run. The concurrency group stays for other methods."""
         self.methods = {key: method for key, method in self.methods.items() if key != name}
 
-    def open_session(self, session: int, number: int, now: float) -> int:
-        """Register the session of a ``$hello``. A session that exists already stays unchanged.
-
-        Args:
-            session: The number of the session.
-            number: The call number of the ``$hello``.
-            now: The time, in seconds.
-
-        Returns:
-            The call number of the ``$hello`` that created the session.
-        """
-        known = self._sessions.get(session)
-        if known is not None:
-            return known.since
-        while len(self._sessions) >= MAX_SESSIONS or (
-            self._sessions and now - next(iter(self._sessions.values())).last_message_s > SESSION_S
-        ):
-            _, oldest = self._sessions.popitem(last=False)
-            self._discard_replies(oldest, 1 << 64)
-        self._sessions[session] = _Session(number, now)
-        return number
-
     def take(self, peer: bytes, call: Call, now: float) -> list[Frame] | None:
         """Accept a call into the queue, or recognize it as a copy of an earlier one.
 
@@ -239,25 +198,21 @@ class CallQueue:
         if method is None:
             known = ", ".join(sorted(n for n in self.methods if not n.startswith("$"))) or "none"
             raise RefuseCall(CallRefusal.UNKNOWN, f"this server has no method {call.method!r}; its methods: {known}")
-        session = self._sessions.get(call.session)
-        if session is None:
+        window = self.windows.find(call.session, call.acked, now)
+        if window is None:
             if call.once:
                 raise RefuseCall(CallRefusal.NO_SESSION, "this server has no session for the caller; send $hello first")
         else:
-            session.last_message_s = now
-            self._sessions.move_to_end(call.session)
-            if call.acked > session.acked:
-                self._discard_replies(session, call.acked)
-            waiting = session.waiting.get(call.number)
+            waiting = window.waiting.get(call.number)
             if waiting is not None:
                 waiting.peer, waiting.again = peer, waiting.again + 1
                 self.counters.add("again")
                 return None
-            answer = session.answers.get(call.number)
+            answer = window.replies.get(call.number)
             if answer is not None:
                 self.counters.add("again")
                 return answer
-            if call.once and call.number < session.acked:
+            if call.once and call.number < window.acked:
                 return None  # a copy that was under way while the caller received the reply
         concurrency_group = self._concurrency_groups[method.concurrency_group]
         if len(concurrency_group.queue) >= method.max_queue:
@@ -266,8 +221,8 @@ class CallQueue:
             )
         request = Request(peer, call, method, now)
         concurrency_group.queue.append(request)
-        if session is not None:
-            session.waiting[call.number] = request
+        if window is not None:
+            window.waiting[call.number] = request
         self.counters.add("calls")
         self.run_now = method.max_batch == 1 and not concurrency_group.busy
         return None
@@ -308,18 +263,7 @@ class CallQueue:
         if job.method.max_batch > 1:
             concurrency_group.on_batch_finished(job.requests, job.began_s, now)
         for request, answer in zip(job.requests, answers, strict=True):
-            session = self._sessions.get(request.call.session)
-            if session is None:
-                continue
-            session.waiting.pop(request.call.number, None)
-            if request.call.once and request.call.number >= session.acked:
-                if session.answers.setdefault(request.call.number, answer) is answer:
-                    for frame in answer:
-                        self._kept_bytes += len(frame)
-                if len(session.answers) > MAX_KEPT_REPLIES:  # the caller never acknowledges
-                    self._discard_replies(session, min(session.answers) + 1)
-                if self._kept_bytes > MAX_KEPT_BYTES:
-                    self._make_room()
+            self.windows.finish(request.call.session, request.call.number, answer if request.call.once else None)
 
     def drop_all(self) -> list[Request]:
         """Remove and return all waiting requests, when the server stops."""
@@ -336,27 +280,6 @@ class CallQueue:
     def busy(self) -> bool:
         """True while a job runs."""
         return any(concurrency_group.busy for concurrency_group in self._concurrency_groups.values())
-
-    @property
-    def sessions(self) -> int:
-        """The number of sessions."""
-        return len(self._sessions)
-
-    def _make_room(self) -> None:
-        """Discard kept replies until the rest has at most `MAX_KEPT_BYTES`.
-
-        Begin with the session that has been silent for the longest time, and in each session with the oldest reply.
-        """
-        for session in self._sessions.values():
-            while session.answers and self._kept_bytes > MAX_KEPT_BYTES:
-                self._discard_replies(session, min(session.answers) + 1)
-
-    def _discard_replies(self, session: _Session, below: int) -> None:
-        """Discard the replies to all call numbers below a limit. The caller has them, or does not get them again."""
-        session.acked = below
-        for number in [n for n in session.answers if n < below]:
-            for frame in session.answers.pop(number):
-                self._kept_bytes -= len(frame)
 
     def _due(self, concurrency_group: _ConcurrencyGroup) -> float:
         """Return the time at which the next job of a concurrency group can start."""

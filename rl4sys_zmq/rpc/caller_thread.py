@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from rl4sys_zmq.errors import Closed, ProtocolError, TransportError, WorkerDied
+from rl4sys_zmq.liveness import LATEST_RETRY_S, PUBLISHER_SILENCE_S, Timer
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.rpc.session import WINDOW, PendingCall, Session
 from rl4sys_zmq.rpc.topics import topic_frame
@@ -22,12 +23,8 @@ __all__ = ["CallerThread", "Subscription"]
 log = logging.getLogger(__name__)
 
 PUBLICATION_HWM = 8
-FETCH_S = 5.0
-"""The timeout of a request for the newest publication, and its interval while no publisher is known, in seconds."""
 JOIN_S = 2.0
 CLOSE_CHECK_S = 1.0
-SILENT_S = 5.0
-"""The silence after which the thread looks for the publisher again, in seconds. Beacons come each second."""
 
 
 class Subscription(Worker):
@@ -106,7 +103,7 @@ class CallerThread(Worker, Resource):
         self._wanted: deque[Subscription] = deque()
         self._pub = ("", b"")  # the publisher's address, and the channel
         self._sub: Socket | None = None
-        self._received_s = 0.0
+        self._silence = Timer(PUBLISHER_SILENCE_S)
 
     def submit(self, method: str, payload: Tree, timeout_s: float, once: bool) -> Future[Tree]:
         """Start a call. See `Caller.submit`."""
@@ -256,16 +253,15 @@ class CallerThread(Worker, Resource):
         if not self._subscriptions:
             return
         now = time.monotonic()
-        if self._sub is not None and now - self._received_s > SILENT_S:
-            # A server sends beacons each second. Perhaps it was restarted with another publisher address.
+        if self._sub is not None and self._silence.expired(now):  # a restarted server can have another publisher address
             self._session.counters.add("redials")
-            self._received_s = now
+            self._silence.restart(now)
             with self._lock:
                 self._session.require_hello()
                 self._pub = ("", b"")
         if self._sub is None or not self._pub[0]:
             for subscription in self._all():
-                if now - subscription.asked_s >= FETCH_S:
+                if now - subscription.asked_s >= LATEST_RETRY_S:
                     self._ask_latest(subscription)
         self._dial_publisher(poller)
 
@@ -286,7 +282,8 @@ class CallerThread(Worker, Resource):
         pub, channel = welcome["pub"], welcome["channel"]
         if not pub or (pub, channel) == self._pub:
             return
-        self._pub, self._received_s = (pub, channel), time.monotonic()
+        self._pub = pub, channel
+        self._silence.restart(time.monotonic())
         try:
             sub = Socket.sub(self._reachable(pub), hwm=PUBLICATION_HWM, secure=self._secure)
         except TransportError as exc:
@@ -315,7 +312,7 @@ class CallerThread(Worker, Resource):
             except ProtocolError:
                 self._session.counters.add("refused")
                 continue
-            self._received_s = time.monotonic()
+            self._silence.restart(time.monotonic())
             subscriptions = self._subscriptions.get(publication.topic) if isinstance(publication, Publication) else None
             if subscriptions is None or not isinstance(publication, Publication):
                 self._session.counters.add("refused")
@@ -345,4 +342,4 @@ class CallerThread(Worker, Resource):
                 self._session.counters.add("refused")
 
         with self._lock:
-            self._session.begin("$latest", subscription.topic, now, FETCH_S, tell=tell)
+            self._session.begin("$latest", subscription.topic, now, LATEST_RETRY_S, tell=tell)

@@ -22,6 +22,7 @@ import numpy as np
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusal, Closed, ConfigError, ProtocolError, Refusal
+from rl4sys_zmq.liveness import BEACON_S, Timer
 from rl4sys_zmq.loopback import is_local
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc.call_queue import CallQueue, Handler, Job, Method, RefuseCall
@@ -39,7 +40,6 @@ log = logging.getLogger(__name__)
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """The largest frame of a call, a reply or a publication, and so the largest array in it, in bytes."""
-BEACON_S = 1.0
 CLOSE_CHECK_S = 0.1
 LEAST_POLL_S, NAP_S = 0.001, 0.000_1
 """The shortest wait for which the leader polls, and the sleep that replaces a shorter wait, in seconds."""
@@ -128,6 +128,7 @@ class Server(Resource):
         self._pool = LeaderFollowerPool(name, self._lead, self._adopt, self._close_sockets, self.counters)
         self._wakeup = Wakeup()
         self._poller = Poller()
+        self._beacon, self._look = Timer(BEACON_S), Timer(CLOSE_CHECK_S)  # a new leader goes on with them
         self._finished: deque[tuple[Job, list[list[Frame]]]] = deque()
         self._router: Socket | None = None
         self._xpub: Socket | None = None
@@ -266,7 +267,7 @@ class Server(Resource):
             "address": self._address.uri if self._address else "",
             "pub": self.pub_address,
             "methods": sorted(n for n in self._call_queue.methods if not n.startswith("$")),
-            "callers": self._call_queue.sessions,
+            "callers": len(self._call_queue.windows),
             "waiting": self._call_queue.waiting(),
             "running_s": self._pool.running_s,
             "topics": self._publisher.numbers(),
@@ -353,8 +354,7 @@ class Server(Resource):
     def _lead(self) -> None:
         """Run the leader's loop. Return when the server stops or another thread has taken the lead."""
         assert self._router is not None
-        beacon_s = look_s = time.monotonic()
-        call_queue, poller, router = self._call_queue, self._poller, self._router
+        call_queue, poller, router, beacon, look = self._call_queue, self._poller, self._router, self._beacon, self._look
         wait_s: float | None = 0.0
         while not self._pool.stopping.is_set():
             if wait_s and wait_s < LEAST_POLL_S:  # wait for more calls of a batch; a poll would take too long
@@ -371,11 +371,11 @@ class Server(Resource):
                 self._send_out(router)
             now = time.monotonic()
             if self._xpub is not None:
-                if now - look_s >= CLOSE_CHECK_S or self._xpub in ready:
-                    look_s = now
+                if look.expired(now) or self._xpub in ready:
+                    look.restart(now)
                     self._publisher.look(self._xpub, self._authorizer)
-                if now - beacon_s >= BEACON_S:
-                    beacon_s = now
+                if beacon.expired(now):
+                    beacon.restart(now)
                     if self._authorizer.lapsed(time.time()):
                         self._publisher.change_channel()
                     self._publisher.send_beacons(self._xpub)
@@ -384,7 +384,7 @@ class Server(Resource):
                 return
             wait_s = call_queue.wait_s(time.monotonic())
             if self._xpub is not None:
-                wait_s = min(max(0.0, beacon_s + BEACON_S - now), wait_s if wait_s is not None else BEACON_S)
+                wait_s = min(max(0.0, beacon.deadline - now), wait_s if wait_s is not None else BEACON_S)
         self._drain(router)
 
     # ---- received messages
@@ -502,7 +502,7 @@ class Server(Resource):
             "pub": self._pub_address.uri if self._pub_address is not None else "",
             "channel": self._publisher.channel,
             "terms": self._terms,
-            "since": self._call_queue.open_session(call.session, call.number, now),
+            "since": self._call_queue.windows.open(call.session, call.number, now),
         }
 
     def _status(self, payload: Tree) -> Tree:

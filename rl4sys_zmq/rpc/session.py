@@ -21,6 +21,7 @@ from rl4sys_zmq.errors import (
     ProtocolError,
     RL4SysError,
 )
+from rl4sys_zmq.liveness import CALL_RESEND, SILENCE_S, SLOWEST_BYTES_S, is_silent
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import ANSWERED, FAILED, Call, Reply, check_size, decode_call, encode_call
 from rl4sys_zmq.wire.trees import Tree
@@ -28,17 +29,10 @@ from rl4sys_zmq.wire.trees import Tree
 __all__ = ["HELLO", "PendingCall", "Session"]
 
 HELLO = "$hello"
-RESEND_S = 0.5
-"""The time after which a call is resent first, in seconds. It doubles with each resend, up to `RESEND_MAX_S`."""
-RESEND_MAX_S = 4.0
-SILENCE_S = 3.0
-"""The silence after a resend that makes the caller reconnect, in seconds. The connection can be half open."""
 WINDOW = 256
 """The largest number of calls that one connection sends at once. A server keeps as many replies for a session."""
 FULL_S = 0.005
 """The time after which a call is resent that did not fit the connection's queue, in seconds."""
-SLOWEST_BYTES_S = 1 << 20
-"""The slowest transfer rate to allow for, in bytes per second. It extends `SILENCE_S` for large calls."""
 
 _rng = random.SystemRandom()
 
@@ -156,7 +150,7 @@ class Session:
             if pending.due_s <= now:
                 if pending.sent:
                     self.counters.add("again")
-                pending.due_s = now + min(RESEND_S * 2**pending.sent, RESEND_MAX_S)
+                pending.due_s = now + CALL_RESEND.pause_s(pending.sent)
                 pending.sent += 1
                 out.append(pending)
         return out
@@ -174,10 +168,10 @@ class Session:
         noticing, and TCP takes many minutes to detect that. The calls keep their numbers: a call that runs goes on, and its reply
         takes the new connection after the next resend.
         """
-        if now - self._received_s <= SILENCE_S or not any(p.sent > 1 and p.due_s <= now for p in self._sendable()):
+        if not is_silent(now, self._received_s, SILENCE_S) or not any(p.sent > 1 and p.due_s <= now for p in self._sendable()):
             return False
         size = sum([_size(frame) for p in self._sendable() for frame in p.frames])
-        if now - self._received_s <= SILENCE_S + size / SLOWEST_BYTES_S:
+        if not is_silent(now, self._received_s, SILENCE_S + size / SLOWEST_BYTES_S):
             return False
         self._received_s = now
         self.counters.add("redials")

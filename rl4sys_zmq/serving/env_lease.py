@@ -17,6 +17,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from rl4sys_zmq.errors import CallLost, CallRefusal, CallRefused, CallTimeout, Closed, ConfigError, PayloadError, RL4SysError
+from rl4sys_zmq.liveness import MISSED_MESSAGES, RENEWAL_LIMITS_S
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.rpc import Caller
 from rl4sys_zmq.serving.environments import SERVICE
@@ -133,7 +134,8 @@ class EnvLease(Resource):
             self.render_mode: str | None = _of(about, "render_mode", str | None)
             self._about = about
             self._count = _of(about, "count", int) if count is None else min(count, _of(about, "count", int))
-            self._renewer.every_s = min(max(0.05, _of(about, "lease_s", float) / 3.0), 3600.0)
+            shortest_s, longest_s = RENEWAL_LIMITS_S
+            self._renewer.every_s = min(max(shortest_s, _of(about, "lease_s", float) / MISSED_MESSAGES), longest_s)
             self.take()
             self._renewer.start()
         except BaseException:

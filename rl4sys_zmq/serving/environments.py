@@ -18,6 +18,7 @@ from typing import Any, Self
 import gymnasium
 
 from rl4sys_zmq.errors import CallRefusal, ConfigError
+from rl4sys_zmq.liveness import ENV_LEASE_S
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import RefuseCall, Server
 from rl4sys_zmq.serving.addresses import bind_address
@@ -33,7 +34,6 @@ log = logging.getLogger(__name__)
 
 DEFAULT_PORT = 5546
 SERVICE = "gym-envs"
-LEASE_S = 60.0
 MAX_COUNT = 1024
 MAX_SEED_DIGITS = 100
 INFO_DEPTH = 2
@@ -79,7 +79,7 @@ class GymEnvServer(Resource):
         *,
         bind: int | str = DEFAULT_PORT,
         make_kwargs: Mapping[str, Any] | None = None,
-        lease_s: float = LEASE_S,
+        lease_s: float = ENV_LEASE_S,
         check_observations: bool = True,
         keys: str | Path | None = None,
         insecure: bool = False,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from rl4sys_zmq.errors import CallRefusal
+from rl4sys_zmq.liveness import is_silent
 from rl4sys_zmq.rpc import RefuseCall
 
 __all__ = ["Lease", "LeaseTable"]
@@ -157,7 +158,7 @@ class LeaseTable:
         return lease if lease is not None and not lease.returned else None
 
     def _free(self, lease: Lease | None, now: float) -> bool:
-        return lease is None or (lease.call_started_s is None and now - lease.last_message_s > self.lease_s)
+        return lease is None or (lease.call_started_s is None and is_silent(now, lease.last_message_s, self.lease_s))
 
     def _end(self, lease: Lease) -> None:
         del self._leases[lease.token]

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.dedup import count_received
 from rl4sys_zmq.delivery import StreamRow
 from rl4sys_zmq.errors import CallRefusal, Closed, StoreError
 from rl4sys_zmq.rpc import RefuseCall
@@ -171,7 +172,7 @@ class StoreIngest:
         acked = self.mark(offer.stream)
         if offer.after > acked:
             return InsertResult(acked)
-        duplicates = min(max(acked + 1 - offer.first, 0), len(offer.items))
+        duplicates = count_received(acked + 1, offer.first, len(offer.items))
         fresh, first = offer.items[duplicates:], offer.first + duplicates
         self.counters.add("duplicates", duplicates)
         if first + len(fresh) <= acked + 1:

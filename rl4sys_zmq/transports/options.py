@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 import zmq
 
 from rl4sys_zmq.errors import TransportError
+from rl4sys_zmq.liveness import RECONNECT_MAX_MS, RECONNECT_MS
 from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.context import context
 
@@ -42,8 +43,6 @@ _COMMON: Options = {
     zmq.TCP_KEEPALIVE_INTVL: 10,
     zmq.TCP_KEEPALIVE_CNT: 3,
 }
-_RECONNECT_MS = (50, 500)
-_RECONNECT_MAX_MS = (2_000, 4_000)  # an actor reconnects within 5 s after a network failure ends
 
 _rng = random.SystemRandom()  # the global generator would give a forked actor the numbers of its parent
 
@@ -90,6 +89,6 @@ def _reconnect_options() -> Options:
     """
     return {
         zmq.CONNECT_TIMEOUT: 3_000,
-        zmq.RECONNECT_IVL: _rng.randint(*_RECONNECT_MS),
-        zmq.RECONNECT_IVL_MAX: _rng.randint(*_RECONNECT_MAX_MS),
+        zmq.RECONNECT_IVL: _rng.randint(*RECONNECT_MS),
+        zmq.RECONNECT_IVL_MAX: _rng.randint(*RECONNECT_MAX_MS),
     }

@@ -9,6 +9,7 @@ from collections import deque
 from typing import NamedTuple, Protocol, cast
 
 from rl4sys_zmq.errors import Closed, ProtocolError, Refusal, TransportError
+from rl4sys_zmq.liveness import PING_S
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.frames import MAX_FRAMES, Frame, Frames, SendResult, TooManyFrames
@@ -26,7 +27,6 @@ from rl4sys_zmq.transports.relay_pipe import (
     frame_bytes,
     size_fault,
 )
-from rl4sys_zmq.transports.sidecar import PING_S
 
 __all__ = ["SocketCarrier", "RelayPoller", "RelayedSocket"]
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rl4sys_zmq.errors import ProtocolError, TransportError
+from rl4sys_zmq.liveness import PING_S, PING_TIMEOUT_S, SIDECAR_START_S, is_silent
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.frames import Frames
 from rl4sys_zmq.transports.relay_pipe import InputBuffer, OutputBuffer, RelayCommand, RelayMessage
@@ -32,12 +33,6 @@ CLOSE_WAIT_S = 0.5
 """Longest time that a sidecar gets to end after `QUIT`, in seconds."""
 TERMINATE_WAIT_S = 0.25
 KILL_WAIT_S = 0.5
-
-PING_S = 5.0
-"""The silence after which the sidecar gets a `PING`, in seconds."""
-START_S = 60.0
-SILENCE_S = 20.0
-"""Longest wait for the reply to a `PING`, in seconds; for the first command `START_S`. Then the sidecar is killed."""
 
 _MODULE = "rl4sys_zmq.transports.relay_process"
 _LOWEST_FD = 3
@@ -62,7 +57,7 @@ class Sidecar(Resource):
         self._pair, self._process = _start()
         self.pid = self._process.pid
         self._heard_at = time.monotonic()
-        self._answer_by: float | None = self._heard_at + START_S
+        self._answer_by: float | None = self._heard_at + SIDECAR_START_S
 
     def fileno(self) -> int:
         """Return the descriptor to wait for before `exchange`."""
@@ -113,11 +108,11 @@ class Sidecar(Resource):
         return heard
 
     def _watch(self, now: float, progress: bool) -> None:
-        """Detect a stopped or stuck sidecar. The time counts from the `PING`, since this thread can have been stopped too."""
+        """Detect a stopped or stuck sidecar."""
         if progress:
             self._heard_at, self._answer_by = now, None
-        elif self._answer_by is None and now - self._heard_at >= PING_S:
-            self._answer_by = now + SILENCE_S
+        elif self._answer_by is None and is_silent(now, self._heard_at, PING_S):
+            self._answer_by = now + PING_TIMEOUT_S
             self.send_command(RelayCommand.PING, 0)
         elif self._answer_by is not None and now >= self._answer_by:
             self._die("it did not reply, and was killed")

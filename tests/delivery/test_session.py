@@ -21,9 +21,10 @@ from rl4sys_zmq.delivery import (
     StreamRenewed,
     StreamTable,
 )
-from rl4sys_zmq.delivery.session import FIELD_RATE, REFUSED_RETRY_S
+from rl4sys_zmq.delivery.session import FIELD_RATE
 from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.images import ImageCodec
+from rl4sys_zmq.liveness import REFUSED_RETRY_S
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import pack_segment
 from rl4sys_zmq.wire.messages import Ack, Bye, Heartbeat, Hello, Refused, Submit, Verdict, Welcome
@@ -316,7 +317,7 @@ def test_heartbeats_of_a_learner_are_kept_within_reason(counters):
     session = ActorSession(HELLO, counters, random.Random(1))
     session.open(0.0, (0, 0))
     session.on_message(0.0, welcome(heartbeat_s=0.0))
-    assert session.heartbeat_s == 0.05
+    assert session.next_deadline() == 0.05
 
 
 def test_goodbye_is_the_last_word(session):

@@ -123,7 +123,7 @@ def hold_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def test_auto_falls_back_at_the_deadline_and_comes_back(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl4sys_zmq.actor.remote.RETRY_S", 0.0)
+    monkeypatch.setattr("rl4sys_zmq.actor.remote.INFERENCE_RETRY_S", 0.0)
     go = hold_up(monkeypatch)
     with RL4SysAgent(config=config(learner, inference="auto", inference_timeout_s=0.05)) as agent:
         assert len(play(agent, 3)) == 3
@@ -138,7 +138,7 @@ def test_auto_falls_back_at_the_deadline_and_comes_back(learner: Learner, monkey
 
 
 def test_auto_does_not_ask_again_at_once(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl4sys_zmq.actor.remote.RETRY_S", 1e9)
+    monkeypatch.setattr("rl4sys_zmq.actor.remote.INFERENCE_RETRY_S", 1e9)
     go = hold_up(monkeypatch)
     with RL4SysAgent(config=config(learner, inference="auto", inference_timeout_s=0.05)) as agent:
         play(agent, 20)

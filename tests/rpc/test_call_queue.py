@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.rpc.call_queue import BATCH_WAIT_MAX_S, BATCH_WAIT_SHARE, LONG_S, SESSION_S, CallQueue, Method, RefuseCall
+from rl4sys_zmq.liveness import SESSION_S
+from rl4sys_zmq.rpc.call_queue import BATCH_WAIT_MAX_S, BATCH_WAIT_SHARE, LONG_S, CallQueue, Method, RefuseCall
 from rl4sys_zmq.rpc.executor import CallExecutor
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import Call, Reply, decode_call
@@ -27,7 +28,7 @@ class Table:
     def ask(self, *callers: int, now: float) -> None:
         for caller in callers:
             self.number += 1
-            self.call_queue.open_session(caller, 0, now)
+            self.call_queue.windows.open(caller, 0, now)
             self.call_queue.take(b"peer", Call(self.number, caller, 0, 1000, False, "m", None), now)
 
     def batch(self, now: float, last_job_s: float = 0.0) -> list[int]:
@@ -115,7 +116,7 @@ def test_lanes_take_turns_by_who_came_first() -> None:
     call_queue = CallQueue(Counters())
     for name in ("first", "second"):
         call_queue.register(Method(name, list, name))
-    call_queue.open_session(1, 0, 0.0)
+    call_queue.windows.open(1, 0, 0.0)
     order, number = [], 0
 
     def ask(method: str, now: float) -> None:
@@ -179,7 +180,7 @@ def test_a_batch_may_have_one_call_twice_late_and_in_time() -> None:
 
 
 def test_answers_are_kept_up_to_a_number_of_bytes_of_all_callers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl4sys_zmq.rpc.call_queue.MAX_KEPT_BYTES", 100)
+    monkeypatch.setattr("rl4sys_zmq.dedup.MAX_KEPT_BYTES", 100)
     call_queue = CallQueue(Counters())
     call_queue.register(Method("m", list, "m"))
 
@@ -194,7 +195,7 @@ def test_answers_are_kept_up_to_a_number_of_bytes_of_all_callers(monkeypatch: py
         call_queue.finish(job, [[bytes(size - 10), bytes(10)]], 0.0)
 
     for session in (1, 2, 3):
-        call_queue.open_session(session, 0, 0.0)
+        call_queue.windows.open(session, 0, 0.0)
     answer(1, 0, 40)
     answer(2, 0, 40)
     assert ask(1, 0) and ask(2, 0)
@@ -211,16 +212,16 @@ def test_answers_are_kept_up_to_a_number_of_bytes_of_all_callers(monkeypatch: py
 
 
 def test_a_session_that_is_forgotten_leaves_no_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl4sys_zmq.rpc.call_queue.MAX_KEPT_BYTES", 100)
+    monkeypatch.setattr("rl4sys_zmq.dedup.MAX_KEPT_BYTES", 100)
     call_queue = CallQueue(Counters())
     call_queue.register(Method("m", list, "m"))
     for session in range(3):
         now = session * 2 * SESSION_S
-        call_queue.open_session(session, 0, now)
+        call_queue.windows.open(session, 0, now)
         for number in range(2):
             call_queue.take(b"peer", Call(number, session, 0, 1000, True, "m", None), now)
             job = call_queue.next_job(now)
             assert job is not None
             call_queue.finish(job, [[bytes(50)]], now)
-        assert call_queue.sessions == 1
+        assert len(call_queue.windows) == 1
         assert call_queue.take(b"peer", Call(0, session, 0, 1000, True, "m", None), now) == [bytes(50)]

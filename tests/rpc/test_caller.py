@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq.errors import CallRefused, CallTimeout, Closed, ConfigError, PayloadError, TransportError
+from rl4sys_zmq.liveness import Backoff
 from rl4sys_zmq.rpc import Caller, Server
 from rl4sys_zmq.rpc import caller_thread as pumps
 from rl4sys_zmq.testing.addresses import TransportUnderTest
@@ -70,7 +71,7 @@ def test_a_subscriptions_callback_may_close_the_client(server: Server) -> None:
 
 def test_a_burst_of_futures_is_answered_in_one_go(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than a connection queues: none waits for the time when a lost call would be said again."""
-    monkeypatch.setattr("rl4sys_zmq.rpc.session.RESEND_S", 3600.0)
+    monkeypatch.setattr("rl4sys_zmq.rpc.session.CALL_RESEND", Backoff(3600.0, 3600.0))
     with Caller(server.address, timeout_s=3 * WAIT_S) as client:
         futures = [client.submit("echo", number, once=bool(number % 2)) for number in range(3000)]
         assert [future.result(3 * WAIT_S) for future in futures] == list(range(3000))
@@ -78,7 +79,7 @@ def test_a_burst_of_futures_is_answered_in_one_go(server: Server, monkeypatch: p
 
 
 def test_a_subscription_may_come_long_before_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pumps, "FETCH_S", 0.05)
+    monkeypatch.setattr(pumps, "LATEST_RETRY_S", 0.05)
     monkeypatch.setattr(pumps, "CLOSE_CHECK_S", 0.02)
     heard: queue.Queue[Any] = queue.Queue()
     address, pub = f"ipc://{tmp_path}/s", f"ipc://{tmp_path}/pub"
@@ -96,7 +97,7 @@ def test_a_subscription_may_come_long_before_the_server(tmp_path: Path, monkeypa
 
 
 def test_a_subscription_outlives_a_server_with_other_terms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pumps, "FETCH_S", 0.05)
+    monkeypatch.setattr(pumps, "LATEST_RETRY_S", 0.05)
     monkeypatch.setattr(pumps, "CLOSE_CHECK_S", 0.02)
     heard: queue.Queue[Any] = queue.Queue()
     address, pub = f"ipc://{tmp_path}/s", f"ipc://{tmp_path}/pub"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import CallLost, CallRefusal, CallRefused, RL4SysError
+from rl4sys_zmq.errors import CallLost, CallRefusal, CallRefused, CallTimeout, RL4SysError
 from rl4sys_zmq.rpc import session as sessions
 from rl4sys_zmq.rpc.session import PendingCall, Session
 from rl4sys_zmq.transports.frames import Frame
@@ -60,10 +60,22 @@ def test_calls_wait_for_the_greeting() -> None:
     (hello,) = session.due(0.0)
     assert hello.method == sessions.HELLO
     assert session.due(0.1) == []
-    assert session.wait_s(0.1) == pytest.approx(sessions.RESEND_S - 0.1)
-    assert session.due(sessions.RESEND_S) == [hello]
+    assert session.wait_s(0.1) == pytest.approx(sessions.CALL_RESEND.first_s - 0.1)
+    assert session.due(sessions.CALL_RESEND.first_s) == [hello]
     session.take(Server(1).answer(hello), 1.0)
     assert say(session, 1.0) == ["a", "b"]
+
+
+def test_a_call_can_wait_for_a_server_for_a_day() -> None:
+    """After 1024 resends, the doubled pause would be no float any more."""
+    session = Session("tcp://x", Counters())
+    call = session.begin("m", None, 0.0, 86_400.0)
+    now = 0.0
+    while not session.expire(now):
+        session.due(now)
+        now += session.wait_s(now)
+    assert now == 86_400.0 and isinstance(error_of(call), CallTimeout)
+    assert session.counters.get("again") > 20_000
 
 
 def test_what_was_said_to_a_server_that_is_gone_is_lost_whoever_greets_the_next() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,8 +20,8 @@ WAIT_S = 15.0
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beacons come ten times a second, and half a second without one is a silence."""
     monkeypatch.setattr("rl4sys_zmq.rpc.server.BEACON_S", 0.1)
-    monkeypatch.setattr("rl4sys_zmq.rpc.caller_thread.SILENT_S", 0.5)
-    monkeypatch.setattr("rl4sys_zmq.rpc.caller_thread.FETCH_S", 0.4)
+    monkeypatch.setattr("rl4sys_zmq.rpc.caller_thread.PUBLISHER_SILENCE_S", 0.5)
+    monkeypatch.setattr("rl4sys_zmq.rpc.caller_thread.LATEST_RETRY_S", 0.4)
     monkeypatch.setattr("rl4sys_zmq.rpc.caller_thread.CLOSE_CHECK_S", 0.1)
 
 
@@ -50,6 +51,19 @@ def test_a_server_is_busy_while_beacons_are_due(tmp_path: Path) -> None:
             while time.monotonic() < deadline:
                 assert client.call("echo", 1) == 1
         server.raise_if_dead()
+
+
+def test_beacons_come_while_long_jobs_change_the_leader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Server(f"ipc://{tmp_path}/server", name="busy", pub=f"ipc://{tmp_path}/pub") as server:
+        beacons: list[Any] = []
+        monkeypatch.setattr(server._publisher, "send_beacons", beacons.append)
+        server.register("work", lambda payload: time.sleep(0.01))
+        server.start()
+        with Caller(server.address, timeout_s=WAIT_S) as client:
+            deadline = time.monotonic() + WAIT_S
+            while len(beacons) < 3 or not server.counters.get("takeovers"):
+                client.call("work")
+                assert time.monotonic() < deadline
 
 
 def write_keys(folder: Path, *names: str) -> dict[str, str]:

@@ -311,7 +311,7 @@ def test_a_kill_amid_large_messages(router: Any) -> None:
 
 
 def test_a_silent_sidecar_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch, router: Any) -> None:
-    for name, value in (("sidecar.PING_S", 0.05), ("relayed_connection.PING_S", 0.05), ("sidecar.SILENCE_S", 1.0)):
+    for name, value in (("sidecar.PING_S", 0.05), ("relayed_connection.PING_S", 0.05), ("sidecar.PING_TIMEOUT_S", 1.0)):
         monkeypatch.setattr(f"rl4sys_zmq.transports.{name}", value)
     with Relay() as relay:
         dealer, _ = met(relay, router)

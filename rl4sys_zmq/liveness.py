@@ -1,0 +1,99 @@
+"""The liveness of peers: heartbeats, beacons, silence timeouts, and the pauses between attempts.
+
+Some peers must send regularly: an actor and its learner (heartbeats and their answers), and a publisher (beacons). Others only
+reply: a server, a sidecar. Their silence counts only while a request has no reply. After the silence timeout, the side that
+connects replaces its sockets, because the connection can be half open: TCP takes many minutes to detect that.
+
+Nothing here reads a clock or does I/O. Times are in seconds, on any one monotonic clock.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+MISSED_MESSAGES = 3  # in a row, lost or late: then their sender counts as silent
+
+# An actor and its learner
+HEARTBEAT_S = 1.0  # an actor sends at least this often, and the learner replies; `Welcome` announces it
+HEARTBEAT_LIMITS_S = (0.05, 60.0)  # what an actor accepts from a learner
+SILENCE_S = MISSED_MESSAGES * HEARTBEAT_S  # then a learner ends the session of an actor, and a caller without a reply reconnects
+HELLO_RETRY_S = 0.5  # short, because an actor can deliver nothing before the answer
+REFUSED_RETRY_S = 2.0  # between HELLOs after a permanent refusal, which ends only when a person changes something
+
+# A publisher and its subscribers
+BEACON_S = 1.0  # for a learner and for a server
+PUBLISHER_SILENCE_S = 5.0  # then a subscriber reconnects; above `SILENCE_S`, because a new subscription costs a fetch
+FETCH_RETRY_S = 1.0  # before missing weights are fetched again
+LATEST_RETRY_S = 5.0  # before a newest publication is requested again; long, because the caller's session resends the request
+WEIGHTS_TOPIC, BEACON_TOPIC = b"W", b"B"  # the first byte of a learner's topics
+
+# A server and its callers
+SLOWEST_BYTES_S = 1 << 20  # bytes per second; large calls extend `SILENCE_S` by the time that they take at this rate
+SESSION_S = 600.0  # silence after which a server discards a caller's session; a waiting caller resends every few seconds
+INFERENCE_RETRY_S = 1.0  # an actor with ``inference: auto`` acts locally for this long after the service failed
+ENV_LEASE_S = 60.0  # silence after which another caller can take an environment, by default
+RENEWAL_LIMITS_S = (0.05, 3600.0)  # of the time between renewals, `MISSED_MESSAGES` per lease
+
+# A sidecar and its host
+PING_S = 5.0  # silence after which a sidecar gets a `PING`
+PING_TIMEOUT_S = 20.0  # from the `PING` on, because the host can have been stopped too
+SIDECAR_START_S = 60.0  # until the first command of a sidecar, which first imports its modules
+
+# The connections of libzmq: each socket draws its first and its longest pause, in milliseconds
+RECONNECT_MS = (50, 500)
+RECONNECT_MAX_MS = (2_000, 4_000)  # an actor reconnects within 5 s after a network failure ends
+
+
+def jittered(pause_s: float, rng: random.Random) -> float:
+    """Return a random pause within 20 % of `pause_s`, so that many peers do not repeat their messages at the same moments."""
+    return pause_s * rng.uniform(0.8, 1.2)
+
+
+def is_silent(now: float, received_s: float, timeout_s: float) -> bool:
+    """Return True if the last message of a peer, at `received_s`, is more than `timeout_s` seconds ago."""
+    return now - received_s > timeout_s
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """The pauses between attempts: `first_s` seconds, then twice as long after each attempt, at most `most_s` seconds."""
+
+    first_s: float
+    most_s: float
+
+    def pause_s(self, attempts: int) -> float:
+        """Return the pause after `attempts` earlier attempts."""
+        return min(self.first_s * 2.0 ** min(attempts, 64), self.most_s)
+
+
+SEGMENT_RESEND = Backoff(0.5, 10.0)  # up to long pauses, because a learner that is behind gets all segments again
+CALL_RESEND = Backoff(0.5, 4.0)  # up to shorter pauses, because a thread can be waiting for the reply
+IO_RESTART = Backoff(0.2, 5.0)  # before an actor creates its sockets again after an exception
+
+
+class Timer:
+    """A timer of fixed length: restarted by each message sent or received, or each beacon, it expires when none follows.
+
+    Attributes:
+        after_s: The length, in seconds.
+        started_s: The time of the last start.
+    """
+
+    __slots__ = ("after_s", "started_s")
+
+    def __init__(self, after_s: float, now: float = 0.0) -> None:
+        self.after_s, self.started_s = after_s, now
+
+    def restart(self, now: float) -> None:
+        """Start the timer again."""
+        self.started_s = now
+
+    def expired(self, now: float) -> bool:
+        """Return True from the deadline on."""
+        return now >= self.deadline
+
+    @property
+    def deadline(self) -> float:
+        """The time at which the timer expires."""
+        return self.started_s + self.after_s

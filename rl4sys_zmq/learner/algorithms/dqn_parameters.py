@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Preset, read_parameters
+from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Preset, gradient_norm, read_parameters
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import ACTIVATIONS, DiscreteSpace, PolicySpec, Space
 
@@ -61,7 +61,9 @@ class DQNParameters:
         100.0,
         doc="error beyond which the loss is linear; if it is far below the values, rare failures are not learnt",
     )
-    max_grad_norm: float = option(number(0.0, 1e18), 10.0, names=("grad_norm_clip",), doc="largest norm of the gradient")
+    max_grad_norm: float | None = option(
+        gradient_norm, 10.0, names=("grad_norm_clip",), doc="largest norm of the gradient; null, 0 or less: no limit"
+    )
     adam_epsilon: float = option(number(0.0, 1.0), 1e-5, doc="Adam's epsilon")
     hidden_sizes: tuple[int, ...] = option(sizes, (64, 64), names=("net_arch",), doc="widths of the hidden layers")
     activation: str = option(one_of(*ACTIVATIONS), "relu", doc="activation of the hidden layers")

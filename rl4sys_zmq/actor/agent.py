@@ -66,17 +66,17 @@ class RL4SysAgent(Resource):
     def __init__(
         self,
         conf_path: str | os.PathLike[str] | None = None,
+        debug: bool = False,
         *,
         config: AgentConfig | None = None,
-        debug: bool = False,
         baseline: Callable[[NDArray[Any], NDArray[np.bool_] | None], Any] | None = None,
     ) -> None:
         """Join the learner.
 
         Args:
             conf_path: Path of a JSON or YAML configuration file. Give either this or `config`.
-            config: The configuration itself.
             debug: True sets this package's logger to level DEBUG.
+            config: The configuration itself.
             baseline: Function from the observation and the mask to an action. It acts when the policy is stale
                 (``on_stale: baseline``) or unusable. None: an action near zero, or the first allowed one.
 
@@ -91,8 +91,9 @@ class RL4SysAgent(Resource):
         if (conf_path is None) == (config is None):
             raise ConfigError("give either conf_path or config", key="conf_path")
         config = config if config is not None else AgentConfig.load(cast(str, conf_path))
-        if debug:
-            logging.getLogger("rl4sys_zmq").setLevel(logging.DEBUG)
+        level = "DEBUG" if debug or config.debug else config.log_level
+        if level is not None:
+            logging.getLogger("rl4sys_zmq").setLevel(level)
         import_plugins(config.plugins)
         self.config = config
         self._keys = _keys(config)

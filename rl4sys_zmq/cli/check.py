@@ -116,6 +116,8 @@ def _algorithm(
     said = f"{name} ({kind})" if kind else name
     note = "" if observations and actions else ", with example spaces because the file does not give both"
     yield f"  {where or 'algorithm'}: {said} can be built; its policy has {size:,} parameters{note}"
+    if used is not None and hasattr(used, "readings"):
+        yield from (f"    {line}" for line in used.readings())
     if is_dataclass(used):
         yield from (f"    {key}: {_text(getattr(used, key))}" for key in (f.name for f in fields(used)))
 

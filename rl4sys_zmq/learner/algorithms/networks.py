@@ -266,7 +266,7 @@ class FlatAdam:
 
     def state(self) -> dict[str, Any]:
         """Return copies of the moments, and the numbers of steps."""
-        return {"mean": self._mean.clone(), "square": self._square.clone(), "steps": list(self.steps)}
+        return {"mean": self._mean.clone(), "square": self._square.clone(), "steps": np.array(self.steps)}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a `state`.
@@ -274,7 +274,7 @@ class FlatAdam:
         Raises:
             ConfigError: If the state has another number of parts.
         """
-        steps = [int(taken) for taken in state["steps"]]
+        steps = [int(taken) for taken in np.atleast_1d(state["steps"])]
         if len(steps) != len(self._parts):
             raise ConfigError(f"the optimizer's state has {len(steps)} parts; this network has {len(self._parts)}")
         self._mean.copy_(torch.as_tensor(state["mean"]))

@@ -214,8 +214,10 @@ class LearnerConfig:
             values = parse_options(cls, translated)
         values.update(parse_options(cls, overrides))
         values["algorithms"], flat = _without_spaces(values.get("algorithms", {}))
-        for key in (*ignored, *flat):
-            log.warning("%s: %s has no meaning for the learner and is ignored", source or "configuration", key)
+        if ignored or flat:
+            log.warning(
+                "%s: ignored, without a meaning for the learner: %s", source or "configuration", ", ".join((*ignored, *flat))
+            )
         with with_source(source):
             return cls(**{**values, "ignored": (*ignored, *flat)})  # type: ignore[arg-type]
 
@@ -231,5 +233,5 @@ def _without_spaces(algorithms: Any) -> tuple[dict[str, dict[str, object]], tupl
     """
     removed = {*FLAT_KEYS, *ACTOR_KEYS}
     kept = {name: {k: v for k, v in entry.items() if k not in removed} for name, entry in algorithms.items()}
-    ignored = tuple(f"algorithms.{name}.{k}" for name, entry in algorithms.items() for k in entry if k in removed)
-    return kept, ignored
+    found = dict.fromkeys(k for entry in algorithms.values() for k in entry if k in removed)
+    return kept, tuple(f"algorithms.*.{k}" for k in found)

@@ -27,6 +27,7 @@ __all__ = [
     "gradient_norm",
     "parameter_table",
     "read_parameters",
+    "readings",
 ]
 
 
@@ -60,6 +61,12 @@ def gradient_norm(value: object) -> float | None:
     """Return the largest norm of a gradient, or None (no limit) for null, 0 and less. Raise `InvalidValue` for anything else."""
     limit = optional(number(-1e18, 1e18))(value)
     return limit if limit is not None and limit > 0 else None
+
+
+def readings(parameters: object) -> list[str]:
+    """Return how an algorithm reads keys of other projects, one line each: the result of its parameters' method ``readings``."""
+    found: list[str] = getattr(parameters, "readings", list)()
+    return found
 
 
 def parameter_table(cls: type[Any]) -> list[tuple[str, object, tuple[str, ...], str]]:

@@ -139,7 +139,7 @@ class PPOParameters:
         optional(whole_number(1, 1 << 20)),
         None,
         names=("num_steps", "n_steps"),
-        doc="most steps per segment; null: a 32nd of steps_per_update within [16, 128], or 128 with episodes_per_update",
+        doc="most steps per segment; null: a 32nd of steps_per_update within [16, 128], or 128 where trajectories must end",
     )
     anneal_lr: bool = option(
         flag, False, doc="decrease the step sizes linearly over total_steps, to anneal_floor of their values"
@@ -197,8 +197,9 @@ class PPOParameters:
 
     def segment_length(self) -> int:
         """Return the largest number of steps that an actor should put into one segment."""
-        steps = self.batch().steps
-        return self.rollout_length or (LONGEST_SEGMENT if steps is None else min(max(steps // 32, 16), LONGEST_SEGMENT))
+        batch = self.batch()
+        whole = batch.steps is None or batch.ends_trajectory
+        return self.rollout_length or (LONGEST_SEGMENT if whole else min(max((batch.steps or 0) // 32, 16), LONGEST_SEGMENT))
 
     def passes(self) -> list[tuple[bool, bool]]:
         """Return, for each pass over the batch, whether it trains the policy and whether it trains the value network."""

@@ -96,6 +96,7 @@ def test_defaults_that_follow_from_others():
     assert p.batch().steps == 2048 and p.segment_length() == 64
     assert read_ppo_parameters({"steps_per_epoch": 100}).segment_length() == 16
     assert read_ppo_parameters({"episodes_per_update": 3}).segment_length() == 128
+    assert read_ppo_parameters({"traj_per_epoch": 512}).segment_length() == 128
     assert p.entropy(DiscreteSpace(3)) == 0.01 and p.entropy(BoxSpace((2,))) == 0.0
     assert p.squash_for(BoxSpace((2,), low=-1.0, high=1.0)) == "tanh" and p.squash_for(BoxSpace((2,))) == "clip"
 

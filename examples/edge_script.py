@@ -30,7 +30,7 @@ config = AgentConfig(
     algorithm_name="PPO",
     input_size=2,
     act_dim=len(WATTS),
-    algorithm_parameters={"steps_per_epoch": 960, "lr": 1e-3, "gamma": 0.95},
+    algorithm_parameters={"steps_per_update": 960, "lr": 1e-3, "gamma": 0.95},
     train_server_address=args.address,
     overflow="drop_oldest",  # neither the learner nor the network ever pauses the loop
 )

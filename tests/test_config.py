@@ -88,6 +88,35 @@ def test_the_first_form(write: Write) -> None:
     assert (config.train_server_address, config.address) == ("localhost:50051", "tcp://localhost:50051")
 
 
+def test_the_keys_of_rl4sys_c_client(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+    more = {
+        "connection_timeout_seconds": 10, "request_timeout_seconds": 30, "enable_compression": True, "debug": False,
+        "log_level": "info",
+    }  # fmt: skip
+    config = AgentConfig.load(write({**LUNA, **more}))
+    assert (config.connect_timeout_s, config.compression, config.debug, config.log_level) == (10.0, "zstd", False, "INFO")
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "request_timeout_seconds has no meaning here and is ignored"
+    ]
+    assert AgentConfig.load(write({**LUNA, "enable_compression": False})).compression == "off"
+    with pytest.raises(ConfigError, match="log_level: expected 'DEBUG' or"):
+        AgentConfig.load(write({**LUNA, "log_level": "loud"}))
+
+
+def test_actor_keys_inside_the_parameters_of_an_algorithm(write: Write) -> None:
+    inside = {**LUNA["algorithm_parameters"], "max_traj_length": 77, "type": "onpolicy", "act_limit": 1.0}
+    without = {key: value for key, value in LUNA.items() if key not in ("max_traj_length", "type")}
+    config = AgentConfig.load(write({**without, "algorithm_parameters": inside}))
+    assert (config.max_traj_length, config.type) == (77, "onpolicy")
+    assert not {"max_traj_length", "type"} & config.algorithm_parameters.keys()
+    assert AgentConfig.load(write({**LUNA, "algorithm_parameters": inside})).max_traj_length == 1000, "the outer one wins"
+
+
+def test_a_training_server_as_text(write: Write) -> None:
+    config = LearnerConfig.load(write({"server": {"training_server": "localhost:50051"}}))
+    assert config.bind == "tcp://localhost:50051"
+
+
 def test_the_second_form(write: Write) -> None:
     config = AgentConfig.load(write(SECOND), client_id="luna")
     assert (config.client_id, config.algorithm_name) == ("luna", "PPO")
@@ -134,6 +163,8 @@ AGENT_DEFAULTS: dict[str, Any] = {
     "algorithm_name": None,
     "algorithm_parameters": {},
     "type": None,
+    "debug": False,
+    "log_level": None,
     "observation_space": None,
     "action_space": None,
     "act_limit": None,

@@ -7,6 +7,7 @@ empties.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
@@ -39,8 +40,11 @@ __all__ = ["RL4SysAgent"]
 
 log = logging.getLogger(__name__)
 
+EXIT_FLUSH_S = 1.0
+"""Longest time that agents that were not closed delay the exit of the interpreter, all together, in seconds."""
+
 _open_agents: weakref.WeakSet[RL4SysAgent] = weakref.WeakSet()
-"""The open agents of this process. The fork handler marks them in a child process."""
+"""The open agents of this process. The fork handler marks them in a child process, and the exit handler flushes them."""
 
 
 class RL4SysAgent(Resource):
@@ -59,6 +63,9 @@ class RL4SysAgent(Resource):
     Several threads can use one agent, each with its own trajectories. The constructor waits up to ``connect_timeout_s`` for the
     learner. It does not wait if a policy from an earlier start is cached (`AgentConfig.policy_cache`).
 
+    Close the agent, or use it in a `with` statement. At the exit of the interpreter, an agent that is still open sends its
+    finished segments for at most `EXIT_FLUSH_S`, and logs how many it could not deliver.
+
     A forked child can go on using the agent. At its first call there it becomes another actor, with its own sockets, the
     policy of the parent, and no spool. Running trajectories stay with the parent.
     """
@@ -66,17 +73,17 @@ class RL4SysAgent(Resource):
     def __init__(
         self,
         conf_path: str | os.PathLike[str] | None = None,
+        debug: bool = False,
         *,
         config: AgentConfig | None = None,
-        debug: bool = False,
         baseline: Callable[[NDArray[Any], NDArray[np.bool_] | None], Any] | None = None,
     ) -> None:
         """Join the learner.
 
         Args:
             conf_path: Path of a JSON or YAML configuration file. Give either this or `config`.
-            config: The configuration itself.
             debug: True sets this package's logger to level DEBUG.
+            config: The configuration itself.
             baseline: Function from the observation and the mask to an action. It acts when the policy is stale
                 (``on_stale: baseline``) or unusable. None: an action near zero, or the first allowed one.
 
@@ -91,8 +98,9 @@ class RL4SysAgent(Resource):
         if (conf_path is None) == (config is None):
             raise ConfigError("give either conf_path or config", key="conf_path")
         config = config if config is not None else AgentConfig.load(cast(str, conf_path))
-        if debug:
-            logging.getLogger("rl4sys_zmq").setLevel(logging.DEBUG)
+        level = "DEBUG" if debug or config.debug else config.log_level
+        if level is not None:
+            logging.getLogger("rl4sys_zmq").setLevel(level)
         import_plugins(config.plugins)
         self.config = config
         self._keys = _keys(config)
@@ -340,13 +348,7 @@ class RL4SysAgent(Resource):
             return
         deadline = time.monotonic() + timeout_s
         if timeout_s > 0 and not self._io.idle and self._io.credit_gate.error is None:
-            try:
-                self.flush(timeout_s)
-            except RL4SysError as exc:
-                if self._io.spool is not None:
-                    log.info("closed with %d segments in the spool, for the next start: %s", self._in_actor, exc)
-                else:
-                    log.warning("closed with %d segments undelivered: %s", self._in_actor, exc)
+            self._flush_or_log(timeout_s, "closed")
         if context.remote is not None:
             context.remote.close()
         self._io.stop()
@@ -355,6 +357,21 @@ class RL4SysAgent(Resource):
         _open_agents.discard(self)
 
     # ---- internals
+
+    def _flush_or_log(self, timeout_s: float, words: str) -> None:
+        """Wait for the finished segments to become durable. Log how many do not in time."""
+        try:
+            self.flush(timeout_s)
+        except RL4SysError as exc:
+            if self._io.spool is not None:
+                log.info("%s with %d segments in the spool, for the next start: %s", words, self._in_actor, exc)
+            else:
+                log.warning("%s with %d segments undelivered: %s", words, self._in_actor, exc)
+
+    def _leave(self, timeout_s: float) -> None:
+        """Flush at the exit of the interpreter. Threads of the host that still run can go on acting."""
+        if not self._forked and not self._context.closed and not self._io.idle:
+            self._flush_or_log(timeout_s, f"actor {self.actor_id} was not closed; the process exits")
 
     @property
     def _io(self) -> ActorIO:
@@ -394,7 +411,14 @@ def _after_fork() -> None:
         agent._forked, agent._open, agent._reopening = True, None, threading.Lock()
 
 
+def _at_exit() -> None:
+    deadline = time.monotonic() + EXIT_FLUSH_S
+    for agent in list(_open_agents):
+        agent._leave(max(0.0, deadline - time.monotonic()))
+
+
 os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)
 
 
 def _keys(config: AgentConfig) -> UserKeys | None:

@@ -14,7 +14,7 @@ from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.admission import algorithm_parameters, check_learning_options
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, AlgorithmEntry, make_algorithm
-from rl4sys_zmq.learner.algorithms.entry import parameter_table
+from rl4sys_zmq.learner.algorithms.entry import parameter_table, readings
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Space
 
@@ -75,8 +75,8 @@ def _learner(given: Mapping[str, object], path: Path) -> Iterator[str]:
     import_plugins(config.plugins)
     yield f"{path}: a learner's configuration"
     yield from _values(config.to_json())
-    for key in config.ignored:
-        yield f"  {key}: has no meaning for the learner and is ignored"
+    if config.ignored:
+        yield f"  ignored, without a meaning for the learner: {', '.join(config.ignored)}"
     for name, parameters in config.algorithms.items():
         if ALGORITHMS.has(name):
             yield from _algorithm(name, parameters, None, None, f"algorithms.{name}")
@@ -116,6 +116,7 @@ def _algorithm(
     said = f"{name} ({kind})" if kind else name
     note = "" if observations and actions else ", with example spaces because the file does not give both"
     yield f"  {where or 'algorithm'}: {said} can be built; its policy has {size:,} parameters{note}"
+    yield from (f"    {line}" for line in readings(used))
     if is_dataclass(used):
         yield from (f"    {key}: {_text(getattr(used, key))}" for key in (f.name for f in fields(used)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass
@@ -14,8 +15,10 @@ from rl4sys_zmq.config.options import (
     SPACE,
     as_json,
     check_fields,
+    compression,
     flag,
     integer,
+    log_level,
     mapping,
     modules,
     name,
@@ -28,7 +31,7 @@ from rl4sys_zmq.config.options import (
     path,
     with_source,
 )
-from rl4sys_zmq.config.rl4sys import algorithm_name, expand_sections
+from rl4sys_zmq.config.rl4sys import IGNORED_BY_ACTORS, algorithm_name, expand_sections, lift_actor_keys
 from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
 from rl4sys_zmq.config.weights import WeightsConfig, weights_options
 from rl4sys_zmq.errors import ConfigError
@@ -36,6 +39,8 @@ from rl4sys_zmq.images import NEEDS_PILLOW, ImageCodec, has_pillow, image_size
 from rl4sys_zmq.values import Space
 
 __all__ = ["AgentConfig"]
+
+log = logging.getLogger(__name__)
 
 _PLANNED = ("guard_rails",)
 """Options that the documentation announces and this version does not have."""
@@ -64,6 +69,10 @@ class AgentConfig:
     is the seed of the learner."""
     type: str | None = option(optional(one_of("onpolicy", "offpolicy")), None, names=("algorithm_type",))
     """The expected type of the algorithm. A different type is logged as a warning. Default: no expectation."""
+    debug: bool = option(flag, False)
+    """True: the same as ``log_level: DEBUG``."""
+    log_level: str | None = option(optional(log_level), None)
+    """The level of this package's logger: DEBUG, INFO, WARNING, ERROR or CRITICAL. Default: the program's logging decides."""
     plugins: tuple[str, ...] = option(modules, ())
     """Modules to import before the actor joins, for example to register policies."""
     observation_space: Space | None = option(SPACE, None)
@@ -74,14 +83,14 @@ class AgentConfig:
     """The bound of continuous actions. It has no effect with ``act_dim`` if ``continuous`` is not set."""
     train_server_address: str = option(dialled, "localhost:50051", names=("server_address",))
     """The learner's address: host:port or a URI. The property `address` is always a URI."""
-    connect_timeout_s: float = option(number(0), 10.0, names=("timeout",))
+    connect_timeout_s: float = option(number(0), 10.0, names=("timeout", "connection_timeout_seconds"))
     """Longest time to wait for the learner at the start, in seconds."""
     send_frequency: int = option(integer(1, 8192), 1)
     """Number of finished segments to collect in one message."""
     linger_ms: int = option(integer(0, 3_600_000), 200)
     """Longest time that a finished segment waits for others to share its message, in milliseconds."""
-    compression: str = option(one_of("off", "zstd"), "off")
-    """``zstd``: compress trajectories without loss. This needs some CPU time of the actor and helps on slow networks."""
+    compression: str = option(compression, "off", names=("enable_compression",))
+    """``zstd``, or true: compress trajectories without loss. It needs some CPU time of the actor and helps on slow networks."""
     image_codec: str = option(one_of("off", "png", "jpeg"), "off")
     """Coding of image observations, used if those of a segment take 64 KiB or more: ``png`` is lossless, ``jpeg`` is smaller and
     changes the images slightly. For uint8 boxes whose shape ends in ``[height, width]`` or ``[height, width, 1 or 3]``, with at
@@ -233,11 +242,14 @@ class AgentConfig:
 
 
 def _canonical(given: Mapping[str, object]) -> dict[str, object]:
-    """Expand sections, replace synonyms and check each value. Required keys may be missing here."""
+    """Expand sections, replace synonyms, check each value, and log ignored keys. Required keys may be missing here."""
     for key in given:
         if key in _PLANNED:
             raise ConfigError(f"{key}: this version does not have this option yet; leave it out", key=key)
-    return parse_options(AgentConfig, expand_sections(given), extra=_FLAT, partial=True)
+    for key in given.keys() & IGNORED_BY_ACTORS.keys():
+        log.warning("%s has no meaning here and is ignored: %s", key, IGNORED_BY_ACTORS[key])
+    kept = {key: value for key, value in given.items() if key not in IGNORED_BY_ACTORS}
+    return parse_options(AgentConfig, lift_actor_keys(expand_sections(kept)), extra=_FLAT, partial=True)
 
 
 def _parameters(values: Mapping[str, object]) -> dict[str, object]:

@@ -31,7 +31,7 @@ from rl4sys_zmq.config.options import (
     text,
     with_source,
 )
-from rl4sys_zmq.config.rl4sys import algorithm_name, translate_global
+from rl4sys_zmq.config.rl4sys import ACTOR_KEYS, algorithm_name, translate_global
 from rl4sys_zmq.config.spaces import FLAT_KEYS
 from rl4sys_zmq.config.weights import WeightsConfig, weights_options
 from rl4sys_zmq.errors import ConfigError
@@ -214,8 +214,10 @@ class LearnerConfig:
             values = parse_options(cls, translated)
         values.update(parse_options(cls, overrides))
         values["algorithms"], flat = _without_spaces(values.get("algorithms", {}))
-        for key in (*ignored, *flat):
-            log.warning("%s: %s has no meaning for the learner and is ignored", source or "configuration", key)
+        if ignored or flat:
+            log.warning(
+                "%s: ignored, without a meaning for the learner: %s", source or "configuration", ", ".join((*ignored, *flat))
+            )
         with with_source(source):
             return cls(**{**values, "ignored": (*ignored, *flat)})  # type: ignore[arg-type]
 
@@ -225,10 +227,11 @@ class LearnerConfig:
 
 
 def _without_spaces(algorithms: Any) -> tuple[dict[str, dict[str, object]], tuple[str, ...]]:
-    """Remove the keys of spaces from the defaults by algorithm; return the rest and the names of the removed keys.
+    """Remove the keys of spaces and of actors from the defaults by algorithm; return the rest and the names of the removed keys.
 
-    RL4Sys's files have them there, but each client has its own spaces.
+    RL4Sys's files have them there, but each client has its own spaces, and each actor its own options.
     """
-    kept = {name: {k: v for k, v in entry.items() if k not in FLAT_KEYS} for name, entry in algorithms.items()}
-    ignored = tuple(f"algorithms.{name}.{k}" for name, entry in algorithms.items() for k in entry if k in FLAT_KEYS)
-    return kept, ignored
+    removed = {*FLAT_KEYS, *ACTOR_KEYS}
+    kept = {name: {k: v for k, v in entry.items() if k not in removed} for name, entry in algorithms.items()}
+    found = dict.fromkeys(k for entry in algorithms.values() for k in entry if k in removed)
+    return kept, tuple(f"algorithms.*.{k}" for k in found)

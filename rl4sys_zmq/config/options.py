@@ -29,10 +29,12 @@ __all__ = [
     "as_json",
     "check_fields",
     "check_value",
+    "compression",
     "flag",
     "parse_options",
     "integer",
     "with_source",
+    "log_level",
     "mapping",
     "name",
     "number",
@@ -160,6 +162,16 @@ def one_of(*choices: str) -> Check[str]:
         raise InvalidValue(" or ".join(map(repr, choices)) + (f" (did you mean {near[0]!r}?)" if near else ""))
 
     return check
+
+
+def compression(value: object) -> str:
+    """Return ``off`` or ``zstd``, also for false and true, or raise `InvalidValue`."""
+    return ("zstd" if value else "off") if isinstance(value, bool) else one_of("off", "zstd")(value)
+
+
+def log_level(value: object) -> str:
+    """Return the name of a logging level in capitals, or raise `InvalidValue`."""
+    return one_of("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")(value.upper() if isinstance(value, str) else value)
 
 
 def optional(check: Check[T]) -> Check[T | None]:

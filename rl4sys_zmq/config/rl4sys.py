@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rl4sys_zmq.config.options import InvalidValue, check_value, mapping, text, unknown_key
 from rl4sys_zmq.errors import ConfigError
 
-__all__ = ["algorithm_name", "expand_sections", "translate_global"]
+__all__ = ["ACTOR_KEYS", "IGNORED_BY_ACTORS", "algorithm_name", "expand_sections", "lift_actor_keys", "translate_global"]
 
 _SECTIONS: dict[str, dict[str, str]] = {
     "network_architecture": {"hidden_sizes": "algorithm_parameters", "activation": "algorithm_parameters"},
@@ -17,6 +17,12 @@ _SECTIONS: dict[str, dict[str, str]] = {
 """For each section, its keys and the place of each: the algorithm's parameters, or the top level if empty."""
 
 _NO_MEANING_HERE = ("ensemble_algorithms", "max_traj_length", "model_paths", "tensorboard")
+ACTOR_KEYS = ("max_traj_length", "type")
+"""Keys in an algorithm's parameters that are options of the actor."""
+IGNORED_BY_ACTORS = {
+    "request_timeout_seconds": "segments are acknowledged without a deadline; inference_timeout_s bounds remote inference",
+}
+"""Keys of RL4Sys's actors without a meaning here, each with the reason."""
 
 
 def algorithm_name(value: object) -> str:
@@ -47,6 +53,16 @@ def expand_sections(given: Mapping[str, object], sections: tuple[str, ...] = tup
     return out
 
 
+def lift_actor_keys(given: Mapping[str, object]) -> dict[str, object]:
+    """Return an actor's options with `ACTOR_KEYS` moved out of its algorithm's parameters, where RL4Sys has them.
+
+    An option that stands outside of the parameters as well keeps the value that it has there.
+    """
+    parameters = check_value("algorithm_parameters", given.get("algorithm_parameters", {}), mapping)
+    found = {key: parameters.pop(key) for key in ACTOR_KEYS if key in parameters}
+    return {**found, **given, "algorithm_parameters": parameters} if found else dict(given)
+
+
 def translate_global(given: Mapping[str, object]) -> tuple[dict[str, object], tuple[str, ...]]:
     """Translate RL4Sys's keys in a learner's file.
 
@@ -69,6 +85,8 @@ def translate_global(given: Mapping[str, object]) -> tuple[dict[str, object], tu
 
 
 def _server_address(value: object) -> str:
+    if isinstance(value, str):
+        return value
     parts = mapping(value)
     valid = ("prefix", "host", "port")
     for key in parts:
@@ -76,5 +94,5 @@ def _server_address(value: object) -> str:
             raise unknown_key(key, valid)
     prefix, host, port = parts.get("prefix", "tcp://"), parts.get("host", "localhost"), parts.get("port", 50051)
     if not isinstance(prefix, str) or not isinstance(host, str) or isinstance(port, bool) or not isinstance(port, int | str):
-        raise InvalidValue('{"prefix": text, "host": text, "port": number or text}')
+        raise InvalidValue('host:port, or {"prefix": text, "host": text, "port": number or text}')
     return f"{prefix}{host}:{str(port).removeprefix(':')}"

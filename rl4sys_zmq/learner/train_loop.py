@@ -18,6 +18,7 @@ from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError
 from rl4sys_zmq.learner.alarms import PROCESS_KILLER, UPDATE_CHANGES_NOTHING, UPDATE_UNDONE
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, planned_policy
+from rl4sys_zmq.learner.algorithms.entry import readings
 from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore
 from rl4sys_zmq.learner.held_segments import HeldSegment, ReceivedMessage, streams_of, to_ranges
 from rl4sys_zmq.learner.progress import Progress
@@ -192,6 +193,8 @@ class TrainLoop:
             # Set this before any computation: the number of threads changes the last bits.
             torch.set_num_threads(a.torch_threads)
         algorithm = make(*spaces, a.parameters, a.seed)
+        for line in readings(getattr(algorithm, "parameters", None)):
+            log.info("client %s: %s", a.client_id, line)
         self._check_size(algorithm.spec().size)
         if a.publish_every_updates:
             algorithm.publish_every_updates = a.publish_every_updates

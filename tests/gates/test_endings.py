@@ -168,6 +168,27 @@ def test_a_host_ends_without_a_close(
         assert process.ask("status")["clients"]["lab"]["state"] == "running"
 
 
+@pytest.mark.parametrize(("ending", "code"), [("nothing", 0), ("exit", 3), ("raise", 1)])
+def test_an_agent_that_was_not_closed_sends_its_finished_segments(ending: str, code: int, spawn: Spawn, learner: Start) -> None:
+    process, address = learner(steps_per_update=64, rollout_length=1)
+    options = agent_options(address, send_frequency=8192, linger_ms=3_600_000)
+    guest = spawn("guest", {"agent": options, "ending": ending})
+    guest.hear()
+    guest.ask("play", 50)
+    guest.end(code, expect="made to raise" if ending == "raise" else "")
+    assert process.ask("status")["clients"]["lab"]["accepted"] == 50
+
+
+def test_an_agent_that_cannot_send_says_at_the_exit_what_is_lost(spawn: Spawn, learner: Start) -> None:
+    process, address = learner(steps_per_update=64, rollout_length=1)
+    guest = spawn("guest", {"agent": agent_options(address, linger_ms=3_600_000), "ending": "nothing"})
+    guest.hear()
+    process.signal(signal.SIGSTOP)
+    guest.ask("play", 50)
+    guest.end(0, expect="was not closed; the process exits with 50 segments undelivered")
+    process.signal(signal.SIGCONT)
+
+
 def test_threads_submit_each_segment_once(tier: Tier, report: Any, spawn: Spawn, learner: Start) -> None:
     threads, episodes = 8, tier.size(100, 25_000)
     process, address = learner(steps_per_update=64, rollout_length=1)

@@ -204,7 +204,7 @@ class DQN:
         observations = encode_observations(self._spec.observation_space, batch.observations)
         values = self._online(observations)[0].gather(1, actions).squeeze(1)
         loss = functional.huber_loss(values, targets, delta=p.huber_delta)
-        self._optimizer.step(self._online.gradient(loss), [(self._online.parts[0], rate)], max_norm=p.max_grad_norm)
+        self._optimizer.step(self._online.gradient(loss), [rate], max_norm=p.max_grad_norm)
         self._gradient_steps += 1
         if self._gradient_steps % p.target_every == 0:
             self._target.flat.lerp_(self._online.flat, p.target_share)

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Preset, read_parameters
+from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Preset, gradient_norm, read_parameters
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import ACTIVATIONS, DiscreteSpace, PolicySpec, Space
 
 __all__ = ["ENTRY", "DQNParameters", "plan_dqn"]
+
+LARGEST_DIFFERENCE = 0.5
+"""The largest `epsilon_decay` that is a difference per step. Larger values are factors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +39,22 @@ class DQNParameters:
     )
     learning_starts: int = option(whole_number(0), 1000, doc="steps that are observed before units of training become due")
     train_frequency: int = option(whole_number(1), 4, names=("train_freq", "train_update_freq"), doc="steps per unit of training")
-    gradient_steps: int = option(whole_number(1, 10_000), 1, names=("train_q_iters",), doc="gradient steps in a unit of training")
+    gradient_steps: int = option(
+        whole_number(1, 10_000), 1, names=("train_q_iters", "train_iters"), doc="gradient steps in a unit of training"
+    )
     traj_per_epoch: int | None = option(
         optional(whole_number(1)),
         None,
         doc="ended episodes per unit of training, instead of train_frequency steps; null: count steps",
     )
-    target_network_frequency: int = option(
-        whole_number(1),
-        1000,
+    target_network_frequency: int | None = option(
+        optional(whole_number(1)),
+        None,
         names=("target_update_interval",),
-        doc="steps between target updates, rounded to whole units of training",
+        doc="steps between target updates, rounded to whole units of training; null: target_update, else 1000",
+    )
+    target_update: int | None = option(
+        optional(whole_number(1)), None, doc="as in RL4Sys, target_network_frequency if that is not given"
     )
     target_net_update_frequency: int | None = option(
         optional(whole_number(1)), None, doc="gradient steps between target updates; overrides target_network_frequency"
@@ -61,7 +69,9 @@ class DQNParameters:
         100.0,
         doc="error beyond which the loss is linear; if it is far below the values, rare failures are not learnt",
     )
-    max_grad_norm: float = option(number(0.0, 1e18), 10.0, names=("grad_norm_clip",), doc="largest norm of the gradient")
+    max_grad_norm: float | None = option(
+        gradient_norm, 10.0, names=("grad_norm_clip",), doc="largest norm of the gradient; null, 0 or less: no limit"
+    )
     adam_epsilon: float = option(number(0.0, 1.0), 1e-5, doc="Adam's epsilon")
     hidden_sizes: tuple[int, ...] = option(sizes, (64, 64), names=("net_arch",), doc="widths of the hidden layers")
     activation: str = option(one_of(*ACTIVATIONS), "relu", doc="activation of the hidden layers")
@@ -69,13 +79,17 @@ class DQNParameters:
         number(0.0, 1.0), 1.0, names=("start_e", "exploration_initial_eps"), doc="probability of a uniform action at the start"
     )
     epsilon_min: float = option(
-        number(0.0, 1.0), 0.05, names=("end_e", "exploration_final_eps"), doc="probability of a uniform action at the end"
+        number(0.0, 1.0), 0.05, names=("exploration_final_eps",), doc="probability of a uniform action at the end"
+    )
+    end_e: float | None = option(
+        optional(number(0.0, 1.0)), None, doc="as in CleanRL, epsilon_min of the linear schedule; ignored with epsilon_decay"
     )
     exploration_fraction: float = option(number(0.0, 1.0), 0.1, doc="share of total_steps over which epsilon falls linearly")
     epsilon_decay: float | None = option(
-        optional(number(0.0, 0.5)),
+        optional(number(0.0, 1.0)),
         None,
-        doc="decrease of epsilon per step (a difference, not a factor), instead of exploration_fraction",
+        doc="instead of exploration_fraction: up to 0.5, the decrease of epsilon per step; above, the factor of epsilon per "
+        "step, as in RL4Sys",
     )
     rollout_length: int = option(whole_number(1, 1 << 20), 32, names=("num_steps",), doc="most steps per segment")
 
@@ -85,11 +99,16 @@ class DQNParameters:
                 f"algorithm_parameters.polyak: {self.polyak} contradicts tau {self.tau}; set only one of them",
                 key="algorithm_parameters.polyak",
             )
-        if self.epsilon_min > self.epsilon:
+        if self.epsilon_end > self.epsilon:
             raise ConfigError(
-                f"algorithm_parameters.epsilon_min: {self.epsilon_min} is above epsilon {self.epsilon}",
+                f"algorithm_parameters.epsilon_min: {self.epsilon_end} is above epsilon {self.epsilon}",
                 key="algorithm_parameters.epsilon_min",
             )
+
+    @property
+    def epsilon_end(self) -> float:
+        """The probability of a uniform action at the end."""
+        return self.end_e if self.end_e is not None and self.epsilon_decay is None else self.epsilon_min
 
     @property
     def target_share(self) -> float:
@@ -106,15 +125,31 @@ class DQNParameters:
         """
         if self.target_net_update_frequency is not None:
             return self.target_net_update_frequency
-        return max(1, round(self.target_network_frequency / self.train_frequency)) * self.gradient_steps
+        return (
+            max(1, round((self.target_network_frequency or self.target_update or 1000) / self.train_frequency))
+            * self.gradient_steps
+        )
 
     def epsilon_at(self, steps: int) -> float:
         """Return the probability of a uniform action after `steps` observed steps."""
         decay = self.epsilon_decay
+        if decay is not None and decay > LARGEST_DIFFERENCE:
+            return max(self.epsilon_end, self.epsilon * decay**steps)
         if decay is None:
             over = self.exploration_fraction * self.total_steps
-            decay = (self.epsilon - self.epsilon_min) / over if over > 0 else 1.0
-        return max(self.epsilon_min, self.epsilon - decay * steps)
+            decay = (self.epsilon - self.epsilon_end) / over if over > 0 else 1.0
+        return max(self.epsilon_end, self.epsilon - decay * steps)
+
+    def readings(self) -> list[str]:
+        """Return one line for each of RL4Sys's keys in use whose meaning is not evident."""
+        lines = []
+        if self.epsilon_decay is not None and self.epsilon_decay > LARGEST_DIFFERENCE:
+            lines.append(f"epsilon_decay {self.epsilon_decay:g}: a factor of epsilon per step, down to {self.epsilon_end:g}")
+        if self.end_e is not None and self.epsilon_end != self.end_e:
+            lines.append(f"end_e {self.end_e:g}: ignored, because epsilon_decay ends at epsilon_min {self.epsilon_min:g}")
+        if self.traj_per_epoch is not None:
+            lines.append(f"traj_per_epoch {self.traj_per_epoch}: a unit of training after so many ended episodes")
+        return lines
 
     def learning_rate_at(self, steps: int) -> float:
         """Return the learning rate after `steps` observed steps."""

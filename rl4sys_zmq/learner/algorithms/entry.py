@@ -11,14 +11,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar, cast
 
-from rl4sys_zmq.config.options import parse_options
+from rl4sys_zmq.config.options import number, optional, parse_options
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.base import Algorithm
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.plugins import load_object
 from rl4sys_zmq.values import PolicySpec, Space
 
-__all__ = ["AlgorithmEntry", "AlgorithmFactory", "PolicyPlan", "Preset", "READ_ELSEWHERE", "parameter_table", "read_parameters"]
+__all__ = [
+    "AlgorithmEntry",
+    "AlgorithmFactory",
+    "PolicyPlan",
+    "Preset",
+    "READ_ELSEWHERE",
+    "gradient_norm",
+    "parameter_table",
+    "read_parameters",
+    "readings",
+]
 
 
 T = TypeVar("T")
@@ -45,6 +55,18 @@ def read_parameters(cls: type[T], given: Mapping[str, object], *, algorithm: str
     elsewhere = READ_ELSEWHERE | frozenset(getattr(cls, "ignored", ()))
     values = parse_options(cls, given, extra=elsewhere, section="algorithm_parameters", owner=algorithm)
     return cls(**{key: value for key, value in values.items() if key not in elsewhere})
+
+
+def gradient_norm(value: object) -> float | None:
+    """Return the largest norm of a gradient, or None (no limit) for null, 0 and less. Raise `InvalidValue` for anything else."""
+    limit = optional(number(-1e18, 1e18))(value)
+    return limit if limit is not None and limit > 0 else None
+
+
+def readings(parameters: object) -> list[str]:
+    """Return how an algorithm reads keys of other projects, one line each: the result of its parameters' method ``readings``."""
+    found: list[str] = getattr(parameters, "readings", list)()
+    return found
 
 
 def parameter_table(cls: type[Any]) -> list[tuple[str, object, tuple[str, ...], str]]:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies.mlp import OBS_CLIP, mlp_document
 from rl4sys_zmq.values import BoxSpace, PolicySpec, Space, feature_size
 
@@ -206,34 +207,53 @@ class MLPStack:
 
 
 class FlatAdam:
-    """Adam (Kingma & Ba 2015, algorithm 1) on one flat vector: five kernels, however many layers there are.
+    """Adam (Kingma & Ba 2015, algorithm 1) on the parts of one flat vector: five kernels, however many layers there are.
+
+    Each part has its own step count, so its bias correction is that of an optimizer of its own: a network that takes fewer steps
+    than another, or stops early, is corrected for its own steps.
 
     Attributes:
-        steps: Number of steps taken.
+        steps: The number of steps that each part has taken.
     """
 
-    def __init__(self, flat: Tensor, *, eps: float = 1e-5, betas: tuple[float, float] = (0.9, 0.999)) -> None:
+    def __init__(
+        self, flat: Tensor, parts: Sequence[slice] | None = None, *, eps: float = 1e-5, betas: tuple[float, float] = (0.9, 0.999)
+    ) -> None:
+        """Create the optimizer.
+
+        Args:
+            flat: The parameters ``[size]``, changed in place.
+            parts: Consecutive slices that cover `flat`. None: one part.
+            eps: Added to the root of the second moment.
+            betas: The decay rates of the first and the second moment.
+        """
         self._flat = flat
+        self._parts = tuple(parts) if parts is not None else (slice(None),)
         self._eps = eps
         self._betas = betas
         self._mean = torch.zeros_like(flat)
         self._square = torch.zeros_like(flat)
-        self.steps = 0
+        self.steps = [0] * len(self._parts)
 
-    def step(self, grad: Tensor, rates: Sequence[tuple[slice, float]], *, max_norm: float | None = None) -> None:
+    def step(self, grad: Tensor, rates: Sequence[float | None], *, max_norm: float | None = None) -> None:
         """Take one step against `grad` ``[size]``, after clipping its global norm to `max_norm` in place.
 
         Args:
             grad: The gradient, flat.
-            rates: The learning rate of each part to change. Other parts and their moments stay unchanged.
+            rates: The learning rate of each part. None: the part, its moments and its step count stay unchanged.
             max_norm: Largest Euclidean norm of `grad`; None for no limit.
         """
         if max_norm is not None:
             grad.mul_((max_norm / (torch.linalg.vector_norm(grad) + 1e-6)).clamp_(max=1.0))
-        self.steps += 1
+        self.steps = [taken + (rate is not None) for taken, rate in zip(self.steps, rates, strict=True)]
+        due = list(zip(self._parts, rates, self.steps, strict=True))
+        if all(other[1:] == due[0][1:] for other in due[1:]):
+            due = [(slice(None), *due[0][1:])]  # the usual case: all parts in the same kernels
         beta1, beta2 = self._betas
-        correction1, correction2 = 1.0 - beta1**self.steps, 1.0 - beta2**self.steps
-        for part, rate in rates:
+        for part, rate, taken in due:
+            if rate is None:
+                continue
+            correction1, correction2 = 1.0 - beta1**taken, 1.0 - beta2**taken
             g, mean, square = grad[part], self._mean[part], self._square[part]
             mean.lerp_(g, 1.0 - beta1)
             square.mul_(beta2).addcmul_(g, g, value=1.0 - beta2)
@@ -245,14 +265,21 @@ class FlatAdam:
         return [self._mean.numpy(), self._square.numpy()]
 
     def state(self) -> dict[str, Any]:
-        """Return copies of the moments, and the number of steps."""
-        return {"mean": self._mean.clone(), "square": self._square.clone(), "steps": self.steps}
+        """Return copies of the moments, and the numbers of steps."""
+        return {"mean": self._mean.clone(), "square": self._square.clone(), "steps": np.array(self.steps)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state`."""
+        """Restore a `state`.
+
+        Raises:
+            ConfigError: If the state has another number of parts.
+        """
+        steps = [int(taken) for taken in np.atleast_1d(state["steps"])]
+        if len(steps) != len(self._parts):
+            raise ConfigError(f"the optimizer's state has {len(steps)} parts; this network has {len(self._parts)}")
         self._mean.copy_(torch.as_tensor(state["mean"]))
         self._square.copy_(torch.as_tensor(state["square"]))
-        self.steps = int(state["steps"])
+        self.steps = steps
 
 
 def encode_observations(space: Space, observations: NDArray[Any]) -> Tensor:

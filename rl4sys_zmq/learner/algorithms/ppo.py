@@ -41,12 +41,14 @@ class PassRecord:
         value_losses: A scalar per minibatch.
         entropies: A scalar per minibatch.
         log_ratios: ``[B]`` per minibatch, before its step.
+        stopped: True if the pass ended early, because the policy is too far from the acting one.
     """
 
     policy_losses: list[Tensor] = field(default_factory=list)
     value_losses: list[Tensor] = field(default_factory=list)
     entropies: list[Tensor] = field(default_factory=list)
     log_ratios: list[Tensor] = field(default_factory=list)
+    stopped: bool = False
 
     def kl(self) -> float:
         """Return the mean approximate KL divergence ``E[(r - 1) - log r]`` of the new from the acting policy.
@@ -73,6 +75,9 @@ POLICY_GAIN, VALUE_GAIN = 0.01, 1.0
 FIRST_LENGTH_GUESS = 200.0
 """Assumed length of a trajectory before one has ended, in steps."""
 
+RL4SYS_KL_FACTOR = 1.5
+"""With RL4Sys's kind of update, the policy's steps end above this many times `target_kl`."""
+
 LENGTH_STEP = 0.05
 """Step size of the running mean of trajectory lengths, per trajectory that ends."""
 
@@ -85,10 +90,13 @@ class PPO:
     - The ratio uses the log-probabilities that the actors sent, so a batch that is some versions old is weighted correctly.
     - A segment observed with ``correct=True`` gets V-trace targets; all others get GAE (see `returns`). Consecutive segments of
       an episode are joined, so that a trace continues across a cut.
+    - A batch ends with a whole segment, and may be larger than asked. The next one is then smaller by the surplus.
     - Advantages are normalised over the batch, not over each minibatch. The minibatches of one pass are equally large.
     - Observation statistics change at the end of an update and are part of the snapshot. Until the next update the learner uses
       the statistics that its actors use, so at a lag of 0 the first ratio is 1.
-    - ``traj_per_epoch`` counts trajectories: episodes that ended, and parts of endless ones that filled ``max_traj_length``.
+    - ``episodes_per_update`` counts episodes that ended, and parts of endless ones that filled ``max_traj_length``.
+    - With RL4Sys's ``train_pi_iters`` and ``train_v_iters``, the policy takes its gradient steps on the whole batch first, then
+      the value network. Entropy has no weight, and neither has the value loss.
     - `state` holds no segments: those not trained on so far are delivered again.
     """
 
@@ -109,8 +117,8 @@ class PPO:
         self._network.initialise(self._generator, (POLICY_GAIN, VALUE_GAIN))
         if self._network.extras is not None:
             self._network.extras.data.fill_(p.log_std_init)
-        self._optimizer = FlatAdam(self._network.flat, eps=p.adam_eps)
-        self._entropy_weight = p.entropy(action_space)
+        self._optimizer = FlatAdam(self._network.flat, self._network.parts, eps=p.adam_eps)
+        self._entropy_weight = 0.0 if p.in_turn else p.entropy(action_space)
         self._moments = RunningMoments(features)
         self._mean, self._scale = torch.zeros(features), torch.ones(features)
         self._reward_scale = RewardScale(p.gamma) if p.normalise_rewards else None
@@ -119,6 +127,9 @@ class PPO:
         self._taken: list[tuple[Segment, bool]] = []
         self._buffered = 0
         self._trajectories = 0
+        self._batch = p.batch()
+        self._complete = False
+        self._surplus = 0
 
     def spec(self) -> PolicySpec:
         """Return a categorical or Gaussian MLP policy. It includes observation statistics if observations are normalised."""
@@ -130,15 +141,21 @@ class PPO:
             return
         self._taken.append((segment, correct))
         self._buffered += segment.steps
-        self._trajectories += segment.ended or segment.capped
+        ends = segment.ended or segment.capped
+        self._trajectories += ends
+        self._complete = self._complete or (self._missing() == 0 and (ends or not self._batch.ends_trajectory))
 
     def demand(self) -> int:
-        """Return the steps missing from the batch; with ``traj_per_epoch``, an estimate from the mean trajectory length."""
-        steps, trajectories = self.parameters.steps(), self.parameters.traj_per_epoch
-        if steps is not None:
-            return max(0, steps - self._buffered)
-        missing = max(0, (trajectories or 0) - self._trajectories)
-        return math.ceil(missing * self._trajectory_length)
+        """Return the steps missing from the batch; where trajectories must end, an estimate from their mean length."""
+        if self._complete:
+            return 0
+        return self._missing() or math.ceil(self._trajectory_length)
+
+    def _missing(self) -> int:
+        """Return the steps missing from the batch, without regard to the end of a trajectory."""
+        if self._batch.steps is not None:
+            return max(0, self._batch.steps - self._surplus - self._buffered)
+        return math.ceil(max(0, (self._batch.trajectories or 0) - self._trajectories) * self._trajectory_length)
 
     def update(self, *, partial: bool = False) -> dict[str, float] | None:
         """Do one update on everything observed since the last, if that is a batch; with `partial`, even on a single step."""
@@ -146,9 +163,12 @@ class PPO:
             return None
         rollout = join_segments(self._taken, self._spec.observation_space, self._spec.action_space)
         trajectories = self._trajectories
-        self._taken, self._buffered, self._trajectories = [], 0, 0
+        self._clear()
         metrics = self._train(rollout)
         self._steps += len(rollout.rewards)
+        steps = self._batch.steps
+        if steps is not None and not self._batch.ends_trajectory:  # no batch shrinks to less than half
+            self._surplus = min(max(0, self._surplus + len(rollout.rewards) - steps), steps // 2)
         if trajectories:
             mean_length = len(rollout.rewards) / trajectories
             self._trajectory_length += (1 - (1 - LENGTH_STEP) ** trajectories) * (mean_length - self._trajectory_length)
@@ -176,6 +196,7 @@ class PPO:
             "optimizer": self._optimizer.state(),
             "generator": self._generator.get_state(),
             "steps": self._steps,
+            "surplus": self._surplus,
             "trajectory_length": self._trajectory_length,
             "observations": self._moments.state(),
             "obs_mean": self._mean.clone(),
@@ -198,13 +219,14 @@ class PPO:
         self._optimizer.load(state["optimizer"])
         self._generator.set_state(torch.as_tensor(state["generator"]).clone())
         self._steps = int(state["steps"])
+        self._surplus = int(state["surplus"])
         self._trajectory_length = float(state["trajectory_length"])
         self._moments.load(state["observations"])
         self._mean = torch.as_tensor(state["obs_mean"]).clone()
         self._scale = torch.as_tensor(state["obs_scale"]).clone()
         if self._reward_scale is not None:
             self._reward_scale.load(state["rewards"])
-        self._taken, self._buffered, self._trajectories = [], 0, 0
+        self._clear()
 
     def checkpoint(self) -> dict[str, Any]:
         """Return copies of the whole state, which contains no segments. `restore` accepts them."""
@@ -225,6 +247,10 @@ class PPO:
         """Return an empty list. An on-policy algorithm keeps no replay, so there is no segment to remove."""
         return []
 
+    def _clear(self) -> None:
+        """Discard the segments that wait for the next update."""
+        self._taken, self._buffered, self._trajectories, self._complete = [], 0, 0, False
+
     def _train(self, rollout: Rollout) -> dict[str, float]:
         """Do all passes over one batch, and return the metrics."""
         p = self.parameters
@@ -234,27 +260,23 @@ class PPO:
         value_rate = policy_rate if p.value_learning_rate is None else p.value_learning_rate * shrink
         clip = p.clip_coef * (left if p.anneal_clip else 1.0)
         columns, metrics = self._prepare(rollout, clip)
-        policy_part, value_part = self._network.parts
-        one, other = (policy_part, policy_rate), (value_part, value_rate)
-        both = [(slice(None), policy_rate)] if policy_rate == value_rate else [one, other]
-        rates = {(True, True): both, (True, False): [one], (False, True): [other]}
         steps = len(rollout.rewards)
-        sizes = equal_sizes(steps, p.num_minibatches or round(steps / p.minibatch_size))
-        value_epochs = p.update_epochs if p.value_epochs is None else p.value_epochs
+        sizes = equal_sizes(steps, p.minibatches(steps))
         stopped = False
         last = PassRecord()
-        for number in range(max(p.update_epochs, value_epochs)):
-            trains = (number < p.update_epochs and not stopped, number < value_epochs)
-            if not any(trains):
-                break
-            seen = self._pass(columns, sizes, trains, rates[trains], p.value_clip if p.value_clip is not None else clip)
+        for policy, value in p.passes():
+            if stopped and not value:
+                continue
+            trains = (policy and not stopped, value)
+            rates = (policy_rate if trains[0] else None, value_rate if value else None)
+            seen = self._pass(columns, sizes, trains, rates, p.value_clip if p.value_clip is not None else clip)
             seen.value_losses = seen.value_losses or last.value_losses
             if not trains[0]:
                 last.value_losses = seen.value_losses
                 continue
             last = seen
-            stopped = p.target_kl is not None and seen.kl() > p.target_kl
-            if stopped and p.value_epochs is None:
+            stopped = seen.stopped or (p.target_kl is not None and not p.in_turn and seen.kl() > p.target_kl)
+            if stopped and p.value_epochs is None and not p.in_turn:
                 break
         return {**last.scalars(clip), **metrics, "charts/learning_rate": policy_rate}
 
@@ -302,11 +324,13 @@ class PPO:
         columns: TrainingColumns,
         sizes: list[int],
         trains: tuple[bool, bool],
-        rates: Sequence[tuple[slice, float]],
+        rates: Sequence[float | None],
         value_clip: float,
     ) -> PassRecord:
         """Do one shuffled pass: a gradient step per minibatch on the policy, the value network, or both."""
         p = self.parameters
+        limit = RL4SYS_KL_FACTOR * p.target_kl if p.in_turn and p.target_kl is not None else None
+        value_weight = 2.0 if p.in_turn else p.vf_coef  # RL4Sys's value loss is the whole mean squared error
         record = PassRecord()
         for batch in columns.minibatches(sizes, self._generator):
             outputs, estimates = self._network(batch.features)
@@ -320,13 +344,16 @@ class PPO:
                     entropy = distribution.mean_entropy()
                 record.entropies.append(entropy.detach())
                 record.log_ratios.append(log_ratio.detach())
+                if limit is not None and float(-log_ratio.detach().mean()) > limit:
+                    record.stopped = True
+                    break
                 if self._entropy_weight:
                     loss = loss.sub(entropy, alpha=self._entropy_weight)
             if trains[1]:
                 old = batch.values if p.clip_values() else None
                 value_loss = half_square_error(estimates.squeeze(1), batch.targets, old, value_clip)
                 record.value_losses.append(value_loss.detach())
-                loss = value_loss * p.vf_coef if loss is None else loss.add(value_loss, alpha=p.vf_coef)
+                loss = value_loss * value_weight if loss is None else loss.add(value_loss, alpha=value_weight)
             assert loss is not None, "a pass trains at least one of the two networks"
             self._optimizer.step(self._network.gradient(loss), rates, max_norm=p.max_grad_norm)
         return record

@@ -8,13 +8,15 @@ from typing import ClassVar
 
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Preset, read_parameters
+from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Preset, gradient_norm, read_parameters
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, PolicySpec, Space
 
 __all__ = ["ENTRY", "PPOParameters", "plan_ppo"]
 
-DEFAULT_STEPS = 2048
+DEFAULT_STEPS, DEFAULT_MINIBATCH = 2048, 128
+RL4SYS_ITERS = 80
+"""RL4Sys's default of `train_pi_iters` and of `train_v_iters`."""
 LONGEST_SEGMENT = 128
 """The largest default of `rollout_length`.
 
@@ -22,9 +24,27 @@ Longer segments arrive later and older, and gain nothing: the segments of an epi
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRule:
+    """The condition under which a batch is complete.
+
+    Attributes:
+        steps: The least number of steps; None if trajectories are counted.
+        trajectories: The least number of ended trajectories; None if steps are counted.
+        ends_trajectory: True if the step that completes the batch must also end a trajectory.
+    """
+
+    steps: int | None = None
+    trajectories: int | None = None
+    ends_trajectory: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class PPOParameters:
     """All parameters of `PPO`. The first name is CleanRL's where it has one; `parameter_table` lists the synonyms.
+
+    RL4Sys's keys have RL4Sys's meaning. `traj_per_epoch` counts steps. `train_pi_iters` and `train_v_iters` select its kind of
+    update: gradient steps on the whole batch, first those of the policy, then those of the value network.
 
     Raises:
         ConfigError: If the batch has two sizes, or a schedule has no length.
@@ -55,27 +75,41 @@ class PPOParameters:
         doc="weight of the entropy bonus; null: 0.01 for discrete actions, 0 for continuous ones",
     )
     vf_coef: float = option(number(0.0, MAX_NUMBER), 0.5, doc="weight of the value loss, half the mean squared error")
-    max_grad_norm: float | None = option(optional(number(0.0, 1e18)), 0.5, doc="largest norm of the gradient; null: no limit")
+    max_grad_norm: float | None = option(gradient_norm, 0.5, doc="largest norm of the gradient; null, 0 or less: no limit")
     target_kl: float | None = option(
         optional(number(0.0, MAX_NUMBER)),
         None,
-        doc="end an update after the epoch whose mean approximate KL exceeds this; null: never",
+        doc="end an update after the epoch whose mean approximate KL exceeds this; with train_pi_iters, end the policy's steps "
+        "when the mean of old minus new log-probability exceeds 1.5 times this; null: never",
     )
-    update_epochs: int = option(
-        whole_number(1, 10_000), 10, names=("n_epochs", "epochs", "train_pi_iters"), doc="passes over the batch"
-    )
+    update_epochs: int = option(whole_number(1, 10_000), 10, names=("n_epochs", "epochs"), doc="passes over the batch")
     value_epochs: int | None = option(
         optional(whole_number(1, 10_000)),
         None,
-        names=("train_v_iters",),
         doc="passes that train the value network; null: update_epochs, ended early by target_kl; a number: exactly as many, "
         "in additional passes after the policy's have ended",
     )
-    minibatch_size: int = option(
-        whole_number(1, 1 << 24),
-        128,
-        names=("batch_size",),
-        doc="approximate steps per gradient step: a batch is divided into equal minibatches",
+    train_pi_iters: int | None = option(
+        optional(whole_number(1, 10_000)),
+        None,
+        doc="as in RL4Sys: gradient steps on the policy with the whole batch; null: 80 if train_v_iters is given",
+    )
+    train_v_iters: int | None = option(
+        optional(whole_number(1, 10_000)),
+        None,
+        doc="as in RL4Sys: gradient steps on the value network with the whole batch, after those on the policy; null: 80 if "
+        "train_pi_iters is given",
+    )
+    minibatch_size: int | None = option(
+        optional(whole_number(1, 1 << 24)),
+        None,
+        doc="approximate steps per gradient step: a batch is divided into equal minibatches; null: batch_size or 128, "
+        "and the whole batch with train_pi_iters",
+    )
+    batch_size: int | None = option(
+        optional(whole_number(1, 1 << 24)),
+        None,
+        doc="as in Stable-Baselines3, minibatch_size if that is not given; ignored with train_pi_iters, as in RL4Sys",
     )
     num_minibatches: int | None = option(
         optional(whole_number(1, 1 << 24)), None, doc="minibatches per pass; a number replaces minibatch_size"
@@ -86,17 +120,26 @@ class PPOParameters:
         names=("normalize_advantage", "normalise_advantage"),
         doc="normalise the advantages of a batch to mean 0 and standard deviation 1",
     )
-    steps_per_epoch: int | None = option(
-        optional(whole_number(1, 1 << 24)), None, doc="steps per update; null: 2048, unless traj_per_epoch is given"
+    steps_per_update: int | None = option(
+        optional(whole_number(1, 1 << 24)),
+        None,
+        names=("steps_per_epoch",),
+        doc="steps per update; null: 2048, unless episodes_per_update or traj_per_epoch is given",
+    )
+    episodes_per_update: int | None = option(
+        optional(whole_number(1, 1 << 20)), None, doc="trajectories per update, instead of steps_per_update"
     )
     traj_per_epoch: int | None = option(
-        optional(whole_number(1, 1 << 20)), None, doc="trajectories per update, instead of steps_per_epoch"
+        optional(whole_number(1, 1 << 24)),
+        None,
+        doc="as in RL4Sys, a number of steps: an update begins at the end of the trajectory with which there are more; ignored "
+        "if steps_per_update or episodes_per_update is given",
     )
     rollout_length: int | None = option(
         optional(whole_number(1, 1 << 20)),
         None,
         names=("num_steps", "n_steps"),
-        doc="most steps per segment; null: a 32nd of steps_per_epoch within [16, 128], or 128 with traj_per_epoch",
+        doc="most steps per segment; null: a 32nd of steps_per_update within [16, 128], or 128 where trajectories must end",
     )
     anneal_lr: bool = option(
         flag, False, doc="decrease the step sizes linearly over total_steps, to anneal_floor of their values"
@@ -130,27 +173,82 @@ class PPOParameters:
     adam_eps: float = option(number(0.0, 1.0), 1e-5, doc="Adam's epsilon")
 
     def __post_init__(self) -> None:
-        if self.steps_per_epoch is not None and self.traj_per_epoch is not None:
+        if self.steps_per_update is not None and self.episodes_per_update is not None:
             raise ConfigError(
-                "algorithm_parameters.traj_per_epoch: set traj_per_epoch or steps_per_epoch, not both",
-                key="algorithm_parameters.traj_per_epoch",
+                "algorithm_parameters.episodes_per_update: set episodes_per_update or steps_per_update, not both",
+                key="algorithm_parameters.episodes_per_update",
             )
         if (self.anneal_lr or self.anneal_clip) and self.total_steps is None:
             key = f"algorithm_parameters.{'anneal_lr' if self.anneal_lr else 'anneal_clip'}"
             raise ConfigError(f"{key}: a schedule needs a length; set total_steps", key=key)
 
-    def steps(self) -> int | None:
-        """Return the steps per update; None if trajectories are counted."""
-        return None if self.traj_per_epoch is not None else self.steps_per_epoch or DEFAULT_STEPS
+    @property
+    def in_turn(self) -> bool:
+        """True for RL4Sys's kind of update: the policy's gradient steps on the whole batch, then the value network's."""
+        return self.train_pi_iters is not None or self.train_v_iters is not None
+
+    def batch(self) -> BatchRule:
+        """Return when a batch is complete."""
+        if self.episodes_per_update is not None:
+            return BatchRule(trajectories=self.episodes_per_update)
+        if self.steps_per_update is None and self.traj_per_epoch is not None:
+            return BatchRule(steps=self.traj_per_epoch + 1, ends_trajectory=True)
+        return BatchRule(steps=self.steps_per_update or DEFAULT_STEPS)
 
     def segment_length(self) -> int:
         """Return the largest number of steps that an actor should put into one segment."""
-        steps = self.steps()
-        return self.rollout_length or (LONGEST_SEGMENT if steps is None else min(max(steps // 32, 16), LONGEST_SEGMENT))
+        batch = self.batch()
+        whole = batch.steps is None or batch.ends_trajectory
+        return self.rollout_length or (LONGEST_SEGMENT if whole else min(max((batch.steps or 0) // 32, 16), LONGEST_SEGMENT))
+
+    def passes(self) -> list[tuple[bool, bool]]:
+        """Return, for each pass over the batch, whether it trains the policy and whether it trains the value network."""
+        if self.in_turn:
+            policy, value = self.iterations()
+            return [(True, False)] * policy + [(False, True)] * value
+        values = self.update_epochs if self.value_epochs is None else self.value_epochs
+        return [(number < self.update_epochs, number < values) for number in range(max(self.update_epochs, values))]
+
+    def iterations(self) -> tuple[int, int]:
+        """Return the passes on the policy and on the value network of RL4Sys's kind of update."""
+        return self.train_pi_iters or RL4SYS_ITERS, self.train_v_iters or RL4SYS_ITERS
+
+    def minibatches(self, steps: int) -> int:
+        """Return the number of minibatches into which each pass divides a batch of `steps` steps."""
+        size = self.minibatch_size or (steps if self.in_turn else self.batch_size or DEFAULT_MINIBATCH)
+        return self.num_minibatches or max(1, round(steps / size))
+
+    def readings(self) -> list[str]:
+        """Return one line for each of RL4Sys's keys in use: what it means here."""
+        lines = []
+        rule = self.batch()
+        if rule.ends_trajectory:
+            lines.append(
+                f"traj_per_epoch {self.traj_per_epoch}: an update at the end of the trajectory that holds step {rule.steps}"
+            )
+        elif self.traj_per_epoch is not None:
+            lines.append(f"traj_per_epoch {self.traj_per_epoch}: ignored, because the batch has a size of its own")
+        if self.in_turn:
+            policy, value = self.iterations()
+            batch = "the whole batch" if not (self.minibatch_size or self.num_minibatches) else "minibatches"
+            lines.append(
+                f"train_pi_iters {policy}, train_v_iters {value}: passes over {batch}, the policy's first, "
+                "each network with its own Adam"
+            )
+            if self.batch_size is not None:
+                lines.append(f"batch_size {self.batch_size}: ignored, as by RL4Sys's PPO; minibatch_size is ours")
+            unused = [
+                name
+                for name in ("ent_coef", "vf_coef", "clip_vloss", "value_clip")
+                if getattr(self, name) != getattr(type(self)(), name)
+            ]
+            if unused:
+                lines.append(f"{' and '.join(unused)}: ignored, as by RL4Sys's PPO")
+        return lines
 
     def clip_values(self) -> bool:
         """Return True if the value loss is clipped."""
-        return self.clip_vloss or self.value_clip is not None
+        return not self.in_turn and (self.clip_vloss or self.value_clip is not None)
 
     def entropy(self, action_space: Space) -> float:
         """Return the weight of the entropy bonus."""
@@ -183,7 +281,7 @@ def plan_ppo(observation_space: Space, action_space: Space, parameters: Mapping[
 PRESETS = {
     "CartPole-v1": Preset(
         parameters={
-            "steps_per_epoch": 1024,
+            "steps_per_update": 1024,
             "rollout_length": 32,
             "minibatch_size": 512,
             "update_epochs": 10,
@@ -204,7 +302,7 @@ PRESETS = {
     ),
     "LunarLander-v3": Preset(
         parameters={
-            "steps_per_epoch": 2048,
+            "steps_per_update": 2048,
             "rollout_length": 64,
             "minibatch_size": 256,
             "update_epochs": 6,

@@ -189,6 +189,23 @@ def test_a_version_comes_about_every_256_steps() -> None:
     assert make(train_frequency=1000).publish_every_updates == 1
 
 
+def test_rl4sys_keys() -> None:
+    p = make(train_iters=3, target_update=50, end_e=0.1, epsilon_min=0.02, max_grad_norm=0).parameters
+    assert (p.gradient_steps, p.max_grad_norm, p.epsilon_end, p.epsilon_at(10**9)) == (3, None, 0.1, 0.1)
+    assert p.target_every == make(target_network_frequency=50, train_iters=3).parameters.target_every
+    assert (
+        make(target_update=50, target_network_frequency=8).parameters.target_every
+        == make(target_network_frequency=8).parameters.target_every
+    )
+    factor = make(epsilon_decay=0.995, epsilon_min=0.02, end_e=0.1).parameters
+    assert factor.epsilon_at(100) == pytest.approx(0.995**100) and factor.epsilon_at(10**6) == 0.02
+    assert factor.readings() == [
+        "epsilon_decay 0.995: a factor of epsilon per step, down to 0.02",
+        "end_e 0.1: ignored, because epsilon_decay ends at epsilon_min 0.02",
+    ]
+    assert make(epsilon_decay=0.01).parameters.epsilon_at(30) == pytest.approx(0.7), "up to 0.5 it is a difference"
+
+
 def test_state_resumes_bit_for_bit() -> None:
     fancy: dict[str, Any] = {"n_step": 3, "tau": 0.01, "target_net_update_frequency": 1, "learning_rate_final": 0.0}
     plain: dict[str, Any] = {}
@@ -275,7 +292,7 @@ def test_metrics_and_schedules() -> None:
         (("target_network_frequency", "target_update_interval"), "target_network_frequency", 300),
         (("target_net_update_frequency",), "target_net_update_frequency", 300),
         (("epsilon", "start_e", "exploration_initial_eps"), "epsilon", 0.9),
-        (("epsilon_min", "end_e", "exploration_final_eps"), "epsilon_min", 0.02),
+        (("epsilon_min", "exploration_final_eps"), "epsilon_min", 0.02),
         (("total_timesteps", "total_steps"), "total_steps", 1234),
         (("buffer_size", "buf_size"), "buffer_size", 99),
         (("hidden_sizes", "net_arch"), "hidden_sizes", (4, 4)),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.networks import (
     Categorical,
     DiagonalGaussian,
@@ -119,21 +120,45 @@ def test_flat_adam_is_adam():
         theirs.grad = grad.clone()
         nn.utils.clip_grad_norm_([theirs], 0.5)
         reference.step()
-        adam.step(grad, [(slice(None), 3e-3)], max_norm=0.5)
+        adam.step(grad, [3e-3], max_norm=0.5)
     torch.testing.assert_close(mine, theirs.detach(), atol=1e-6, rtol=1e-5)
 
 
-def test_flat_adam_moves_named_parts_only_and_resumes():
+def test_flat_adam_moves_the_parts_with_a_rate_only_and_resumes():
     flat = torch.zeros(6)
-    adam = FlatAdam(flat)
-    adam.step(torch.ones(6), [(slice(0, 3), 0.1)])
+    parts = (slice(0, 3), slice(3, 6))
+    adam = FlatAdam(flat, parts)
+    adam.step(torch.ones(6), [0.1, None])
     assert (flat[:3] < 0).all() and not flat[3:].any()
-    again = FlatAdam(flat.clone())
+    again = FlatAdam(flat.clone(), parts)
     again.load(adam.state())
-    assert again.steps == 1
-    adam.step(torch.ones(6), [(slice(None), 0.1)])
-    again.step(torch.ones(6), [(slice(None), 0.1)])
+    assert again.steps == [1, 0]
+    adam.step(torch.ones(6), [0.1, 0.1])
+    again.step(torch.ones(6), [0.1, 0.1])
     assert torch.equal(adam._flat, again._flat)
+    with pytest.raises(ConfigError, match="2 parts; this network has 1"):
+        FlatAdam(flat).load(adam.state())
+
+
+def test_parts_that_take_different_numbers_of_steps_equal_two_optimizers():
+    """100 updates of 4 policy and 76 value steps: each part's bias correction counts its own steps."""
+    generator = torch.Generator().manual_seed(3)
+    mine = torch.randn(60, generator=generator, dtype=torch.float64)
+    parts = (slice(0, 40), slice(40, 60))
+    theirs = [nn.Parameter(mine[part].clone()) for part in parts]
+    adam = FlatAdam(mine, parts)
+    references = [torch.optim.Adam([p], lr=rate, eps=1e-5) for p, rate in zip(theirs, (3e-4, 1e-3), strict=True)]
+    for _ in range(100):
+        for number in range(76):
+            rates = [3e-4 if number < 4 else None, 1e-3]
+            grad = torch.randn(60, generator=generator, dtype=torch.float64)
+            for part, tensor, reference, rate in zip(parts, theirs, references, rates, strict=True):
+                if rate is not None:
+                    tensor.grad = grad[part].clone()
+                    reference.step()
+            adam.step(grad, rates)
+    assert adam.steps == [400, 7600]
+    torch.testing.assert_close(mine, torch.cat([p.detach() for p in theirs]), atol=1e-6, rtol=0)
 
 
 def test_observations_become_features():

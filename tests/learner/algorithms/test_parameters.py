@@ -6,7 +6,7 @@ import pytest
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.entry import parameter_table, read_parameters
-from rl4sys_zmq.learner.algorithms.ppo_parameters import ENTRY, PPOParameters
+from rl4sys_zmq.learner.algorithms.ppo_parameters import ENTRY, BatchRule, PPOParameters
 from rl4sys_zmq.learner.algorithms.registry import make_algorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
@@ -34,8 +34,17 @@ def read_ppo_parameters(given):
 def test_rl4sys_names():
     p = read_ppo_parameters(RL4SYS)
     assert (p.learning_rate, p.value_learning_rate, p.clip_coef, p.gae_lambda) == (3e-4, 1e-3, 0.2, 0.95)
-    assert (p.minibatch_size, p.update_epochs, p.value_epochs, p.traj_per_epoch, p.target_kl) == (64, 10, 10, 128, 0.015)
-    assert p.steps() is None and p.clip_values()
+    assert (p.batch_size, p.traj_per_epoch, p.target_kl) == (64, 128, 0.015)
+    assert p.in_turn and p.iterations() == (10, 10) and p.minibatches(512) == 1 and not p.clip_values()
+    assert p.batch() == BatchRule(steps=129, ends_trajectory=True)
+    assert p.readings() == [
+        "traj_per_epoch 128: an update at the end of the trajectory that holds step 129",
+        "train_pi_iters 10, train_v_iters 10: passes over the whole batch, the policy's first, each network with its own Adam",
+        "batch_size 64: ignored, as by RL4Sys's PPO; minibatch_size is ours",
+        "ent_coef and clip_vloss: ignored, as by RL4Sys's PPO",
+    ]
+    ours = read_ppo_parameters({**RL4SYS, "minibatch_size": 32, "episodes_per_update": 4})
+    assert ours.batch() == BatchRule(trajectories=4) and ours.minibatches(512) == 16
 
 
 def test_cleanrl_names():
@@ -45,7 +54,7 @@ def test_cleanrl_names():
 
 def test_stable_baselines_names():
     p = read_ppo_parameters(SB3)
-    assert (p.rollout_length, p.minibatch_size, p.update_epochs, p.clip_coef) == (2048, 64, 10, 0.2)
+    assert (p.rollout_length, p.minibatches(2048), p.update_epochs, p.clip_coef) == (2048, 32, 10, 0.2)
     assert not p.clip_values() and read_ppo_parameters({"clip_range_vf": 0.3}).clip_values()
 
 
@@ -60,11 +69,11 @@ def test_stable_baselines_names():
         ({"activation": "sine"}, "activation", "tanh"),
         ({"hidden_sizes": [64, 0]}, "hidden_sizes", "integers from 1 to 1048576"),
         ({"hidden_sizes": [8] * 65}, "hidden_sizes", "at most 64 integers"),
-        ({"steps_per_epoch": 2**62}, "steps_per_epoch", "an integer from 1 to 16777216, or null, not 4611686018427387904"),
+        ({"steps_per_update": 2**62}, "steps_per_update", "an integer from 1 to 16777216, or null, not 4611686018427387904"),
         ({"learning_rate": float("nan")}, "learning_rate", "a number from 0 to 10, not nan"),
         ({"reward_scale": float("-inf")}, "reward_scale", "a number from -1000000000 to 1000000000"),
         ({"pi_lr": 1e-3, "learning_rate": 2e-3}, "learning_rate", "contradicts"),
-        ({"steps_per_epoch": 100, "traj_per_epoch": 3}, "traj_per_epoch", "not both"),
+        ({"steps_per_epoch": 100, "episodes_per_update": 3}, "episodes_per_update", "not both"),
         ({"anneal_lr": True}, "anneal_lr", "total_steps"),
         ({"anneal_clip": True}, "anneal_clip", "total_steps"),
     ],
@@ -84,9 +93,10 @@ def test_what_is_read_elsewhere_is_left_alone():
 
 def test_defaults_that_follow_from_others():
     p = read_ppo_parameters({})
-    assert p.steps() == 2048 and p.segment_length() == 64
+    assert p.batch().steps == 2048 and p.segment_length() == 64
     assert read_ppo_parameters({"steps_per_epoch": 100}).segment_length() == 16
-    assert read_ppo_parameters({"traj_per_epoch": 3}).segment_length() == 128
+    assert read_ppo_parameters({"episodes_per_update": 3}).segment_length() == 128
+    assert read_ppo_parameters({"traj_per_epoch": 512}).segment_length() == 128
     assert p.entropy(DiscreteSpace(3)) == 0.01 and p.entropy(BoxSpace((2,))) == 0.0
     assert p.squash_for(BoxSpace((2,), low=-1.0, high=1.0)) == "tanh" and p.squash_for(BoxSpace((2,))) == "clip"
 

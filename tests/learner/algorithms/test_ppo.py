@@ -116,7 +116,7 @@ def test_demand_counts_down_and_an_update_takes_all():
     assert algorithm.demand() == 12 and algorithm.update() is None
     algorithm.observe(segment(algorithm, rng, 25))
     assert algorithm.demand() == 0 and algorithm.update() is not None
-    assert algorithm.demand() == 32 and algorithm.update() is None
+    assert algorithm.demand() == 32 - 13 and algorithm.update() is None, "the surplus belongs to this batch"
 
 
 def test_metrics_have_cleanrls_names():
@@ -129,7 +129,7 @@ def test_metrics_have_cleanrls_names():
 
 
 def test_trajectories_are_counted_when_asked():
-    algorithm, rng = make({"steps_per_epoch": None, "traj_per_epoch": 3}), np.random.default_rng(0)
+    algorithm, rng = make({"steps_per_epoch": None, "episodes_per_update": 3}), np.random.default_rng(0)
     assert algorithm.rollout_length == 128
     for _ in range(3):
         assert algorithm.demand() > 0 and algorithm.update() is None
@@ -138,8 +138,91 @@ def test_trajectories_are_counted_when_asked():
     assert algorithm.demand() > 0
 
 
+def test_traj_per_epoch_counts_steps_and_waits_for_the_end_of_a_trajectory():
+    algorithm, rng = make({"steps_per_epoch": None, "traj_per_epoch": 10}), np.random.default_rng(0)
+    algorithm.observe(segment(algorithm, rng, 5, terminated=True))
+    algorithm.observe(segment(algorithm, rng, 5, terminated=True))
+    assert algorithm.demand() == 1, "ten steps are not more than ten"
+    algorithm.observe(segment(algorithm, rng, 7, episode=1))
+    assert algorithm.demand() > 0 and algorithm.update() is None, "no trajectory ended with the eleventh step"
+    algorithm.observe(segment(algorithm, rng, 3, episode=1, index=1, truncated=True))
+    assert algorithm.demand() == 0 and algorithm.update() is not None
+    assert algorithm.demand() == 11, "the next batch is as large"
+    algorithm.observe(replace(segment(algorithm, rng, 12, episode=2), capped=True))
+    assert algorithm.demand() == 0
+    ours = make({"steps_per_epoch": 64, "traj_per_epoch": 10})
+    assert ours.demand() == 64, "keys of our own win"
+
+
+def test_rl4sys_update_trains_the_policy_first_and_then_the_value_network():
+    algorithm = make({"train_pi_iters": 3, "train_v_iters": 5, "batch_size": 4, "minibatch_size": None, "ent_coef": 0.7})
+    policy, value = algorithm._network.parts
+    seen = []
+    step = algorithm._optimizer.step
+
+    def watched(grad, rates, *, max_norm=None):
+        before = algorithm._network.flat.clone()
+        step(grad, rates, max_norm=max_norm)
+        moved = algorithm._network.flat != before
+        seen.append((bool(moved[policy].any()), bool(moved[value].any())))
+
+    algorithm._optimizer.step = watched
+    assert np.isfinite(feed(algorithm)["losses/value_loss"])
+    assert seen == [(True, False)] * 3 + [(False, True)] * 5, "one step each on the whole batch"
+    assert algorithm._optimizer.steps == [3, 5]
+
+
+def test_rl4sys_update_equals_its_slow_twin():
+    """Two optimizers, the whole batch, the losses as RL4Sys writes them."""
+    given = {"train_pi_iters": 4, "train_v_iters": 6, "learning_rate": None, "pi_lr": 3e-3, "vf_lr": 1e-2, "max_grad_norm": 0}
+    given = {**{k: v for k, v in {**PLAIN, **given}.items() if v is not None}, "minibatch_size": None}
+    algorithm, twin = PPO(OBS, ACT, given, 0), PPO(OBS, ACT, given, 0)
+    rng = np.random.default_rng(2)
+    for k in range(4):
+        taken = segment(algorithm, rng, 8, episode=k, terminated=True)
+        algorithm.observe(taken)
+        twin.observe(taken)
+    columns, _ = twin._prepare(join_segments(twin._taken, OBS, ACT), 0.2)
+    flat = twin._network.flat
+    for part, rate, count in ((0, 3e-3, 4), (1, 1e-2, 6)):
+        where = twin._network.parts[part]
+        free = torch.nn.Parameter(flat[where].detach().clone())
+        adam = torch.optim.Adam([free], lr=rate, eps=1e-5)
+        for _ in range(count):
+            outputs, estimates = twin._network(columns.features)
+            if part == 0:
+                log_probs = torch.distributions.Categorical(logits=outputs).log_prob(columns.actions)
+                ratio = (log_probs - columns.log_probs).exp()
+                loss = -torch.min(ratio * columns.advantages, ratio.clamp(0.8, 1.2) * columns.advantages).mean()
+            else:
+                loss = ((estimates.squeeze(1) - columns.targets) ** 2).mean()
+            free.grad = twin._network.gradient(loss)[where].clone()
+            adam.step()
+            with torch.no_grad():
+                flat[where] = free
+    assert algorithm.update() is not None
+    torch.testing.assert_close(algorithm._network.flat, flat, atol=1e-6, rtol=1e-5)
+
+
+def test_rl4sys_update_ends_the_steps_of_the_policy_at_its_target():
+    algorithm = make({"train_pi_iters": 30, "train_v_iters": 5, "target_kl": 1e-6, "learning_rate": 0.05, "minibatch_size": None})
+    feed(algorithm)
+    assert algorithm._optimizer.steps[0] < 30 and algorithm._optimizer.steps[1] == 5
+
+
+@pytest.mark.parametrize("limit", [0, 0.0, None, -1])
+@pytest.mark.parametrize("kind", [{}, {"train_pi_iters": 2, "train_v_iters": 2}])
+def test_a_norm_of_zero_or_less_does_not_clip(limit, kind):
+    algorithm = make({"max_grad_norm": limit, **kind})
+    before = algorithm._network.flat.clone()
+    feed(algorithm)
+    policy, value = algorithm._network.parts
+    moved = algorithm._network.flat != before
+    assert moved[policy].any() and moved[value].any()
+
+
 def test_ended_and_capped_segments_are_trajectories():
-    algorithm, rng = make({"steps_per_epoch": None, "traj_per_epoch": 2, "rollout_length": 4}), np.random.default_rng(0)
+    algorithm, rng = make({"steps_per_epoch": None, "episodes_per_update": 2, "rollout_length": 4}), np.random.default_rng(0)
     algorithm.observe(segment(algorithm, rng, 4, episode=1))
     assert algorithm.demand() > 0
     algorithm.observe(segment(algorithm, rng, 2, episode=1, index=1, terminated=True))
@@ -149,7 +232,7 @@ def test_ended_and_capped_segments_are_trajectories():
 
 
 def test_the_estimate_of_a_trajectory_follows_those_that_ended():
-    algorithm = make({"steps_per_epoch": None, "traj_per_epoch": 4, "update_epochs": 1, "num_minibatches": 1})
+    algorithm = make({"steps_per_epoch": None, "episodes_per_update": 4, "update_epochs": 1, "num_minibatches": 1})
     guess = algorithm.demand()
     for round_ in range(20):
         feed(algorithm, round_)
@@ -297,13 +380,31 @@ def test_a_minibatch_keeps_rows_together():
                 assert torch.equal(getattr(batch, name)[k], getattr(columns, name)[row]), name
 
 
+@pytest.mark.parametrize(("length", "updates"), [(12, 15), (32, 15), (7, 15), (40, 12)])
+def test_the_surplus_of_a_batch_belongs_to_the_next(length, updates):
+    """480 steps in batches of 32 are 15 updates, though segments do not divide a batch; a larger segment is one batch."""
+    algorithm, rng, done, fed = make(), np.random.default_rng(5), 0, 0
+    while fed < 480:
+        algorithm.observe(segment(algorithm, rng, min(length, 480 - fed)))
+        fed += min(length, 480 - fed)
+        if done == 3:  # it outlasts a restart
+            restarted = make()
+            restarted.load(algorithm.state())
+            for taken, correct in algorithm._taken:
+                restarted.observe(taken, correct=correct)
+            algorithm = restarted
+        done += algorithm.update() is not None
+    assert abs(done - updates) <= (fed % 32 != 0 or length % 32 != 0) * 1
+    assert 32 - 16 <= 32 - algorithm._surplus <= 32
+
+
 def test_an_update_stops_at_the_target_kl():
     free = feed(make({"update_epochs": 30, "learning_rate": 0.05}))
     held = feed(make({"update_epochs": 30, "learning_rate": 0.05, "target_kl": 0.01}))
     algorithm = make({"update_epochs": 30, "learning_rate": 0.05, "target_kl": 1e-9})
     feed(algorithm)
     assert held["losses/approx_kl"] < free["losses/approx_kl"]
-    assert algorithm._optimizer.steps == 2, "one pass of two minibatches"
+    assert algorithm._optimizer.steps == [2, 2], "one pass of two minibatches"
 
 
 def test_value_passes_of_their_own_go_on_without_the_policy():

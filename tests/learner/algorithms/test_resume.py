@@ -27,7 +27,7 @@ PPO_CASES = {
     "discrete": (DISCRETE, {}),
     "gaussian": (BOX, {"target_kl": 0.05, "clip_vloss": True}),
     "schedules": (DISCRETE, {"anneal_lr": True, "anneal_clip": True, "total_steps": 700, "value_epochs": 4, "vf_lr": 3e-3}),
-    "trajectories": (DISCRETE, {"steps_per_epoch": None, "traj_per_epoch": 3}),
+    "trajectories": (DISCRETE, {"steps_per_epoch": None, "episodes_per_update": 3}),
     "plain": (BOX, {"normalise_observations": False, "normalise_rewards": False, "norm_adv": False, "num_minibatches": 3}),
 }
 DQN_SMALL = {"hidden_sizes": [8], "batch_size": 16, "learning_starts": 20, "train_frequency": 8, "total_steps": 2000}

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rl4sys_zmq import liveness
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusal, CallRefused
 from rl4sys_zmq.rpc import Caller, Server
@@ -16,7 +17,7 @@ from rl4sys_zmq.testing import ChaosProxy, Faults
 
 def test_a_session_asks_for_another_connection_after_silence() -> None:
     session = sessions.Session("tcp://x", Counters(), welcome={"max_frame_bytes": 1 << 30})
-    session.begin("m", np.zeros(sessions.SLOWEST_BYTES_S, np.uint8), 100.0, 60.0)
+    session.begin("m", np.zeros(liveness.SLOWEST_BYTES_S, np.uint8), 100.0, 60.0)
     due_s, on_reconnected = 100.0, []
     while due_s < 120.0:
         if session.should_reconnect(due_s):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rl4sys_zmq import liveness
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallLost, CallRefusal, CallRefused, CallTimeout, RL4SysError
 from rl4sys_zmq.rpc import session as sessions
@@ -60,8 +61,8 @@ def test_calls_wait_for_the_greeting() -> None:
     (hello,) = session.due(0.0)
     assert hello.method == sessions.HELLO
     assert session.due(0.1) == []
-    assert session.wait_s(0.1) == pytest.approx(sessions.CALL_RESEND.first_s - 0.1)
-    assert session.due(sessions.CALL_RESEND.first_s) == [hello]
+    assert session.wait_s(0.1) == pytest.approx(liveness.CALL_RESEND.first_s - 0.1)
+    assert session.due(liveness.CALL_RESEND.first_s) == [hello]
     session.take(Server(1).answer(hello), 1.0)
     assert say(session, 1.0) == ["a", "b"]
 

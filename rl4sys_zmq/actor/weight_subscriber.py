@@ -137,7 +137,7 @@ class WeightSubscriber:
             HandshakeRefused: If this actor cannot act by the policy for another reason.
         """
         try:
-            spec = spec_from_document(welcome.spec, welcome.body)
+            spec = spec_from_document(welcome.spec, welcome.body, self.spec)
             pub = Address.parse(welcome.pub)
         except (ProtocolError, RL4SysError) as exc:
             raise HandshakeRefused(Refusal.SPEC, f"its Welcome message is invalid: {exc}", "spec") from exc

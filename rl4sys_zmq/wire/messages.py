@@ -257,7 +257,7 @@ class Welcome(ToActor):
         heartbeat_s: Longest silence that either side should keep, in seconds.
         weights: ``wire_dtype`` and ``level`` of the client. The header of each update has its own dtype.
         inference: URI of the inference service, in the form of `pub`; empty if there is none.
-        body: The blob of the spec, if it has one.
+        body: The blob of the spec, if it has one and the actor does not hold a version of this generation.
     """
 
     KIND: ClassVar[int] = 17

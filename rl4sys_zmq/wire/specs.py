@@ -42,12 +42,19 @@ def blob_digest(blob: Frame) -> str:
     return xxhash.xxh3_128_hexdigest(blob) if len(blob) else ""
 
 
-def spec_from_document(form: dict[str, Any], body: Sequence[Frame] = ()) -> PolicySpec:
+def spec_from_document(form: dict[str, Any], body: Sequence[Frame] = (), held: PolicySpec | None = None) -> PolicySpec:
     """Read the forms that `spec_to_document` and `spec_body` return. The policy kind checks document and blob later.
+
+    Args:
+        form: The document.
+        body: The body.
+        held: A spec whose blob stands in for a body that was left out.
 
     Raises:
         ProtocolError: If the forms are not exactly these.
     """
+    if _BLOB in form and not body and held is not None:
+        body = spec_body(held)
     if set(form) - {_BLOB} != set(_KEYS) or any(type(form[k]) is not kind for k, kind in _KEYS.items()):
         raise ProtocolError(Refusal.SPEC, f"not a policy spec: {form!r:.120}")
     try:

@@ -16,6 +16,7 @@ from rl4sys_zmq.policies import POLICIES, PolicyEntry
 from rl4sys_zmq.values import MAX_BLOB_BYTES, PolicySnapshot, PolicySpec, TensorSpec
 from rl4sys_zmq.weights import DiffCodec, EncodingOptions, WeightsHeader, digest, encode_update
 from rl4sys_zmq.wire import spec_body, spec_to_document
+from rl4sys_zmq.wire.messages import Hello, Refused
 
 from . import evil
 from .conftest import join, play, until
@@ -96,6 +97,18 @@ def test_a_welcome_that_lies_is_refused(liar: evil.Evil, case: str) -> None:
     liar.welcome = {**liar.welcome, **BAD_WELCOMES[case]}
     with pytest.raises(HandshakeRefused, match="not a policy spec|bytes of weights; this actor accepts at most"):
         join(liar.address, algorithm_name=None)
+
+
+def test_an_actor_that_joins_again_needs_no_second_blob(liar: evil.Evil) -> None:
+    with join(liar.address, algorithm_name=None) as agent:
+        until(lambda: agent.version == 0 and agent.digest == state(0).digest, "the first version")
+        liar.welcome = {**liar.welcome, "body": ()}
+        joined = agent.stats()["counters"]["joined"]
+        liar.say(Refused("no_session", "", ""))
+        until(lambda: agent.stats()["counters"]["joined"] > joined, "the second session")
+        assert agent.spec == SPEC and [m for m in liar.heard if isinstance(m, Hello)][-1].held_generation == evil.GENERATION
+        liar.publish([b"W" + evil.TOPIC, *sound(1)])
+        until(lambda: agent.version == 1, "a version of the second session")
 
 
 def test_updates_that_lie_change_nothing(liar: evil.Evil) -> None:

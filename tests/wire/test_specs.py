@@ -123,6 +123,15 @@ def test_other_blobs_are_refused(blob: Any, body: Any) -> None:
     assert caught.value.code is Refusal.SPEC
 
 
+def test_a_body_that_is_left_out_is_that_of_the_spec_that_is_held() -> None:
+    document, plain = spec_to_document(SPEC), dataclasses.replace(SPEC, blob=b"")
+    assert spec_from_document(document, (), SPEC) == SPEC
+    assert spec_from_document(spec_to_document(plain), (), SPEC) == plain
+    for held in (None, plain, dataclasses.replace(SPEC, blob=BLOB[::-1])):
+        with pytest.raises(ProtocolError):
+            spec_from_document(document, (), held)
+
+
 def test_a_body_that_the_spec_does_not_announce_is_refused() -> None:
     plain = spec_to_document(dataclasses.replace(SPEC, blob=b""))
     with pytest.raises(ProtocolError, match=r"frames of \[76800\] bytes; expected a blob of 0"):

@@ -1,8 +1,8 @@
 """The tensors of a policy: their descriptions, and the bytes of those that are not float32.
 
-Most tensors are float32. They lie in one flat array, which is rounded and coded as numbers. The tensors of the other dtypes lie in
-one buffer of bytes, which is never rounded: those with the largest elements first, else in the order of the spec, then zeros up to
-a multiple of 4 bytes. So each tensor is aligned to the size of its elements.
+Most tensors are float32. They are in one flat array, which is rounded and coded as numbers. The tensors of the other dtypes are
+in one buffer of bytes, which is never rounded. Those with the largest elements come first, else the order is that of the spec.
+So each tensor is aligned to the size of its elements. The buffer ends with zeros up to a multiple of 4 bytes.
 """
 
 from __future__ import annotations

@@ -134,7 +134,9 @@ def apply_update(
         raise WeightsError(f"{head.elements} elements for a policy of {size}", reason="size")
     if head.others != bool(other_size):
         words = "tensors that are not float32"
-        raise WeightsError(f"an update {'with' if head.others else 'without'} {words}; the policy has {len(others)}", reason="size")
+        raise WeightsError(
+            f"an update {'with' if head.others else 'without'} {words}; the policy has {len(others)}", reason="size"
+        )
     _verify_payload(head, payload, other_size)
     codec, coded = 0, payload
     if other_size:

@@ -76,11 +76,11 @@ def _tensor(name: object, shape: object, dtype: object = FLOAT32) -> TensorSpec:
     return TensorSpec(_string(name), _sizes(shape, MAX_DIMENSIONS), _string(dtype))
 
 
-def _blob(told: object, body: Sequence[Frame]) -> bytes:
+def _blob(announced: object, body: Sequence[Frame]) -> bytes:
     """Return the blob, after comparing its length with the limit, and length and digest with the received frame."""
-    if type(told) is not list or list(map(type, told)) != [int, str]:
-        raise TypeError(f"{told!r:.80} is not the length and the digest of a blob")
-    size, digest = told
+    if type(announced) is not list or list(map(type, announced)) != [int, str]:
+        raise TypeError(f"{announced!r:.80} is not the length and the digest of a blob")
+    size, digest = announced
     if size > MAX_BLOB_BYTES:
         raise ValueError(f"a blob of {size} bytes; the limit is {MAX_BLOB_BYTES}")
     received = [len(frame) for frame in body]

@@ -80,7 +80,9 @@ def test_tensors_of_all_dtypes_and_a_blob_come_back_or_nothing(path):
 @pytest.mark.parametrize("change", ["blob", "others", "not finite"])
 def test_other_bytes_with_a_right_checksum_are_refused(path, monkeypatch, change):
     flat, others = GRAPH.flatten({"w": np.ones(3), "ids": np.ones(2, np.int64), "half": np.ones(3, np.float16)})
-    changed = others[:16] + b"\x00\x7c" + others[18:] if change == "not finite" else others[::-1] if change == "others" else others
+    changed = (
+        others[:16] + b"\x00\x7c" + others[18:] if change == "not finite" else others[::-1] if change == "others" else others
+    )
     told = digest(flat, others if change == "others" else changed)
     if change == "blob":
         monkeypatch.setattr(policy_cache, "spec_to_document", lambda spec: spec_to_document(replace(spec, blob=spec.blob[::-1])))

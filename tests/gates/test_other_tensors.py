@@ -95,7 +95,7 @@ BAD_WELCOMES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", BAD_WELCOMES)
 def test_a_welcome_that_lies_is_refused(liar: evil.Evil, case: str) -> None:
     liar.welcome = {**liar.welcome, **BAD_WELCOMES[case]}
-    with pytest.raises(HandshakeRefused, match="not a policy spec|bytes of weights; this actor accepts at most"):
+    with pytest.raises(HandshakeRefused, match=r"not a policy spec|bytes of weights; this actor accepts at most"):
         join(liar.address, algorithm_name=None)
 
 

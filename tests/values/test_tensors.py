@@ -72,10 +72,10 @@ def test_the_buffer_is_ordered_by_the_size_of_elements_and_padded() -> None:
 
 def test_other_dtypes_are_never_converted() -> None:
     spec = spec_of([((2,), "float32"), ((2,), "int64")])
-    sound = {"t0": np.zeros(2), "t1": np.zeros(2, np.int64)}
+    sound: dict[str, Any] = {"t0": np.zeros(2), "t1": np.zeros(2, np.int64)}
     assert spec.flatten(sound)[1] == bytes(16)  # float64 is converted to float32
     for wrong in (np.zeros(2, np.int32), np.zeros(2), np.zeros(2, ">i8"), np.zeros(2, np.uint64)):
-        with pytest.raises(ConfigError, match="tensor t1 has dtype .*expected int64"):
+        with pytest.raises(ConfigError, match=r"tensor t1 has dtype .*expected int64"):
             spec.flatten({**sound, "t1": wrong})
     with pytest.raises(ConfigError, match="tensor t1 has shape"):
         spec.flatten({**sound, "t1": np.zeros(3, np.int64)})
@@ -98,7 +98,7 @@ def test_a_blob_is_part_of_the_spec() -> None:
     assert "graph" not in repr(one)
     for wrong in (bytearray(b"x"), "x", None, bytes(MAX_BLOB_BYTES + 1)):
         with pytest.raises(ConfigError) as caught:
-            dataclasses.replace(plain, blob=wrong)
+            dataclasses.replace(plain, blob=wrong)  # type: ignore[arg-type]
         assert caught.value.key == "blob"
     assert len(dataclasses.replace(plain, blob=bytes(MAX_BLOB_BYTES)).blob) == MAX_BLOB_BYTES
 
@@ -110,5 +110,5 @@ def test_an_mlp_has_neither() -> None:
     halves = tuple(dataclasses.replace(tensor, dtype="float16") for tensor in spec.tensors)
     for changes, key in (({"blob": b"x"}, "blob"), ({"tensors": halves}, "tensors")):
         with pytest.raises(ConfigError) as caught:
-            build_policy(dataclasses.replace(spec, **changes), snapshot)  # type: ignore[arg-type]
+            build_policy(dataclasses.replace(spec, **changes), snapshot)
         assert caught.value.key == key

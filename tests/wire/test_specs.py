@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.policies.mlp import mlp_spec
@@ -39,6 +41,27 @@ def test_a_spec_of_float32_alone_has_no_dtypes() -> None:
     document = spec_to_document(mlp_spec(FOUR, TWO, "categorical", ()))
     assert document["tensors"] == [["layers.0.weight", [2, 4]], ["layers.0.bias", [2]]]
     assert list(document) == ["observation_space", "action_space", "kind", "document", "tensors"]
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=8),
+        st.tuples(st.lists(st.integers(1, 2**70), max_size=8).map(tuple), st.sampled_from(sorted(TENSOR_DTYPES))),
+        min_size=1,
+        max_size=8,
+    ),
+    st.binary(max_size=100),
+)
+def test_specs_of_all_dtypes_survive_the_codec(tensors: Any, blob: bytes) -> None:
+    sizes = [size for shape, _ in tensors.values() for size in shape]
+    spec = PolicySpec(FOUR, TWO, "graph", {}, tuple(TensorSpec(name, *rest) for name, rest in tensors.items()), blob)
+    ready = m.Ready(spec_to_document(spec), "onpolicy", 1, 0, 0, [], {}, [], spec_body(spec))
+    if max(sizes, default=0) < 1 << 64:
+        again = decode([bytes(frame) for frame in encode(ready)])
+        assert isinstance(again, m.Ready) and spec_from_document(again.spec, again.body) == spec
+    else:
+        with pytest.raises(ProtocolError):
+            encode(ready)
 
 
 @pytest.mark.parametrize("name", ["Welcome", "Ready"])

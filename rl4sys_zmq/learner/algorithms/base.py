@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.values import PolicySpec, Segment

@@ -59,7 +59,7 @@ def test_the_buffer_is_ordered_by_the_size_of_elements_and_padded() -> None:
     spec = spec_of([((3,), "uint8"), ((2,), "float32"), ((1,), "int64"), ((1,), "float16"), ((2,), "int64")])
     assert [tensor.name for tensor in spec.others] == ["t2", "t4", "t3", "t0"]
     assert (spec.size, spec.sizes, spec.parameters, spec.nbytes) == (2, (2,), 9, 8 + 32)
-    tensors = {
+    tensors: dict[str, Any] = {
         "t0": np.array([1, 2, 3], np.uint8),
         "t1": np.array([0.5, -0.5], np.float32),
         "t2": np.array([-1]),
@@ -76,9 +76,9 @@ def test_other_dtypes_are_never_converted() -> None:
     assert spec.flatten(sound)[1] == bytes(16)  # float64 is converted to float32
     for wrong in (np.zeros(2, np.int32), np.zeros(2), np.zeros(2, ">i8"), np.zeros(2, np.uint64)):
         with pytest.raises(ConfigError, match=r"tensor t1 has dtype .*expected int64"):
-            spec.flatten({**sound, "t1": wrong})
+            spec.flatten(sound | {"t1": wrong})
     with pytest.raises(ConfigError, match="tensor t1 has shape"):
-        spec.flatten({**sound, "t1": np.zeros(3, np.int64)})
+        spec.flatten(sound | {"t1": np.zeros(3, np.int64)})
     for others in (b"", bytes(15), bytes(20)):
         with pytest.raises(ConfigError, match=f"{len(others)} bytes of tensors that are not float32; the policy has 16"):
             spec.views(np.zeros(2, np.float32), others)

@@ -115,7 +115,7 @@ class PolicySpec:
             raise ConfigError(
                 f"the snapshot has {len(others)} bytes of tensors that are not float32; the policy has {other_bytes(specs)}"
             )
-        found = other_views(specs, others)
+        found = other_views(specs, others) if specs else {}
         out: dict[str, NDArray[Any]] = {}
         start = 0
         for tensor in self.tensors:

@@ -59,12 +59,12 @@ class TensorSpec:
 def other_tensors(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
     """Return the tensors that are not float32, in the order of their bytes."""
     others = [tensor for tensor in tensors if tensor.dtype != FLOAT32]
-    return tuple(sorted(others, key=lambda tensor: -TENSOR_DTYPES[tensor.dtype].itemsize))
+    return tuple(sorted(others, key=lambda tensor: -TENSOR_DTYPES[tensor.dtype].itemsize)) if others else ()
 
 
 def other_bytes(others: Sequence[TensorSpec]) -> int:
     """Return the size in bytes of the buffer of the tensors that `other_tensors` returned, with its padding."""
-    return -(-sum(tensor.nbytes for tensor in others) // _WORD) * _WORD
+    return -(-sum(tensor.nbytes for tensor in others) // _WORD) * _WORD if others else 0
 
 
 def other_views(others: Sequence[TensorSpec], buffer: bytes | memoryview) -> dict[str, NDArray[Any]]:

@@ -84,6 +84,8 @@ def verify_others(tensors: Sequence[TensorSpec], others: bytes) -> None:
         WeightsError: If it has another size (``reason="size"``), a floating-point tensor is not finite (``finite``), or a boolean
             is not 0 or 1, or the padding is not 0 (``payload``).
     """
+    if not tensors and not others:
+        return
     if len(others) != (expected := other_bytes(tensors)):
         raise WeightsError(f"{len(others)} bytes of tensors that are not float32; the policy has {expected}", reason="size")
     for name, array in other_views(tensors, others).items():

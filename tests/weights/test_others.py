@@ -155,6 +155,18 @@ def test_a_policy_of_float32_alone_pays_nothing() -> None:
     assert new.digest == xxhash.xxh3_64_intdigest(new.flat.tobytes()) and not WeightsHeader.unpack(header).others
 
 
+def test_the_layout_is_the_documented_one() -> None:
+    spec = spec_of((TensorSpec("flag", (1,), "uint8"), TensorSpec("w", (2,)), TensorSpec("ids", (1,), "int64")))
+    tensors = {"flag": np.array([7], np.uint8), "w": np.array([1, -2], np.float32), "ids": np.array([258])}
+    publisher = Publisher(spec, WireDtype.FP32, 0)
+    new = publisher.snapshot(tensors, 3)
+    header, payload = publisher.encode(None, new)
+    assert payload == bytes.fromhex("0000803f 000000c0 0201000000000000 07000000 0c000000 05")
+    assert header[4:8] == bytes([3, 2, DiffCodec.SNAPSHOT, WireDtype.FP32])
+    assert struct.unpack_from("<2I", header, 44) == (2, len(payload))
+    assert new.digest == xxhash.xxh3_64_intdigest(payload[:-TRAILER_BYTES])
+
+
 # ---- what is refused
 
 

@@ -1,6 +1,6 @@
 """A file with the newest verified policy, so that an actor can start and act without a learner.
 
-The file is 40 bytes, a msgpack header, and the weights as raw float32:
+The file is 40 bytes, a msgpack header, the float32 weights, the bytes of the other tensors, and the blob of the policy:
 
 ======  ====  ============  =========================================================================
 offset  size  field         meaning
@@ -9,8 +9,9 @@ offset  size  field         meaning
 4       4     format        1
 8       8     header bytes  of the msgpack map that follows
 16      8     elements      float32 elements after it
-24      8     reserved      0
-32      8     checksum      xxh3-64 of bytes 0-31, the header and the weights
+24      4     others        bytes of the other tensors after them
+28      4     blob          bytes of the blob after those
+32      8     checksum      xxh3-64 of bytes 0-31, and of everything after this field
 ======  ====  ============  =========================================================================
 
 All numbers are unsigned and little-endian. The lengths must add up to the size of the file, so that no length in it can cause an
@@ -39,9 +40,9 @@ from rl4sys_zmq.actor.session_parameters import SessionParameters
 from rl4sys_zmq.actor.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import ConfigError, ProtocolError, RL4SysError
+from rl4sys_zmq.errors import ConfigError, ProtocolError, RL4SysError, WeightsError
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
-from rl4sys_zmq.weights import digest
+from rl4sys_zmq.weights import digest, verify_others
 from rl4sys_zmq.wire import spec_from_document, spec_to_document
 from rl4sys_zmq.wire.values import MAX_HEADER_BYTES, pack_header, unpack_header
 
@@ -112,7 +113,7 @@ MAGIC, FORMAT = b"R4PC", 1
 MAX_BYTES = 1 << 30
 ABANDONED_S = 60.0
 """The age in seconds at which a temporary file counts as left behind by a process that ended."""
-_FIELDS = struct.Struct("<4sIQQQ")
+_FIELDS = struct.Struct("<4sIQQII")
 _CHECKSUM = struct.Struct("<Q")
 _FIXED = _FIELDS.size + _CHECKSUM.size
 _KEYS = {
@@ -189,7 +190,7 @@ class PolicyCache:
             return False
         self._next_save = now + self._min_interval_s
         try:
-            spec.views(snapshot.flat)
+            spec.views(snapshot.flat, snapshot.others)
             self._replace(self._encode(spec, snapshot, extras))
         except (RL4SysError, OSError, TypeError, ValueError) as exc:  # the host continues, and the last file is still there
             self.counters.add("policy_cache.save_errors")
@@ -244,11 +245,13 @@ class PolicyCache:
                 "extras": extras,
             }
         )
-        weights = np.ascontiguousarray(snapshot.flat, dtype="<f4").data.cast("B")
-        fields = _FIELDS.pack(MAGIC, FORMAT, len(header), spec.size, 0)
-        if _FIXED + len(header) + len(weights) > MAX_BYTES:
-            raise ValueError(f"the weights have {len(weights)} bytes; the limit for the file is {MAX_BYTES}")
-        return [fields, _CHECKSUM.pack(_checksum(fields, header, weights)), header, weights]
+        weights = np.ascontiguousarray(snapshot.flat, dtype="<f4").view(np.uint8).data
+        parts: list[bytes | memoryview] = [header, weights, snapshot.others, spec.blob]
+        size = _FIXED + sum(map(len, parts))
+        if size > MAX_BYTES:
+            raise ValueError(f"the file would have {size} bytes; the limit is {MAX_BYTES}")
+        fields = _FIELDS.pack(MAGIC, FORMAT, len(header), spec.size, len(snapshot.others), len(spec.blob))
+        return [fields, _CHECKSUM.pack(_checksum(fields, *parts)), *parts]
 
     def _replace(self, parts: list[bytes | memoryview]) -> None:
         """Write a temporary file, sync it, and rename it to the path."""
@@ -292,26 +295,34 @@ def _checksum(*parts: bytes | memoryview) -> int:
     return hasher.intdigest()
 
 
-def _check_lengths(fixed: bytes, size: int) -> tuple[int, int]:
-    """Return the bytes of the header and of the weights. Raise `_Unusable` if they do not fit a file of `size` bytes."""
+def _check_lengths(fixed: bytes, size: int) -> tuple[int, int, int, int]:
+    """Return the bytes of the header, the float32 weights, the other tensors and the blob.
+
+    Raises:
+        _Unusable: If they do not add up to a file of `size` bytes.
+    """
     if len(fixed) != _FIXED:
         raise _Unusable("it is cut off in its fixed fields")
-    magic, form, header, elements, reserved = _FIELDS.unpack_from(fixed)
-    if magic != MAGIC or reserved:
+    magic, form, header, elements, others, blob = _FIELDS.unpack_from(fixed)
+    if magic != MAGIC:
         raise _Unusable("it is not a policy file of this library")
     if form != FORMAT:
         raise _Unusable(f"it has format {form}; this library reads {FORMAT}")
-    if header > MAX_HEADER_BYTES or _FIXED + header + 4 * elements != size:
+    if header > MAX_HEADER_BYTES or _FIXED + header + 4 * elements + others + blob != size:
         raise _Unusable("the lengths in it do not match the size of the file")
-    return header, 4 * elements
+    return header, 4 * elements, others, blob
 
 
 def _decode(data: bytes) -> CachedPolicy:
     view = memoryview(data)
-    header_bytes, weight_bytes = _check_lengths(data[:_FIXED], len(data))
-    start = _FIXED + header_bytes
-    header, weights = view[_FIXED:start], view[start:]
-    if _CHECKSUM.unpack_from(view, _FIELDS.size)[0] != _checksum(view[: _FIELDS.size], header, weights):
+    parts = []
+    start = _FIXED
+    for nbytes in _check_lengths(data[:_FIXED], len(data)):
+        parts.append(view[start : start + nbytes])
+        start += nbytes
+    header, weights, blob = parts[0], parts[1], parts[3]
+    others = bytes(parts[2])
+    if _CHECKSUM.unpack_from(view, _FIELDS.size)[0] != _checksum(view[: _FIELDS.size], *parts):
         raise _Unusable("its checksum does not match")
     try:
         form = unpack_header(header)
@@ -319,11 +330,12 @@ def _decode(data: bytes) -> CachedPolicy:
             raise _Unusable("its header has unexpected keys or types")
         if form["library"].partition(".")[0] != _library().partition(".")[0]:
             raise _Unusable(f"version {form['library']} of the library wrote it")
-        spec = spec_from_document(form["spec"])
-    except ProtocolError as exc:
+        spec = spec_from_document(form["spec"], [blob] if blob else [])
+        verify_others(spec.others, others)
+    except (ProtocolError, WeightsError) as exc:
         raise _Unusable(str(exc)) from exc
     flat = np.frombuffer(weights, dtype="<f4").astype(np.float32)
-    if 4 * spec.size != weight_bytes or digest(flat) != form["digest"] or not np.isfinite(flat).all():
+    if spec.size != flat.size or digest(flat, others) != form["digest"] or not np.isfinite(flat).all():
         raise _Unusable("its weights do not match its policy")
-    snapshot = PolicySnapshot(form["generation"], form["version"], form["digest"], flat)
+    snapshot = PolicySnapshot(form["generation"], form["version"], form["digest"], flat, others)
     return CachedPolicy(spec, snapshot, form["extras"], form["saved_unix_s"])

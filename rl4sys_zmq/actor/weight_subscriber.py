@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import random
 import time
@@ -16,7 +17,7 @@ from rl4sys_zmq.policies import Policy, build_policy, require_policy
 from rl4sys_zmq.transports import MAX_FRAME_BYTES, Address, Frame
 from rl4sys_zmq.transports.network import ConnectingSocket, Keys, Network, SocketPoller
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
-from rl4sys_zmq.weights import WeightsHeader, apply_update
+from rl4sys_zmq.weights import TRAILER_BYTES, WeightsHeader, apply_update
 from rl4sys_zmq.wire import decode, spec_from_document
 from rl4sys_zmq.wire.messages import Beacon, Fetch, Weights, Welcome
 
@@ -26,8 +27,8 @@ log = logging.getLogger(__name__)
 
 HWM = 64
 PREVIOUS_KEPT = 2
-MAX_PARAMETERS = MAX_FRAME_BYTES // 4
-"""The parameters that fit into a frame. A header that announces more must not make this side allocate them."""
+MAX_WEIGHT_BYTES = MAX_FRAME_BYTES - TRAILER_BYTES
+"""The weights that fit into a frame, in bytes. A spec that announces more must not make this side allocate them."""
 
 
 class WeightSubscriber:
@@ -133,7 +134,7 @@ class WeightSubscriber:
             HandshakeRefused: If this actor cannot act by the policy for another reason.
         """
         try:
-            spec = spec_from_document(welcome.spec)
+            spec = spec_from_document(welcome.spec, welcome.body, self.spec)
             pub = Address.parse(welcome.pub)
         except (ProtocolError, RL4SysError) as exc:
             raise HandshakeRefused(Refusal.SPEC, f"its Welcome message is invalid: {exc}", "spec") from exc
@@ -150,8 +151,8 @@ class WeightSubscriber:
                     entry.check(spec)
             except ConfigError as exc:
                 raise HandshakeRefused(Refusal.SPEC, f"its Welcome message is invalid: {exc}", "spec") from exc
-        if spec.size > MAX_PARAMETERS:
-            reason = f"its policy has {spec.size} parameters; this actor accepts at most {MAX_PARAMETERS}"
+        if spec.nbytes > MAX_WEIGHT_BYTES:
+            reason = f"its policy has {spec.nbytes} bytes of weights; this actor accepts at most {MAX_WEIGHT_BYTES}"
             raise HandshakeRefused(Refusal.TOO_LARGE, reason, "spec")
         if self.spec is not None and (spec.observation_space, spec.action_space) != (
             self.spec.observation_space,
@@ -160,7 +161,7 @@ class WeightSubscriber:
             raise HandshakeRefused(Refusal.MISMATCH, "it now has other spaces than in the last session", "observation_space")
         if pub.host == "*":
             pub = Address("tcp", self._learner.host, pub.port)
-        self.spec, self._welcome, self._pub = spec, welcome, pub
+        self.spec, self._welcome, self._pub = spec, dataclasses.replace(welcome, body=()), pub  # the spec has the blob
         if not self._acts:
             self._note(welcome.generation, welcome.version, welcome.digest)
         self._dial(welcome, pub, poller)
@@ -245,8 +246,8 @@ class WeightSubscriber:
             self._fetch_at = 0.0
             return
         try:
-            sizes = [tensor.size for tensor in self.spec.tensors]
-            self._swap(apply_update(head, payload, held, sizes, before=self._before()))
+            others = self.spec.others
+            self._swap(apply_update(head, payload, held, self.spec.sizes, others=others, before=self._before()))
         except WeightsError as exc:
             self._counters.add(f"weights_refused.{exc.reason}")
             if not self._fetch_at:

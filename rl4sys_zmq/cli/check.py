@@ -107,10 +107,10 @@ def _algorithm(
         entry, own = ALGORITHMS.get(name), algorithm_parameters(parameters)
         spaces = observations or EXAMPLE_SPACES[0], actions or EXAMPLE_SPACES[1]
         if entry.plan is not None:
-            kind, used, size = entry.kind, entry.read(own), entry.plan(*spaces, own).size
+            kind, used, size = entry.kind, entry.read(own), entry.plan(*spaces, own).parameters
         else:
             built = make_algorithm(name, *spaces, own, 0)
-            kind, used, size = built.kind, getattr(built, "parameters", None), built.spec().size
+            kind, used, size = built.kind, getattr(built, "parameters", None), built.spec().parameters
     except ConfigError as exc:
         raise ConfigError(f"{where}: {exc}" if where else str(exc), key=exc.key) from exc
     said = f"{name} ({kind})" if kind else name

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from rl4sys_zmq.config.weights import weights_options
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import ALGORITHMS
 from rl4sys_zmq.names import check_name
-from rl4sys_zmq.values import Space, space_from, space_to_json
+from rl4sys_zmq.values import PolicySpec, Space, space_from, space_to_json
 from rl4sys_zmq.weights import EncodingOptions, WireDtype
 from rl4sys_zmq.wire.messages import Assign, Hello
 
@@ -57,15 +57,16 @@ class ClientSettings:
     publish_every_updates: int | None
     weights: WeightsConfig = _WEIGHTS
 
-    def writing(self, sizes: Sequence[int] = ()) -> EncodingOptions:
+    def writing(self, spec: PolicySpec | None = None) -> EncodingOptions:
         """Return the encoding options of its weights.
 
         Args:
-            sizes: The number of elements of each tensor.
+            spec: The policy; None if only the wire dtype and the level are needed.
         """
         complete = self.weights.over(_WEIGHTS)
         assert complete.wire_dtype is not None and complete.level is not None
-        return EncodingOptions(WireDtype[complete.wire_dtype.upper()], complete.level, tuple(sizes))
+        dtype = WireDtype[complete.wire_dtype.upper()]
+        return EncodingOptions(dtype, complete.level, *((spec.sizes, spec.others) if spec is not None else ()))
 
     def assign(self, policy_id: bytes, generation: int, config: LearnerConfig, *, checkpoints: str, journal_id: int) -> Assign:
         """Return the first message to this client's learner thread."""

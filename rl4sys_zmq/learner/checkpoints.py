@@ -63,6 +63,8 @@ _LOST = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}
 Any other error (no permission, too many open files) can be temporary.
 """
 
+_LATER = ("grid", "blob")
+"""The fields that older manifests lack."""
 _TYPES = {"str": str, "int": int, "float": float, "dict[str, int]": dict}
 
 
@@ -93,13 +95,14 @@ class CheckpointManifest:
         number: Number of the checkpoint among this client's; set by `CheckpointStore.write`.
         generation: Generation of the policy.
         version: Version of the policy in its generation.
-        digest: Xxh3-64 of the policy's flat weights.
+        digest: Xxh3-64 of the policy's weights, as in `PolicySnapshot`.
         algorithm_name: The algorithm that can read the state.
         updates: Number of updates done.
         steps: Number of steps observed.
         verdicts: Counts of all segments of the client.
         marks: One per stream.
         grid: Exponents of the grid steps of the published weights; empty if they are not on a grid.
+        blob: Digest of the blob of the policy's spec; empty if it has none.
         saved_unix_s: Time of writing; set by `CheckpointStore.write`.
     """
 
@@ -115,6 +118,7 @@ class CheckpointManifest:
     verdicts: dict[str, int]
     marks: tuple[Mark, ...]
     grid: tuple[int, ...] = ()
+    blob: str = ""
     saved_unix_s: float = 0.0
 
 
@@ -195,8 +199,9 @@ def _document(path: Path) -> dict[str, Any]:
 
 def _manifest(path: Path, document: Mapping[str, Any]) -> CheckpointManifest:
     try:
-        values = {field.name: document[field.name] for field in fields(CheckpointManifest) if field.name != "grid"}
-        values["grid"] = tuple(operator.index(step) for step in document.get("grid", ()))  # older manifests lack it
+        values = {field.name: document[field.name] for field in fields(CheckpointManifest) if field.name not in _LATER}
+        values["grid"] = tuple(operator.index(step) for step in document.get("grid", ()))
+        values["blob"] = document.get("blob", "")
         values["marks"] = tuple(Mark(**mark) for mark in values["marks"])
         for thing in (CheckpointManifest(**values), *values["marks"]):
             for field in fields(thing):

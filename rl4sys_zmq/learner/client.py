@@ -117,6 +117,7 @@ class Client:
         self.state = LearnerThreadState.STARTING
         self.error = ""
         self.welcome_spec: dict[str, Any] = {}
+        self.welcome_body: tuple[Frame, ...] = ()
         self.spec: PolicySpec | None = None
         self.algorithm_type = ""
         self.rollout_length = 0
@@ -279,10 +280,10 @@ class Client:
 
     def ready(self, message: Ready) -> None:
         """Store the learner thread's description of its policy."""
-        spec = self.spec = spec_from_document(message.spec)
-        self.welcome_spec, self.algorithm_type = message.spec, message.kind
+        spec = self.spec = spec_from_document(message.spec, message.body)
+        self.welcome_spec, self.welcome_body, self.algorithm_type = message.spec, message.body, message.kind
         self.rollout_length, self.max_policy_lag = message.rollout_length, message.max_policy_lag
-        writing = self.settings.writing([tensor.size for tensor in spec.tensors])
+        writing = self.settings.writing(spec)
         writing = replace(writing, level=min(writing.level, 1))  # higher levels would occupy the gateway thread too long
         self.weight_history.describe(self.policy_id, writing)
         self.schema = SegmentSchema(spec.observation_space, spec.action_space, MAX_SEGMENT_STEPS)

@@ -387,6 +387,7 @@ class ActorEndpoint:
             heartbeat_s=HEARTBEAT_S,
             weights=settings.weights.to_json(),
             inference=_advertised(self.inference_address, self._config.advertise),
+            body=() if hello.held_generation == pub.generation else client.welcome_body,
         )
         self._send(peer, answer)
         if before is None or before[1] is not stream:  # a HELLO that was resent joins once

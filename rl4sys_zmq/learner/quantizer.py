@@ -1,10 +1,8 @@
-"""Rounds an algorithm's weights for publication: the values that travel, by the client's wire dtype."""
+"""Rounds an algorithm's float32 weights for publication: the values that travel, by the client's wire dtype."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from rl4sys_zmq.values import FlatWeights
+from rl4sys_zmq.values import FlatWeights, PolicySpec
 from rl4sys_zmq.weights import EncodingOptions, Steps, WireDtype, choose_steps, round_to
 
 __all__ = ["GRID_NOISE", "Quantizer"]
@@ -25,15 +23,15 @@ class Quantizer:
         steps: The grid steps of the last version; empty unless the wire dtype is a grid. A checkpoint stores them.
     """
 
-    def __init__(self, wire_dtype: str, level: int, sizes: Sequence[int]) -> None:
+    def __init__(self, wire_dtype: str, level: int, spec: PolicySpec) -> None:
         """Create a quantizer that has published nothing.
 
         Args:
             wire_dtype: ``fp32``, ``bf16`` or ``grid``.
             level: Compression level of the coder.
-            sizes: Number of elements of each tensor.
+            spec: The policy.
         """
-        self.encoding = EncodingOptions(WireDtype[wire_dtype.upper()], level, tuple(sizes))
+        self.encoding = EncodingOptions(WireDtype[wire_dtype.upper()], level, spec.sizes, spec.others)
         self.steps: Steps = ()
         self._last: FlatWeights | None = None
 

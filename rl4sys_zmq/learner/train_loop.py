@@ -28,15 +28,16 @@ from rl4sys_zmq.learner.suspects import CrashSuspects
 from rl4sys_zmq.learner.training import AlgorithmUpdater, UpdateOutcome
 from rl4sys_zmq.learner.validation import Bounds, ContentRules, content_errors
 from rl4sys_zmq.transports import Poller, Socket
-from rl4sys_zmq.values import PolicySnapshot, space_from
+from rl4sys_zmq.values import PolicySnapshot, PolicySpec, space_from
 from rl4sys_zmq.weights import digest, encode_update
-from rl4sys_zmq.wire import Batch, SegmentSchema, decode, spec_to_document
+from rl4sys_zmq.wire import Batch, SegmentSchema, blob_digest, decode, spec_body, spec_to_document
 from rl4sys_zmq.wire.messages import (
     Alarm,
     Assign,
     Checkpointed,
     Deliver,
     Forget,
+    Frame,
     FromWorker,
     Message,
     Published,
@@ -84,7 +85,7 @@ class TrainLoop:
         self._snapshot: PolicySnapshot | None = None
         self._before: PolicySnapshot | None = None
         self._published_master_digest = 0
-        self._quantizer = Quantizer(self._assign.wire_dtype, self._assign.weights_level, [t.size for t in self._spec.tensors])
+        self._quantizer = Quantizer(self._assign.wire_dtype, self._assign.weights_level, self._spec)
         self._version = self._resumed_version = -1
         self._lag_sum = self._lag_steps = 0
         self._slack_steps = 0
@@ -187,7 +188,7 @@ class TrainLoop:
         make = ALGORITHMS.get(a.algorithm_name).load()
         plan = planned_policy(a.algorithm_name, *spaces, a.parameters)
         if plan is not None:
-            self._check_size(plan.size)
+            self._check_size(plan)
         if a.torch_threads and "torch" in sys.modules:
             torch = importlib.import_module("torch")  # waits for another thread that is importing it
             # Set this before any computation: the number of threads changes the last bits.
@@ -195,13 +196,13 @@ class TrainLoop:
         algorithm = make(*spaces, a.parameters, a.seed)
         for line in readings(getattr(algorithm, "parameters", None)):
             log.info("client %s: %s", a.client_id, line)
-        self._check_size(algorithm.spec().size)
+        self._check_size(algorithm.spec())
         if a.publish_every_updates:
             algorithm.publish_every_updates = a.publish_every_updates
         return algorithm
 
-    def _check_size(self, size: int) -> None:
-        limit = self._assign.max_parameters
+    def _check_size(self, spec: PolicySpec) -> None:
+        size, limit = spec.parameters, self._assign.max_parameters
         if size > limit:
             raise ConfigError(f"the policy has {size} parameters; max_parameters allows {limit}", key="max_parameters")
 
@@ -216,8 +217,11 @@ class TrainLoop:
             said, ours = (manifest.client_id, manifest.algorithm_name), (self._assign.client_id, self._assign.algorithm_name)
             if said != ours:
                 raise CheckpointError(self._assign.checkpoints, f"{manifest.number:08d} belongs to {said}, not to {ours}")
+            if manifest.blob != blob_digest(self._spec.blob):
+                problem = "the blob of its policy differs; resume with the version of the algorithm that wrote it"
+                raise CheckpointError(self._assign.checkpoints, f"{manifest.number:08d}: {problem}")
             algorithm.load(state)
-            if digest(self._spec.flatten(algorithm.snapshot())) != manifest.digest:
+            if digest(*self._spec.flatten(algorithm.snapshot())) != manifest.digest:
                 problem = "it gives other weights than were saved; resume with the version of the algorithm that wrote it"
                 raise CheckpointError(self._assign.checkpoints, f"{manifest.number:08d}: {problem}")
             self._quantizer.steps = manifest.grid
@@ -239,6 +243,7 @@ class TrainLoop:
             self._progress.as_documents(),
             dict(self._progress.verdicts),
             list(self._store.damaged) if self._store is not None else [],
+            spec_body(self._spec),
         )
 
     def _save(self, token: int = 0, *, asked: bool = False) -> None:
@@ -272,7 +277,7 @@ class TrainLoop:
         If the weights are published, its version is theirs. Otherwise its version is the next one, which the weights get when
         they are published, by this learner thread or by one that resumes from the checkpoint.
         """
-        now = digest(self._spec.flatten(self._algorithm.snapshot()))
+        now = digest(*self._spec.flatten(self._algorithm.snapshot()))
         published = self._snapshot is not None and self._published_master_digest == now
         return CheckpointManifest(
             client_id=self._assign.client_id,
@@ -282,6 +287,7 @@ class TrainLoop:
             version=self._version if published else self._version + 1,
             digest=now,
             grid=self._quantizer.steps,
+            blob=blob_digest(self._spec.blob),
             algorithm_name=self._assign.algorithm_name,
             updates=self._trainer.updates,
             steps=self._progress.steps,
@@ -439,17 +445,19 @@ class TrainLoop:
         self._reporter.report_verdicts()
 
     def _publish(self) -> None:
-        flat = self._spec.flatten(self._algorithm.snapshot())
+        flat, others = self._spec.flatten(self._algorithm.snapshot())
         self._version += 1
         wire = self._quantizer.round(flat)
-        new = PolicySnapshot(self._assign.generation, self._version, digest(wire), wire)
-        self._published_master_digest = new.digest if wire is flat else digest(flat)
+        new = PolicySnapshot(self._assign.generation, self._version, digest(wire, others), wire, others)
+        self._published_master_digest = new.digest if wire is flat else digest(flat, others)
         writing = self._quantizer.encoding
         base = self._snapshot if writing.level else None
         header, payload = encode_update(self._assign.policy_id, base, new, writing, before=self._before)
-        state = wire.astype("<f4", copy=False).view(np.uint8).data
+        state: Frame = wire.astype("<f4", copy=False).view(np.uint8).data
+        is_state = base is None and not others and len(payload) == len(state)
+        if others:
+            state = b"".join((state, others))
         self._before, self._snapshot = self._snapshot, new
-        is_state = base is None and len(payload) == len(state)
         self._send(Published(new.version, new.digest, (state, header) if is_state else (state, header, payload)))
         self._reporter.scalars["dist/version"] = new.version
         self._slack_steps = round(self._assign.pacing_lag * self._algorithm.demand())

@@ -55,24 +55,26 @@ class WeightHistory:
         """Add a new version, and return the frames to publish: a diff or the whole state."""
         self.version, self.digest = message.version, message.digest
         state, header, *payload = message.body
-        flat = np.frombuffer(state, dtype="<f4").astype(np.float32, copy=False)
+        head = WeightsHeader.unpack(header)
+        flat = np.frombuffer(state, "<f4", head.elements).astype(np.float32, copy=False)
+        others = bytes(memoryview(state)[flat.nbytes :])
         update = (header, *(payload or (state,)))
         self._digests[message.version] = message.digest
         if len(self._digests) > DIGESTS_KEPT:
             self._digests.popitem(last=False)
         self._steps.clear()
-        head = WeightsHeader.unpack(header)
         if not head.predicted:
             self._steps[head.base_version if head.codec.is_diff else -1, message.version] = update
         if self._ring and message.version != self._ring[-1].version + 1:
             self._ring.clear()
             self._ring_bytes = 0
         self._predicted = head.predicted
-        self._ring.append(PolicySnapshot(self.generation, message.version, message.digest, flat))
-        self._ring_bytes += flat.nbytes
+        self._ring.append(PolicySnapshot(self.generation, message.version, message.digest, flat, others))
+        self._ring_bytes += len(state)
         most = RING_ITEMS if self._writing.level else 2
         while len(self._ring) > 2 and (len(self._ring) > most or self._ring_bytes > RING_BYTES):
-            self._ring_bytes -= self._ring.popleft().flat.nbytes
+            gone = self._ring.popleft()
+            self._ring_bytes -= gone.flat.nbytes + len(gone.others)
         return update
 
     @property

@@ -99,11 +99,13 @@ def mlp_document(spec: PolicySpec) -> MLPDocument:
     """Read the document of a spec of the kind ``mlp``.
 
     Raises:
-        ConfigError: If a key is unknown, a value is invalid, or the tensors do not match the layers.
+        ConfigError: If a key is unknown, a value is invalid, the tensors do not match the layers, or there is a blob.
     """
     document = MLPDocument(**parse_options(MLPDocument, spec.document))  # type: ignore[arg-type]
     if document.tensors(spec.observation_space, spec.action_space) != spec.tensors:
         raise ConfigError("the tensors of an mlp policy do not match its layers", key="tensors")
+    if spec.blob:
+        raise ConfigError(f"an mlp policy has a blob of {len(spec.blob)} bytes; expected none", key="blob")
     return document
 
 

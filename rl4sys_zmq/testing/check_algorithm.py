@@ -16,7 +16,7 @@ from rl4sys_zmq.learner.algorithms import Algorithm, AlgorithmEntry, AlgorithmFa
 from rl4sys_zmq.learner.state_tree import pack_state, unpack_state
 from rl4sys_zmq.policies import Sampler, build_policy
 from rl4sys_zmq.testing.check_policy import random_observations
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, Segment, Space
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, FlatWeights, PolicySnapshot, Segment, Space
 
 __all__ = ["check_algorithm"]
 
@@ -87,8 +87,8 @@ class _World:
     def publish(self) -> None:
         """Act with the algorithm's current weights from now on."""
         spec = self.algorithm.spec()
-        flat = spec.flatten(self.algorithm.snapshot())
-        self._policy = build_policy(spec, PolicySnapshot(1, self._version, 0, flat))
+        weights = spec.flatten(self.algorithm.snapshot())
+        self._policy = build_policy(spec, PolicySnapshot(1, self._version, 0, *weights))
         self._version += 1
 
     def segment(self, steps: int | None = None) -> Segment:
@@ -158,13 +158,14 @@ def _check_snapshot(algorithm: Algorithm) -> None:
     shapes = {tensor.name: tensor.shape for tensor in spec.tensors}
     found = {name: tensor.shape for name, tensor in tensors.items()}
     assert found == shapes, f"snapshot() has the tensors {found}; spec() has {shapes}"
-    for name, tensor in tensors.items():
-        assert tensor.dtype == np.float32, f"tensor {name!r} of the snapshot is {tensor.dtype}; expected float32"
-    flat = spec.flatten(tensors)
-    assert np.isfinite(flat).all(), "the first snapshot is not finite"
+    for expected in spec.tensors:
+        dtype = tensors[expected.name].dtype
+        assert dtype == expected.dtype, f"tensor {expected.name!r} of the snapshot is {dtype}; expected {expected.dtype}"
+    weights = spec.flatten(tensors)
+    assert _is_finite(algorithm), "the first snapshot is not finite"
     for tensor in tensors.values():
         tensor.fill(7.0)
-    assert np.array_equal(flat, spec.flatten(algorithm.snapshot())), "snapshot() returns views of the weights, not copies"
+    assert _equal(weights, spec.flatten(algorithm.snapshot())), "snapshot() returns views of the weights, not copies"
 
 
 def _check_nothing_to_do(algorithm: Algorithm) -> None:
@@ -193,13 +194,13 @@ def _check_training(make: Callable[[], Algorithm], seed: int, max_steps: int, lo
     twin = make()
     for batch in segments:
         _train_on(twin, batch)
-    assert np.array_equal(final, spec.flatten(twin.snapshot())), "two runs with equal seeds and segments give different weights"
+    assert _equal(final, spec.flatten(twin.snapshot())), "two runs with equal seeds and segments give different weights"
     for name, state in (("the same process", saved), ("a checkpoint", unpack_state(tree, arrays))):
         loaded = make()
         loaded.load(state)
         _train_on(loaded, segments[2])
         words = f"training from the state after {name} gives different weights; a part of the state is missing or not a copy"
-        assert np.array_equal(final, spec.flatten(loaded.snapshot())), words
+        assert _equal(final, spec.flatten(loaded.snapshot())), words
     _check_bad_state(make())
     if isinstance(algorithm, UndoableAlgorithm):
         for segment in segments[2]:
@@ -209,7 +210,7 @@ def _check_training(make: Callable[[], Algorithm], seed: int, max_steps: int, lo
         while algorithm.update() is not None:
             continue
         algorithm.restore(kept)
-        assert np.array_equal(held, spec.flatten(algorithm.snapshot())), "restore() does not restore the weights of checkpoint()"
+        assert _equal(held, spec.flatten(algorithm.snapshot())), "restore() does not restore the weights of checkpoint()"
 
 
 def _one_update(world: _World, max_steps: int, log_probs: SegmentLogProbs | None) -> list[Segment]:
@@ -234,8 +235,7 @@ def _one_update(world: _World, max_steps: int, log_probs: SegmentLogProbs | None
         continue
     bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
     assert not bad, f"some metrics are not finite: {bad}"
-    flat = algorithm.spec().flatten(algorithm.snapshot())
-    assert np.isfinite(flat).all(), "weights are not finite after an update on ordinary data"
+    assert _is_finite(algorithm), "weights are not finite after an update on ordinary data"
     world.publish()
     return given
 
@@ -260,6 +260,15 @@ def _check_partial(algorithm: Algorithm, seed: int) -> None:
         algorithm.observe(_World(algorithm, seed).segment(steps=1))
         assert algorithm.update(partial=True) is not None, "update(partial=True) does not use the one step that was observed"
         assert algorithm.update(partial=True) is None, "update(partial=True) trains twice on the same data"
+
+
+def _is_finite(algorithm: Algorithm) -> bool:
+    return all(bool(np.isfinite(tensor).all()) for tensor in algorithm.snapshot().values())
+
+
+def _equal(one: tuple[FlatWeights, bytes], other: tuple[FlatWeights, bytes]) -> bool:
+    """Compare two results of `PolicySpec.flatten`."""
+    return np.array_equal(one[0], other[0]) and one[1] == other[1]
 
 
 def _global_states() -> list[Any]:

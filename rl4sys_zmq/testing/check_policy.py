@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, MaskError
 from rl4sys_zmq.policies import Policy, Sampler, bind, build_policy
-from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, PolicySpec, Space
-from rl4sys_zmq.wire import spec_from_document, spec_to_document
+from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, PolicySpec, Space, other_bytes
+from rl4sys_zmq.values.tensors import TENSOR_DTYPES
+from rl4sys_zmq.wire import spec_body, spec_from_document, spec_to_document
 
 __all__ = ["LogProbs", "check_policy", "random_observations"]
 
-LogProbs = Callable[[Mapping[str, NDArray[np.float32]], NDArray[Any], NDArray[Any]], NDArray[Any]]
+LogProbs = Callable[[Mapping[str, NDArray[Any]], NDArray[Any], NDArray[Any]], NDArray[Any]]
 """A function ``log_probs(tensors, observations [N, *obs], raw_actions [N, *act]) -> [N]`` of the training side."""
 
 _ROWS = 16
@@ -27,7 +28,7 @@ _SIGMAS = 5.0
 
 def check_policy(
     spec: PolicySpec,
-    tensors: Mapping[str, NDArray[np.float32]] | None = None,
+    tensors: Mapping[str, NDArray[Any]] | None = None,
     *,
     seed: int = 0,
     log_probs: LogProbs | None = None,
@@ -41,7 +42,7 @@ def check_policy(
 
     Args:
         spec: Spec of the policy to build.
-        tensors: Weights by name. If None, random ones with a standard deviation of 0.3.
+        tensors: Weights by name. If None, random ones with a standard deviation of 0.3; integers and booleans are 0.
         seed: Seed of all random choices.
         log_probs: The training side's log-probabilities of raw actions, without masks. If None, they are not compared.
         masks: True if the policy obeys masks. False if it documents that it ignores them.
@@ -50,13 +51,11 @@ def check_policy(
         AssertionError: With the clause that is violated and the numbers.
         ConfigError: If the kind is not registered, or the policy cannot be built.
     """
-    again = spec_from_document(spec_to_document(spec))
+    again = spec_from_document(spec_to_document(spec), spec_body(spec))
     assert again == spec, "the spec changes when it is encoded and decoded"
     rng = np.random.default_rng(seed)
-    flat = spec.flatten(dict(tensors)) if tensors is not None else rng.normal(0.0, 0.3, spec.size).astype(np.float32)
-    if tensors is None and "obs_scale" in (views := spec.views(flat)):
-        np.abs(views["obs_scale"], out=views["obs_scale"])
-    snapshot = PolicySnapshot(3, 7, 0, flat)
+    flat, others = spec.flatten(tensors if tensors is not None else _random_tensors(spec, rng))
+    snapshot = PolicySnapshot(3, 7, 0, flat, others)
     before = flat.tobytes()
     policy = build_policy(again, snapshot)
     assert (policy.generation, policy.version) == (3, 7), f"the version is {policy.generation}.{policy.version}, not 3.7"
@@ -70,10 +69,20 @@ def check_policy(
             _check_masks(policy, spec, observations, seed)
     if log_probs is not None:
         raw, _, ours = policy.act_batch(observations, None, Sampler(seed), True)
-        theirs = np.asarray(log_probs(spec.views(flat), observations, raw), dtype=np.float64)
+        theirs = np.asarray(log_probs(spec.views(flat, others), observations, raw), dtype=np.float64)
         assert np.allclose(ours, theirs, rtol=_CLOSE, atol=_CLOSE), f"log-probabilities {ours}; the training side has {theirs}"
     assert flat.tobytes() == before, "the policy has changed its snapshot"
-    _check_refusal(again, flat)
+    _check_refusal(again, flat, others)
+
+
+def _random_tensors(spec: PolicySpec, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
+    tensors = spec.views(rng.normal(0.0, 0.3, spec.size).astype(np.float32), bytes(other_bytes(spec.others)))
+    for tensor in spec.others:
+        if TENSOR_DTYPES[tensor.dtype].kind == "f":
+            tensors[tensor.name] = rng.normal(0.0, 0.3, tensor.shape).astype(tensor.dtype)
+    if "obs_scale" in tensors:
+        tensors["obs_scale"] = np.abs(tensors["obs_scale"])
+    return tensors
 
 
 def random_observations(space: Space, count: int, rng: np.random.Generator) -> NDArray[Any]:
@@ -169,12 +178,18 @@ def _check_masks(policy: Policy, spec: PolicySpec, observations: NDArray[Any], s
         raise AssertionError("a mask that forbids every action does not raise MaskError")
 
 
-def _check_refusal(spec: PolicySpec, flat: NDArray[np.float32]) -> None:
+def _check_refusal(spec: PolicySpec, flat: NDArray[np.float32], others: bytes) -> None:
+    _check_refused(spec, PolicySnapshot(3, 8, 0, np.append(flat, np.float32(0.0)), others), f"{flat.size + 1} numbers")
+    if others:
+        _check_refused(spec, PolicySnapshot(3, 8, 0, flat, others + bytes(4)), f"{len(others) + 4} bytes of other tensors")
+
+
+def _check_refused(spec: PolicySpec, snapshot: PolicySnapshot, words: str) -> None:
     try:
-        build_policy(spec, PolicySnapshot(3, 8, 0, np.append(flat, np.float32(0.0))))
+        build_policy(spec, snapshot)
     except ConfigError:
         return
-    raise AssertionError(f"a snapshot of {flat.size + 1} numbers for a policy of {flat.size} does not raise ConfigError")
+    raise AssertionError(f"a snapshot of {words}, more than the policy has, does not raise ConfigError")
 
 
 def _same(one: list[Any], other: list[Any], tolerance: float = 0.0) -> bool:

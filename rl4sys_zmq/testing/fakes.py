@@ -123,7 +123,7 @@ class FakeAlgorithm:
         """Return the number of steps that are missing for the next update."""
         return max(0, self.parameters.steps_per_update - self._pending)
 
-    def snapshot(self) -> dict[str, NDArray[np.float32]]:
+    def snapshot(self) -> dict[str, NDArray[Any]]:
         """Return `fake_weights` of the updates so far."""
         return self._spec.views(fake_weights(self._spec, self.updates, self._seed))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,28 +13,18 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.values.spaces import BoxSpace, DiscreteSpace, Space
+from rl4sys_zmq.values.tensors import FLOAT32, TENSOR_DTYPES, TensorSpec, other_bytes, other_tensors, other_views
 
-__all__ = ["ACTIVATIONS", "FlatWeights", "PolicySnapshot", "PolicySpec", "TensorSpec", "feature_size"]
+__all__ = ["ACTIVATIONS", "MAX_BLOB_BYTES", "FlatWeights", "PolicySnapshot", "PolicySpec", "feature_size"]
 
 FlatWeights = NDArray[np.float32]
-"""All tensors of a policy in one array, in the order of `PolicySpec.tensors`, float32 ``[spec.size]``."""
+"""The float32 tensors of a policy in one array, in the order of `PolicySpec.tensors`, float32 ``[spec.size]``."""
 
 ACTIVATIONS = ("tanh", "relu", "elu", "silu", "gelu", "leaky_relu", "identity")
 MAX_NODES, MAX_DEPTH = 4096, 8
 """The most JSON values in the document of a policy, and its deepest nesting."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """The name and shape of one tensor of a policy. The dtype is float32."""
-
-    name: str
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return prod(self.shape)
+MAX_BLOB_BYTES = 32 << 20
+"""The largest blob of a policy, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +37,13 @@ class PolicySpec:
         kind: The name in the policy registry of the function that builds the policy, on the actor's side.
         document: Further parameters for that function, which validates them. JSON values: null, true, false, finite numbers,
             text, lists, and mappings with text keys. At most `MAX_NODES` values and `MAX_DEPTH` levels.
-        tensors: The float32 tensors to transfer, in this order; at least one.
+        tensors: The tensors to transfer with each version; at least one.
+        blob: Bytes for that function, for example the graph of an exported network; empty for none. They are sent once, with
+            the spec, and at most `MAX_BLOB_BYTES` of them. Only that function interprets them.
 
     Raises:
-        ConfigError: If the kind is not a valid name, the document is not JSON or is too large, or tensors are missing or have the
-            same name.
+        ConfigError: If the kind is not a valid name, the document is not JSON or is too large, tensors are missing or have the
+            same name, or the blob is not ``bytes`` or is too large.
     """
 
     observation_space: Space
@@ -60,6 +51,7 @@ class PolicySpec:
     kind: str
     document: Mapping[str, Any] = field(default_factory=dict, hash=False)
     tensors: tuple[TensorSpec, ...] = ()
+    blob: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
         check_name(self.kind, "kind")
@@ -68,46 +60,93 @@ class PolicySpec:
         names = {tensor.name for tensor in self.tensors}
         if not self.tensors or len(names) != len(self.tensors):
             raise ConfigError(f"a policy of kind {self.kind!r} needs at least one tensor, with unique names", key="tensors")
+        if type(self.blob) is not bytes:
+            raise ConfigError(f"the blob of a policy is a {type(self.blob).__name__}; expected bytes", key="blob")
+        if len(self.blob) > MAX_BLOB_BYTES:
+            raise ConfigError(
+                f"the blob of a policy has {len(self.blob)} bytes; the limit is {MAX_BLOB_BYTES}; send weights as tensors",
+                key="blob",
+            )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of elements of each float32 tensor."""
+        return tuple([tensor.size for tensor in self.tensors if tensor.dtype == FLOAT32])
 
     @property
     def size(self) -> int:
         """The number of float32 elements in a snapshot."""
-        return sum(t.size for t in self.tensors)
+        return sum(self.sizes)
+
+    @property
+    def others(self) -> tuple[TensorSpec, ...]:
+        """The tensors that are not float32, in the order of their bytes in `PolicySnapshot.others`."""
+        return other_tensors(self.tensors)
+
+    @property
+    def parameters(self) -> int:
+        """The number of elements of all tensors."""
+        return sum(tensor.size for tensor in self.tensors)
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of the weights of one version."""
+        return np.dtype(np.float32).itemsize * self.size + other_bytes(self.others)
 
     @property
     def outputs(self) -> int:
         """The number of discrete actions, or the size of a continuous one."""
         return self.action_space.n if isinstance(self.action_space, DiscreteSpace) else self.action_space.size
 
-    def views(self, flat: FlatWeights) -> dict[str, NDArray[np.float32]]:
-        """Return the tensors by name, as views into `flat`, float32 ``[size]``. No data is copied.
+    def views(self, flat: FlatWeights, others: bytes | memoryview = b"") -> dict[str, NDArray[Any]]:
+        """Return the tensors by name, each in its dtype, as views into the weights of a snapshot. No data is copied.
+
+        Args:
+            flat: `PolicySnapshot.flat`, float32 ``[size]``.
+            others: `PolicySnapshot.others`. A policy with float32 tensors alone has none.
 
         Raises:
-            ConfigError: If `flat` has another shape or dtype.
+            ConfigError: If `flat` has another shape or dtype, or `others` has another length.
         """
         if flat.shape != (self.size,) or flat.dtype != np.float32:
             raise ConfigError(f"the snapshot is {flat.dtype} {flat.shape}; the policy has {self.size} float32 elements")
-        out: dict[str, NDArray[np.float32]] = {}
+        specs = self.others
+        if len(others) != other_bytes(specs):
+            raise ConfigError(
+                f"the snapshot has {len(others)} bytes of tensors that are not float32; the policy has {other_bytes(specs)}"
+            )
+        found = other_views(specs, others) if specs else {}
+        out: dict[str, NDArray[Any]] = {}
         start = 0
         for tensor in self.tensors:
-            out[tensor.name] = flat[start : start + tensor.size].reshape(tensor.shape)
-            start += tensor.size
+            if tensor.dtype == FLOAT32:
+                out[tensor.name] = flat[start : start + tensor.size].reshape(tensor.shape)
+                start += tensor.size
+            else:
+                out[tensor.name] = found[tensor.name]
         return out
 
-    def flatten(self, tensors: dict[str, NDArray[np.float32]]) -> FlatWeights:
-        """Return a new flat copy of named tensors, in the order of `tensors`.
+    def flatten(self, tensors: Mapping[str, NDArray[Any]]) -> tuple[FlatWeights, bytes]:
+        """Return copies of named tensors in the form of a snapshot: `PolicySnapshot.flat` and `PolicySnapshot.others`.
+
+        This is the inverse of `views`. Tensors of other dtypes than float32 are copied bit for bit.
 
         Raises:
-            ConfigError: If a tensor is missing, unknown or of another shape.
+            ConfigError: If a tensor is missing, unknown or of another shape, or one that is not float32 has another dtype.
         """
         if set(tensors) != {t.name for t in self.tensors}:
             raise ConfigError(f"the snapshot has the tensors {sorted(tensors)}; the policy has {[t.name for t in self.tensors]}")
         flat = np.empty(self.size, dtype=np.float32)
-        for name, view in self.views(flat).items():
-            if tensors[name].shape != view.shape:
-                raise ConfigError(f"tensor {name} has shape {tensors[name].shape}; expected {view.shape}")
-            view[...] = tensors[name]
-        return flat
+        others = bytearray(other_bytes(self.others))
+        views = self.views(flat, memoryview(others))
+        for spec in self.tensors:
+            tensor, view = tensors[spec.name], views[spec.name]
+            if tensor.shape != view.shape:
+                raise ConfigError(f"tensor {spec.name} has shape {tensor.shape}; expected {view.shape}")
+            if spec.dtype != FLOAT32 and tensor.dtype != TENSOR_DTYPES[spec.dtype]:
+                raise ConfigError(f"tensor {spec.name} has dtype {tensor.dtype}; expected {spec.dtype}, little-endian")
+            view[...] = tensor
+        return flat, bytes(others)
 
 
 def _nodes(value: object, depth: int) -> int:
@@ -138,19 +177,21 @@ def feature_size(space: Space) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicySnapshot:
-    """The weights of one policy version, in a read-only buffer.
+    """The weights of one policy version, in read-only buffers.
 
     Attributes:
         generation: The number of the learner thread that published it: the Unix time in ms of its start, or the last one + 1.
         version: The number of the publication, from 0 for a new policy, or continued from the checkpoint.
-        digest: The xxh3-64 checksum of the bytes of `flat`.
-        flat: The weights, float32 ``[spec.size]``, read-only.
+        digest: The xxh3-64 checksum of the bytes of `flat` and of `others`, in this order.
+        flat: The float32 weights ``[spec.size]``, read-only.
+        others: The bytes of all other tensors (`PolicySpec.others`). `PolicySpec.views` returns them as arrays.
     """
 
     generation: int
     version: int
     digest: int
     flat: FlatWeights
+    others: bytes = b""
 
     def __post_init__(self) -> None:
         self.flat.flags.writeable = False

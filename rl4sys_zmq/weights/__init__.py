@@ -6,13 +6,14 @@
 - `encode_diff`, `decode_diff`: the coder alone. `digest`: the checksum over a state.
 
 `coder` chooses the form of a diff. It uses `forms` (states as integers), `blocks`, `contexts` and `choice`. `integers`, `planes`,
-`symbols` and `bits` write the bytes.
+`symbols` and `bits` write the bytes. `snapshots` codes whole states, `others` the tensors that are not float32.
 """
 
 from rl4sys_zmq.weights.coder import DecodedState, Diff, DiffCodec, decode_diff, encode_diff
 from rl4sys_zmq.weights.digest import digest
 from rl4sys_zmq.weights.forms import BF16, FP32, Grid, IntegerForm, WireDtype, form_of
 from rl4sys_zmq.weights.header import HEADER_BYTES, WeightsHeader
+from rl4sys_zmq.weights.others import TRAILER_BYTES, verify_others
 from rl4sys_zmq.weights.rounding import Steps, choose_steps, round_to
 from rl4sys_zmq.weights.state import EncodingOptions, apply_update, encode_update
 
@@ -20,6 +21,7 @@ __all__ = [
     "BF16",
     "FP32",
     "HEADER_BYTES",
+    "TRAILER_BYTES",
     "DiffCodec",
     "DecodedState",
     "Diff",
@@ -37,4 +39,5 @@ __all__ = [
     "encode_update",
     "form_of",
     "round_to",
+    "verify_others",
 ]

@@ -5,7 +5,8 @@ offset  size  field         meaning
 ======  ====  ============  ===================================================================
 0       4     magic         ``R4SW``
 4       1     format        3; another format is refused: ``version``
-5       1     flags         1: decoding needs the version before the base; others are refused: ``feature``
+5       1     flags         1: decoding needs the version before the base; 2: the payload ends with the tensors that are not
+                            float32 (`rl4sys_zmq.weights.others`); others are refused: ``feature``
 6       1     codec         form of the payload (`DiffCodec`), else ``kind``
 7       1     wire dtype    form of the elements (`WireDtype`), else ``dtype``
 8       8     policy id     given by the learner in the handshake
@@ -14,11 +15,12 @@ offset  size  field         meaning
 32      8     new version   the version that results; of a diff: larger than the base
 40      2     chunk         index of this chunk, from 0
 42      2     chunks        chunks of this update, at least 1
-44      4     elements      elements of the complete state
-48      4     payload size  bytes of the payload; at most the size of the elements on the wire
+44      4     elements      float32 elements of the complete state
+48      4     payload size  bytes of the payload; without flag 2 at most the size of the elements on the wire
 52      4     check         low 32 bits of xxh3-64 of this header with a check of 0
 56      8     payload hash  xxh3-64 of the payload
-64      8     state hash    xxh3-64 of the complete new state: float32 in manifest order, for any wire dtype
+64      8     state hash    xxh3-64 of the complete new state: float32 in manifest order, for any wire dtype; then the bytes
+                            of the other tensors
 ======  ====  ============  ===================================================================
 
 All numbers are unsigned and little-endian.
@@ -43,7 +45,7 @@ HEADER_BYTES = 72
 _FIELDS = struct.Struct("<4s4B8s3Q2H3I2Q")
 _CHECK = struct.Struct("<I")
 _CHECK_AT = 52
-_PREDICTED = 1
+_PREDICTED, _OTHERS = 1, 2
 
 # Before Python 3.12, `in` raises an error for a plain number and an enumeration.
 _CODECS = frozenset(int(codec) for codec in DiffCodec)
@@ -67,6 +69,7 @@ class WeightsHeader:
     chunk: int = 0
     chunks: int = 1
     predicted: bool = False
+    others: bool = False
 
     def pack(self) -> bytes:
         """Return the 72 bytes.
@@ -102,14 +105,14 @@ class WeightsHeader:
         _CHECK.pack_into(bare, _CHECK_AT, 0)
         if check != _check_of(bare):
             raise ProtocolError(Refusal.CHECKSUM, "the checksum does not match the received weights header")
-        if flags & ~_PREDICTED:
+        if flags & ~(_PREDICTED | _OTHERS):
             raise ProtocolError(Refusal.FEATURE, f"unknown weights flags {flags:#04x}")
         if codec not in _CODECS:
             raise ProtocolError(Refusal.KIND, f"unknown weights codec {codec}")
         if dtype not in _DTYPES:
             raise ProtocolError(Refusal.DTYPE, f"unknown weights dtype {dtype}")
         header = cls(policy_id, generation, base, new, DiffCodec(codec), elements, payload_bytes, payload_hash, state_hash,
-                     WireDtype(dtype), chunk, chunks, bool(flags & _PREDICTED))  # fmt: skip
+                     WireDtype(dtype), chunk, chunks, bool(flags & _PREDICTED), bool(flags & _OTHERS))  # fmt: skip
         header._check()
         return header
 
@@ -122,11 +125,12 @@ class WeightsHeader:
             raise ProtocolError(Refusal.RANGE, f"chunk {self.chunk} of {self.chunks} is out of range")
         if self.predicted and not self.codec.is_diff:
             raise ProtocolError(Refusal.RANGE, f"{self.codec.name} cannot need another version")
-        if self.payload_bytes > self.wire_dtype.itemsize * self.elements:
+        if not self.others and self.payload_bytes > self.wire_dtype.itemsize * self.elements:
             raise ProtocolError(Refusal.TOO_LARGE, f"{self.payload_bytes} bytes for {self.elements} elements")
 
     def _packed(self) -> bytes:
-        return _FIELDS.pack(MAGIC, FORMAT, self.predicted * _PREDICTED, self.codec, self.wire_dtype, self.policy_id,
+        flags = self.predicted * _PREDICTED | self.others * _OTHERS
+        return _FIELDS.pack(MAGIC, FORMAT, flags, self.codec, self.wire_dtype, self.policy_id,
                             self.generation, self.base_version, self.new_version, self.chunk, self.chunks, self.elements,
                             self.payload_bytes, 0,
                             self.payload_hash, self.state_hash)  # fmt: skip

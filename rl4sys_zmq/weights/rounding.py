@@ -61,7 +61,7 @@ def steps_of(flat: FlatWeights, sizes: Sequence[int]) -> Steps:
     fractions |= (exponents > 0).astype(np.int32) << 23
     lowest = np.frexp((fractions & -fractions).astype(np.float32))[1] - 1 + np.maximum(exponents, 1) - 150
     lowest[fractions == 0] = MOST_EXPONENT
-    starts = np.cumsum([0, *sizes[:-1]])
+    starts = np.cumsum([0, *sizes])[:-1]
     return tuple(int(lowest[a : a + size].min(initial=MOST_EXPONENT)) for a, size in zip(starts, sizes, strict=True))
 
 

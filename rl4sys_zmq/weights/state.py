@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import xxhash
 
 from rl4sys_zmq.errors import ProtocolError, WeightsError
-from rl4sys_zmq.values import FlatWeights, PolicySnapshot
-from rl4sys_zmq.weights import planes
-from rl4sys_zmq.weights.bits import BitReader, bad
+from rl4sys_zmq.values import FlatWeights, PolicySnapshot, TensorSpec, other_bytes
+from rl4sys_zmq.weights.bits import BitReader
 from rl4sys_zmq.weights.coder import DecodedState, Diff, DiffCodec, Payload, decode_diff, encode_diff
 from rl4sys_zmq.weights.digest import digest
-from rl4sys_zmq.weights.forms import BF16, FP32, IntegerForm, WireDtype, form_of
+from rl4sys_zmq.weights.forms import WireDtype, form_of
 from rl4sys_zmq.weights.header import WeightsHeader
+from rl4sys_zmq.weights.others import TRAILER_BYTES, append_others, decode_others, split_payload, verify_others
 from rl4sys_zmq.weights.rounding import LEAST_EXPONENT, Steps, steps_of
+from rl4sys_zmq.weights.snapshots import decode_snapshot, encode_snapshot
 
 __all__ = ["EncodingOptions", "apply_update", "encode_update"]
-
-SNAPSHOT_GAIN = {0: 0.0, 1: 0.6, 2: 0.9}
-"""The share of its size, by level, below which a whole state is compressed. Decompression costs every actor time."""
-SNAPSHOT_SAMPLE = 1024
-"""The approximate number of elements in the sample that decides if compression is tried."""
 
 _WITH_STEP_TABLE = (DiffCodec.SPARSE, DiffCodec.PLANES, DiffCodec.GROUPS)
 """The forms in multiples of a grid's steps. Their payload begins with the table of steps."""
@@ -34,15 +30,17 @@ class EncodingOptions:
     """The options for encoding updates.
 
     Attributes:
-        dtype: Form of the elements on the wire.
+        dtype: Form of the float32 elements on the wire.
         level: Compression level. 0: every update is a whole, uncompressed snapshot. 1: fast. 2: fewer bytes, in up to ten times
             the time.
-        sizes: Number of elements of each tensor. Only a grid needs them.
+        sizes: Number of elements of each float32 tensor. Only a grid needs them.
+        others: The tensors that are not float32 (`PolicySpec.others`). They are sent without loss.
     """
 
     dtype: WireDtype = WireDtype.FP32
     level: int = 1
     sizes: tuple[int, ...] = ()
+    others: tuple[TensorSpec, ...] = ()
 
 
 def encode_update(
@@ -66,20 +64,25 @@ def encode_update(
         before: The snapshot before `base`, if the actor holds it too. The diff can then use the last change as a prediction.
 
     Raises:
-        WeightsError: If `new` is not newer than `base` (``gap``), has another size than `base` (``size``), has values outside the
-            wire dtype (``dtype``), or is not finite (``finite``).
+        WeightsError: If `new` is not newer than `base` (``gap``), has another size than `base` or than ``writing.others``
+            (``size``), has values outside the wire dtype (``dtype``), or is not finite (``finite``).
         ProtocolError: If a number does not fit the header.
     """
     _require_finite(new.flat)
     writing = writing or EncodingOptions()
+    verify_others(writing.others, new.others)
     if base is None or base.generation != new.generation or not writing.level:
-        diff, base_version = Diff(*_encode_snapshot(new.flat, writing)), new.version
+        base = None
+        diff, base_version = Diff(*encode_snapshot(new.flat, writing.dtype, writing.level)), new.version
     else:
         if new.version <= base.version:
             raise WeightsError(f"version {new.version} does not follow {base.version}", reason="gap")
         if before is not None and not _precedes(before, base.generation, base.version):
             before = None
         diff, base_version = _encode_diff(base.flat, new.flat, writing, before), base.version
+    payload = diff.payload
+    if new.others:
+        payload = append_others(payload, base.others if base is not None else None, new.others, writing.level)
     header = WeightsHeader(
         policy_id=policy_id,
         generation=new.generation,
@@ -87,13 +90,14 @@ def encode_update(
         new_version=new.version,
         codec=diff.codec,
         elements=new.flat.size,
-        payload_bytes=len(diff.payload),
-        payload_hash=xxhash.xxh3_64_intdigest(diff.payload),
+        payload_bytes=len(payload),
+        payload_hash=xxhash.xxh3_64_intdigest(payload),
         state_hash=new.digest,
         wire_dtype=writing.dtype,
         predicted=diff.predicted,
+        others=bool(new.others),
     )
-    return header.pack(), diff.payload
+    return header.pack(), payload
 
 
 def apply_update(
@@ -102,6 +106,7 @@ def apply_update(
     held: PolicySnapshot | None,
     sizes: Sequence[int],
     *,
+    others: Sequence[TensorSpec] = (),
     before: PolicySnapshot | None = None,
 ) -> PolicySnapshot:
     """Return the snapshot that an update leads to from `held`, verified as a whole.
@@ -113,7 +118,8 @@ def apply_update(
         header: The 72 bytes, or the result of `WeightsHeader.unpack`.
         payload: The bytes that followed.
         held: The snapshot that the actor holds, with finite weights; None before the first one.
-        sizes: Number of elements of each tensor of the policy.
+        sizes: Number of elements of each float32 tensor of the policy (`PolicySpec.sizes`).
+        others: The other tensors of the policy (`PolicySpec.others`).
         before: The snapshot that the actor held before `held`, if it is still available.
 
     Raises:
@@ -123,10 +129,18 @@ def apply_update(
             or ``finite`` (the learner's state has infinities or NaN).
     """
     head = _unpacked(header)
-    size = sum(sizes)
+    size, other_size = sum(sizes), other_bytes(others)
     if head.elements != size:
         raise WeightsError(f"{head.elements} elements for a policy of {size}", reason="size")
-    _verify_payload(head, payload)
+    if head.others != bool(other_size):
+        words = "tensors that are not float32"
+        raise WeightsError(
+            f"an update {'with' if head.others else 'without'} {words}; the policy has {len(others)}", reason="size"
+        )
+    _verify_payload(head, payload, other_size)
+    codec, coded = 0, payload
+    if other_size:
+        payload, coded, codec = split_payload(payload)
     if head.codec.is_diff:
         if held is None or (held.generation, held.version) != (head.generation, head.base_version):
             have = "nothing" if held is None else f"version {held.version} of generation {held.generation}"
@@ -137,16 +151,19 @@ def apply_update(
         if head.predicted and not (before is not None and _precedes(before, head.generation, head.base_version)):
             raise WeightsError(f"the diff needs version {head.base_version - 1}, which is not held", reason="gap")
         used = (held, before) if head.predicted and before is not None else (held,)
-        if any(one.flat.size != size for one in used):
+        if any(one.flat.size != size for one in used) or len(held.others) != other_size:
             raise WeightsError(f"{[one.flat.size for one in used]} elements are held for a policy of {size}", reason="size")
         decoded = _decode_diff(head, payload, held.flat, before.flat if head.predicted and before is not None else None, sizes)
         flat, written = decoded.flat, decoded.written
     else:
-        flat = written = _decode_snapshot(head.codec, payload, size, head.wire_dtype)
-    if digest(flat) != head.state_hash:
+        held = None
+        flat = written = decode_snapshot(head.codec, payload, size, head.wire_dtype)
+    rest = decode_others(codec, coded, other_size, held.others if held is not None else None) if other_size else b""
+    if digest(flat, rest) != head.state_hash:
         raise WeightsError(f"version {head.new_version} does not verify: its digest differs from the learner's", reason="digest")
     _require_finite(written)
-    return PolicySnapshot(head.generation, head.new_version, head.state_hash, flat)
+    verify_others(others, rest)
+    return PolicySnapshot(head.generation, head.new_version, head.state_hash, flat, rest)
 
 
 def _precedes(before: PolicySnapshot, generation: int, version: int) -> bool:
@@ -177,51 +194,6 @@ def _decode_diff(
     return decode_diff(head.codec, payload, base, form=form, before=before)
 
 
-def _snapshot_form(dtype: WireDtype) -> IntegerForm:
-    return BF16 if dtype is WireDtype.BF16 else FP32
-
-
-def _encode_snapshot(flat: FlatWeights, writing: EncodingOptions) -> tuple[DiffCodec, Payload]:
-    """Return a whole snapshot, compressed if that saves enough bytes (`SNAPSHOT_GAIN`).
-
-    The elements keep their floating-point form, so a grid's steps are not needed.
-    """
-    dtype, most = writing.dtype, SNAPSHOT_GAIN[writing.level]
-    every = 1 + flat.size // SNAPSHOT_SAMPLE
-    sample = flat[::every]
-    if most and len(_planes_of(sample, dtype)) <= most * dtype.itemsize * sample.size:
-        packed = _planes_of(flat, dtype)
-        if len(packed) <= most * dtype.itemsize * flat.size:
-            return DiffCodec.SNAPSHOT_PLANES, packed
-    if dtype is WireDtype.BF16:
-        return DiffCodec.SNAPSHOT, (flat.view(np.uint32) >> np.uint32(16)).astype("<u2").view(np.uint8).data
-    return DiffCodec.SNAPSHOT, flat.astype("<f4", copy=False).view(np.uint8).data
-
-
-def _planes_of(flat: FlatWeights, dtype: WireDtype) -> bytes:
-    form = _snapshot_form(dtype)
-    words: Iterator[planes.Words] = (
-        form.integers(flat[piece]).astype(form.word, copy=False) for piece in planes.pieces(flat.size)
-    )
-    return b"".join(planes.pack(words, flat.size, form.word))
-
-
-def _decode_snapshot(codec: DiffCodec, payload: Payload, size: int, dtype: WireDtype) -> FlatWeights:
-    if codec == DiffCodec.SNAPSHOT_PLANES:
-        form, reader = _snapshot_form(dtype), BitReader(payload)
-        parts = planes.unpack(reader, size, form.word)
-        reader.end()
-        flat = np.empty(size, dtype=np.float32)
-        for piece, words in parts:
-            flat[piece] = form.flat(words)
-        return flat
-    if len(payload) != dtype.itemsize * size:
-        raise bad(f"a snapshot has {len(payload)} bytes for {size} elements")
-    if dtype is WireDtype.BF16:
-        return (np.frombuffer(payload, dtype="<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return np.require(np.frombuffer(payload, dtype="<f4"), np.float32, "A")
-
-
 def _unpacked(header: bytes | memoryview | WeightsHeader) -> WeightsHeader:
     if isinstance(header, WeightsHeader):
         return header
@@ -231,9 +203,11 @@ def _unpacked(header: bytes | memoryview | WeightsHeader) -> WeightsHeader:
         raise WeightsError(f"not a weights header: {exc}", reason="payload") from exc
 
 
-def _verify_payload(head: WeightsHeader, payload: Payload) -> None:
+def _verify_payload(head: WeightsHeader, payload: Payload, other_size: int) -> None:
     if head.chunks != 1:
         raise WeightsError(f"the update has {head.chunks} chunks; this side supports one", reason="payload")
+    if head.others and head.payload_bytes > (most := head.wire_dtype.itemsize * head.elements + other_size + TRAILER_BYTES):
+        raise WeightsError(f"the payload has {head.payload_bytes} bytes; the limit for this policy is {most}", reason="payload")
     if len(payload) != head.payload_bytes:
         raise WeightsError(f"the payload has {len(payload)} bytes; expected {head.payload_bytes}", reason="payload")
     if xxhash.xxh3_64_intdigest(payload) != head.payload_hash:

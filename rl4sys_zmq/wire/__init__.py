@@ -13,19 +13,21 @@ from rl4sys_zmq.wire.codec import decode, encode
 from rl4sys_zmq.wire.layout import action_dtype
 from rl4sys_zmq.wire.schema import SegmentSchema
 from rl4sys_zmq.wire.segments import PackedSegment, join_submit, pack_segment, with_images
-from rl4sys_zmq.wire.specs import spec_from_document, spec_to_document
+from rl4sys_zmq.wire.specs import blob_digest, spec_body, spec_from_document, spec_to_document
 
 __all__ = [
     "Batch",
     "PackedSegment",
     "SegmentSchema",
     "action_dtype",
+    "blob_digest",
     "decode",
     "encode",
     "join_submit",
     "pack_segment",
     "read_heads",
     "read_submit",
+    "spec_body",
     "spec_from_document",
     "spec_to_document",
     "with_images",

@@ -257,6 +257,7 @@ class Welcome(ToActor):
         heartbeat_s: Longest silence that either side should keep, in seconds.
         weights: ``wire_dtype`` and ``level`` of the client. The header of each update has its own dtype.
         inference: URI of the inference service, in the form of `pub`; empty if there is none.
+        body: The blob of the spec, if it has one and the actor does not hold a version of this generation.
     """
 
     KIND: ClassVar[int] = 17
@@ -282,6 +283,7 @@ class Welcome(ToActor):
     heartbeat_s: float
     weights: Document = field(default_factory=dict)
     inference: str = ""
+    body: tuple[Frame, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,6 +507,7 @@ class Ready(FromWorker):
         marks: ``[actor_id, origin, next_seq, verdicts]`` of each stream: the segments that this state includes.
         verdicts: The client's totals in that state.
         damaged: Names of newer checkpoints that failed verification.
+        body: The blob of the spec, if it has one.
     """
 
     KIND: ClassVar[int] = 48
@@ -516,6 +519,7 @@ class Ready(FromWorker):
     marks: list[Any]
     verdicts: Document
     damaged: list[Any]
+    body: tuple[Frame, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -524,9 +528,9 @@ class Published(FromWorker):
 
     Attributes:
         version: Version number, from 0, without gaps.
-        digest: The xxh3-64 of the flat bytes.
-        body: The state, float32 in manifest order, then the header and the payload to send to the actors: a diff or the whole
-            state. The payload is left out where it equals the state.
+        digest: The xxh3-64 of the state.
+        body: The state (the float32 tensors in manifest order, then the bytes of the other tensors), then the header and the
+            payload to send to the actors: a diff or the whole state. The payload is left out where it equals the state.
     """
 
     KIND: ClassVar[int] = 49

@@ -1,47 +1,94 @@
-"""Policy specs as header documents."""
+"""Policy specs as header documents. The blob of a spec travels as the body of the message."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from rl4sys_zmq.errors import ConfigError, ProtocolError, Refusal
-from rl4sys_zmq.values import PolicySpec, TensorSpec, space_from, space_to_json
+import xxhash
 
-__all__ = ["spec_from_document", "spec_to_document"]
+from rl4sys_zmq.errors import ConfigError, ProtocolError, Refusal
+from rl4sys_zmq.values import MAX_BLOB_BYTES, PolicySpec, TensorSpec, space_from, space_to_json
+from rl4sys_zmq.values.tensors import FLOAT32
+from rl4sys_zmq.wire.messages import Frame
+
+__all__ = ["blob_digest", "spec_body", "spec_from_document", "spec_to_document"]
 
 MAX_DIMENSIONS = 8
 MAX_TENSORS = 4096
 _KEYS = {"observation_space": dict, "action_space": dict, "kind": str, "document": dict, "tensors": list}
+_BLOB = "blob"
 
 
 def spec_to_document(spec: PolicySpec) -> dict[str, Any]:
-    """Return the form in which a policy spec travels."""
-    return {
+    """Return the form in which a policy spec travels, with the length and the digest of its blob."""
+    form: dict[str, Any] = {
         "observation_space": space_to_json(spec.observation_space),
         "action_space": space_to_json(spec.action_space),
         "kind": spec.kind,
         "document": dict(spec.document),
-        "tensors": [[t.name, list(t.shape)] for t in spec.tensors],
+        "tensors": [[t.name, list(t.shape), *([t.dtype] if t.dtype != FLOAT32 else [])] for t in spec.tensors],
     }
+    return {**form, _BLOB: [len(spec.blob), blob_digest(spec.blob)]} if spec.blob else form
 
 
-def spec_from_document(form: dict[str, Any]) -> PolicySpec:
-    """Read the form that `spec_to_document` returns. The policy kind checks the inner document later.
+def spec_body(spec: PolicySpec) -> tuple[Frame, ...]:
+    """Return the body of a message with this spec: one frame with the blob, or none."""
+    return (spec.blob,) if spec.blob else ()
+
+
+def blob_digest(blob: Frame) -> str:
+    """Return the xxh3-128 of a blob in hexadecimal; empty for an empty one."""
+    return xxhash.xxh3_128_hexdigest(blob) if len(blob) else ""
+
+
+def spec_from_document(form: dict[str, Any], body: Sequence[Frame] = (), held: PolicySpec | None = None) -> PolicySpec:
+    """Read the forms that `spec_to_document` and `spec_body` return. The policy kind checks document and blob later.
+
+    Args:
+        form: The document.
+        body: The body.
+        held: A spec whose blob stands in for a body that was left out.
 
     Raises:
-        ProtocolError: If the form is not exactly this one.
+        ProtocolError: If the forms are not exactly these.
     """
-    if set(form) != set(_KEYS) or any(type(form[k]) is not kind for k, kind in _KEYS.items()):
+    if _BLOB in form and not body and held is not None:
+        body = spec_body(held)
+    if set(form) - {_BLOB} != set(_KEYS) or any(type(form[k]) is not kind for k, kind in _KEYS.items()):
         raise ProtocolError(Refusal.SPEC, f"not a policy spec: {form!r:.120}")
     try:
         if len(form["tensors"]) > MAX_TENSORS:
             raise ValueError(f"{len(form['tensors'])} tensors; the limit is {MAX_TENSORS}")
-        tensors = tuple(TensorSpec(_string(name), _sizes(shape, MAX_DIMENSIONS)) for name, shape in form["tensors"])
         return PolicySpec(
-            space_from(form["observation_space"]), space_from(form["action_space"]), form["kind"], form["document"], tensors
+            space_from(form["observation_space"]),
+            space_from(form["action_space"]),
+            form["kind"],
+            form["document"],
+            tuple(_tensor(*tensor) for tensor in form["tensors"]),
+            _blob(form.get(_BLOB, [0, ""]), body),
         )
     except (ConfigError, TypeError, ValueError) as exc:
         raise ProtocolError(Refusal.SPEC, f"not a policy spec: {exc}") from exc
+
+
+def _tensor(name: object, shape: object, dtype: object = FLOAT32) -> TensorSpec:
+    return TensorSpec(_string(name), _sizes(shape, MAX_DIMENSIONS), _string(dtype))
+
+
+def _blob(announced: object, body: Sequence[Frame]) -> bytes:
+    """Return the blob, after comparing its length with the limit, and length and digest with the received frame."""
+    if type(announced) is not list or list(map(type, announced)) != [int, str]:
+        raise TypeError(f"{announced!r:.80} is not the length and the digest of a blob")
+    size, digest = announced
+    if size > MAX_BLOB_BYTES:
+        raise ValueError(f"a blob of {size} bytes; the limit is {MAX_BLOB_BYTES}")
+    received = [len(frame) for frame in body]
+    if received != ([size] if size else []):
+        raise ValueError(f"frames of {received} bytes; expected a blob of {size}")
+    if any(blob_digest(frame) != digest for frame in body):
+        raise ValueError("the digest of the blob does not match the received bytes")
+    return b"".join(body)
 
 
 def _string(value: object) -> str:

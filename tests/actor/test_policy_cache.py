@@ -5,6 +5,7 @@ import random
 import stat
 import struct
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ import pytest
 from rl4sys_zmq.actor import policy_cache
 from rl4sys_zmq.actor.policy_cache import PolicyCache
 from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec, TensorSpec
 from rl4sys_zmq.weights import digest
+from rl4sys_zmq.wire import spec_to_document
 
 SPEC = mlp_spec(BoxSpace((3,), low=(-1.0, float("-inf"), 0.0)), DiscreteSpace(4, 2), "categorical", hidden_sizes=(5,))
 EXTRAS = {"rollout_length": 128, "client_id": "luna", "max_policy_lag": -1, "limits": [1, 2.5, None, True]}
@@ -53,6 +55,39 @@ def test_a_policy_comes_back_bit_for_bit(path):
     )
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [p.name for p in path.parent.iterdir()] == ["luna.policy"]
+
+
+TENSORS = (TensorSpec("w", (3,)), TensorSpec("ids", (2,), "int64"), TensorSpec("half", (3,), "float16"))
+GRAPH = PolicySpec(BoxSpace((3,)), DiscreteSpace(2), "graph", {}, TENSORS, b"graph" * 50)
+
+
+def test_tensors_of_all_dtypes_and_a_blob_come_back_or_nothing(path):
+    tensors = {"w": np.ones(3), "ids": np.array([-1, 1 << 62]), "half": np.array([0.5, -2, 3], np.float16)}
+    flat, others = GRAPH.flatten(tensors)
+    snapshot = PolicySnapshot(1, 2, digest(flat, others), flat, others)
+    assert PolicyCache(path).save(GRAPH, snapshot, EXTRAS)
+    cached = PolicyCache(path).load()
+    assert cached.spec == GRAPH and cached.snapshot.digest == snapshot.digest
+    views = cached.spec.views(cached.snapshot.flat, cached.snapshot.others)
+    assert all(np.array_equal(views[name], tensor) for name, tensor in tensors.items())
+    data = path.read_bytes()
+    for end in range(0, len(data), 7):
+        refused(path, data[:end])
+    for place in (24, 28, len(data) - 1, len(data) - len(GRAPH.blob) - 1):
+        refused(path, data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+
+
+@pytest.mark.parametrize("change", ["blob", "others", "not finite"])
+def test_other_bytes_with_a_right_checksum_are_refused(path, monkeypatch, change):
+    flat, others = GRAPH.flatten({"w": np.ones(3), "ids": np.ones(2, np.int64), "half": np.ones(3, np.float16)})
+    changed = (
+        others[:16] + b"\x00\x7c" + others[18:] if change == "not finite" else others[::-1] if change == "others" else others
+    )
+    told = digest(flat, others if change == "others" else changed)
+    if change == "blob":
+        monkeypatch.setattr(policy_cache, "spec_to_document", lambda spec: spec_to_document(replace(spec, blob=spec.blob[::-1])))
+    PolicyCache(path).save(GRAPH, PolicySnapshot(1, 2, told, flat, changed), {})
+    refused(path, path.read_bytes())
 
 
 def test_saves_keep_their_distance(path):

@@ -143,7 +143,7 @@ def test_all_actors_hold_the_last_version(
         assert not counters.get("resyncs.digest")
     flats = [agent._io.policy.snapshot.flat for agent in agents]
     assert all(flat.tobytes() == flats[0].tobytes() for flat in flats)
-    masters = fake_spec(HIDDEN).flatten(learned(VERSIONS))
+    masters, _ = fake_spec(HIDDEN).flatten(learned(VERSIONS))
     if weights["wire_dtype"] == "bf16":
         assert not (flats[0].view(np.uint32) & np.uint32(0xFFFF)).any()
     error = np.abs(flats[0] - masters).max()

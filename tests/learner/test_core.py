@@ -271,6 +271,16 @@ def test_a_second_start_gets_in_when_the_first_is_silent_and_takes_its_session()
     assert only(rig.say(submit(0)), Refused).code == Refusal.NO_SESSION
 
 
+def test_the_blob_of_a_policy_is_sent_to_those_who_do_not_hold_it():
+    rig = Rig()
+    generation = rig.join().generation
+    rig.client.welcome_body = (b"graph",)
+    for held, body in ((0, (b"graph",)), (generation - 1, (b"graph",)), (generation, ())):
+        answer = rig.say(Hello("lab", f"a{held}", 1, 0, held, 0), b"q%d" % held)[0]
+        assert isinstance(answer, Welcome)
+        assert answer.body == body
+
+
 def test_goodbye_ends_the_session():
     rig = Rig()
     rig.join()

@@ -10,7 +10,8 @@ import pytest
 
 from rl4sys_zmq.learner import weight_history
 from rl4sys_zmq.learner.weight_history import DIGESTS_KEPT, RING_ITEMS, WeightHistory
-from rl4sys_zmq.values import PolicySnapshot
+from rl4sys_zmq.values import PolicySnapshot, TensorSpec
+from rl4sys_zmq.values.tensors import other_tensors
 from rl4sys_zmq.weights import DiffCodec, EncodingOptions, WeightsHeader, WireDtype, apply_update, digest, encode_update, round_to
 from rl4sys_zmq.wire.messages import Beacon, Published
 
@@ -175,6 +176,32 @@ def test_after_a_gap_in_the_versions_the_window_begins_anew() -> None:
     header = WeightsHeader.unpack(frames[0])
     assert not header.codec.is_diff and header.new_version == 9
     assert learner.weight_history.catch_up(GENERATION, 3).body == frames
+
+
+def test_tensors_that_are_not_float32_are_kept_and_diffed(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = (TensorSpec("count", (), "int64"), TensorSpec("half", (9,), "float16"))
+    writing = EncodingOptions(WireDtype.BF16, sizes=SIZES, others=other_tensors(tensors))
+    learner = WeightHistory(GENERATION)
+    learner.describe(POLICY, writing)
+    states: list[PolicySnapshot] = []
+    for version in range(5):
+        flat = round_to(WireDtype.BF16, wandering(version).astype(np.float32))
+        others = np.int64(version).tobytes() + np.full(9, version, np.float16).tobytes() + bytes(2)
+        states.append(PolicySnapshot(GENERATION, version, digest(flat, others), flat, others))
+        base = states[-2] if version else None
+        body = (flat.tobytes() + others, *encode_update(POLICY, base, states[-1], writing))
+        learner.publish(Published(version, states[-1].digest, body))
+    assert (learner.newest.flat.tobytes(), learner.newest.others) == (states[-1].flat.tobytes(), states[-1].others)
+    for held in (None, *states[:-1]):
+        header, payload = learner.catch_up(GENERATION, held.version if held is not None else -1).body
+        got = apply_update(header, payload, held, SIZES, others=writing.others)
+        assert (got.digest, got.others) == (states[-1].digest, states[-1].others)
+    monkeypatch.setattr(weight_history, "RING_BYTES", 1)
+    for version in (5, 6):
+        again = PolicySnapshot(GENERATION, version, states[-1].digest, states[-1].flat, states[-1].others)
+        body = (again.flat.tobytes() + again.others, *encode_update(POLICY, None, again, writing))
+        learner.publish(Published(version, again.digest, body))
+    assert learner._ring_bytes == 2 * (again.flat.nbytes + len(again.others))
 
 
 def test_a_beacon_says_the_version_and_its_digest() -> None:

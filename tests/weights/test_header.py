@@ -62,7 +62,7 @@ def test_round_trip(
         return
     size = data.draw(st.integers(0, min(dtype.itemsize * elements, 2**32 - 1)))
     header = WeightsHeader(policy_id, generation, base, new, codec, elements, size, payload_hash, state_hash, dtype)
-    header = dataclasses.replace(header, predicted=codec.is_diff and data.draw(st.booleans()))
+    header = dataclasses.replace(header, predicted=codec.is_diff and data.draw(st.booleans()), others=data.draw(st.booleans()))
     assert WeightsHeader.unpack(header.pack()) == header
     assert WeightsHeader.unpack(memoryview(header.pack())) == header
 
@@ -84,7 +84,7 @@ def test_every_flipped_bit_is_detected() -> None:
         (bytes(72), Refusal.MAGIC),
         (repacked(4, "B", 2), Refusal.VERSION),
         (HEADER.pack()[:-1] + b"\xff", Refusal.CHECKSUM),
-        (repacked(5, "B", 2), Refusal.FEATURE),
+        (repacked(5, "B", 4), Refusal.FEATURE),
         (repacked(6, "B", 7), Refusal.KIND),
         (repacked(7, "B", 3), Refusal.DTYPE),
         (repacked(24, "<Q", 7), Refusal.RANGE),

@@ -55,7 +55,7 @@ def read(frames: Any) -> None:
             if error is not None:
                 raise error
     if isinstance(message, m.Welcome | m.Ready):
-        spec_from_document(message.spec)
+        spec_from_document(message.spec, message.body)
 
 
 class Mutator:

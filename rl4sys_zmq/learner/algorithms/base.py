@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.values import PolicySpec, Segment
@@ -66,8 +65,11 @@ class Algorithm(Protocol):
     def demand(self) -> int:
         """Return how many more steps the next version can use, at least 0. Actors may collect this many now."""
 
-    def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """Return copies of the tensors that ``spec().tensors`` names, as they are after the last update."""
+    def snapshot(self) -> dict[str, NDArray[Any]]:
+        """Return copies of the tensors that ``spec().tensors`` names, as they are after the last update.
+
+        Float32 tensors can have any dtype that converts to it. All others must have exactly the dtype of their spec.
+        """
 
     def state(self) -> dict[str, Any]:
         """Return everything needed to continue exactly: tensors, optimizer, random state, replay, schedules.

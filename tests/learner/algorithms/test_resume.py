@@ -83,13 +83,18 @@ def segments(actions: Space, seed: int, *, masked: bool = False, steps: int = 16
             episodes[actor] = (int(rng.integers(2**64, dtype=np.uint64)), 0) if ended else (episode, index + 1)
 
 
+def flat_of(algorithm: Algorithm) -> Any:
+    """The weights, all of them float32."""
+    return algorithm.spec().flatten(algorithm.snapshot())[0]
+
+
 def updates(algorithm: Algorithm, source: Iterator[Segment], count: int) -> list[tuple[dict[str, float], bytes]]:
     """Feeds until `count` updates are done: the metrics and the weights after each. Then nothing is owed and nothing waits."""
     done: list[tuple[dict[str, float], bytes]] = []
     while len(done) < count:
         algorithm.observe(next(source))
         while (metrics := algorithm.update()) is not None:
-            done.append((dict(metrics), algorithm.spec().flatten(algorithm.snapshot()).tobytes()))
+            done.append((dict(metrics), flat_of(algorithm).tobytes()))
     return done
 
 
@@ -110,7 +115,7 @@ def check_resume(name: str, actions: Space, parameters: dict[str, Any], before: 
     resumed.observe(next(segments(actions, 6)))
     resumed.load(through_disk(through, folder))
     assert resumed.demand() == through.demand()
-    assert resumed.spec().flatten(resumed.snapshot()).tobytes() == through.spec().flatten(through.snapshot()).tobytes()
+    assert flat_of(resumed).tobytes() == flat_of(through).tobytes()
     further = [next(source) for _ in range(400)]
     one, two = updates(through, iter(further), 5), updates(resumed, iter(further), 5)
     assert one == two and len({weights for _, weights in one}) == len(one) >= 5
@@ -197,15 +202,15 @@ def test_ppo_trains_on_a_part_of_a_batch(case: str, masked: bool, trained_before
     actions, parameters = PPO_CASES[case]
     algorithm = make_algorithm("PPO", OBS, actions, {**PPO_SMALL, **parameters}, 0)
     updates(algorithm, segments(actions, 1, masked=masked), trained_before)
-    before = algorithm.spec().flatten(algorithm.snapshot())
+    before = flat_of(algorithm)
     demand = algorithm.demand()
     assert algorithm.update(partial=True) is None and algorithm.demand() == demand
-    assert (algorithm.spec().flatten(algorithm.snapshot()) == before).all()
+    assert (flat_of(algorithm) == before).all()
     algorithm.observe(next(segments(actions, 2, masked=masked, steps=steps)))
     assert algorithm.update() is None
     metrics = algorithm.update(partial=True)
     assert metrics is not None and all(np.isfinite(value) for value in metrics.values()), metrics
-    after = algorithm.spec().flatten(algorithm.snapshot())
+    after = flat_of(algorithm)
     assert np.isfinite(after).all() and (after != before).any()
     assert algorithm.update(partial=True) is None and algorithm.demand() > 0
     weights = [weights for _, weights in updates(algorithm, segments(actions, 3, masked=masked), 3)]

@@ -1,0 +1,82 @@
+"""The tensors of a policy: their descriptions, and the bytes of those that are not float32.
+
+Most tensors are float32. They are in one flat array, which is rounded and coded as numbers. The tensors of the other dtypes are
+in one buffer of bytes, which is never rounded. Those with the largest elements come first, else the order is that of the spec.
+So each tensor is aligned to the size of its elements. The buffer ends with zeros up to a multiple of 4 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.values.spaces import DTYPES
+
+__all__ = ["FLOAT32", "TENSOR_DTYPES", "TensorSpec", "other_bytes", "other_tensors", "other_views"]
+
+FLOAT32 = "float32"
+TENSOR_DTYPES = {np.dtype(dtype).name: np.dtype(dtype) for dtype in DTYPES}
+"""The dtypes of tensors, by NumPy's names. All are little-endian."""
+_WORD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """The name, shape and dtype of one tensor of a policy. The dtype is one of `TENSOR_DTYPES`.
+
+    Raises:
+        ConfigError: If the dtype is another one.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = FLOAT32
+
+    def __post_init__(self) -> None:
+        if type(self.dtype) is not str or self.dtype not in TENSOR_DTYPES:
+            raise ConfigError(
+                f"tensor {self.name!r:.80} has the dtype {self.dtype!r:.40}; expected one of {', '.join(TENSOR_DTYPES)}",
+                key="tensors",
+            )
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of all elements."""
+        return self.size * TENSOR_DTYPES[self.dtype].itemsize
+
+
+def other_tensors(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """Return the tensors that are not float32, in the order of their bytes."""
+    others = [tensor for tensor in tensors if tensor.dtype != FLOAT32]
+    return tuple(sorted(others, key=lambda tensor: -TENSOR_DTYPES[tensor.dtype].itemsize)) if others else ()
+
+
+def other_bytes(others: Sequence[TensorSpec]) -> int:
+    """Return the size in bytes of the buffer of the tensors that `other_tensors` returned, with its padding."""
+    return -(-sum(tensor.nbytes for tensor in others) // _WORD) * _WORD if others else 0
+
+
+def other_views(others: Sequence[TensorSpec], buffer: bytes | memoryview) -> dict[str, NDArray[Any]]:
+    """Return the tensors that `other_tensors` returned, by name, as views into a buffer of `other_bytes` bytes."""
+    views: dict[str, NDArray[Any]] = {}
+    start = 0
+    for tensor in others:
+        array = np.frombuffer(buffer, TENSOR_DTYPES[tensor.dtype], tensor.size, start) if tensor.size else _empty(tensor)
+        views[tensor.name] = array.reshape(tensor.shape)
+        start += tensor.nbytes
+    return views
+
+
+def _empty(tensor: TensorSpec) -> NDArray[Any]:
+    return np.empty(0, TENSOR_DTYPES[tensor.dtype])

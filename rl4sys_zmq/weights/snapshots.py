@@ -1,0 +1,75 @@
+"""Whole states in bytes: the plain elements, or their planes if these are much shorter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from rl4sys_zmq.values import FlatWeights
+from rl4sys_zmq.weights import planes
+from rl4sys_zmq.weights.bits import BitReader, bad
+from rl4sys_zmq.weights.coder import DiffCodec, Payload
+from rl4sys_zmq.weights.forms import BF16, FP32, IntegerForm, WireDtype
+
+__all__ = ["decode_snapshot", "encode_snapshot"]
+
+SNAPSHOT_GAIN = {0: 0.0, 1: 0.6, 2: 0.9}
+"""The share of its size, by level, below which a whole state is compressed. Decompression costs every actor time."""
+SNAPSHOT_SAMPLE = 1024
+"""The approximate number of elements in the sample that decides if compression is tried."""
+
+
+def _snapshot_form(dtype: WireDtype) -> IntegerForm:
+    return BF16 if dtype is WireDtype.BF16 else FP32
+
+
+def encode_snapshot(flat: FlatWeights, dtype: WireDtype, level: int) -> tuple[DiffCodec, Payload]:
+    """Return a whole snapshot, compressed if that saves enough bytes (`SNAPSHOT_GAIN`).
+
+    The elements keep their floating-point form, so a grid's steps are not needed.
+
+    Args:
+        flat: The state, in values of the wire dtype.
+        dtype: Form of the elements on the wire.
+        level: Compression level, as in `EncodingOptions`.
+    """
+    most = SNAPSHOT_GAIN[level]
+    every = 1 + flat.size // SNAPSHOT_SAMPLE
+    sample = flat[::every]
+    if most and len(_planes_of(sample, dtype)) <= most * dtype.itemsize * sample.size:
+        packed = _planes_of(flat, dtype)
+        if len(packed) <= most * dtype.itemsize * flat.size:
+            return DiffCodec.SNAPSHOT_PLANES, packed
+    if dtype is WireDtype.BF16:
+        return DiffCodec.SNAPSHOT, (flat.view(np.uint32) >> np.uint32(16)).astype("<u2").view(np.uint8).data
+    return DiffCodec.SNAPSHOT, flat.astype("<f4", copy=False).view(np.uint8).data
+
+
+def _planes_of(flat: FlatWeights, dtype: WireDtype) -> bytes:
+    form = _snapshot_form(dtype)
+    words: Iterator[planes.Words] = (
+        form.integers(flat[piece]).astype(form.word, copy=False) for piece in planes.pieces(flat.size)
+    )
+    return b"".join(planes.pack(words, flat.size, form.word))
+
+
+def decode_snapshot(codec: DiffCodec, payload: Payload, size: int, dtype: WireDtype) -> FlatWeights:
+    """Return the `size` elements of a whole snapshot, in a fresh buffer or in that of the payload.
+
+    Raises:
+        WeightsError: If the payload is not a snapshot of that size (``reason="payload"``).
+    """
+    if codec == DiffCodec.SNAPSHOT_PLANES:
+        form, reader = _snapshot_form(dtype), BitReader(payload)
+        parts = planes.unpack(reader, size, form.word)
+        reader.end()
+        flat = np.empty(size, dtype=np.float32)
+        for piece, words in parts:
+            flat[piece] = form.flat(words)
+        return flat
+    if len(payload) != dtype.itemsize * size:
+        raise bad(f"a snapshot has {len(payload)} bytes for {size} elements")
+    if dtype is WireDtype.BF16:
+        return (np.frombuffer(payload, dtype="<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return np.require(np.frombuffer(payload, dtype="<f4"), np.float32, "A")

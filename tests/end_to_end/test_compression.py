@@ -12,7 +12,8 @@ from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import segments
-from tests.end_to_end.conftest import Lab
+
+from .conftest import Lab
 
 trained: list[list[float]] = []
 

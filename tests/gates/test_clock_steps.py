@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.children import Child
 
 from rl4sys_zmq.ops.status import request_status
-from rl4sys_zmq.testing import Child
 
 from .kill_lab import Lab
 

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.children import Child
 
 from rl4sys_zmq.errors import JournalError
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.resume import open_journal
-from rl4sys_zmq.testing import Child
 
 from .conftest import PACKAGE, Tier
 from .kill_lab import Lab

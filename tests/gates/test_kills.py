@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.children import Child
 
-from rl4sys_zmq.testing import ChaosProxy, Child, Faults
+from rl4sys_zmq.testing import ChaosProxy, Faults
 
 from .conftest import Tier
 from .kill_lab import Lab

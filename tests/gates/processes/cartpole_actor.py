@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import gymnasium
-from talk import obey, options, say
+from harness.talk import obey, options, say
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import zmq
-from talk import obey, options, say
+from harness.talk import obey, options, say
 
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, space_to_json
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment

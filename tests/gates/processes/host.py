@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from talk import obey, options, say
+from harness.talk import obey, options, say
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor.io import ActorIO

@@ -16,12 +16,12 @@ import time
 from typing import Any
 
 import numpy as np
-from stepped_clock import step_clock
+from harness.children import SPARE
+from harness.stepped_clock import step_clock
+from harness.trace import TraceWriter
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.errors import LearnerUnavailable
-from rl4sys_zmq.testing.children import SPARE
-from rl4sys_zmq.testing.trace import TraceWriter
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 LAW_EVERY_S = 0.2

@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from stepped_clock import step_clock
+from harness.children import SPARE, TRY_AGAIN
+from harness.stepped_clock import step_clock
+from harness.trace import TraceWriter
 
 import rl4sys_zmq.learner.checkpoints as checkpoints
 from rl4sys_zmq.delivery import JournalEntry
@@ -37,9 +39,7 @@ from rl4sys_zmq.learner.endpoint import ActorEndpoint
 from rl4sys_zmq.learner.gateway import Gateway
 from rl4sys_zmq.learner.train_loop import TrainLoop
 from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.testing.children import SPARE, TRY_AGAIN
 from rl4sys_zmq.testing.fakes import FakeAlgorithm, FakeParameters
-from rl4sys_zmq.testing.trace import TraceWriter
 
 SAMPLE_S = 0.05
 JUDGED = ("trained", "stale", "quarantined")

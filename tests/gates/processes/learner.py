@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from typing import Any
 
-from talk import obey, options, say
+from harness.talk import obey, options, say
 
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm, weight_history
 from rl4sys_zmq.policies.mlp import mlp_spec

@@ -12,7 +12,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from talk import obey, options, say
+from harness.talk import obey, options, say
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor import segment_queue

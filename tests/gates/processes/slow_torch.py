@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from talk import say
+from harness.talk import say
 
 folder = tempfile.TemporaryDirectory(prefix="rl4-")
 (Path(folder.name) / "torch.py").write_text(

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from talk import obey, options, say
+from harness.talk import obey, options, say
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor import weight_subscriber

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +14,12 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import Algorithm
-from rl4sys_zmq.learner.algorithms.networks import policy_outputs
 from rl4sys_zmq.learner.algorithms.normalise import RewardScale, RunningMoments
 from rl4sys_zmq.learner.algorithms.ppo import PPO
 from rl4sys_zmq.learner.algorithms.rollout import clipped_objective, equal_sizes, half_square_error, join_segments, ratio_bounds
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
+
+from .policy_twin import policy_outputs
 
 OBS, ACT = BoxSpace((3,)), DiscreteSpace(4)
 SMALL = {"steps_per_epoch": 32, "minibatch_size": 16, "update_epochs": 2, "hidden_sizes": [8, 8], "learning_rate": 1e-2}
@@ -24,7 +27,7 @@ PLAIN = {**SMALL, "normalise_observations": False, "normalise_rewards": False}
 
 
 @pytest.fixture(autouse=True, scope="module")
-def one_thread():
+def one_thread() -> Iterator[None]:
     """As a learner process does: with such small products, two threads only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -32,11 +35,11 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def make(parameters=None, seed=0, observations=OBS, actions=ACT):
+def make(parameters: dict[str, Any] | None = None, seed: int = 0, observations: Any = OBS, actions: Any = ACT) -> PPO:
     return PPO(observations, actions, {**PLAIN, **(parameters or {})}, seed)
 
 
-def actor_log_probs(algorithm, observations, actions, masks):
+def actor_log_probs(algorithm: PPO, observations: Any, actions: Any, masks: Any) -> Any:
     """What an actor with the newest snapshot would have recorded."""
     spec, tensors = algorithm.spec(), algorithm.snapshot()
     outputs = policy_outputs(spec, tensors, observations[: len(actions)])
@@ -49,7 +52,18 @@ def actor_log_probs(algorithm, observations, actions, masks):
     return torch.distributions.Categorical(logits=outputs).log_prob(index).numpy()
 
 
-def segment(algorithm, rng, steps=8, *, episode=None, index=0, terminated=False, truncated=False, masked=False, **given):
+def segment(
+    algorithm: PPO,
+    rng: np.random.Generator,
+    steps: int = 8,
+    *,
+    episode: int | None = None,
+    index: int = 0,
+    terminated: bool = False,
+    truncated: bool = False,
+    masked: bool = False,
+    **given: Any,
+) -> Segment:
     spec = algorithm.spec()
     rows = steps + (not terminated)
     space = spec.observation_space
@@ -82,18 +96,18 @@ def segment(algorithm, rng, steps=8, *, episode=None, index=0, terminated=False,
     )  # fmt: skip
 
 
-def feed(algorithm, seed=0, count=4, correct=False, **kinds):
+def feed(algorithm: PPO, seed: int = 0, count: int = 4, correct: bool = False, **kinds: Any) -> dict[str, float]:
     rng = np.random.default_rng(seed)
     for k in range(count):
         algorithm.observe(segment(algorithm, rng, terminated=k % 2 == 0, **kinds), correct=correct)
     return algorithm.update()
 
 
-def learner_values(algorithm, observations):
+def learner_values(algorithm: PPO, observations: Any) -> Any:
     return algorithm._network(torch.from_numpy(observations))[1].detach().squeeze(1).double().numpy()
 
 
-def targets_of(algorithm, taken):
+def targets_of(algorithm: PPO, taken: Any) -> Any:
     rollout = join_segments(taken, algorithm.spec().observation_space, algorithm.spec().action_space)
     columns, _ = algorithm._prepare(rollout, 0.2)
     return columns
@@ -102,14 +116,14 @@ def targets_of(algorithm, taken):
 # The protocol -------------------------------------------------------------------------------------------------------
 
 
-def test_it_is_an_on_policy_algorithm():
+def test_it_is_an_on_policy_algorithm() -> None:
     algorithm = make()
     assert isinstance(algorithm, Algorithm) and algorithm.kind == "onpolicy" and algorithm.publish_every_updates == 1
     assert algorithm.rollout_length == 16
     assert algorithm.spec().tensors[0].shape == (8, 3)
 
 
-def test_demand_counts_down_and_an_update_takes_all():
+def test_demand_counts_down_and_an_update_takes_all() -> None:
     algorithm, rng = make(), np.random.default_rng(0)
     assert algorithm.demand() == 32 and algorithm.update() is None
     algorithm.observe(segment(algorithm, rng, 20))
@@ -119,7 +133,7 @@ def test_demand_counts_down_and_an_update_takes_all():
     assert algorithm.demand() == 32 and algorithm.update() is None
 
 
-def test_metrics_have_cleanrls_names():
+def test_metrics_have_cleanrls_names() -> None:
     metrics = feed(make())
     assert set(metrics) == {
         "losses/policy_loss", "losses/value_loss", "losses/entropy", "losses/approx_kl", "losses/old_approx_kl",
@@ -128,7 +142,7 @@ def test_metrics_have_cleanrls_names():
     assert all(type(value) is float and np.isfinite(value) for value in metrics.values())
 
 
-def test_trajectories_are_counted_when_asked():
+def test_trajectories_are_counted_when_asked() -> None:
     algorithm, rng = make({"steps_per_epoch": None, "traj_per_epoch": 3}), np.random.default_rng(0)
     assert algorithm.rollout_length == 128
     for _ in range(3):
@@ -138,7 +152,7 @@ def test_trajectories_are_counted_when_asked():
     assert algorithm.demand() > 0
 
 
-def test_ended_and_capped_segments_are_trajectories():
+def test_ended_and_capped_segments_are_trajectories() -> None:
     algorithm, rng = make({"steps_per_epoch": None, "traj_per_epoch": 2, "rollout_length": 4}), np.random.default_rng(0)
     algorithm.observe(segment(algorithm, rng, 4, episode=1))
     assert algorithm.demand() > 0
@@ -148,7 +162,7 @@ def test_ended_and_capped_segments_are_trajectories():
     assert algorithm.demand() == 0
 
 
-def test_the_estimate_of_a_trajectory_follows_those_that_ended():
+def test_the_estimate_of_a_trajectory_follows_those_that_ended() -> None:
     algorithm = make({"steps_per_epoch": None, "traj_per_epoch": 4, "update_epochs": 1, "num_minibatches": 1})
     guess = algorithm.demand()
     for round_ in range(20):
@@ -156,7 +170,7 @@ def test_the_estimate_of_a_trajectory_follows_those_that_ended():
     assert algorithm.demand() < guess / 5
 
 
-def test_snapshots_are_fresh_copies_in_the_order_of_the_spec():
+def test_snapshots_are_fresh_copies_in_the_order_of_the_spec() -> None:
     algorithm = PPO(OBS, ACT, SMALL, 0)
     first = algorithm.snapshot()
     kept = {name: tensor.copy() for name, tensor in first.items()}
@@ -184,7 +198,9 @@ HEADS = [
 
 @pytest.mark.parametrize(("observations", "actions", "kinds"), HEADS)
 @pytest.mark.parametrize("parameters", [SMALL, PLAIN])
-def test_the_first_ratio_is_one_when_nothing_lags(observations, actions, kinds, parameters):
+def test_the_first_ratio_is_one_when_nothing_lags(
+    observations: Any, actions: Any, kinds: Any, parameters: dict[str, Any]
+) -> None:
     algorithm = PPO(observations, actions, parameters, 0)
     for round_ in range(3):
         metrics = feed(algorithm, round_, **kinds)
@@ -193,7 +209,7 @@ def test_the_first_ratio_is_one_when_nothing_lags(observations, actions, kinds, 
     assert all(np.isfinite(tensor).all() for tensor in algorithm.snapshot().values())
 
 
-def test_one_of_two_arms_is_learnt():
+def test_one_of_two_arms_is_learnt() -> None:
     algorithm = make({"learning_rate": 3e-3, "steps_per_epoch": 64, "update_epochs": 8}, actions=DiscreteSpace(2))
     rng = np.random.default_rng(0)
     for _ in range(8):
@@ -206,7 +222,7 @@ def test_one_of_two_arms_is_learnt():
     assert torch.softmax(logits, 1)[:, 1].min() > 0.8
 
 
-def test_a_terminal_state_is_worth_nothing_and_a_cut_is_worth_its_value():
+def test_a_terminal_state_is_worth_nothing_and_a_cut_is_worth_its_value() -> None:
     algorithm, rng = make({"gamma": 0.9, "norm_adv": False}), np.random.default_rng(0)
     ends = {"terminated": {"terminated": True}, "truncated": {"truncated": True}, "cut": {}}
     for name, end in ends.items():
@@ -218,7 +234,7 @@ def test_a_terminal_state_is_worth_nothing_and_a_cut_is_worth_its_value():
         assert columns.advantages[0].item() == pytest.approx(piece.rewards[0] + bootstrap - values[0], abs=1e-5), name
 
 
-def test_a_trace_runs_on_across_a_cut_and_order_of_arrival_does_not_matter():
+def test_a_trace_runs_on_across_a_cut_and_order_of_arrival_does_not_matter() -> None:
     algorithm, rng = make({"norm_adv": False}), np.random.default_rng(0)
     whole_number = segment(algorithm, rng, 10, episode=7, truncated=True)
     parts = [
@@ -238,7 +254,7 @@ def test_a_trace_runs_on_across_a_cut_and_order_of_arrival_does_not_matter():
     torch.testing.assert_close(gap[:4], alone)
 
 
-def test_corrected_segments_get_vtrace_targets_and_others_do_not():
+def test_corrected_segments_get_vtrace_targets_and_others_do_not() -> None:
     algorithm, rng = make({"norm_adv": False, "gamma": 0.9, "gae_lambda": 0.7}), np.random.default_rng(0)
     piece = segment(algorithm, rng, 6)
     off = piece.log_probs + rng.normal(size=6).astype(np.float32)
@@ -260,7 +276,7 @@ def test_corrected_segments_get_vtrace_targets_and_others_do_not():
 
 @given(st.integers(0, 2**32 - 1), st.floats(0.0, 0.5), st.integers(1, 50))
 @settings(max_examples=60, deadline=None)
-def test_the_clipped_objective_is_the_papers(seed, clip, size):
+def test_the_clipped_objective_is_the_papers(seed: int, clip: float, size: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     ratios = torch.randn(size, generator=generator).exp().requires_grad_()
     advantages = torch.randn(size, generator=generator)
@@ -271,7 +287,7 @@ def test_the_clipped_objective_is_the_papers(seed, clip, size):
     torch.testing.assert_close(*gradients, atol=1e-6, rtol=1e-4)
 
 
-def test_the_value_losses():
+def test_the_value_losses() -> None:
     v, target, old = torch.tensor([1.0, 5.0]), torch.tensor([0.0, 6.0]), torch.tensor([0.0, 2.0])
     assert half_square_error(v, target, None, 0.2).item() == pytest.approx(0.5)
     clipped = old + (v - old).clamp(-0.2, 0.2)
@@ -280,12 +296,12 @@ def test_the_value_losses():
 
 
 @given(st.integers(1, 500), st.integers(0, 40))
-def test_minibatches_are_equal(steps, count):
+def test_minibatches_are_equal(steps: int, count: int) -> None:
     sizes = equal_sizes(steps, count)
     assert sum(sizes) == steps and max(sizes) - min(sizes) <= 1 and min(sizes) >= 1
 
 
-def test_a_minibatch_keeps_rows_together():
+def test_a_minibatch_keeps_rows_together() -> None:
     algorithm, rng = make(), np.random.default_rng(0)
     columns = targets_of(algorithm, [(segment(algorithm, rng, 9, masked=True), False)])
     seen = torch.cat([batch.targets for batch in columns.minibatches([5, 4], torch.Generator().manual_seed(0))])
@@ -297,7 +313,7 @@ def test_a_minibatch_keeps_rows_together():
                 assert torch.equal(getattr(batch, name)[k], getattr(columns, name)[row]), name
 
 
-def test_an_update_stops_at_the_target_kl():
+def test_an_update_stops_at_the_target_kl() -> None:
     free = feed(make({"update_epochs": 30, "learning_rate": 0.05}))
     held = feed(make({"update_epochs": 30, "learning_rate": 0.05, "target_kl": 0.01}))
     algorithm = make({"update_epochs": 30, "learning_rate": 0.05, "target_kl": 1e-9})
@@ -306,13 +322,13 @@ def test_an_update_stops_at_the_target_kl():
     assert algorithm._optimizer.steps == 2, "one pass of two minibatches"
 
 
-def test_value_passes_of_their_own_go_on_without_the_policy():
+def test_value_passes_of_their_own_go_on_without_the_policy() -> None:
     algorithm = make({"update_epochs": 1, "value_epochs": 3})
     policy, value = algorithm._network.parts
     moments = []
     step = algorithm._optimizer.step
 
-    def watched(grad, rates, *, max_norm=None):
+    def watched(grad: torch.Tensor, rates: Any, *, max_norm: float | None = None) -> None:
         before = algorithm._network.flat.clone()
         step(grad, rates, max_norm=max_norm)
         moved = algorithm._network.flat != before
@@ -326,7 +342,7 @@ def test_value_passes_of_their_own_go_on_without_the_policy():
     assert np.isfinite(fewer["losses/value_loss"])
 
 
-def test_value_learning_rate_moves_the_value_network_alone():
+def test_value_learning_rate_moves_the_value_network_alone() -> None:
     algorithm = make({"learning_rate": 0.0, "value_learning_rate": 1e-2})
     before = algorithm._network.flat.clone()
     feed(algorithm)
@@ -335,14 +351,14 @@ def test_value_learning_rate_moves_the_value_network_alone():
     assert not torch.equal(before[value], algorithm._network.flat[value])
 
 
-def test_schedules_fall_linearly_to_their_floor():
+def test_schedules_fall_linearly_to_their_floor() -> None:
     algorithm = make({"anneal_lr": True, "total_steps": 128, "anneal_floor": 0.1, "learning_rate": 1.0, "max_grad_norm": 1e-9})
     rates = [feed(algorithm, k)["charts/learning_rate"] for k in range(6)]
     assert rates == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.1, 0.1])
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_masks_keep_forbidden_logits_out_of_the_gradient(masked):
+def test_masks_keep_forbidden_logits_out_of_the_gradient(masked: bool) -> None:
     algorithm, rng = make({"ent_coef": 0.0}), np.random.default_rng(0)
     everything_but_zero = np.ones((9, 4), np.bool_)
     everything_but_zero[:, 0] = False
@@ -359,7 +375,7 @@ def test_masks_keep_forbidden_logits_out_of_the_gradient(masked):
     assert any(np.any(m) for m in moved) is not masked
 
 
-def test_segments_with_and_without_masks_mix():
+def test_segments_with_and_without_masks_mix() -> None:
     algorithm, rng = make(), np.random.default_rng(0)
     for masked in (True, False, True, False):
         algorithm.observe(segment(algorithm, rng, masked=masked))
@@ -369,7 +385,7 @@ def test_segments_with_and_without_masks_mix():
 # Normalisation ------------------------------------------------------------------------------------------------------
 
 
-def test_running_moments_are_those_of_all_rows():
+def test_running_moments_are_those_of_all_rows() -> None:
     rows, moments = np.random.default_rng(0).normal(3, 5, (100, 4)), RunningMoments(4)
     rows[:, 2] = 1.5
     for part in np.split(rows, [1, 10, 60]):
@@ -381,7 +397,7 @@ def test_running_moments_are_those_of_all_rows():
     np.testing.assert_allclose(moments.scale()[0], 1 / rows[:, 0].std())
 
 
-def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
+def test_rewards_are_divided_by_the_deviation_of_the_discounted_return() -> None:
     rng = np.random.default_rng(0)
     rewards = rng.normal(size=12)
     slow, running = [], {}
@@ -408,25 +424,25 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
 # Randomness and resuming --------------------------------------------------------------------------------------------
 
 
-def same(a, b):
+def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return all(np.array_equal(a[name], b[name]) for name in a)
 
 
-def test_equal_seeds_agree_and_others_differ():
+def test_equal_seeds_agree_and_others_differ() -> None:
     a, b, c = make(seed=1), make(seed=1), make(seed=2)
     assert same(a.snapshot(), b.snapshot()) and not same(a.snapshot(), c.snapshot())
     assert feed(a) == feed(b)
     assert same(a.snapshot(), b.snapshot())
 
 
-def test_global_generators_are_left_alone():
+def test_global_generators_are_left_alone() -> None:
     torch_before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
     feed(PPO(OBS, ACT, SMALL, 0))
     assert torch.equal(torch_before, torch.get_rng_state())
     assert np.array_equal(numpy_before, np.random.get_state()[1])
 
 
-def plain(state):
+def plain(state: Any) -> Any:
     """As a checkpoint might give it back: numpy where there was torch."""
     if isinstance(state, dict):
         return {key: plain(value) for key, value in state.items()}
@@ -435,7 +451,7 @@ def plain(state):
 
 @pytest.mark.parametrize("actions", [ACT, BoxSpace((2,), low=-1.0, high=1.0)])
 @pytest.mark.parametrize("parameters", [SMALL, {**PLAIN, "target_kl": 0.02, "anneal_lr": True, "total_steps": 500}])
-def test_resuming_is_as_if_nothing_had_happened(actions, parameters):
+def test_resuming_is_as_if_nothing_had_happened(actions: Any, parameters: dict[str, Any]) -> None:
     through = PPO(OBS, actions, parameters, 0)
     for k in range(3):
         feed(through, k)
@@ -449,13 +465,13 @@ def test_resuming_is_as_if_nothing_had_happened(actions, parameters):
         assert same(through.snapshot(), resumed.snapshot())
 
 
-def test_a_state_is_a_copy_of_plain_values():
+def test_a_state_is_a_copy_of_plain_values() -> None:
     algorithm = PPO(OBS, ACT, SMALL, 0)
     feed(algorithm)
     state, kept = algorithm.state(), plain(algorithm.state())
     feed(algorithm, 1)
 
-    def check(value, copy):
+    def check(value: Any, copy: Any) -> None:
         if isinstance(value, dict):
             assert all(type(key) is str for key in value)
             for key in value:
@@ -467,6 +483,6 @@ def test_a_state_is_a_copy_of_plain_values():
     check(state, kept)
 
 
-def test_a_state_of_another_network_is_refused():
+def test_a_state_of_another_network_is_refused() -> None:
     with pytest.raises(ConfigError, match="parameters"):
         make().load(make({"hidden_sizes": [9, 9]}).state())

@@ -299,7 +299,7 @@ def test_the_owner_drops_from_the_head(opened: Opened, folder: Path) -> None:
     ],
 )
 def test_evictions_before_the_first_welcome_are_corrected(
-    opened: Opened, folder: Path, received: int, durable: int, base: int, held: list[Any], new: int, dropped: int
+    opened: Opened, folder: Path, received: int, durable: int, base: int, held: list[Any], new: list[Any], dropped: int
 ) -> None:
     first = opened()
     first.reconcile(0, 0)
@@ -760,7 +760,9 @@ class SpoolMachine(RuleBasedStateMachine):
         entries = [*self.spool._taken, *self.spool._untaken]
         if memory:
             entries = [e for e in entries if e.packed is not None]
-        return [n for n in numbers(p for p in self.spool._read(entries) or () if p is not None) if n is not None]
+        packed = self.spool._read(entries)
+        assert packed is not None
+        return [n for n in numbers(p for p in packed if p is not None) if n is not None]
 
     @contextmanager
     def dropping(self) -> Iterator[None]:

@@ -12,6 +12,7 @@ from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import segments
+from rl4sys_zmq.wire.coding import code
 
 from .conftest import Lab
 
@@ -33,7 +34,6 @@ register_algorithm("KEEPS", build)
 
 def test_coded_trajectories_arrive_as_they_were(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     coded: list[bool] = []
-    code = segments.code
 
     def spy(message: Any, sections: Any) -> Any:
         out = code(message, sections)

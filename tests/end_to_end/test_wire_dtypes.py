@@ -195,4 +195,5 @@ def test_the_first_actor_may_say_what_the_learner_does_not(inproc_lab: Lab) -> N
     learner = inproc_lab.learner()
     agent = inproc_lab.agent(learner, algorithm_name="DRIFTING", weights={"wire_dtype": "bf16", "level": 2})
     agent.wait_version(0, 20.0)
+    assert agent._io.policy is not None
     assert not (agent._io.policy.snapshot.flat.view(np.uint32) & np.uint32(0xFFFF)).any()

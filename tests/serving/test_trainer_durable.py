@@ -449,10 +449,10 @@ class Fleet:
                     stores["memory"].insert(np.array([number, made]))
                     stores["disk"].insert(
                         {
-                            "observations": np.float32([made]),
+                            "observations": np.array([made], np.float32),
                             "actions": np.int64(number),
                             "rewards": np.float32(made),
-                            "next_observations": np.float32([made]),
+                            "next_observations": np.array([made], np.float32),
                             "terminated": False,
                         }
                     )

@@ -48,10 +48,10 @@ def as_modules(
     network: MLPStack, outputs: tuple[int, ...], hidden: tuple[int, ...], activation: str, features: int, extras: int
 ) -> list[nn.Module]:
     """The same networks as ordinary modules, read from the flat vector in manifest order; all as wide as network 0."""
-    modules = []
+    modules: list[nn.Module] = []
     for k in range(len(outputs)):
         flat = network.flat[network.parts[k]].detach()
-        layers = []
+        layers: list[nn.Module] = []
         widths = [features, *hidden, outputs[0]]
         at = 0
         for i, (a, b) in enumerate(itertools.pairwise(widths)):
@@ -80,10 +80,10 @@ def test_outputs_and_gradients_are_those_of_ordinary_modules(
     assert [out.shape for out in mine] == [(9, n) for n in outputs]
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
-    gradient = network.gradient(sum(out.square().sum() for out in mine))
-    sum(out.square().sum() for out in theirs).backward()
+    gradient = network.gradient(torch.stack([out.square().sum() for out in mine]).sum())
+    torch.stack([out.square().sum() for out in theirs]).sum().backward()
     for part, module in zip(network.parts, modules, strict=True):
-        expected = torch.cat([p.grad.reshape(-1) for p in module.parameters()])
+        expected = torch.cat([p.grad.reshape(-1) for p in module.parameters() if p.grad is not None])
         torch.testing.assert_close(gradient[part][: len(expected)], expected, atol=1e-4, rtol=1e-4)
         assert not gradient[part][len(expected) :].any()
 

@@ -35,7 +35,7 @@ def transition(number: int) -> dict[str, Any]:
 
 
 def make(path: Path, capacity: int = 12, **options: Any) -> ReplayBuffer:
-    return ReplayBuffer(capacity, **({"image_keys": ["camera"], "num_stack": 3, "path": path, "seed": 1} | options))
+    return ReplayBuffer(capacity, **{"image_keys": ["camera"], "num_stack": 3, "path": path, "seed": 1, **options})
 
 
 def assert_whole(store: ReplayBuffer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -225,7 +226,8 @@ BAD = [
 def test_a_mistake_is_refused_by_its_key_and_nothing_is_stored(data: Any, key: str, words: str) -> None:
     store = ReplayBuffer(10)
     store.insert(plain(1))
-    for insert in (lambda: store.insert(data), lambda: store.batch_insert([plain(2), data, plain(3)])):
+    inserts: list[Callable[[], object]] = [lambda: store.insert(data), lambda: store.batch_insert([plain(2), data, plain(3)])]
+    for insert in inserts:
         with pytest.raises(DataError, match=words) as caught:
             insert()
         assert caught.value.key == key

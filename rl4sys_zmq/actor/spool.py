@@ -158,11 +158,6 @@ class Spool(Resource):
         return self._meta.journal_id
 
     @property
-    def taken_items(self) -> int:
-        """The number of segments with a sequence number."""
-        return len(self._taken)
-
-    @property
     def untaken_items(self) -> int:
         """The number of segments without a sequence number. Before `reconcile` some of them can have one."""
         return len(self._untaken)
@@ -220,7 +215,7 @@ class Spool(Resource):
         self._bound_memory()
 
     def take(self, max_items: int, max_bytes: int) -> list[PackedSegment]:
-        """Take and return the next segments. The first has the number ``base_seq + taken_items``.
+        """Take and return the next segments. Their numbers follow those of the segments already taken.
 
         The first can exceed `max_bytes`. The list is empty before `reconcile`, and while the disk cannot be read.
         """

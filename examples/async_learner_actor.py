@@ -149,7 +149,7 @@ class FlatMLP:
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return weight ``[copies, in, out]`` and bias ``[copies, 1, out]`` of each layer."""
-        parts = flat.split([math.prod(shape) for shape in self.shapes])  # type: ignore[no-untyped-call]
+        parts = flat.split([math.prod(shape) for shape in self.shapes])
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def __call__(self, inputs: Tensor, flat: Tensor | None = None) -> Tensor:

@@ -18,8 +18,8 @@ PACKAGE = Path(rl4sys_zmq.__file__).parent
 ROOT = PACKAGE.parent
 
 TEST_TOOLS = {
-    *("addresses", "chaos", "chaos_frames", "chaos_loop", "chaos_pub", "check_algorithm", "check_data_store"),
-    *("check_policy", "check_transport", "children", "fakes", "kills", "plugin", "trace", "trace_check"),
+    *("addresses", "chaos", "chaos_loop", "check_algorithm", "check_data_store", "check_policy", "check_transport", "fakes"),
+    "plugin",
 }
 """The modules of `testing`: what users test with. What proves our own delivery is in tests/."""
 

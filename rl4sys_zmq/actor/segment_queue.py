@@ -100,14 +100,12 @@ class QueueHead:
         generation: The generation of the policy that acted: the number of the learner thread that published it.
         oldest_version: The lowest version among its steps.
         nbytes: The bytes of its columns.
-        frames: The number of separate frames that it needs.
     """
 
     generation: int
     oldest_version: int
     steps: int
     nbytes: int
-    frames: int
 
 
 class SegmentQueue(Resource):
@@ -201,7 +199,7 @@ class MemorySegmentQueue(SegmentQueue):
         segment = self.outbox.peek()
         if segment is None:
             return None
-        return QueueHead(segment.generation, int(segment.versions.min()), segment.steps, segment.nbytes, _large(segment))
+        return QueueHead(segment.generation, int(segment.versions.min()), segment.steps, segment.nbytes)
 
     def take(self, max_items: int, max_bytes: int) -> list[PackedSegment]:
         """Pack and return the oldest segments."""
@@ -223,8 +221,3 @@ class MemorySegmentQueue(SegmentQueue):
         if self.outbox.pop() is not None:
             self.outbox.dropped.add(reason)
         return True
-
-
-def _large(segment: Segment) -> int:
-    """Return an upper bound on how many of the segment's columns need a separate frame."""
-    return 6 if segment.nbytes >= ENTRY_BYTES else 0

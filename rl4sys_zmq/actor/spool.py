@@ -46,7 +46,7 @@ import time
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -158,11 +158,6 @@ class Spool(Resource):
         return self._meta.journal_id
 
     @property
-    def taken_items(self) -> int:
-        """The number of segments with a sequence number."""
-        return len(self._taken)
-
-    @property
     def untaken_items(self) -> int:
         """The number of segments without a sequence number. Before `reconcile` some of them can have one."""
         return len(self._untaken)
@@ -192,10 +187,6 @@ class Spool(Resource):
         """The drops since the spool was created, by reason. A count falls if the learner turns out to have the segment."""
         return dict(self._meta.dropped)
 
-    def heads(self) -> Iterator[QueueHead]:
-        """Iterate over the segments that are not taken, oldest first. A change of the spool ends the iteration."""
-        return (entry.head for entry in self._untaken)
-
     def peek(self) -> QueueHead | None:
         """Return the head of the oldest segment that is not taken, or None."""
         return self._untaken[0].head if self._untaken else None
@@ -210,7 +201,7 @@ class Spool(Resource):
         """
         put_at, next_id = self._clock(), self._meta.next_id
         for p in segments:
-            head = QueueHead(p.generation, p.oldest_version, p.steps, p.nbytes, len(p.large))
+            head = QueueHead(p.generation, p.oldest_version, p.steps, p.nbytes)
             entry = SpoolEntry(next_id, head, put_at, p)
             next_id += 1
             self._untaken.append(entry)
@@ -224,7 +215,7 @@ class Spool(Resource):
         self._bound_memory()
 
     def take(self, max_items: int, max_bytes: int) -> list[PackedSegment]:
-        """Take and return the next segments. The first has the number ``base_seq + taken_items``.
+        """Take and return the next segments. Their numbers follow those of the segments already taken.
 
         The first can exceed `max_bytes`. The list is empty before `reconcile`, and while the disk cannot be read.
         """
@@ -495,7 +486,7 @@ class Spool(Resource):
         entries = list(self._untaken)
         deleted, kept = entries[:gone], entries[gone:held]
         last = kept[-1].id if kept else 0
-        placeholders = [SpoolEntry(last + 1 + n, QueueHead(0, 0, 0, 0, 0), self._clock(), None) for n in range(blanks)]
+        placeholders = [SpoolEntry(last + 1 + n, QueueHead(0, 0, 0, 0), self._clock(), None) for n in range(blanks)]
         meta = replace(meta, next_id=meta.next_id + blanks)
         left = sum(e.packed is not None for e in entries[gone:])
         stored = replace(meta, rows=len(entries) - gone + blanks - left, submitted=meta.submitted - left)

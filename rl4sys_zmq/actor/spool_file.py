@@ -30,7 +30,7 @@ __all__ = ["FLUSH_BYTES", "SpoolDamaged", "SpoolEntry", "SpoolMeta", "SpoolFile"
 
 log = logging.getLogger(__name__)
 
-SCHEMA = 1
+SCHEMA = 2
 FLUSH_BYTES = 8 << 20
 """The bytes after which a transaction inserts no more, so that a full memory does not cause one long pause."""
 KEEP_DAMAGED = 3
@@ -42,7 +42,7 @@ _NO_FLAGS = 0x81
 """The flags of a placeholder. No segment of this library has them."""
 _TABLES = """
 CREATE TABLE rows (id INTEGER PRIMARY KEY, steps INTEGER NOT NULL, generation INTEGER NOT NULL, oldest_version INTEGER NOT NULL,
-                   nbytes INTEGER NOT NULL, frames INTEGER NOT NULL, put_at REAL NOT NULL, record BLOB NOT NULL);
+                   nbytes INTEGER NOT NULL, put_at REAL NOT NULL, record BLOB NOT NULL);
 CREATE TABLE meta (one INTEGER PRIMARY KEY CHECK (one = 1), document BLOB NOT NULL, checksum BLOB NOT NULL);
 """
 
@@ -128,14 +128,14 @@ class SpoolFile:
             SpoolDamaged: If they do not match it.
             sqlite3.Error: If the disk fails.
         """
-        query = "SELECT id, steps, generation, oldest_version, nbytes, frames, put_at FROM rows"
+        query = "SELECT id, steps, generation, oldest_version, nbytes, put_at FROM rows"
         entries = []
         # All at once: an open cursor would prevent the file from being closed.
-        for row_id, steps, generation, oldest, nbytes, frames, put_at in self._opened().execute(query).fetchall():
-            numbers = (row_id, steps, nbytes, frames, generation, oldest)
-            if any(type(n) is not int for n in numbers) or min(numbers[:4]) < 0 or type(put_at) is not float:
+        for row_id, steps, generation, oldest, nbytes, put_at in self._opened().execute(query).fetchall():
+            numbers = (row_id, steps, nbytes, generation, oldest)
+            if any(type(n) is not int for n in numbers) or min(numbers[:3]) < 0 or type(put_at) is not float:
                 raise SpoolDamaged(f"row {row_id!r} has invalid numbers")
-            entries.append(SpoolEntry(row_id, QueueHead(generation % _U64, oldest % _U64, steps, nbytes, frames), put_at, None))
+            entries.append(SpoolEntry(row_id, QueueHead(generation % _U64, oldest % _U64, steps, nbytes), put_at, None))
         ids = [e.id for e in entries]
         if len(ids) != meta.rows or any(a >= b for a, b in itertools.pairwise(ids)) or (ids and not 0 < ids[-1] < meta.next_id):
             raise SpoolDamaged(f"its {len(ids)} rows are not the {meta.rows} that were written")
@@ -174,7 +174,7 @@ class SpoolFile:
                 connection.execute("UPDATE rows SET id = -id - ? WHERE id > ?", (shift[1], shift[0]))
                 connection.execute("UPDATE rows SET id = -id WHERE id < 0")
             if inserted:
-                connection.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?, ?)", map(_row, inserted))
+                connection.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?)", map(_row, inserted))
             connection.execute("INSERT OR REPLACE INTO meta VALUES (1, ?, ?)", (document, _checksum(document)))
             connection.execute("COMMIT")
         except BaseException:
@@ -325,19 +325,10 @@ def is_damage(exc: Exception) -> bool:
 # ---- rows
 
 
-def _row(entry: SpoolEntry) -> tuple[int, int, int, int, int, int, float, bytes]:
+def _row(entry: SpoolEntry) -> tuple[int, int, int, int, int, float, bytes]:
     head, p = entry.head, entry.packed
     record = b"" if p is None else _pack(p)
-    return (
-        entry.id,
-        head.steps,
-        _i64(head.generation),
-        _i64(head.oldest_version),
-        head.nbytes,
-        head.frames,
-        entry.put_at,
-        record,
-    )
+    return entry.id, head.steps, _i64(head.generation), _i64(head.oldest_version), head.nbytes, entry.put_at, record
 
 
 def _i64(number: int) -> int:
@@ -364,7 +355,7 @@ def _unpack(record: bytes, expected: QueueHead) -> PackedSegment | None:
         ends = list(itertools.accumulate([*small, *large], initial=start))
     except (ProtocolError, TypeError, ValueError):
         return None
-    if ends[-1] != len(view) or QueueHead(generation, oldest, steps, nbytes, len(large)) != expected:
+    if ends[-1] != len(view) or QueueHead(generation, oldest, steps, nbytes) != expected:
         return None
     parts = [view[a:b] for a, b in itertools.pairwise(ends)]
     copied = tuple(map(bytes, parts[: len(small)]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import zstandard
@@ -24,6 +24,8 @@ from rl4sys_zmq.weights import (
 )
 
 __all__ = ["GOALS", "POLICY", "measure_diffs", "snapshot"]
+
+T = TypeVar("T")
 
 POLICY = b"diffs..."
 GOALS = {
@@ -112,7 +114,7 @@ def baseline(base: Floats, new: Floats, dtype: WireDtype) -> int:
     return HEADER_BYTES + len(zstandard.ZstdCompressor(level=1).compress(planes.tobytes()))
 
 
-def timed(call: Callable[[], Any], repeat: int) -> tuple[float, Any]:
+def timed(call: Callable[[], T], repeat: int) -> tuple[float, T]:
     """Return the shortest time of several calls, in microseconds, and the result of the last."""
     least = float("inf")
     for _ in range(repeat):

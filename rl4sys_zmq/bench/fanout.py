@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -132,7 +132,7 @@ def _ask(agent: RL4SysAgent) -> None:
     agent.mark_end_of_trajectory(traj, action)
 
 
-def _report(pipe: Connection, target: Any, actors: int, versions: int, gates: list[threading.Barrier]) -> None:
+def _report(pipe: Connection, target: Callable[[int], None], actors: int, versions: int, gates: list[threading.Barrier]) -> None:
     threads = [threading.Thread(target=target, args=(n,)) for n in range(actors)]
     for thread in threads:
         thread.start()

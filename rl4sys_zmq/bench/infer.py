@@ -39,6 +39,8 @@ SOME = 8
 """Number of different observations of a caller."""
 
 Forward = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+ChildMain = Callable[..., None]
+"""What a child process runs: a server, or a caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +98,18 @@ def measure_calls(policy: ServedPolicy, pairs: int, seconds: float, callers: int
     return measure_pairs(ours, functools.partial(_rate, _serve_bare, _call_bare, policy, seconds, callers), pairs, warm=False)
 
 
-def _median_us(server: Any, caller: Any, policy: ServedPolicy, seconds: float, pause_s: float) -> float:
+def _median_us(server: ChildMain, caller: ChildMain, policy: ServedPolicy, seconds: float, pause_s: float) -> float:
     (times,) = _run(server, caller, policy, seconds, 1, pause_s)
     return 1e6 * float(np.median(times))
 
 
-def _rate(server: Any, caller: Any, policy: ServedPolicy, seconds: float, callers: int) -> float:
+def _rate(server: ChildMain, caller: ChildMain, policy: ServedPolicy, seconds: float, callers: int) -> float:
     return sum(len(times) for times in _run(server, caller, policy, seconds, callers)) / seconds
 
 
-def _run(server: Any, caller: Any, policy: ServedPolicy, seconds: float, callers: int, pause_s: float = 0.0) -> list[list[float]]:
+def _run(
+    server: ChildMain, caller: ChildMain, policy: ServedPolicy, seconds: float, callers: int, pause_s: float = 0.0
+) -> list[list[float]]:
     """Return the time of each call of each caller, measured after all callers are connected."""
     with contextlib.ExitStack() as stack:
         with _one_thread():

@@ -11,10 +11,10 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import zmq
 
@@ -83,7 +83,7 @@ def ours(
             "observation_space": space_to_json(payload.observation_space),
             "action_space": space_to_json(payload.action_space),
         }
-        config: dict[str, Any] = {
+        config: dict[str, object] = {
             "bind": "tcp://127.0.0.1:0",
             "run_dir": None,
             "clients": {"lab": {"algorithm_name": ALGORITHM, **spaces}},
@@ -167,7 +167,7 @@ def _wait_for(look: Callable[[], T]) -> T:
 
 
 @contextlib.contextmanager
-def _processes(targets: list[tuple[Callable[..., None], tuple[Any, ...]]], seconds: float) -> Iterator[None]:
+def _processes(targets: Sequence[tuple[Callable[..., None], tuple[object, ...]]], seconds: float) -> Iterator[None]:
     """Run sender processes that end at a given time. They are joined at the end."""
     spawn = multiprocessing.get_context("spawn")
     until_s = time.time() + START_S + seconds

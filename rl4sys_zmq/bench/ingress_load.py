@@ -38,7 +38,7 @@ MAX_FRAMES = 256
 RAW_HWM = 64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrajectoryKind:
     """A kind of trajectory.
 
@@ -46,26 +46,43 @@ class TrajectoryKind:
         name: Name in the tables.
         steps: Steps of each trajectory.
         observation_space, action_space: Spaces of its client.
-        masks: True if it has masks of allowed actions.
         words: Description for people.
+        masks: True if it has masks of allowed actions.
     """
 
     name: str
     steps: int
     observation_space: Space
     action_space: Space
-    masks: bool
     words: str
+    masks: bool = False
 
 
 PAYLOADS = {
     p.name: p
     for p in (
-        TrajectoryKind("P1", 200, BoxSpace((8,)), DiscreteSpace(4), False, "200 steps: obs f32[8], action i64"),
         TrajectoryKind(
-            "P2", 100, BoxSpace((2, 128, 128, 3), "|u1", 0, 255), BoxSpace((7,)), False, "100 steps: two 128x128x3 u8, f32[7]"
+            name="P1",
+            steps=200,
+            observation_space=BoxSpace((8,)),
+            action_space=DiscreteSpace(4),
+            words="200 steps: obs f32[8], action i64",
         ),
-        TrajectoryKind("P3", 1000, BoxSpace((1024,)), DiscreteSpace(128), True, "1000 steps: obs f32[1024], mask bool[128]"),
+        TrajectoryKind(
+            name="P2",
+            steps=100,
+            observation_space=BoxSpace((2, 128, 128, 3), "|u1", 0, 255),
+            action_space=BoxSpace((7,)),
+            words="100 steps: two 128x128x3 u8, f32[7]",
+        ),
+        TrajectoryKind(
+            name="P3",
+            steps=1000,
+            observation_space=BoxSpace((1024,)),
+            action_space=DiscreteSpace(128),
+            masks=True,
+            words="1000 steps: obs f32[1024], mask bool[128]",
+        ),
     )
 }
 

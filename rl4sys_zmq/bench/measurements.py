@@ -46,7 +46,7 @@ Record = dict[str, Any]
 PrintLine = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
     """The size of the measurements.
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from typing import Any
 
 __all__ = ["PATIENCE_S", "child"]
 
@@ -15,7 +14,7 @@ PATIENCE_S = 60.0
 
 
 @contextlib.contextmanager
-def child(target: Any, *arguments: Any) -> Iterator[Connection]:
+def child(target: Callable[..., None], *arguments: object) -> Iterator[Connection]:
     """Start a fresh process with one end of a pipe, yield the other end, and end the process afterwards."""
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()

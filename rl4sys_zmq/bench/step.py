@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor import AgentConfig, RL4SysAgent
+from rl4sys_zmq.actor import AgentConfig, RL4SysAgent, RL4SysTrajectory
 from rl4sys_zmq.bench.counting import ALGORITHM, HIDDEN, ROLLOUT
 from rl4sys_zmq.bench.pairs import PairedFigures
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
@@ -24,7 +24,7 @@ SEED = 1
 MANY = 256
 """Number of observations that are used in turn."""
 
-Step = Callable[[NDArray[Any], float], object]
+Step = Callable[[NDArray[np.float32], float], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ def forward_only() -> Step:
     """Return an MLP 8-64-64-4 in plain numpy."""
     (w0, b0), (w1, b1), (w2, b2) = _layers()
 
-    def forward(observation: NDArray[Any], reward: float) -> NDArray[Any]:
+    def forward(observation: NDArray[np.float32], reward: float) -> NDArray[np.float32]:
         hidden = np.tanh(w0.dot(observation) + b0)
         hidden = np.tanh(w1.dot(hidden) + b1)
-        logits: NDArray[Any] = w2.dot(hidden) + b2
+        logits: NDArray[np.float32] = w2.dot(hidden) + b2
         return logits
 
     return forward
@@ -67,7 +67,7 @@ def plain_step() -> Step:
     rewards, log_probs = np.empty(ROLLOUT, np.float32), np.empty(ROLLOUT, np.float32)
     row = 0
 
-    def step(observation: NDArray[Any], reward: float) -> int:
+    def step(observation: NDArray[np.float32], reward: float) -> int:
         nonlocal row, draws
         h = dot0(observation)
         add(h, b0, h)
@@ -117,10 +117,10 @@ def agent_for(address: str, **options: Any) -> RL4SysAgent:
 
 def agent_step(agent: RL4SysAgent) -> Step:
     """Return a step with the whole API in one endless episode. The I/O thread sends a segment every 128 steps."""
-    traj: Any = None
+    traj: RL4SysTrajectory | None = None
     request, add = agent.request_for_action, agent.add_to_trajectory
 
-    def step(observation: NDArray[Any], reward: float) -> None:
+    def step(observation: NDArray[np.float32], reward: float) -> None:
         nonlocal traj
         traj, action = request(traj, observation)
         add(traj, action)

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -123,7 +123,7 @@ class Commands(click.Group):
         sys.exit(code)
 
 
-def _exit_code(name: str, run: Any) -> int:
+def _exit_code(name: str, run: Callable[[], object]) -> int:
     try:
         result = run()
     except Stopping as stopping:

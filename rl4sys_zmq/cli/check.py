@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rl4sys_zmq.cli.app import print_line
 from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig
@@ -17,6 +17,9 @@ from rl4sys_zmq.learner.algorithms import ALGORITHMS, AlgorithmEntry, make_algor
 from rl4sys_zmq.learner.algorithms.entry import parameter_table, readings
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Space
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 __all__ = ["check_file", "list_algorithms"]
 
@@ -50,7 +53,7 @@ def is_learner_file(given: Mapping[str, object]) -> bool:
     return len(given.keys() & (learners - agents)) > len(given.keys() & (agents - learners))
 
 
-def _keys(config: type[Any]) -> set[str]:
+def _keys(config: type[DataclassInstance]) -> set[str]:
     return {name for f in fields(config) if "check" in f.metadata for name in (f.name, *f.metadata["names"])}
 
 
@@ -121,7 +124,7 @@ def _algorithm(
         yield from (f"    {key}: {_text(getattr(used, key))}" for key in (f.name for f in fields(used)))
 
 
-def _values(values: Mapping[str, Any]) -> Iterator[str]:
+def _values(values: Mapping[str, object]) -> Iterator[str]:
     yield from (f"  {key}: {_text(value)}" for key, value in values.items() if value not in ({}, None))
 
 

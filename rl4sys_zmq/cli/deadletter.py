@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,37 @@ MAX_LETTER_BYTES = 1 << 28
 MAX_SEGMENTS_SHOWN = 16
 _LENGTH = struct.Struct("<I")
 _COLUMNS = ("observations", "actions", "rewards", "log_probs", "versions", "masks")
+
+
+class ColumnFigures(TypedDict):
+    """Figures of one column. The least and the greatest cover its finite values; they are None if it has none."""
+
+    dtype: str
+    shape: list[int]
+    min: bool | int | float | None
+    max: bool | int | float | None
+    not_finite: int
+
+
+@final
+class SegmentFigures(TypedDict):
+    """The description of one segment in a letter."""
+
+    steps: int
+    generation: int
+    episode_id: int
+    segment_index: int
+    ended: str
+    episode_return: float | str | None
+    episode_length: int | None
+    columns: dict[str, ColumnFigures]
+
+
+@final
+class UnreadableSegment(TypedDict):
+    """The problem with one segment that cannot be read."""
+
+    problem: str
 
 
 def print_letters(run: Path, client_id: str | None, *, as_json: bool) -> None:
@@ -80,7 +111,7 @@ def show_letter(run: Path, which: str, client_id: str | None, *, as_json: bool) 
         path = Path(which)
         path = path.with_suffix(".msg") if path.suffix == ".json" else path
         letter = next((found for _, found in letters if found.path.resolve() == path.resolve()), None)
-    about: dict[str, Any] = _plain(letter) if letter is not None else {"path": str(path)}
+    about = _plain(letter) if letter is not None else {"path": str(path)}
     segments, problem = _content(path)
     if as_json:
         print_line(json.dumps({**about, "problem": problem, "segments": segments}, indent=2, default=str))
@@ -140,14 +171,14 @@ def _when(letter: StoredDeadLetter) -> str:
         return f"{'?':<19}"
 
 
-def _plain(letter: StoredDeadLetter) -> dict[str, Any]:
+def _plain(letter: StoredDeadLetter) -> dict[str, object]:
     return {**asdict(letter), "path": str(letter.path)}
 
 
 # ---- the content of a letter
 
 
-def _content(path: Path) -> tuple[list[dict[str, Any]], str]:
+def _content(path: Path) -> tuple[list[SegmentFigures | UnreadableSegment], str]:
     """Return descriptions of the segments in a letter, and the problem with the letter; empty if there is none.
 
     Raises:
@@ -165,7 +196,9 @@ def _content(path: Path) -> tuple[list[dict[str, Any]], str]:
         raise RunDirectoryError(f"{path} cannot be read: {exc.strerror or exc}") from exc
     except (ProtocolError, ValueError) as exc:
         return [], str(exc)
-    described = [{"problem": str(s)} if isinstance(s, ProtocolError) else _described(s) for s in found[:MAX_SEGMENTS_SHOWN]]
+    described: list[SegmentFigures | UnreadableSegment] = [
+        {"problem": str(s)} if isinstance(s, ProtocolError) else _described(s) for s in found[:MAX_SEGMENTS_SHOWN]
+    ]
     hidden = len(found) - len(described)
     return described, f"only the first {MAX_SEGMENTS_SHOWN} segments are shown, of {len(found)}" if hidden else ""
 
@@ -196,7 +229,7 @@ def _outline(path: Path) -> str:
     return "" if frames else "empty"
 
 
-def _described(segment: Segment) -> dict[str, Any]:
+def _described(segment: Segment) -> SegmentFigures:
     how = "terminated" if segment.terminated else "truncated" if segment.truncated else "capped" if segment.capped else "cut"
     columns = ((name, getattr(segment, name)) for name in _COLUMNS)
     total = segment.episode_return
@@ -212,9 +245,8 @@ def _described(segment: Segment) -> dict[str, Any]:
     }
 
 
-def _column(column: NDArray[Any]) -> dict[str, Any]:
-    """Return figures of one column; min and max cover its finite values."""
-    out: dict[str, Any] = {"dtype": str(column.dtype), "shape": list(column.shape), "min": None, "max": None, "not_finite": 0}
+def _column(column: NDArray[Any]) -> ColumnFigures:
+    out: ColumnFigures = {"dtype": str(column.dtype), "shape": list(column.shape), "min": None, "max": None, "not_finite": 0}
     values: NDArray[Any] = column
     if column.dtype.kind == "f":
         finite = np.isfinite(column)
@@ -225,7 +257,7 @@ def _column(column: NDArray[Any]) -> dict[str, Any]:
     return out
 
 
-def _segment_lines(segment: dict[str, Any]) -> Iterator[str]:
+def _segment_lines(segment: SegmentFigures | UnreadableSegment) -> Iterator[str]:
     if "problem" in segment:
         yield f"segment    cannot be read: {segment['problem']}"
         return
@@ -238,5 +270,5 @@ def _segment_lines(segment: dict[str, Any]) -> Iterator[str]:
         yield f"{name:<13}{c['dtype']:<9}{shape:<16}{_number(c['min']):>12}{_number(c['max']):>12}{c['not_finite'] or '-':>12}"
 
 
-def _number(value: Any) -> str:
+def _number(value: object) -> str:
     return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -17,7 +17,6 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rl4sys_zmq.cli.app import print_line
 from rl4sys_zmq.errors import ConfigError
@@ -233,14 +232,14 @@ def _read(path: Path) -> tuple[str, int]:
     return path.read_text(encoding="utf-8"), path.stat().st_mode & 0o777
 
 
-def _parsed(text: str, path: Path) -> dict[str, Any]:
+def _parsed(text: str, path: Path) -> dict[str, object]:
     found = _parsed_or_none(text)
     if found is None:
         raise ConfigError("not TOML", source=str(path))
     return found
 
 
-def _parsed_or_none(text: str) -> dict[str, Any] | None:
+def _parsed_or_none(text: str) -> dict[str, object] | None:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:

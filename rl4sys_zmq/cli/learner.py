@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
@@ -156,6 +156,14 @@ def client(context: click.Context, address: str, client_id: str) -> None:
     context.obj = Target(address, client_id)
 
 
+class ClientOptions(TypedDict):
+    """The options of every command for a client."""
+
+    json: bool
+    keys: Path | None
+    timeout: float
+
+
 def _client_options(command: Callable[..., None]) -> Callable[..., None]:
     for decorate in (
         option("--json", is_flag=True, help="Print the figures as JSON."),
@@ -167,7 +175,7 @@ def _client_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def _run_on_client(target: Target, command: str, actor_id: str, options: dict[str, Any]) -> None:
+def _run_on_client(target: Target, command: str, actor_id: str, options: ClientOptions) -> None:
     from rl4sys_zmq.cli.client import run_command
 
     keys, timeout_s, as_json = options["keys"], options["timeout"], options["json"]
@@ -176,7 +184,7 @@ def _run_on_client(target: Target, command: str, actor_id: str, options: dict[st
 
 @client.command()
 @_client_options
-def restart(target: Target, **options: Any) -> None:
+def restart(target: Target, **options: Unpack[ClientOptions]) -> None:
     """Start a new learner thread for the client, from its newest checkpoint and with the data accepted since then.
 
     This also restarts a failed client. The command needs a running learner. A learner that is started does the same for all of
@@ -187,14 +195,14 @@ def restart(target: Target, **options: Any) -> None:
 
 @client.command("give-up-pending")
 @_client_options
-def give_up_pending(target: Target, **options: Any) -> None:
+def give_up_pending(target: Target, **options: Unpack[ClientOptions]) -> None:
     """Roll back the data accepted since the client's newest checkpoint, for a client that fails on it repeatedly."""
     _run_on_client(target, "give-up-pending", "", options)
 
 
 @client.command()
 @_client_options
-def forget(target: Target, **options: Any) -> None:
+def forget(target: Target, **options: Unpack[ClientOptions]) -> None:
     """Remove the client with its learner thread and its data in the journal.
 
     Checkpoints are renamed to NUMBER.abandoned, not deleted. The client's actors are refused; the next one that joins creates a
@@ -206,7 +214,7 @@ def forget(target: Target, **options: Any) -> None:
 @client.command("drop-actor")
 @click.argument("actor_id")
 @_client_options
-def drop_actor(target: Target, actor_id: str, **options: Any) -> None:
+def drop_actor(target: Target, actor_id: str, **options: Unpack[ClientOptions]) -> None:
     """Remove the record of an actor that is fenced, belongs to a lost key or occupies a slot. It can then join again.
 
     Its accepted segments stay, and pending ones will be trained on.

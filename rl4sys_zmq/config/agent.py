@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from rl4sys_zmq.config.addresses import connect_uri, dialled
 from rl4sys_zmq.config.files import read_mapping
@@ -236,7 +236,7 @@ class AgentConfig:
             parameters = {**_parameters(values), **_parameters(over)}
             return cls(**parse_options(cls, {**values, **over, "algorithm_parameters": parameters}, extra=_FLAT))  # type: ignore[arg-type]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the configuration as JSON values that `from_mapping` can read."""
         return as_json(self)
 

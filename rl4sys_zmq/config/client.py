@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass
-from typing import Any, Self
+from typing import Self
 
 from rl4sys_zmq.config.options import (
     SPACE,
@@ -86,6 +86,6 @@ class ClientConfig:
         flat = tuple(key for key in FLAT_KEYS if key != "act_limit")
         return cls(**parse_options(cls, expand_sections(given, ("network_architecture", "training")), extra=flat))  # type: ignore[arg-type]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the configuration as JSON values that `from_mapping` can read."""
         return as_json(self)

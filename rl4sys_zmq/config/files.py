@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -46,7 +47,7 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, object]:
     return _without_comments(found, source)
 
 
-def _without_comments(found: dict[Any, Any], source: str) -> dict[str, object]:
+def _without_comments(found: Mapping[object, object], source: str) -> dict[str, object]:
     kept: dict[str, object] = {}
     for key, value in found.items():
         if not isinstance(key, str):

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self, cast
 
 from rl4sys_zmq.config.addresses import bind_uri
 from rl4sys_zmq.config.client import ClientConfig
@@ -213,7 +213,7 @@ class LearnerConfig:
             translated, ignored = translate_global(given)
             values = parse_options(cls, translated)
         values.update(parse_options(cls, overrides))
-        values["algorithms"], flat = _without_spaces(values.get("algorithms", {}))
+        values["algorithms"], flat = _without_spaces(cast("Mapping[str, Mapping[str, object]]", values.get("algorithms", {})))
         if ignored or flat:
             log.warning(
                 "%s: ignored, without a meaning for the learner: %s", source or "configuration", ", ".join((*ignored, *flat))
@@ -221,12 +221,14 @@ class LearnerConfig:
         with with_source(source):
             return cls(**{**values, "ignored": (*ignored, *flat)})  # type: ignore[arg-type]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the configuration as JSON values that `from_mapping` can read."""
         return {key: value for key, value in as_json(self).items() if key != "ignored"}
 
 
-def _without_spaces(algorithms: Any) -> tuple[dict[str, dict[str, object]], tuple[str, ...]]:
+def _without_spaces(
+    algorithms: Mapping[str, Mapping[str, object]],
+) -> tuple[dict[str, dict[str, object]], tuple[str, ...]]:
     """Remove the keys of spaces and of actors from the defaults by algorithm; return the rest and the names of the removed keys.
 
     RL4Sys's files have them there, but each client has its own spaces, and each actor its own options.

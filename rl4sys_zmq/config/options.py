@@ -14,13 +14,16 @@ from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields
 from dataclasses import field as dataclass_field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.names import NAME_RULE, is_name
 from rl4sys_zmq.values import Space, space_from, space_to_json
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 __all__ = [
     "SPACE",
@@ -261,7 +264,7 @@ def check_value(key: str, value: object, check: Check[T]) -> T:
         raise ConfigError(f"{key}: {message}", key=key) from exc
 
 
-def check_fields(config: Any) -> None:
+def check_fields(config: DataclassInstance) -> None:
     """Check every field of a frozen configuration and replace it with the result."""
     for field in fields(config):
         if "check" in field.metadata:
@@ -347,7 +350,7 @@ def with_source(source: str) -> Iterator[None]:
         raise ConfigError(str(exc), key=exc.key, source=source) from exc
 
 
-def as_json(config: Any) -> dict[str, Any]:
+def as_json(config: DataclassInstance) -> dict[str, object]:
     """Return a configuration as JSON values that its ``from_mapping`` can read.
 
     An option that is None is left out if None is its default.
@@ -362,7 +365,7 @@ def as_json(config: Any) -> dict[str, Any]:
             return value.to_json()
         return str(value) if isinstance(value, Path) else value
 
-    out: dict[str, Any] = {}
+    out: dict[str, object] = {}
     for field in fields(config):
         value = getattr(config, field.name)
         if "check" in field.metadata and (value is not None or field.default is not None):
@@ -371,5 +374,5 @@ def as_json(config: Any) -> dict[str, Any]:
     return out
 
 
-def _is_required(field: Field[Any]) -> bool:
+def _is_required(field: Field[object]) -> bool:
     return field.default is MISSING and field.default_factory is MISSING

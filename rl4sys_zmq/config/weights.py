@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Self
 
 from rl4sys_zmq.config.options import check_fields, integer, mapping, one_of, option, optional, parse_options
 
@@ -30,7 +30,7 @@ class WeightsConfig:
 
     def over(self, other: WeightsConfig) -> WeightsConfig:
         """Return these options, with those of `other` where an option is None here."""
-        return WeightsConfig(**{**other.to_json(), **self.to_json()})
+        return WeightsConfig.from_mapping({**other.to_json(), **self.to_json()})
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, object]) -> Self:
@@ -41,7 +41,7 @@ class WeightsConfig:
         """
         return cls(**parse_options(cls, given))  # type: ignore[arg-type]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the options that are set as JSON values that `from_mapping` can read."""
         said = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in said.items() if value is not None}

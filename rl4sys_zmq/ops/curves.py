@@ -18,7 +18,7 @@ WINDOW = 100
 """Number of episodes in a moving mean."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
     """The training episodes of one client, in the order of their ends. All columns are float64 ``[N]``.
 
@@ -84,7 +84,7 @@ def read_curves(run_dir: Path) -> list[Curve]:
         returns, steps, seconds = np.asarray(found, dtype=np.float64).T
         label = run_dir.name if run_dir.name == client or len(rows) == 1 else f"{run_dir.name}/{client}"
         lag = float(np.mean(lags[client])) if client in lags else None
-        curves.append(Curve(label, client, returns, steps, seconds, lag))
+        curves.append(Curve(label=label, client_id=client, returns=returns, steps=steps, seconds=seconds, policy_lag=lag))
     return curves
 
 

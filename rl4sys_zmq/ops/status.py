@@ -98,7 +98,7 @@ def handshake_error(event: MonitorEvent, have_keys: bool) -> str:
     return explain(event, "actor")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClientRow:
     """The main figures of one client of a status report.
 
@@ -203,19 +203,19 @@ def text_table(rows: Sequence[ClientRow]) -> list[str]:
 def _row(name: str, client: Mapping[str, Any]) -> ClientRow:
     verdicts = client["verdicts"]
     return ClientRow(
-        name,
-        client["state"],
-        client["algorithm"],
-        client["episodes"],
-        client["mean_return"],
-        client["steps"],
-        client["steps_per_s"],
-        client["version"],
-        client["updates"],
-        client["policy_lag"],
-        client["pending"],
-        client["actors_live"],
-        verdicts["refused"] + verdicts["quarantined"],
-        verdicts["stale"],
-        client["error"],
+        client_id=name,
+        state=client["state"],
+        algorithm=client["algorithm"],
+        episodes=client["episodes"],
+        mean_return=client["mean_return"],
+        steps=client["steps"],
+        steps_per_s=client["steps_per_s"],
+        version=client["version"],
+        updates=client["updates"],
+        policy_lag=client["policy_lag"],
+        pending=client["pending"],
+        actors=client["actors_live"],
+        refused=verdicts["refused"] + verdicts["quarantined"],
+        stale=verdicts["stale"],
+        error=client["error"],
     )

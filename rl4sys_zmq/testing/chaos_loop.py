@@ -29,7 +29,7 @@ _ACCEPT_BURST = 64
 _TICK_S = 0.02  # a throttled link moves at most the bytes of this time at once
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
     """The faults of a `ChaosProxy`. Probabilities are per chunk of at most 16 KiB.
 

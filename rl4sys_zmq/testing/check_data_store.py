@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 __all__ = ["DataStore", "check_data_store"]
+
+Item = TypeVar("Item")
 
 _ITEMS = 2_000
 """Number of items that one thread inserts while another reads."""
 
 
-class DataStore(Protocol):
+class DataStore(Protocol[Item]):
     """The methods that `rl4sys_zmq.serving.DataStoreBase` requires of a store."""
 
-    def insert(self, data: Any) -> None:
+    def insert(self, data: Item) -> None:
         """Store one item under the next number."""
 
-    def batch_insert(self, batch_data: Sequence[Any]) -> None:
+    def batch_insert(self, batch_data: Sequence[Item]) -> None:
         """Store items in their order."""
 
     def latest_data_id(self) -> int:
@@ -27,17 +29,17 @@ class DataStore(Protocol):
     def oldest_data_id(self) -> int:
         """Return the number of the oldest item in the store."""
 
-    def get_latest_data(self, from_id: int) -> list[Any]:
+    def get_latest_data(self, from_id: int) -> list[Item]:
         """Return all items after `from_id` that are still in the store, oldest first."""
 
-    def read_after(self, from_id: int, limit: int | None = None) -> tuple[int, list[Any]]:
+    def read_after(self, from_id: int, limit: int | None = None) -> tuple[int, list[Item]]:
         """Return the number of the first item after `from_id` in the store, and at most `limit` items from there on."""
 
     def __len__(self) -> int:
         """Return the number of items in the store."""
 
 
-def check_data_store(make: Callable[[int], DataStore], item: Callable[[int], Any], number: Callable[[Any], int]) -> None:
+def check_data_store(make: Callable[[int], DataStore[Item]], item: Callable[[int], Item], number: Callable[[Item], int]) -> None:
     """Check that a store fulfils the contract: numbers, order, dropped items, and reading while another thread inserts.
 
     Args:
@@ -50,7 +52,7 @@ def check_data_store(make: Callable[[int], DataStore], item: Callable[[int], Any
     """
     for capacity in (1, 5):
         store, twin = make(capacity), list[int]()
-        _check_state(store, twin, capacity)
+        _check_state(store, twin, capacity, number)
         for size in (None, 1, 2, None, 0, 3, None, 4 * capacity):
             start = len(twin)
             twin += range(start, start + (1 if size is None else size))
@@ -62,7 +64,7 @@ def check_data_store(make: Callable[[int], DataStore], item: Callable[[int], Any
     _check_threads(make(50), item, number)
 
 
-def _check_state(store: DataStore, twin: list[int], capacity: int, number: Callable[[Any], int] = int) -> None:
+def _check_state(store: DataStore[Item], twin: list[int], capacity: int, number: Callable[[Item], int]) -> None:
     """Compare a store with the list of everything that was inserted."""
     held = twin[-capacity:]
     oldest = len(twin) - len(held)
@@ -81,7 +83,7 @@ def _check_state(store: DataStore, twin: list[int], capacity: int, number: Calla
             )
 
 
-def _check_threads(store: DataStore, item: Callable[[int], Any], number: Callable[[Any], int]) -> None:
+def _check_threads(store: DataStore[Item], item: Callable[[int], Item], number: Callable[[Item], int]) -> None:
     """Check that a reader that follows a writer sees each item at most once, in order and under its own number."""
     errors: list[BaseException] = []
 

@@ -250,7 +250,7 @@ def test_rewards_that_never_come_are_dropped_at_the_source(bench: Bench) -> None
 
 def test_a_missing_reward_at_the_end_names_its_step(bench: Bench) -> None:
     agent = bench.agent()
-    traj = None
+    traj: Any = None
     for step in range(3):
         traj, action = agent.request_for_action(traj, obs(step))
         agent.add_to_trajectory(traj, action)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -235,10 +235,17 @@ def test_the_ordinary_step_does_what_the_whole_story_does(agents: tuple[RL4SysAg
 def test_most_steps_are_ordinary(learner: Learner, action_space: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the tests above compare the whole story with itself."""
     whole: list[str] = []
+
+    def noted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            whole.append(name)
+            return method(*arguments)
+
+        return call
+
     with agent_of(learner, action_space) as agent:
         for part, name in ((Acting, "_request"), (Episodes, "add")):
-            method = getattr(part, name)
-            monkeypatch.setattr(part, name, lambda *a, name=name, method=method: (whole.append(name), method(*a))[1])
+            monkeypatch.setattr(part, name, noted(name, getattr(part, name)))
         traj: Any = None
         for _ in range(6):  # one segment: its first request and its first row are the special ones
             traj, action = agent.request_for_action(traj, np.zeros(WIDTH, np.float32))

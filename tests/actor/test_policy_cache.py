@@ -1,50 +1,61 @@
 """A cached policy comes back bit for bit, or not at all."""
 
+from __future__ import annotations
+
 import os
 import random
 import stat
 import struct
 import threading
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rl4sys_zmq.actor import policy_cache
-from rl4sys_zmq.actor.policy_cache import PolicyCache
+from rl4sys_zmq.actor.policy_cache import CachedPolicy, PolicyCache
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec, TensorSpec
 from rl4sys_zmq.weights import digest
 from rl4sys_zmq.wire import spec_to_document
+from rl4sys_zmq.wire.values import pack_header
 
 SPEC = mlp_spec(BoxSpace((3,), low=(-1.0, float("-inf"), 0.0)), DiscreteSpace(4, 2), "categorical", hidden_sizes=(5,))
 EXTRAS = {"rollout_length": 128, "client_id": "luna", "max_policy_lag": -1, "limits": [1, 2.5, None, True]}
 
 
-def snapshot_of(version=7, seed=0, spec=SPEC):
+def snapshot_of(version: int = 7, seed: int = 0, spec: PolicySpec = SPEC) -> PolicySnapshot:
     flat = np.random.default_rng(seed).standard_normal(spec.size).astype(np.float32)
-    flat[:4] = [np.float32(1e-45), -0.0, np.finfo(np.float32).max, -np.finfo(np.float32).tiny / 2]
+    flat[:4] = np.array([1e-45, -0.0, np.finfo(np.float32).max, -np.finfo(np.float32).tiny / 2], np.float32)
     return PolicySnapshot(1_700_000_000_000, version, digest(flat), flat)
 
 
+def loaded(cache: PolicyCache) -> CachedPolicy:
+    found = cache.load()
+    assert found is not None
+    return found
+
+
 class Clock:
-    def __init__(self):
+    def __init__(self) -> None:
         self.now = 100.0
 
-    def __call__(self):
+    def __call__(self) -> float:
         return self.now
 
 
 @pytest.fixture
-def path(tmp_path):
+def path(tmp_path: Path) -> Path:
     return tmp_path / "policy" / "luna.policy"
 
 
-def test_a_policy_comes_back_bit_for_bit(path):
+def test_a_policy_comes_back_bit_for_bit(path: Path) -> None:
     snapshot = snapshot_of()
     assert PolicyCache(path).load() is None
     assert PolicyCache(path, clock=lambda: 123.5).save(SPEC, snapshot, EXTRAS)
-    cached = PolicyCache(path).load()
+    cached = loaded(PolicyCache(path))
     assert (cached.spec, cached.extras, cached.saved_unix_s) == (SPEC, EXTRAS, 123.5)
     assert cached.snapshot.flat.tobytes() == snapshot.flat.tobytes()
     assert not cached.snapshot.flat.flags.writeable
@@ -61,12 +72,13 @@ TENSORS = (TensorSpec("w", (3,)), TensorSpec("ids", (2,), "int64"), TensorSpec("
 GRAPH = PolicySpec(BoxSpace((3,)), DiscreteSpace(2), "graph", {}, TENSORS, b"graph" * 50)
 
 
-def test_tensors_of_all_dtypes_and_a_blob_come_back_or_nothing(path):
+def test_tensors_of_all_dtypes_and_a_blob_come_back_or_nothing(path: Path) -> None:
     tensors = {"w": np.ones(3), "ids": np.array([-1, 1 << 62]), "half": np.array([0.5, -2, 3], np.float16)}
     flat, others = GRAPH.flatten(tensors)
     snapshot = PolicySnapshot(1, 2, digest(flat, others), flat, others)
     assert PolicyCache(path).save(GRAPH, snapshot, EXTRAS)
     cached = PolicyCache(path).load()
+    assert cached is not None
     assert cached.spec == GRAPH and cached.snapshot.digest == snapshot.digest
     views = cached.spec.views(cached.snapshot.flat, cached.snapshot.others)
     assert all(np.array_equal(views[name], tensor) for name, tensor in tensors.items())
@@ -78,7 +90,7 @@ def test_tensors_of_all_dtypes_and_a_blob_come_back_or_nothing(path):
 
 
 @pytest.mark.parametrize("change", ["blob", "others", "not finite"])
-def test_other_bytes_with_a_right_checksum_are_refused(path, monkeypatch, change):
+def test_other_bytes_with_a_right_checksum_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
     flat, others = GRAPH.flatten({"w": np.ones(3), "ids": np.ones(2, np.int64), "half": np.ones(3, np.float16)})
     changed = (
         others[:16] + b"\x00\x7c" + others[18:] if change == "not finite" else others[::-1] if change == "others" else others
@@ -90,20 +102,20 @@ def test_other_bytes_with_a_right_checksum_are_refused(path, monkeypatch, change
     refused(path, path.read_bytes())
 
 
-def test_saves_keep_their_distance(path):
+def test_saves_keep_their_distance(path: Path) -> None:
     clock = Clock()
     cache = PolicyCache(path, min_interval_s=5.0, monotonic=clock)
     assert cache.save(SPEC, snapshot_of(1), {})
     assert not cache.save(SPEC, snapshot_of(2), {})
-    assert cache.load().snapshot.version == 1
+    assert loaded(cache).snapshot.version == 1
     assert cache.save(SPEC, snapshot_of(3), {}, force=True)
     clock.now += 5.0
     assert cache.save(SPEC, snapshot_of(4), {})
-    assert cache.load().snapshot.version == 4
+    assert loaded(cache).snapshot.version == 4
     assert cache.counters.get("policy_cache.saves") == 3
 
 
-def refused(path, data):
+def refused(path: Path, data: bytes) -> None:
     path.write_bytes(data)
     cache = PolicyCache(path)
     assert cache.load() is None
@@ -112,7 +124,7 @@ def refused(path, data):
     assert path.with_name(path.name + ".refused").read_bytes() == data
 
 
-def test_every_truncation_is_refused(path):
+def test_every_truncation_is_refused(path: Path) -> None:
     PolicyCache(path).save(SPEC, snapshot_of(), EXTRAS)
     data = path.read_bytes()
     for end in range(len(data)):
@@ -120,7 +132,7 @@ def test_every_truncation_is_refused(path):
     refused(path, data + b"\0")
 
 
-def test_flipped_bits_are_refused(path, seed):
+def test_flipped_bits_are_refused(path: Path, seed: int) -> None:
     PolicyCache(path).save(SPEC, snapshot_of(), EXTRAS)
     data = path.read_bytes()
     rng = random.Random(seed)
@@ -132,14 +144,14 @@ def test_flipped_bits_are_refused(path, seed):
 
 
 @pytest.mark.parametrize(("offset", "claim"), [(8, 1 << 20), (8, 1 << 62), (16, 1 << 40), (16, (1 << 64) - 1)])
-def test_a_huge_claim_allocates_nothing(path, offset, claim):
+def test_a_huge_claim_allocates_nothing(path: Path, offset: int, claim: int) -> None:
     PolicyCache(path).save(SPEC, snapshot_of(), EXTRAS)
     data = bytearray(path.read_bytes())
     struct.pack_into("<Q", data, offset, claim)
     refused(path, bytes(data))
 
 
-def test_a_huge_file_is_not_read(path):
+def test_a_huge_file_is_not_read(path: Path) -> None:
     path.parent.mkdir()
     with path.open("wb") as file:
         file.truncate(1 << 40)
@@ -148,34 +160,35 @@ def test_a_huge_file_is_not_read(path):
     assert cache.counters.get("policy_cache.refused") == 1
 
 
-def test_another_major_version_is_refused(path, monkeypatch):
+def test_another_major_version_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     PolicyCache(path).save(SPEC, snapshot_of(), EXTRAS)
     monkeypatch.setattr(policy_cache, "_library", lambda: "7.0")
     refused(path, path.read_bytes())
 
 
 @pytest.mark.parametrize("change", [{"digest": 1}, {"generation": "x"}, {"spec": {}}, {"extras": None}, {"more": 1}])
-def test_a_wrong_header_with_a_right_checksum_is_refused(path, monkeypatch, change):
-    pack = policy_cache.pack_header
-    monkeypatch.setattr(policy_cache, "pack_header", lambda form: pack({**form, **change}))
+def test_a_wrong_header_with_a_right_checksum_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(policy_cache, "pack_header", lambda form: pack_header({**form, **change}))
     PolicyCache(path).save(SPEC, snapshot_of(), EXTRAS)
     refused(path, path.read_bytes())
 
 
-def test_weights_that_are_not_finite_are_refused(path):
+def test_weights_that_are_not_finite_are_refused(path: Path) -> None:
     flat = np.full(SPEC.size, np.inf, dtype=np.float32)
     PolicyCache(path).save(SPEC, PolicySnapshot(1, 2, digest(flat), flat), {})
     refused(path, path.read_bytes())
 
 
 @pytest.mark.parametrize("extras", [{"x": object()}, {"x": "y" * (2 << 20)}])
-def test_what_cannot_be_saved_is_counted(path, extras):
+def test_what_cannot_be_saved_is_counted(path: Path, extras: dict[str, Any]) -> None:
     cache = PolicyCache(path)
     assert not cache.save(SPEC, snapshot_of(), extras)
     assert cache.counters.get("policy_cache.save_errors") == 1
 
 
-def test_a_snapshot_of_another_policy_is_not_saved(path):
+def test_a_snapshot_of_another_policy_is_not_saved(path: Path) -> None:
     other = mlp_spec(BoxSpace((2,)), DiscreteSpace(2), "categorical", hidden_sizes=())
     cache = PolicyCache(path)
     assert not cache.save(other, snapshot_of(), {})
@@ -183,7 +196,7 @@ def test_a_snapshot_of_another_policy_is_not_saved(path):
     assert not path.exists()
 
 
-def test_a_folder_that_cannot_be_written_is_counted(tmp_path):
+def test_a_folder_that_cannot_be_written_is_counted(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     cache = PolicyCache(tmp_path / "file" / "policy", min_interval_s=0.0)
     assert not cache.save(SPEC, snapshot_of(), {})
@@ -192,21 +205,21 @@ def test_a_folder_that_cannot_be_written_is_counted(tmp_path):
     assert cache.counters.get("policy_cache.save_errors") == 2
 
 
-def test_a_full_disk_leaves_the_old_policy(path, monkeypatch):
+def test_a_full_disk_leaves_the_old_policy(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = PolicyCache(path, min_interval_s=0.0)
     cache.save(SPEC, snapshot_of(1), {})
 
-    def full(descriptor):
+    def full(descriptor: int) -> None:
         raise OSError(28, "no space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         assert not cache.save(SPEC, snapshot_of(2), {})
-    assert cache.load().snapshot.version == 1
+    assert loaded(cache).snapshot.version == 1
     assert [p.name for p in path.parent.iterdir()] == ["luna.policy"]
 
 
-def test_the_file_of_a_killed_writer_is_removed_when_old(path):
+def test_the_file_of_a_killed_writer_is_removed_when_old(path: Path) -> None:
     cache = PolicyCache(path, min_interval_s=0.0)
     cache.save(SPEC, snapshot_of(1), {})
     left = path.with_name(path.name + ".tmp")
@@ -214,16 +227,16 @@ def test_the_file_of_a_killed_writer_is_removed_when_old(path):
     assert not cache.save(SPEC, snapshot_of(2), {})  # somebody may be writing
     os.utime(left, (1.0, 1.0))
     assert cache.save(SPEC, snapshot_of(3), {})
-    assert cache.load().snapshot.version == 3
+    assert loaded(cache).snapshot.version == 3
 
 
-def test_a_reader_never_finds_a_mixture(path):
+def test_a_reader_never_finds_a_mixture(path: Path) -> None:
     writer, reader = PolicyCache(path, min_interval_s=0.0), PolicyCache(path)
     snapshots = [snapshot_of(v, seed=v) for v in range(60)]
     writer.save(SPEC, snapshots[0], {"version": 0})
     done = threading.Event()
 
-    def write():
+    def write() -> None:
         for s in snapshots[1:]:
             writer.save(SPEC, s, {"version": s.version})
         done.set()
@@ -232,7 +245,7 @@ def test_a_reader_never_finds_a_mixture(path):
     thread.start()
     seen = [0]
     while not done.is_set():
-        cached = reader.load()
+        cached = loaded(reader)
         assert cached.extras == {"version": cached.snapshot.version}
         assert cached.snapshot.flat.tobytes() == snapshots[cached.snapshot.version].flat.tobytes()
         seen.append(cached.snapshot.version)

@@ -1,5 +1,7 @@
 """What is put into a spool reaches each learner's journal once and in order, whenever the process dies."""
 
+from __future__ import annotations
+
 import os
 import random
 import shutil
@@ -9,9 +11,11 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,24 +23,28 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from rl4sys_zmq.actor.segment_queue import QueueHead
 from rl4sys_zmq.actor.spool import DELETE_DELAY_S, MAX_HOLE, RETRY_S, Spool, SpoolLimits
 from rl4sys_zmq.errors import ProtocolError, SpoolError
 from rl4sys_zmq.values import Segment
-from rl4sys_zmq.wire import join_submit, pack_segment, read_submit
+from rl4sys_zmq.wire import PackedSegment, join_submit, pack_segment, read_submit
 from rl4sys_zmq.wire.segments import HEAD
 
 ROOMY = SpoolLimits(1 << 30)
 
+Opened = Callable[..., Spool]
+"""Opens a spool in the test's folder, or in the one that is given."""
+
 
 class Clock:
-    def __init__(self, now=1_700_000_000.0):
+    def __init__(self, now: float = 1_700_000_000.0) -> None:
         self.now = now
 
-    def __call__(self):
+    def __call__(self) -> float:
         return self.now
 
 
-def segment(number, steps=1, width=2):
+def segment(number: int, steps: int = 1, width: int = 2) -> PackedSegment:
     """A packed segment whose episode id is `number`."""
     return pack_segment(
         Segment(
@@ -55,19 +63,20 @@ def segment(number, steps=1, width=2):
     )
 
 
-def numbers(packed):
+def numbers(packed: Iterable[PackedSegment] | None) -> list[int | None]:
+    assert packed is not None
     heads = [np.frombuffer(p.head, HEAD)[0] for p in packed]
     return [int(head["episode_id"]) if head["steps"] else None for head in heads]
 
 
-def segments(*which):
+def segments(*which: int) -> list[PackedSegment]:
     return [segment(n) for n in which]
 
 
 SIZE = segment(0).nbytes
 
 
-def killed(spool, folder):
+def killed(spool: Spool, folder: Path) -> Path:
     """A copy of what a kill at this moment would leave, opened by nobody."""
     copy = folder.with_name(f"{folder.name}+")
     copy.mkdir()
@@ -78,26 +87,32 @@ def killed(spool, folder):
     return copy
 
 
-def refuse(spool):
+def database(spool: Spool) -> sqlite3.Connection:
+    connection = spool._file._connection
+    assert connection is not None
+    return connection
+
+
+def refuse(spool: Spool) -> None:
     """The disk refuses: by sqlite's own words, at the first write of each transaction."""
-    spool._file._connection.execute("PRAGMA query_only=ON")
+    database(spool).execute("PRAGMA query_only=ON")
 
 
-def accept(spool):
-    spool._file._connection.execute("PRAGMA query_only=OFF")
+def accept(spool: Spool) -> None:
+    database(spool).execute("PRAGMA query_only=OFF")
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path: Path) -> Path:
     return tmp_path / "spool"
 
 
 @pytest.fixture
-def opened(folder):
+def opened(folder: Path) -> Iterator[Opened]:
     """Opens spools, and closes what a test leaves open."""
-    spools = []
+    spools: list[Spool] = []
 
-    def opens(where=folder, limits=ROOMY, **options):
+    def opens(where: Path = folder, limits: SpoolLimits = ROOMY, **options: Any) -> Spool:
         spools.append(Spool(where, "luna", limits, **options))
         return spools[-1]
 
@@ -106,23 +121,21 @@ def opened(folder):
         spool._abandon()
 
 
-def law(spool):
+def law(spool: Spool) -> bool:
     return spool.submitted == sum(spool.dropped.values()) + spool.base_seq + len(spool)
 
 
 # ---- what goes in comes out
 
 
-def test_segments_come_out_as_they_went_in(opened):
+def test_segments_come_out_as_they_went_in(opened: Opened) -> None:
     spool = opened()
     put = [segment(0), segment(1, 300, 64), segment(2, 2, 3)]
     assert put[1].large
     spool.put(put)
     assert spool.take(8, 1 << 20) == []
     assert spool.reconcile(0, 0) == []
-    assert [(h.generation, h.oldest_version, h.steps, h.nbytes, h.frames) for h in spool.heads()] == [
-        (p.generation, p.oldest_version, p.steps, p.nbytes, len(p.large)) for p in put
-    ]
+    assert [e.head for e in spool._untaken] == [QueueHead(p.generation, p.oldest_version, p.steps, p.nbytes) for p in put]
     assert (spool.untaken_items, spool.untaken_steps, spool.nbytes) == (3, 303, sum(p.nbytes for p in put))
     out = spool.take(8, 1 << 30)
     for a, b in zip(put, out, strict=True):
@@ -130,11 +143,11 @@ def test_segments_come_out_as_they_went_in(opened):
         assert [bytes(f) for f in a.large] == [bytes(f) for f in b.large]
         assert (a.steps, a.generation, a.oldest_version, a.nbytes) == (b.steps, b.generation, b.oldest_version, b.nbytes)
     assert join_submit(0, 0, out).heads == join_submit(0, 0, put).heads
-    assert (spool.untaken_items, spool.untaken_steps, spool.taken_items, spool.peek()) == (0, 0, 3, None)
+    assert (spool.untaken_items, spool.untaken_steps, len(spool._taken), spool.peek()) == (0, 0, 3, None)
     assert law(spool)
 
 
-def test_takes_are_bounded_but_never_empty(opened):
+def test_takes_are_bounded_but_never_empty(opened: Opened) -> None:
     spool = opened()
     spool.reconcile(0, 0)
     spool.put(segments(*range(6)))
@@ -144,7 +157,7 @@ def test_takes_are_bounded_but_never_empty(opened):
     assert spool.take(0, 9) == []
 
 
-def test_the_files_are_private(opened, folder):
+def test_the_files_are_private(opened: Opened, folder: Path) -> None:
     opened().put(segments(1))
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(p.stat().st_mode) for p in folder.iterdir()} == {0o600}
@@ -153,7 +166,7 @@ def test_the_files_are_private(opened, folder):
 # ---- starts
 
 
-def test_a_restart_goes_on_where_the_marks_say(opened, folder):
+def test_a_restart_goes_on_where_the_marks_say(opened: Opened, folder: Path) -> None:
     first = opened()
     first.reconcile(0, 0)
     first.put(segments(*range(10)))
@@ -166,20 +179,23 @@ def test_a_restart_goes_on_where_the_marks_say(opened, folder):
     assert (second.actor_id, second.origin, second.journal_id) == (actor, origin, 77)
     assert second.incarnation > incarnation
     assert numbers(second.reconcile(5, 3)) == [3, 4]
-    assert (second.base_seq, second.taken_items) == (3, 2)
+    assert (second.base_seq, len(second._taken)) == (3, 2)
     assert numbers(second.take(9, 1 << 20)) == [5, 6, 7, 8, 9]
     assert law(second)
     assert second.submitted == 10
 
 
-def test_late_deletions_are_harmless_and_made_with_the_next_write(opened, folder):
+def test_late_deletions_are_harmless_and_made_with_the_next_write(opened: Opened, folder: Path) -> None:
     clock = Clock()
     spool = opened(monotonic=clock)
     spool.reconcile(0, 0)
     spool.put(segments(0, 1, 2))
     spool.take(3, 1 << 20)
     spool.release(1)
-    count = lambda: spool._file._connection.execute("SELECT count(*) FROM rows").fetchone()[0]  # noqa: E731
+
+    def count() -> Any:
+        return database(spool).execute("SELECT count(*) FROM rows").fetchone()[0]
+
     assert (count(), spool.next_deadline()) == (3, clock.now + DELETE_DELAY_S)
     clock.now += DELETE_DELAY_S
     spool.tick()
@@ -194,7 +210,7 @@ def test_late_deletions_are_harmless_and_made_with_the_next_write(opened, folder
     assert (second.base_seq, len(second)) == (3, 1)
 
 
-def test_numbers_go_on_over_many_starts_without_a_learner(opened, folder):
+def test_numbers_go_on_over_many_starts_without_a_learner(opened: Opened, folder: Path) -> None:
     for start in range(4):
         spool = opened(folder)
         spool.put(segments(2 * start, 2 * start + 1))
@@ -204,7 +220,7 @@ def test_numbers_go_on_over_many_starts_without_a_learner(opened, folder):
     assert numbers(spool.take(99, 1 << 20)) == list(range(8))
 
 
-def test_the_clock_may_go_back(opened, folder):
+def test_the_clock_may_go_back(opened: Opened, folder: Path) -> None:
     first = opened(clock=Clock(2e9))
     first.close()
     second = opened(clock=Clock(1e9))
@@ -212,7 +228,7 @@ def test_the_clock_may_go_back(opened, folder):
     assert second.origin == first.origin
 
 
-def test_a_higher_incarnation_is_kept(opened, folder):
+def test_a_higher_incarnation_is_kept(opened: Opened, folder: Path) -> None:
     """The learner knew of one above its own; the next start is above both."""
     first = opened(folder)
     raised = first.incarnation + 10**15
@@ -225,7 +241,7 @@ def test_a_higher_incarnation_is_kept(opened, folder):
 # ---- drops
 
 
-def test_the_oldest_that_are_not_taken_are_dropped(opened):
+def test_the_oldest_that_are_not_taken_are_dropped(opened: Opened) -> None:
     spool = opened(limits=SpoolLimits(5 * SIZE))
     spool.reconcile(0, 0)
     spool.put(segments(*range(5)))
@@ -239,7 +255,7 @@ def test_the_oldest_that_are_not_taken_are_dropped(opened):
     assert law(spool)
 
 
-def test_what_is_too_old_is_dropped(opened):
+def test_what_is_too_old_is_dropped(opened: Opened) -> None:
     clock, monotonic = Clock(), Clock(50.0)
     spool = opened(limits=SpoolLimits(1 << 20, max_age_s=10.0), clock=clock, monotonic=monotonic)
     spool.reconcile(0, 0)
@@ -255,7 +271,7 @@ def test_what_is_too_old_is_dropped(opened):
     assert spool.next_deadline() == float("inf")
 
 
-def test_the_owner_drops_from_the_head(opened, folder):
+def test_the_owner_drops_from_the_head(opened: Opened, folder: Path) -> None:
     spool = opened()
     spool.reconcile(0, 0)
     spool.put(segments(*range(5)))
@@ -282,7 +298,9 @@ def test_the_owner_drops_from_the_head(opened, folder):
         (6, 6, 6, [], [6, 7], 0),
     ],
 )
-def test_evictions_before_the_first_welcome_are_corrected(opened, folder, received, durable, base, held, new, dropped):
+def test_evictions_before_the_first_welcome_are_corrected(
+    opened: Opened, folder: Path, received: int, durable: int, base: int, held: list[Any], new: list[Any], dropped: int
+) -> None:
     first = opened()
     first.reconcile(0, 0)
     first.put(segments(*range(6)))
@@ -301,7 +319,7 @@ def test_evictions_before_the_first_welcome_are_corrected(opened, folder, receiv
     assert law(third)
 
 
-def test_what_was_put_after_the_start_has_not_been_received(opened, folder):
+def test_what_was_put_after_the_start_has_not_been_received(opened: Opened, folder: Path) -> None:
     """Two segments were received from memory while the disk refused; nobody may take the next two for them."""
     first = opened()
     first.reconcile(0, 0)
@@ -323,7 +341,7 @@ def test_what_was_put_after_the_start_has_not_been_received(opened, folder):
     assert numbers(fourth.take(9, 1 << 20)) == [5]
 
 
-def test_a_hole_behind_what_is_durable_needs_no_placeholders(opened, folder):
+def test_a_hole_behind_what_is_durable_needs_no_placeholders(opened: Opened, folder: Path) -> None:
     first = opened()
     first.put(segments(0, 1))
     second = opened(killed(first, folder))
@@ -334,7 +352,7 @@ def test_a_hole_behind_what_is_durable_needs_no_placeholders(opened, folder):
     assert law(second)
 
 
-def test_an_absurd_mark_makes_no_absurd_hole(opened, folder):
+def test_an_absurd_mark_makes_no_absurd_hole(opened: Opened, folder: Path) -> None:
     first = opened()
     first.put(segments(0, 1))
     second = opened(killed(first, folder))
@@ -344,17 +362,19 @@ def test_an_absurd_mark_makes_no_absurd_hole(opened, folder):
     assert law(second)
 
 
-def test_a_placeholder_is_refused_as_an_item(opened, folder):
+def test_a_placeholder_is_refused_as_an_item(opened: Opened, folder: Path) -> None:
     first = opened()
     first.put(segments(0))
     second = opened(killed(first, folder))
-    message = join_submit(0, 0, second.reconcile(2, 0))
+    packed = second.reconcile(2, 0)
+    assert packed is not None
+    message = join_submit(0, 0, packed)
     whole, error = read_submit(message)
-    assert whole.episode_id == 0
+    assert isinstance(whole, Segment) and whole.episode_id == 0
     assert isinstance(error, ProtocolError)
 
 
-def test_untaking_needs_another_welcome(opened):
+def test_untaking_needs_another_welcome(opened: Opened) -> None:
     spool = opened()
     spool.reconcile(0, 0)
     spool.put(segments(*range(4)))
@@ -368,7 +388,7 @@ def test_untaking_needs_another_welcome(opened):
 # ---- the disk refuses
 
 
-def test_segments_go_on_in_memory_and_follow_in_order(opened, folder):
+def test_segments_go_on_in_memory_and_follow_in_order(opened: Opened, folder: Path) -> None:
     clock = Clock(0.0)
     spool = opened(limits=SpoolLimits(1 << 30, memory_items=3), monotonic=clock)
     spool.reconcile(0, 0)
@@ -376,7 +396,7 @@ def test_segments_go_on_in_memory_and_follow_in_order(opened, folder):
     refuse(spool)
     spool.put(segments(2, 3))
     assert (spool.memory_items, spool.counters.get("spool_errors")) == (2, 1)
-    assert "readonly" in spool.error
+    assert "readonly" in (spool.error or "")
     assert numbers(spool.take(3, 1 << 20)) == [0, 1, 2]
     assert spool.drop_head(1, "lag") == 0
     spool.put(segments(4, 5))
@@ -399,7 +419,7 @@ def test_segments_go_on_in_memory_and_follow_in_order(opened, folder):
     assert (second.submitted, second.dropped) == (6, {"overflow": 1})
 
 
-def test_memory_that_was_released_is_never_written(opened, folder):
+def test_memory_that_was_released_is_never_written(opened: Opened, folder: Path) -> None:
     clock = Clock(0.0)
     spool = opened(monotonic=clock)
     spool.reconcile(0, 0)
@@ -415,7 +435,7 @@ def test_memory_that_was_released_is_never_written(opened, folder):
     assert numbers(second.reconcile(3, 2)) == [2]
 
 
-def test_what_may_have_a_number_is_not_dropped_from_memory(opened):
+def test_what_may_have_a_number_is_not_dropped_from_memory(opened: Opened) -> None:
     spool = opened(limits=SpoolLimits(1 << 30, memory_items=2))
     spool.reconcile(0, 0)
     refuse(spool)
@@ -428,20 +448,20 @@ def test_what_may_have_a_number_is_not_dropped_from_memory(opened):
     assert numbers(spool.take(9, 1 << 20)) == [1]
 
 
-def test_a_full_database_keeps_what_was_there(opened, folder):
+def test_a_full_database_keeps_what_was_there(opened: Opened, folder: Path) -> None:
     spool = opened()
     spool.reconcile(0, 0)
     spool.put([segment(0, 100, 50)])
-    pages = spool._file._connection.execute("PRAGMA page_count").fetchone()[0]
-    spool._file._connection.execute(f"PRAGMA max_page_count={pages + 2}")
+    pages = database(spool).execute("PRAGMA page_count").fetchone()[0]
+    database(spool).execute(f"PRAGMA max_page_count={pages + 2}")
     spool.put([segment(n, 100, 50) for n in (1, 2)])
-    assert "full" in spool.error
+    assert "full" in (spool.error or "")
     assert numbers(spool.take(9, 1 << 20)) == [0, 1, 2]
     second = opened(killed(spool, folder))
     assert numbers(second.reconcile(1, 0)) == [0]
 
 
-def test_a_start_with_a_disk_that_refuses_waits_for_it(opened, folder):
+def test_a_start_with_a_disk_that_refuses_waits_for_it(opened: Opened, folder: Path) -> None:
     first = opened()
     first.put(segments(0, 1))
     second = opened(killed(first, folder))
@@ -455,7 +475,7 @@ def test_a_start_with_a_disk_that_refuses_waits_for_it(opened, folder):
     assert second.error is None
 
 
-def test_a_long_time_in_memory_is_written_in_parts(opened, monkeypatch):
+def test_a_long_time_in_memory_is_written_in_parts(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rl4sys_zmq.actor.spool.FLUSH_BYTES", 3 * SIZE)
     spool = opened()
     spool.reconcile(0, 0)
@@ -469,7 +489,7 @@ def test_a_long_time_in_memory_is_written_in_parts(opened, monkeypatch):
     assert numbers(spool.take(20, 1 << 20)) == list(range(9))
 
 
-def test_a_kill_between_the_parts_leaves_what_was_written(opened, folder, monkeypatch):
+def test_a_kill_between_the_parts_leaves_what_was_written(opened: Opened, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rl4sys_zmq.actor.spool.FLUSH_BYTES", 3 * SIZE)
     spool = opened()
     spool.reconcile(0, 0)
@@ -484,32 +504,32 @@ def test_a_kill_between_the_parts_leaves_what_was_written(opened, folder, monkey
 # ---- damage
 
 
-def test_a_damaged_row_without_a_number_is_dropped(opened):
+def test_a_damaged_row_without_a_number_is_dropped(opened: Opened) -> None:
     spool = opened()
     spool.reconcile(0, 0)
     spool.put(segments(*range(4)))
-    spool._file._connection.execute("UPDATE rows SET record = substr(record, 1, 30) WHERE id IN (2, 3)")
+    database(spool).execute("UPDATE rows SET record = substr(record, 1, 30) WHERE id IN (2, 3)")
     assert numbers(spool.take(9, 1 << 20)) == [0]
     assert numbers(spool.take(9, 1 << 20)) == [3]
     assert spool.dropped == {"spool_damaged": 2}
     assert law(spool)
 
 
-def test_a_damaged_row_with_a_number_keeps_it(opened, folder):
+def test_a_damaged_row_with_a_number_keeps_it(opened: Opened, folder: Path) -> None:
     first = opened()
     first.put(segments(*range(4)))
-    first._file._connection.execute("UPDATE rows SET record = zeroblob(100) WHERE id = 2")
+    database(first).execute("UPDATE rows SET record = zeroblob(100) WHERE id = 2")
     second = opened(killed(first, folder))
     assert numbers(second.reconcile(3, 0)) == [0, None, 2]
     assert numbers(second.take(9, 1 << 20)) == [3]
     assert second.counters.get("spool_damaged_rows") == 1
 
 
-def test_a_damaged_row_that_cannot_be_dropped_takes_a_number(opened):
+def test_a_damaged_row_that_cannot_be_dropped_takes_a_number(opened: Opened) -> None:
     spool = opened()
     spool.reconcile(0, 0)
     spool.put(segments(0, 1))
-    spool._file._connection.execute("UPDATE rows SET record = x'00' WHERE id = 1")
+    database(spool).execute("UPDATE rows SET record = x'00' WHERE id = 1")
     refuse(spool)
     assert numbers(spool.take(9, 1 << 20)) == [None]
     assert numbers(spool.take(9, 1 << 20)) == [1]
@@ -527,7 +547,9 @@ def test_a_damaged_row_that_cannot_be_dropped_takes_a_number(opened):
         lambda path: _execute(path, "UPDATE rows SET nbytes = 'many'"),
     ],
 )
-def test_a_damaged_file_is_moved_aside_and_another_stream_begins(opened, folder, harm):
+def test_a_damaged_file_is_moved_aside_and_another_stream_begins(
+    opened: Opened, folder: Path, harm: Callable[[Path], object]
+) -> None:
     first = opened()
     first.put([segment(n, 50, 20) for n in range(3)])
     first.close()
@@ -542,14 +564,14 @@ def test_a_damaged_file_is_moved_aside_and_another_stream_begins(opened, folder,
     assert numbers(second.take(9, 1 << 20)) == [7]
 
 
-def _execute(path, statement):
+def _execute(path: Path, statement: str) -> None:
     connection = sqlite3.connect(path)
     with connection:
         connection.execute(statement)
     connection.close()
 
 
-def test_random_damage_never_raises_anything_else(opened, folder, seed):
+def test_random_damage_never_raises_anything_else(opened: Opened, folder: Path, seed: int) -> None:
     first = opened()
     first.put([segment(n, 20, 20) for n in range(12)])
     first.close()
@@ -574,7 +596,7 @@ def test_random_damage_never_raises_anything_else(opened, folder, seed):
         spool.close()
 
 
-def test_only_a_few_damaged_files_are_kept(opened, folder):
+def test_only_a_few_damaged_files_are_kept(opened: Opened, folder: Path) -> None:
     clock = Clock()
     for _ in range(6):
         clock.now += 1
@@ -587,7 +609,7 @@ def test_only_a_few_damaged_files_are_kept(opened, folder):
 # ---- whose it is
 
 
-def test_one_process_holds_it(opened, folder):
+def test_one_process_holds_it(opened: Opened, folder: Path) -> None:
     opened()
     with pytest.raises(SpoolError, match=rf"in use by process {os.getpid()}.*lock"):
         Spool(folder, "luna", ROOMY)
@@ -596,7 +618,7 @@ def test_one_process_holds_it(opened, folder):
     assert "SpoolError" in done.stderr
 
 
-def test_it_is_of_one_client_one_actor_and_one_format(opened, folder):
+def test_it_is_of_one_client_one_actor_and_one_format(opened: Opened, folder: Path) -> None:
     opened(actor_id="ann").close()
     with pytest.raises(SpoolError, match="client_id 'luna', not 'mars'"):
         Spool(folder, "mars", ROOMY)
@@ -605,7 +627,7 @@ def test_it_is_of_one_client_one_actor_and_one_format(opened, folder):
     assert opened().actor_id == "ann"
 
 
-def test_another_format_or_database_is_left_alone(opened, folder):
+def test_another_format_or_database_is_left_alone(opened: Opened, folder: Path) -> None:
     opened().close()
     _execute(folder / "spool.db", "PRAGMA user_version=9")
     with pytest.raises(SpoolError, match="format 9"):
@@ -615,13 +637,13 @@ def test_another_format_or_database_is_left_alone(opened, folder):
         Spool(folder, "luna", ROOMY)
 
 
-def test_a_folder_that_cannot_be_made(tmp_path):
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SpoolError, match="can't be used"):
         Spool(tmp_path / "file" / "spool", "luna", ROOMY)
 
 
-def test_a_forked_child_keeps_neither_the_lock_nor_the_file(opened, folder):
+def test_a_forked_child_keeps_neither_the_lock_nor_the_file(opened: Opened, folder: Path) -> None:
     spool = opened()
     spool.reconcile(0, 0)
     spool.put(segments(0))
@@ -666,10 +688,11 @@ while True:
 """
 
 
-def test_a_killed_process_loses_nothing(opened, folder, seed):
+def test_a_killed_process_loses_nothing(opened: Opened, folder: Path, seed: int) -> None:
     rng = random.Random(seed)
     arguments = [sys.executable, "-c", KILLED, str(folder), str(Path(__file__).parent)]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(rng.randrange(20, 200))]
         process.send_signal(signal.SIGKILL)
         lines += process.stdout.readlines()
@@ -688,59 +711,61 @@ def test_a_killed_process_loses_nothing(opened, folder, seed):
 class Learner:
     """The journal of one stream: what it accepted, by number. None is a refused item or a gap."""
 
-    def __init__(self):
-        self.accepted = []
+    def __init__(self) -> None:
+        self.accepted: list[int | None] = []
         self.durable = 0
 
     @property
-    def received(self):
+    def received(self) -> int:
         return len(self.accepted)
 
 
 class SpoolMachine(RuleBasedStateMachine):
     """An actor with a spool, that may die at any step, before learners whose marks move at random."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.root = Path(tempfile.mkdtemp())
         self.folder = self.root / "0"
         self.clock, self.monotonic = Clock(), Clock(0.0)
         self.starts = self.put_count = 0
         self.refusing = False
-        self.excused = set()
-        self.released = set()
+        self.excused: set[int] = set()
+        self.released: set[int] = set()
         """What died with somebody's memory, and was counted by nobody."""
-        self.uncounted = set()
+        self.uncounted: set[int] = set()
         """What was dropped from memory, which the file does not know yet."""
-        self.counted = set()
+        self.counted: set[int] = set()
         """What the spool has dropped and counts: nobody else need answer for it."""
         self.learner = Learner()
-        self.window = None
+        self.window: dict[int, int | None] | None = None
 
     @initialize(items=st.integers(3, 12), age=st.sampled_from([None, 30.0]), memory=st.integers(1, 5))
-    def begin(self, items, age, memory):
+    def begin(self, items: int, age: float | None, memory: int) -> None:
         self.limits = SpoolLimits(items * SIZE, age, memory)
         self.open()
         self.actor = self.spool.actor_id
 
-    def open(self):
+    def open(self) -> None:
         self.spool = Spool(self.folder, "luna", self.limits, clock=self.clock, monotonic=self.monotonic)
         self.window = None
         self.refusing = False
 
-    def teardown(self):
+    def teardown(self) -> None:
         self.spool._abandon()
         shutil.rmtree(self.root)
 
-    def held(self, *, memory=False):
+    def held(self, *, memory: bool = False) -> list[int]:
         """The numbers in the spool, or in its memory only."""
         entries = [*self.spool._taken, *self.spool._untaken]
         if memory:
             entries = [e for e in entries if e.packed is not None]
-        return [n for n in numbers(p for p in self.spool._read(entries) if p is not None) if n is not None]
+        packed = self.spool._read(entries)
+        assert packed is not None
+        return [n for n in numbers(p for p in packed if p is not None) if n is not None]
 
     @contextmanager
-    def dropping(self):
+    def dropping(self) -> Iterator[None]:
         """What leaves the spool within is dropped by it."""
         before = set(self.held())
         yield
@@ -751,7 +776,7 @@ class SpoolMachine(RuleBasedStateMachine):
     # ---- what the actor does
 
     @rule(count=st.integers(1, 4))
-    def put(self, count):
+    def put(self, count: int) -> None:
         before = self.spool.dropped.get("overflow", 0)
         held = {*self.held(memory=True), *range(self.put_count, self.put_count + count)}
         with self.dropping():
@@ -763,7 +788,7 @@ class SpoolMachine(RuleBasedStateMachine):
             self.uncounted |= held - set(self.held(memory=True))
 
     @rule(step=st.sampled_from([0.3, 1.1, 20.0]))
-    def wait(self, step):
+    def wait(self, step: float) -> None:
         self.clock.now += step
         self.monotonic.now += step
         with self.dropping():
@@ -771,7 +796,7 @@ class SpoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.window is None)
     @rule()
-    def welcome(self):
+    def welcome(self) -> None:
         first, learner = self.spool.base_seq, self.learner
         if learner.received < first:  # another lineage had them
             learner.accepted += [None] * (first - learner.received)
@@ -787,13 +812,13 @@ class SpoolMachine(RuleBasedStateMachine):
             assert learner.accepted[seq] in (number, None) or (number is None and learner.accepted[seq] in self.excused)
 
     @rule(taken=st.integers(0, 6), delivered=st.integers(0, 8), share=st.sampled_from([0.0, 0.5, 1.0]), acked=st.booleans())
-    def work(self, taken, delivered, share, acked):
+    def work(self, taken: int, delivered: int, share: float, acked: bool) -> None:
         """A turn with a learner: take, deliver, commit, ack."""
         if self.window is None:
             self.welcome()
         if self.window is None:
             return
-        first = self.spool.base_seq + self.spool.taken_items
+        first = self.spool.base_seq + len(self.spool._taken)
         assert first == self.spool.base_seq + len(self.window)
         self.window.update(enumerate(numbers(self.spool.take(taken, 1 << 20)), first))
         learner = self.learner
@@ -807,20 +832,20 @@ class SpoolMachine(RuleBasedStateMachine):
             self.window = {seq: n for seq, n in self.window.items() if seq >= self.spool.base_seq}
 
     @rule()
-    def drop_head(self):
+    def drop_head(self) -> None:
         with self.dropping():
             assert self.spool.drop_head(1, "lag") in (0, 1)
 
     @precondition(lambda self: self.window is not None)
     @rule()
-    def untake(self):
+    def untake(self) -> None:
         self.spool.untake()
         self.window = None
 
     # ---- what happens to it
 
     @rule(knows=st.booleans())
-    def learner_dies(self, knows):
+    def learner_dies(self, knows: bool) -> None:
         """Another comes, that knows what was durable, or nothing: then the stream begins at what the actor says."""
         if not knows:
             self.learner.durable = min(self.learner.durable, self.spool.base_seq)
@@ -830,23 +855,23 @@ class SpoolMachine(RuleBasedStateMachine):
         gone = dict(enumerate(self.learner.accepted[keep:], keep))
         # What it forgets though it had acked it is nobody's any more, also if the spool was killed before its disk knew.
         forgotten = {n for seq, n in gone.items() if seq < self.spool.base_seq or n in self.released}
-        self.excused |= forgotten - {None} - self.counted
+        self.excused |= {n for n in forgotten if n is not None} - self.counted
         del self.learner.accepted[keep:]
 
     @rule(refusing=st.booleans())
-    def disk(self, refusing):
+    def disk(self, refusing: bool) -> None:
         (refuse if refusing else accept)(self.spool)
         self.refusing = refusing
 
     @rule()
-    def closed(self):
+    def closed(self) -> None:
         accept(self.spool)
         self.spool.close()
         self.uncounted.clear()
         self.open()
 
     @rule()
-    def killed(self):
+    def killed(self) -> None:
         self.excused |= {*self.held(memory=True), *self.uncounted}
         self.counted -= self.uncounted
         self.uncounted.clear()
@@ -856,12 +881,12 @@ class SpoolMachine(RuleBasedStateMachine):
         self.open()
 
     @invariant()
-    def check(self):
+    def check(self) -> None:
         spool = self.spool
         assert (spool.actor_id, spool.counters.get("spool_damaged_files")) == (self.actor, 0)
         assert law(spool)
         assert spool.nbytes == sum(e.head.nbytes for e in (*spool._taken, *spool._untaken))
-        assert spool.untaken_steps == sum(h.steps for h in spool.heads())
+        assert spool.untaken_steps == sum(e.head.steps for e in spool._untaken)
         if spool.error is None:
             self.uncounted.clear()
         accepted = [n for n in self.learner.accepted if n is not None]
@@ -873,7 +898,7 @@ class SpoolMachine(RuleBasedStateMachine):
             assert len(missing) <= sum(spool.dropped.values()), missing
         else:
             assert len(missing) == sum(spool.dropped.values()), missing
-            assert list(self.window) == list(range(spool.base_seq, spool.base_seq + spool.taken_items))
+            assert list(self.window) == list(range(spool.base_seq, spool.base_seq + len(spool._taken)))
 
 
 TestSpoolModel = SpoolMachine.TestCase

@@ -9,13 +9,24 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
 from rl4sys_zmq.delivery import journal_backlog, journal_rows
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
-from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, JournalPage, MemoryJournal, StreamRow
-from rl4sys_zmq.delivery.journal_file import PAGE_BYTES, connect
+from rl4sys_zmq.delivery.journal import (
+    ClientRow,
+    JournalEntry,
+    JournalHealth,
+    JournalPage,
+    MemoryJournal,
+    Restored,
+    StreamRow,
+)
+from rl4sys_zmq.delivery.journal_file import PAGE_BYTES, Connect, connect
 from rl4sys_zmq.delivery.journal_rows import stored_bytes
 from rl4sys_zmq.errors import JournalError, WorkerDied
 
@@ -23,17 +34,27 @@ DEADLINE_S = 10.0
 MAX_I64 = (1 << 63) - 1
 
 
-def entry(first=0, end=None, actor="a", *, client="c", origin=1, refused=0, skip=0, size=100):
+def entry(
+    first: int = 0,
+    end: int | None = None,
+    actor: str = "a",
+    *,
+    client: str = "c",
+    origin: int = 1,
+    refused: int = 0,
+    skip: int = 0,
+    size: int = 100,
+) -> JournalEntry:
     frames = (b"prefix", memoryview(bytes([first % 256]) * size), b"")
     end = first + 1 if end is None else end
     return JournalEntry(client, actor, origin, first, end, 10 * (end - first), skip, refused, frames)
 
 
-def values(e):
+def values(e: JournalEntry) -> tuple[object, ...]:
     return (e.client_id, e.actor_id, e.origin, e.first_seq, e.end_seq, e.steps, e.skip, e.refused, tuple(map(bytes, e.frames)))
 
 
-def stream_row(received=0, first_seq=0, incarnation=1, actor="a", **kwargs):
+def stream_row(received: int = 0, first_seq: int = 0, incarnation: int = 1, actor: str = "a", **kwargs: Any) -> StreamRow:
     row = {"accepted_steps": 0, "refused": 0, "submits": True, "spooled": False, **kwargs}
     return StreamRow("c", actor, 1, incarnation, first_seq, received, **row)
 
@@ -41,15 +62,16 @@ def stream_row(received=0, first_seq=0, incarnation=1, actor="a", **kwargs):
 class Faults:
     """Makes the connections of a journal, and breaks their commits or reads while it is told to."""
 
-    def __init__(self):
+    connection: sqlite3.Connection
+
+    def __init__(self) -> None:
         self.broken = ""
-        self.error = sqlite3.OperationalError("database or disk is full")
-        self.statements = []
-        self.connection = None
+        self.error: sqlite3.Error = sqlite3.OperationalError("database or disk is full")
+        self.statements: list[str] = []
         faults = self
 
         class Connection(sqlite3.Connection):
-            def execute(self, statement, *args):
+            def execute(self, statement: str, *args: Any) -> sqlite3.Cursor:
                 faults.statements.append(statement)
                 if faults.broken and statement.startswith(faults.broken):
                     raise faults.error
@@ -57,7 +79,7 @@ class Faults:
 
         self._factory = Connection
 
-    def connect(self, path):
+    def connect(self, path: Path) -> sqlite3.Connection:
         self.connection = sqlite3.connect(path, timeout=0.0, isolation_level=None, check_same_thread=False, factory=self._factory)
         return self.connection
 
@@ -65,17 +87,25 @@ class Faults:
 class Bench:
     """A journal and what has come out of it."""
 
-    def __init__(self, path=None, *, fsync="normal", max_bytes=1 << 30, retry_s=0.02, connect=connect):
+    def __init__(
+        self,
+        path: Path | None = None,
+        *,
+        fsync: Literal["normal", "always"] = "normal",
+        max_bytes: int = 1 << 30,
+        retry_s: float = 0.02,
+        connect: Connect = connect,
+    ) -> None:
         self.news = threading.Event()
         if path is None:
-            self.journal, self.restored = MemoryJournal(), None
+            self.journal: Any = MemoryJournal()
             return
         self.journal = DiskJournal(path, fsync=fsync, max_bytes=max_bytes, wake=self.news.set, retry_s=retry_s, connect=connect)
-        self.restored = self.journal.open()
+        self.restored: Restored = self.journal.open()
 
-    def take(self, count):
+    def take(self, count: int) -> list[Any]:
         """The next `count` things that come out; none more may come with them."""
-        found = self.journal.committed()
+        found: list[Any] = self.journal.committed()
         deadline = time.monotonic() + DEADLINE_S
         while len(found) < count:
             assert self.news.wait(deadline - time.monotonic()), f"{len(found)} of {count} came; {self.journal.state()}"
@@ -84,34 +114,38 @@ class Bench:
         assert len(found) == count
         return found
 
-    def until(self, condition):
+    def until(self, condition: Callable[[JournalHealth], object]) -> JournalHealth:
         """Waits until the journal's state is as it should be."""
+        state: JournalHealth
         deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
         while not condition(state := self.journal.state()):
             assert time.monotonic() < deadline, state
             pause.wait(0.002)
         return state
 
-    def settled(self):
+    def settled(self) -> JournalHealth:
         return self.until(lambda state: not state.queued_items)
 
-    def page(self, client="c", after_row=0, max_bytes=1 << 30):
+    def page(self, client: str = "c", after_row: int = 0, max_bytes: int = 1 << 30) -> JournalPage:
         self.journal.read(client, 7, after_row, max_bytes)
         (page,) = self.take(1)
         assert isinstance(page, JournalPage)
         assert (page.client_id, page.token) == (client, 7)
         return page
 
-    def close(self):
+    def close(self) -> None:
         self.journal.stop()
         assert self.journal.join(DEADLINE_S)
 
 
+MakeBench = Callable[..., Bench]
+
+
 @pytest.fixture
-def bench(tmp_path):
+def bench(tmp_path: Path) -> Iterator[MakeBench]:
     made = []
 
-    def make(name="journal.db", **kwargs):
+    def make(name: str = "journal.db", **kwargs: Any) -> Bench:
         made.append(Bench(tmp_path / name, **kwargs))
         return made[-1]
 
@@ -121,7 +155,7 @@ def bench(tmp_path):
 
 
 @pytest.fixture(params=["memory", "normal", "always"])
-def any_bench(request, tmp_path):
+def any_bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     b = Bench() if request.param == "memory" else Bench(tmp_path / "journal.db", fsync=request.param)
     yield b
     b.close()
@@ -130,7 +164,7 @@ def any_bench(request, tmp_path):
 # ---- Every journal
 
 
-def test_what_is_appended_comes_out_once_and_in_order(any_bench):
+def test_what_is_appended_comes_out_once_and_in_order(any_bench: Bench) -> None:
     entries = [entry(i // 3, actor="abc"[i % 3]) for i in range(300)]
     for i in range(0, 300, 7):
         any_bench.journal.append(entries[i : i + 7])
@@ -142,7 +176,7 @@ def test_what_is_appended_comes_out_once_and_in_order(any_bench):
     assert state.durable is any_bench.journal.durable
 
 
-def test_a_page_comes_after_the_entries_that_were_appended_before(any_bench):
+def test_a_page_comes_after_the_entries_that_were_appended_before(any_bench: Bench) -> None:
     first, second = entry(0), entry(1)
     any_bench.journal.append([first])
     any_bench.journal.read("c", 3, 0, 1 << 20)
@@ -153,7 +187,7 @@ def test_a_page_comes_after_the_entries_that_were_appended_before(any_bench):
     assert [values(e) for e in page.entries] == ([values(first)] if any_bench.journal.durable else [])
 
 
-def test_every_operation_is_taken(any_bench):
+def test_every_operation_is_taken(any_bench: Bench) -> None:
     journal = any_bench.journal
     journal.put_client(ClientRow("c", 5, {"a": [1, None, "x"]}, 0, 0, 0))
     journal.put_stream(stream_row())
@@ -167,7 +201,7 @@ def test_every_operation_is_taken(any_bench):
     assert 0 < journal.journal_id <= MAX_I64
 
 
-def test_an_entry_counts_itself():
+def test_an_entry_counts_itself() -> None:
     e = entry(3, 9, refused=2, size=50)
     assert (e.accepted, e.nbytes) == (4, 56)
 
@@ -175,7 +209,7 @@ def test_an_entry_counts_itself():
 # ---- The journal across restarts
 
 
-def test_everything_is_there_after_a_restart(bench):
+def test_everything_is_there_after_a_restart(bench: MakeBench) -> None:
     one = bench()
     entries = [entry(0, 3, refused=1), entry(0, 2, "b", origin=MAX_I64), entry(3, 4), entry(0, 1, client="d\0ä")]
     settings = {"algorithm": "PPO", "seed": MAX_I64, "nested": {"x": [1.5, None]}}
@@ -201,7 +235,7 @@ def test_everything_is_there_after_a_restart(bench):
     assert [values(e) for e in two.page("d\0ä").entries] == [values(entries[3])]
 
 
-def test_what_is_queued_at_the_end_is_committed(bench):
+def test_what_is_queued_at_the_end_is_committed(bench: MakeBench) -> None:
     one = bench()
     one.journal.append([entry(i) for i in range(2_000)])
     one.close()
@@ -211,11 +245,11 @@ def test_what_is_queued_at_the_end_is_committed(bench):
     assert [e.first_seq for e in two.page().entries] == list(range(2_001))
 
 
-def test_a_new_journal_is_a_new_lineage(bench):
+def test_a_new_journal_is_a_new_lineage(bench: MakeBench) -> None:
     assert bench("a.db").journal.journal_id != bench("b.db").journal.journal_id
 
 
-def test_marks_only_grow_and_totals_belong_to_the_entries(bench):
+def test_marks_only_grow_and_totals_belong_to_the_entries(bench: MakeBench) -> None:
     one = bench()
     one.journal.put_client(ClientRow("c", 7, {"v": 1}, 0, 0, 0))
     one.journal.put_stream(stream_row(received=5, first_seq=5, incarnation=3))
@@ -235,7 +269,7 @@ def test_marks_only_grow_and_totals_belong_to_the_entries(bench):
     assert three.restored.clients == (ClientRow("c", 9, {"v": 3}, 3, 0, 0),)
 
 
-def test_totals_stop_at_what_a_row_can_hold(bench):
+def test_totals_stop_at_what_a_row_can_hold(bench: MakeBench) -> None:
     one = bench()
     one.journal.add_gap("c", MAX_I64)
     one.journal.add_gap("c", MAX_I64)
@@ -243,7 +277,7 @@ def test_totals_stop_at_what_a_row_can_hold(bench):
     assert bench().restored.clients == (ClientRow("c", 0, {}, MAX_I64, 0, MAX_I64),)
 
 
-def test_a_trim_takes_what_the_marks_cover_and_nothing_else(bench):
+def test_a_trim_takes_what_the_marks_cover_and_nothing_else(bench: MakeBench) -> None:
     b = bench()
     entries = [entry(0, 2), entry(2, 4), entry(4, 6), entry(0, 2, "b"), entry(0, 2, origin=2), entry(0, 2, client="d")]
     b.journal.append(entries)
@@ -256,7 +290,7 @@ def test_a_trim_takes_what_the_marks_cover_and_nothing_else(bench):
     assert len(b.page("d").entries) == 1
 
 
-def test_a_large_trim_is_done_in_parts(bench, monkeypatch):
+def test_a_large_trim_is_done_in_parts(bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_rows, "TRIM_ROWS", 10)
     b = bench()
     b.journal.append([entry(i, actor=actor) for actor in "ab" for i in range(35)])
@@ -269,7 +303,7 @@ def test_a_large_trim_is_done_in_parts(bench, monkeypatch):
     assert state.used_bytes == stored_bytes(entry(34))
 
 
-def test_a_dropped_stream_is_gone_with_its_entries_and_not_its_counts(bench):
+def test_a_dropped_stream_is_gone_with_its_entries_and_not_its_counts(bench: MakeBench) -> None:
     one = bench()
     one.journal.append([entry(0, 3), entry(0, 1, "b")])
     one.journal.drop_stream("c", "a", 1)
@@ -282,7 +316,7 @@ def test_a_dropped_stream_is_gone_with_its_entries_and_not_its_counts(bench):
     assert [e.actor_id for e in two.page().entries] == ["b"]
 
 
-def test_a_dropped_client_is_gone_with_all_that_is_its_own(bench):
+def test_a_dropped_client_is_gone_with_all_that_is_its_own(bench: MakeBench) -> None:
     first = bench()
     for name in ("c", "other"):
         first.journal.put_client(ClientRow(name, 7, {}, 0, 0, 0))
@@ -299,7 +333,7 @@ def test_a_dropped_client_is_gone_with_all_that_is_its_own(bench):
     assert [s.client_id for s in again.restored.streams] == ["other"]
 
 
-def test_entries_are_given_up_and_counts_are_not(bench, monkeypatch):
+def test_entries_are_given_up_and_counts_are_not(bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_rows, "TRIM_ROWS", 2)
     first = bench()
     first.journal.put_client(ClientRow("c", 7, {}, 0, 0, 0))
@@ -316,7 +350,7 @@ def test_entries_are_given_up_and_counts_are_not(bench, monkeypatch):
     assert len(again.page().entries) == 1
 
 
-def test_an_actor_is_retired_in_all_its_streams(bench):
+def test_an_actor_is_retired_in_all_its_streams(bench: MakeBench) -> None:
     first = bench()
     first.journal.put_stream(stream_row(actor="a", incarnation=9, spooled=True, owner="somebody"))
     first.journal.put_stream(stream_row(actor="b", incarnation=9))
@@ -330,7 +364,7 @@ def test_an_actor_is_retired_in_all_its_streams(bench):
     assert b.incarnation == 9
 
 
-def test_an_empty_stream_that_is_dropped_expires_nobody(bench):
+def test_an_empty_stream_that_is_dropped_expires_nobody(bench: MakeBench) -> None:
     first = bench()
     first.journal.put_client(ClientRow("c", 7, {}, 0, 0, 0))
     first.journal.put_stream(stream_row())
@@ -342,7 +376,7 @@ def test_an_empty_stream_that_is_dropped_expires_nobody(bench):
 
 
 @pytest.mark.parametrize("drop", ["drop_client", "drop_entries"])
-def test_what_gives_up_a_clients_entries_needs_no_room(bench, drop):
+def test_what_gives_up_a_clients_entries_needs_no_room(bench: MakeBench, drop: str) -> None:
     b = bench(max_bytes=stored_bytes(entry()) * 2)
     b.journal.append([entry(0, client="other"), entry(0), entry(1), entry(2)])
     b.take(2)
@@ -352,7 +386,7 @@ def test_what_gives_up_a_clients_entries_needs_no_room(bench, drop):
     assert b.page().entries == () and not b.settled().error
 
 
-def test_a_page_behind_a_retirement_says_that_it_is_done(bench):
+def test_a_page_behind_a_retirement_says_that_it_is_done(bench: MakeBench) -> None:
     b = bench(max_bytes=stored_bytes(entry()))
     b.journal.put_stream(stream_row(actor="b", incarnation=9))
     b.journal.append([entry(0), entry(1)])
@@ -366,11 +400,13 @@ def test_a_page_behind_a_retirement_says_that_it_is_done(bench):
     db.close()
 
 
-def test_pages_follow_one_another(bench):
+def test_pages_follow_one_another(bench: MakeBench) -> None:
     b = bench()
     b.journal.append([entry(i, client=client, size=994) for i in range(5) for client in "cd"])  # each of 1,000 bytes
     b.take(10)
-    seen, after, pages = [], 0, []
+    seen: list[int] = []
+    pages: list[JournalPage] = []
+    after = 0
     while not pages or pages[-1].more:
         pages.append(b.page(after_row=after, max_bytes=2_500))
         after = pages[-1].last_row
@@ -382,7 +418,7 @@ def test_pages_follow_one_another(bench):
     assert (end.entries, end.more, end.last_row) == ((), False, after)
 
 
-def test_rows_go_on_when_everything_was_trimmed(bench):
+def test_rows_go_on_when_everything_was_trimmed(bench: MakeBench) -> None:
     b = bench()
     b.journal.append([entry(i) for i in range(5)])
     b.take(5)
@@ -396,7 +432,7 @@ def test_rows_go_on_when_everything_was_trimmed(bench):
 # ---- Groups
 
 
-def test_what_has_gathered_is_one_transaction(bench):
+def test_what_has_gathered_is_one_transaction(bench: MakeBench) -> None:
     faults = Faults()
     b = bench(connect=faults.connect)
     faults.broken = "COMMIT"
@@ -414,7 +450,7 @@ def test_what_has_gathered_is_one_transaction(bench):
     assert sum(s.startswith("INSERT INTO entries") for s in faults.statements) == -(-400 // journal_rows.INSERT_ROWS)
 
 
-def test_a_group_is_bounded(bench, monkeypatch):
+def test_a_group_is_bounded(bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_backlog, "GROUP_ITEMS", 10)
     monkeypatch.setattr(journal_backlog, "GROUP_BYTES", 5_000)
     b = bench()
@@ -426,7 +462,7 @@ def test_a_group_is_bounded(bench, monkeypatch):
 
 
 @pytest.mark.parametrize(("fsync", "level"), [("normal", 1), ("always", 2)])
-def test_fsync_is_set_in_the_connection(bench, fsync, level):
+def test_fsync_is_set_in_the_connection(bench: MakeBench, fsync: str, level: int) -> None:
     faults = Faults()
     b = bench(fsync=fsync, connect=faults.connect)
     b.settled()
@@ -437,7 +473,7 @@ def test_fsync_is_set_in_the_connection(bench, fsync, level):
 # ---- Full, and failing
 
 
-def test_a_full_journal_commits_nothing_until_a_trim_frees_room(bench):
+def test_a_full_journal_commits_nothing_until_a_trim_frees_room(bench: MakeBench) -> None:
     size = stored_bytes(entry())
     b = bench(max_bytes=3 * size + 5, retry_s=60.0)
     b.journal.append([entry(i) for i in range(6)])
@@ -457,7 +493,7 @@ def test_a_full_journal_commits_nothing_until_a_trim_frees_room(bench):
     assert (state.error, state.used_bytes, state.queued_bytes) == ("", size, 0)
 
 
-def test_a_client_with_nothing_queued_is_known_while_another_one_waits(bench):
+def test_a_client_with_nothing_queued_is_known_while_another_one_waits(bench: MakeBench) -> None:
     size = stored_bytes(entry())
     b = bench(max_bytes=3 * size, retry_s=60.0)
     assert b.journal.queued("c") == 0
@@ -476,7 +512,7 @@ def test_a_client_with_nothing_queued_is_known_while_another_one_waits(bench):
     assert b.journal.queued("c") == 0
 
 
-def test_an_entry_larger_than_the_limit_is_taken_alone(bench):
+def test_an_entry_larger_than_the_limit_is_taken_alone(bench: MakeBench) -> None:
     b = bench(max_bytes=1_000, retry_s=60.0)
     b.journal.append([entry(0, size=5_000), entry(1)])
     b.take(1)
@@ -485,7 +521,7 @@ def test_an_entry_larger_than_the_limit_is_taken_alone(bench):
     b.take(1)
 
 
-def test_a_drop_frees_room_but_not_before_its_streams_own_entries(bench):
+def test_a_drop_frees_room_but_not_before_its_streams_own_entries(bench: MakeBench) -> None:
     size = stored_bytes(entry())
     b = bench(max_bytes=2 * size, retry_s=60.0)
     b.journal.append([entry(0), entry(0, actor="b"), entry(1)])
@@ -497,7 +533,7 @@ def test_a_drop_frees_room_but_not_before_its_streams_own_entries(bench):
     assert b.settled().used_bytes == 0
 
 
-def test_a_disk_that_fails_and_heals_loses_nothing(bench):
+def test_a_disk_that_fails_and_heals_loses_nothing(bench: MakeBench) -> None:
     faults = Faults()
     one = bench(connect=faults.connect)
     one.journal.append([entry(0)])
@@ -521,7 +557,7 @@ def test_a_disk_that_fails_and_heals_loses_nothing(bench):
     assert two.restored.clients == (ClientRow("c", 0, {}, 4 + 4, 0, 4),)
 
 
-def test_a_journal_that_fails_to_the_end_still_ends(bench):
+def test_a_journal_that_fails_to_the_end_still_ends(bench: MakeBench) -> None:
     faults = Faults()
     one = bench(connect=faults.connect, retry_s=60.0)
     faults.broken = "COMMIT"
@@ -533,8 +569,8 @@ def test_a_journal_that_fails_to_the_end_still_ends(bench):
     assert bench().page().entries == ()
 
 
-def test_a_disk_without_room_takes_trims_and_then_the_rest(bench):
-    def small(path):
+def test_a_disk_without_room_takes_trims_and_then_the_rest(bench: MakeBench) -> None:
+    def small(path: Path) -> sqlite3.Connection:
         db = connect(path)
         db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         db.execute("PRAGMA max_page_count = 16")  # 256 kB
@@ -551,7 +587,7 @@ def test_a_disk_without_room_takes_trims_and_then_the_rest(bench):
     assert b.settled().error == ""
 
 
-def test_a_fault_of_the_code_ends_the_thread_loudly(bench):
+def test_a_fault_of_the_code_ends_the_thread_loudly(bench: MakeBench) -> None:
     faults = Faults()
     b = bench(connect=faults.connect)
     faults.error = sqlite3.ProgrammingError("planted")
@@ -566,7 +602,7 @@ def test_a_fault_of_the_code_ends_the_thread_loudly(bench):
 # ---- Damage, and files that are not ours
 
 
-def damage(path, change):
+def damage(path: Path, change: Callable[[sqlite3.Connection], object]) -> None:
     db = sqlite3.connect(path)
     with db:
         change(db)
@@ -582,7 +618,7 @@ def damage(path, change):
         "UPDATE entries SET actor_id = CAST(x'ff' AS TEXT) WHERE first_seq = 2",
     ],
 )
-def test_a_damaged_entry_is_left_out_and_counted(bench, tmp_path, change):
+def test_a_damaged_entry_is_left_out_and_counted(bench: MakeBench, tmp_path: Path, change: str) -> None:
     one = bench()
     one.journal.append([entry(i) for i in range(4)])
     one.close()
@@ -595,7 +631,7 @@ def test_a_damaged_entry_is_left_out_and_counted(bench, tmp_path, change):
     assert two.journal.state().damaged == 1
 
 
-def test_a_page_may_end_with_a_damaged_entry(bench, tmp_path):
+def test_a_page_may_end_with_a_damaged_entry(bench: MakeBench, tmp_path: Path) -> None:
     one = bench()
     one.journal.append([entry(i) for i in range(2)])
     one.close()
@@ -606,7 +642,7 @@ def test_a_page_may_end_with_a_damaged_entry(bench, tmp_path):
     assert two.page(after_row=page.last_row).damaged == 0
 
 
-def test_a_flipped_byte_in_the_file_is_found(bench, tmp_path):
+def test_a_flipped_byte_in_the_file_is_found(bench: MakeBench, tmp_path: Path) -> None:
     one = bench()
     one.journal.append([entry(i, size=20_000) for i in range(3)])
     one.close()
@@ -619,7 +655,7 @@ def test_a_flipped_byte_in_the_file_is_found(bench, tmp_path):
     assert page.damaged == 1
 
 
-def test_a_second_opener_is_refused(bench, tmp_path):
+def test_a_second_opener_is_refused(bench: MakeBench, tmp_path: Path) -> None:
     one = bench()
     with pytest.raises(JournalError, match=r"journal\.db.*in use by another learner.*\.lock"):
         bench()
@@ -627,7 +663,7 @@ def test_a_second_opener_is_refused(bench, tmp_path):
     assert bench().restored.journal_id == one.journal.journal_id
 
 
-def test_a_file_that_another_program_holds_is_refused(bench, tmp_path):
+def test_a_file_that_another_program_holds_is_refused(bench: MakeBench, tmp_path: Path) -> None:
     other = sqlite3.connect(tmp_path / "journal.db", isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     try:
@@ -641,7 +677,7 @@ def test_a_file_that_another_program_holds_is_refused(bench, tmp_path):
     ("content", "says"),
     [(b"no database at all" * 100, "not a database"), (b"SQLite format 3\0" + b"\xff" * 8_000, "move it|check its")],
 )
-def test_what_is_no_journal_is_refused(bench, tmp_path, content, says):
+def test_what_is_no_journal_is_refused(bench: MakeBench, tmp_path: Path, content: bytes, says: str) -> None:
     (tmp_path / "journal.db").write_bytes(content)
     with pytest.raises(JournalError, match=says) as caught:
         bench()
@@ -650,13 +686,13 @@ def test_what_is_no_journal_is_refused(bench, tmp_path, content, says):
 
 
 @pytest.mark.parametrize("statement", ["PRAGMA user_version = 99", "CREATE TABLE theirs (x)"])
-def test_another_schema_is_refused(bench, tmp_path, statement):
+def test_another_schema_is_refused(bench: MakeBench, tmp_path: Path, statement: str) -> None:
     damage(tmp_path / "journal.db", lambda db: db.execute(statement))
     with pytest.raises(JournalError, match="schema version"):
         bench()
 
 
-def test_settings_that_are_no_json_are_damage(bench, tmp_path):
+def test_settings_that_are_no_json_are_damage(bench: MakeBench, tmp_path: Path) -> None:
     one = bench()
     one.journal.put_client(ClientRow("c", 1, {}, 0, 0, 0))
     one.close()
@@ -666,12 +702,12 @@ def test_settings_that_are_no_json_are_damage(bench, tmp_path):
         bench()
 
 
-def test_a_folder_that_is_missing_is_refused(bench):
+def test_a_folder_that_is_missing_is_refused(bench: MakeBench) -> None:
     with pytest.raises(JournalError, match="create its folder"):
         bench("nowhere/journal.db")
 
 
-def test_a_file_that_cannot_be_written_is_refused(bench, tmp_path):
+def test_a_file_that_cannot_be_written_is_refused(bench: MakeBench, tmp_path: Path) -> None:
     bench().close()
     with pytest.raises(JournalError, match="cannot be opened and written"):
         bench(connect=lambda path: sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None))
@@ -703,10 +739,11 @@ while True:
 
 
 @pytest.mark.parametrize("fsync", ["normal", "always"])
-def test_what_was_told_survives_kill_9(bench, tmp_path, fsync):
+def test_what_was_told_survives_kill_9(bench: MakeBench, tmp_path: Path, fsync: str) -> None:
     path, told = tmp_path / "journal.db", 0
     for kill in range(3):
         child = subprocess.Popen([sys.executable, "-c", CHILD, path, fsync], stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
         try:
             assert int(child.stdout.readline()) >= told, f"kill {kill}: an entry that was told is gone"
             for _ in range(60 + 37 * kill):

@@ -1,5 +1,7 @@
 """The numbers of starts: unique though the clock stands still, and within their bounds whatever it says."""
 
+from __future__ import annotations
+
 import random
 
 from hypothesis import given
@@ -9,21 +11,21 @@ from rl4sys_zmq.delivery.incarnation import MAX_FIRST, MAX_STEP, first_incarnati
 
 
 @given(st.floats(-1e12, 1e12), st.integers())
-def test_a_start_has_a_number_whatever_the_clock_says(unix_s, seed):
+def test_a_start_has_a_number_whatever_the_clock_says(unix_s: float, seed: int) -> None:
     assert 0 < first_incarnation(unix_s, random.Random(seed)) < MAX_FIRST
 
 
 @given(st.integers(0, (1 << 62) + (1 << 24)), st.integers())
-def test_a_higher_one_is_within_what_the_learner_lets_in(known, seed):
+def test_a_higher_one_is_within_what_the_learner_lets_in(known: int, seed: int) -> None:
     assert known < next_incarnation(known, random.Random(seed)) <= known + MAX_STEP
 
 
-def test_a_clock_that_stands_still_makes_no_two_alike():
+def test_a_clock_that_stands_still_makes_no_two_alike() -> None:
     rng = random.Random(1)
     assert len({first_incarnation(0.0, rng) for _ in range(200)}) == 200
 
 
-def test_a_right_clock_keeps_starts_in_order():
+def test_a_right_clock_keeps_starts_in_order() -> None:
     rng = random.Random(1)
     starts = [first_incarnation(1.8e9 + 0.1 * n, rng) for n in range(200)]
     assert starts == sorted(starts)

@@ -67,7 +67,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     path, known = tmp_path / "journal.marks", rows(streams=200)
     marks = MarksFile(path, known, flush=True)
     changes = Changes(
-        {"c": ClientRow("c", 4, {"seed": 8}, 2_000, 1, 0)}, {("c", "a0", 1): StreamRow("c", "a0", *range(1, 7), True, True)}
+        {"c": ClientRow("c", 4, {"seed": 8}, 2_000, 1, 0)}, {("c", "a0", 1): StreamRow("c", "a0", 1, 2, 3, 4, 5, 6, True, True)}
     )
     changes.apply_to(known.clients, known.streams)
     marks.note(changes)

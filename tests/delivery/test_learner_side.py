@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import DTypeLike
 
 from rl4sys_zmq.delivery import (
     Amount,
     CreditPool,
+    Intake,
     JournalEntry,
     JournalPage,
     MemoryJournal,
@@ -27,47 +31,47 @@ from rl4sys_zmq.delivery.stream import CHECKSUMS_KEPT
 from rl4sys_zmq.delivery.table import MAX_SPOOLED
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
-from rl4sys_zmq.wire import SegmentSchema, encode, join_submit, pack_segment
+from rl4sys_zmq.wire import PackedSegment, SegmentSchema, encode, join_submit, pack_segment
 from rl4sys_zmq.wire.messages import Hello, Verdict
 
 SCHEMA = SegmentSchema(BoxSpace((1,)), DiscreteSpace(2), 5)
 OURS, OTHER = 77, 78
 
 
-def stream_of(first_seq=0, actor_id="a", **kwargs):
+def stream_of(first_seq: int = 0, actor_id: str = "a", **kwargs: Any) -> Stream:
     return Stream("c", actor_id, 1, first_seq, 0.0, **kwargs)
 
 
-def take(stream, count, steps=2):
+def take(stream: Stream, count: int, steps: int = 2) -> None:
     """Accepts segments whose checksums are their numbers."""
     for _ in range(count):
         stream.accept(steps, stream.received)
 
 
-def hello(incarnation=1, first_seq=0, actor_id="a", **kwargs):
+def hello(incarnation: int = 1, first_seq: int = 0, actor_id: str = "a", **kwargs: Any) -> Hello:
     return Hello("c", actor_id, incarnation, first_seq, 0, 0, **kwargs)
 
 
-def spooled(incarnation=1, first_seq=0, origin=1, **kwargs):
+def spooled(incarnation: int = 1, first_seq: int = 0, origin: int = 1, **kwargs: Any) -> Hello:
     return hello(incarnation, first_seq, origin=origin, spooled=True, **kwargs)
 
 
-def packed(steps=2, dtype=np.float32, episode=7):
+def packed(steps: int = 2, dtype: DTypeLike = np.float32, episode: int = 7) -> PackedSegment:
     rows = np.zeros(steps, np.float32)
     columns = np.zeros((steps, 1), dtype), np.zeros(steps, np.int64), rows, rows, np.zeros(steps, np.uint64)
     return pack_segment(Segment(*columns, None, 1, episode, 0, True, False, False, 0.0, steps))
 
 
-def table(**kwargs):
+def table(**kwargs: Any) -> StreamTable:
     return StreamTable("c", **{"silence_s": 3.0, "lease_s": 30.0, "max_actors": 2, "journal_id": OURS, **kwargs})
 
 
-def row(received, actor_id="a", origin=1, incarnation=None, **kwargs):
+def row(received: int, actor_id: str = "a", origin: int = 1, incarnation: int | None = None, **kwargs: Any) -> StreamRow:
     known = {"accepted_steps": 2 * received, "refused": 0, "submits": True, "spooled": False, "first_seq": 0, **kwargs}
     return StreamRow("c", actor_id, origin, origin if incarnation is None else incarnation, received=received, **known)
 
 
-def code_of(function, *args):
+def code_of(function: Callable[..., object], *args: object) -> Refusal:
     with pytest.raises(ProtocolError) as caught:
         function(*args)
     return caught.value.code
@@ -76,7 +80,7 @@ def code_of(function, *args):
 # ---- Stream
 
 
-def test_what_was_seen_is_skipped_and_counted():
+def test_what_was_seen_is_skipped_and_counted() -> None:
     stream = stream_of()
     take(stream, 5)
     assert stream.admit(3, [3, 4, 5, 6]) == 2
@@ -85,13 +89,13 @@ def test_what_was_seen_is_skipped_and_counted():
     assert (stream.received, stream.accepted_steps) == (5, 10)
 
 
-def test_a_gap_is_refused_and_moves_nothing():
+def test_a_gap_is_refused_and_moves_nothing() -> None:
     stream = stream_of()
     assert code_of(stream.admit, 1, [1]) is Refusal.GAP
     assert stream.received == 0
 
 
-def test_a_number_with_another_content_is_an_equivocation_and_moves_nothing():
+def test_a_number_with_another_content_is_an_equivocation_and_moves_nothing() -> None:
     stream = stream_of()
     take(stream, 5)
     assert code_of(stream.admit, 3, [3, 99]) is Refusal.EQUIVOCATION
@@ -99,7 +103,7 @@ def test_a_number_with_another_content_is_an_equivocation_and_moves_nothing():
     assert (stream.received, stream.pending, stream.verdicts[Verdict.DUPLICATE]) == (5, 5, 0)
 
 
-def test_the_last_contents_are_known_and_older_ones_are_not():
+def test_the_last_contents_are_known_and_older_ones_are_not() -> None:
     stream = stream_of()
     take(stream, CHECKSUMS_KEPT + 3)
     assert CHECKSUMS_KEPT == 64
@@ -108,7 +112,7 @@ def test_the_last_contents_are_known_and_older_ones_are_not():
     assert len(stream._checksums) == CHECKSUMS_KEPT
 
 
-def test_contents_that_this_life_never_saw_are_not_compared():
+def test_contents_that_this_life_never_saw_are_not_compared() -> None:
     streams = table()
     streams.restore([row(3)], 0.0)
     (stream,) = streams.all()
@@ -117,7 +121,7 @@ def test_contents_that_this_life_never_saw_are_not_compared():
     assert stream.admit(2, [9] * 8) == 8
 
 
-def test_marks_follow_the_journal_and_the_verdicts():
+def test_marks_follow_the_journal_and_the_verdicts() -> None:
     stream = stream_of(10)
     take(stream, 4)
     assert (stream.received, stream.durable, stream.trained, stream.pending) == (14, 10, 10, 4)
@@ -135,7 +139,7 @@ def test_marks_follow_the_journal_and_the_verdicts():
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)), max_size=20), st.integers(0, 30))
-def test_no_segment_is_disposed_of_twice(ranges, count):
+def test_no_segment_is_disposed_of_twice(ranges: list[tuple[int, int]], count: int) -> None:
     stream = stream_of()
     take(stream, count)
     total = sum(stream.dispose([[first, first + length]], Verdict.TRAINED) for first, length in ranges)
@@ -145,7 +149,7 @@ def test_no_segment_is_disposed_of_twice(ranges, count):
     assert stream.trained == next(n for n in range(count + 1) if n not in covered)
 
 
-def test_what_the_actor_no_longer_holds_is_not_waited_for():
+def test_what_the_actor_no_longer_holds_is_not_waited_for() -> None:
     stream = stream_of()
     take(stream, 2)
     assert stream.advance_to(1) == 0
@@ -159,7 +163,7 @@ def test_what_the_actor_no_longer_holds_is_not_waited_for():
     assert stream.advance_to(1 << 60) == 0
 
 
-def test_a_roll_back_gives_up_what_is_pending():
+def test_a_roll_back_gives_up_what_is_pending() -> None:
     stream = stream_of()
     take(stream, 5)
     stream.dispose([[1, 2]], Verdict.TRAINED)
@@ -168,7 +172,7 @@ def test_a_roll_back_gives_up_what_is_pending():
     assert (stream.pending, stream.trained, stream.received) == (0, 9, 9)
 
 
-def test_an_ack_says_all_of_it():
+def test_an_ack_says_all_of_it() -> None:
     stream = stream_of(3)
     take(stream, 2)
     stream.credit_steps, stream.checkpointed = 20, 5
@@ -181,7 +185,7 @@ def test_an_ack_says_all_of_it():
     assert ack.verdicts[Verdict.TRAINED] == 0
 
 
-def test_a_refused_item_is_counted_where_its_verdict_is():
+def test_a_refused_item_is_counted_where_its_verdict_is() -> None:
     stream = stream_of()
     take(stream, 1)
     stream.accept(2, 1)
@@ -192,7 +196,7 @@ def test_a_refused_item_is_counted_where_its_verdict_is():
 # ---- Stream: going back to a checkpoint
 
 
-def test_a_learner_that_goes_back_is_fed_what_its_state_lacks():
+def test_a_learner_that_goes_back_is_fed_what_its_state_lacks() -> None:
     stream = stream_of()
     take(stream, 10)
     stream.commit(10)
@@ -212,7 +216,7 @@ def test_a_learner_that_goes_back_is_fed_what_its_state_lacks():
     assert (stream.trained, stream.pending, stream.verdicts[Verdict.TRAINED]) == (10, 0, 9)
 
 
-def test_what_the_journal_has_no_more_is_a_hole_and_not_pending():
+def test_what_the_journal_has_no_more_is_a_hole_and_not_pending() -> None:
     stream = stream_of()
     take(stream, 10)
     stream.commit(10)
@@ -229,7 +233,7 @@ def test_what_the_journal_has_no_more_is_a_hole_and_not_pending():
     assert (stream.trained, stream.pending) == (10, 0)
 
 
-def test_what_is_not_committed_yet_is_no_hole():
+def test_what_is_not_committed_yet_is_no_hole() -> None:
     stream = stream_of()
     take(stream, 4)
     stream.commit(2)
@@ -242,7 +246,7 @@ def test_what_is_not_committed_yet_is_no_hole():
     assert (stream.pending, stream.trained) == (0, 5)
 
 
-def test_a_mark_beyond_what_was_received_is_cut():
+def test_a_mark_beyond_what_was_received_is_cut() -> None:
     """The journal was put back to an older copy than the checkpoint."""
     stream = stream_of()
     take(stream, 3)
@@ -252,7 +256,7 @@ def test_a_mark_beyond_what_was_received_is_cut():
     assert stream.pending == 1
 
 
-def test_segments_of_this_life_are_told_from_those_before():
+def test_segments_of_this_life_are_told_from_those_before() -> None:
     stream = stream_of()
     take(stream, 3)
     stream.rewind(0, {})
@@ -262,7 +266,7 @@ def test_segments_of_this_life_are_told_from_those_before():
     assert stream_of().counted(1)
 
 
-def test_a_stream_that_begins_beyond_zero_while_the_journal_is_read_has_nothing_pending():
+def test_a_stream_that_begins_beyond_zero_while_the_journal_is_read_has_nothing_pending() -> None:
     stream = stream_of()
     assert stream.advance_to(5) == 5
     stream.replay_ends()
@@ -273,7 +277,7 @@ def test_a_stream_that_begins_beyond_zero_while_the_journal_is_read_has_nothing_
     assert (stream.pending, stream.trained) == (0, 7)
 
 
-def test_a_gap_within_a_hole_is_not_subtracted_twice():
+def test_a_gap_within_a_hole_is_not_subtracted_twice() -> None:
     stream = stream_of()
     take(stream, 5)
     stream.commit(5)
@@ -289,7 +293,7 @@ def test_a_gap_within_a_hole_is_not_subtracted_twice():
     assert (stream.pending, stream.trained) == (0, 9)
 
 
-def test_a_gap_over_what_is_not_committed_stays_a_gap():
+def test_a_gap_over_what_is_not_committed_stays_a_gap() -> None:
     """No honest actor says so: it holds everything beyond the durable mark."""
     stream = stream_of()
     stream.rewind(0, {})
@@ -301,7 +305,7 @@ def test_a_gap_over_what_is_not_committed_stays_a_gap():
     assert (stream.pending, stream.verdicts[Verdict.TRAINED]) == (0, 0)
 
 
-def test_a_verdict_on_what_is_lost_counts_nothing():
+def test_a_verdict_on_what_is_lost_counts_nothing() -> None:
     stream = stream_of()
     take(stream, 6)
     stream.commit(6)
@@ -312,7 +316,7 @@ def test_a_verdict_on_what_is_lost_counts_nothing():
     assert (stream.pending, stream.trained) == (2, 0)
 
 
-def test_a_refused_item_in_a_hole_is_not_subtracted_twice():
+def test_a_refused_item_in_a_hole_is_not_subtracted_twice() -> None:
     stream = stream_of()
     take(stream, 2)
     stream.refuse()
@@ -326,7 +330,7 @@ def test_a_refused_item_in_a_hole_is_not_subtracted_twice():
 
 @settings(max_examples=300)
 @given(st.data())
-def test_pending_is_what_was_accepted_and_is_neither_disposed_of_nor_lost(data):
+def test_pending_is_what_was_accepted_and_is_neither_disposed_of_nor_lost(data: st.DataObject) -> None:
     """Against a model that keeps one word for each number."""
     stream, model, journal = stream_of(), {}, []
     replayed = 0
@@ -383,12 +387,13 @@ def test_pending_is_what_was_accepted_and_is_neither_disposed_of_nor_lost(data):
 # ---- take_submit
 
 
-def test_a_submit_is_taken_once():
+def test_a_submit_is_taken_once() -> None:
     stream = stream_of()
     message = join_submit(0, 0, [packed(), packed(3)])
     frames = encode(message)
     intake = take_submit(stream, SCHEMA, message, frames)
     assert (intake.duplicates, intake.refused, intake.accepted) == (0, (), 2)
+    assert intake.entry is not None
     assert dataclasses.astuple(intake.entry)[:-1] == ("c", "a", 1, 0, 2, 5, 0, 0)
     assert intake.entry.frames == tuple(frames)
     again = take_submit(stream, SCHEMA, message, frames)
@@ -396,37 +401,39 @@ def test_a_submit_is_taken_once():
     assert (stream.received, stream.accepted_steps) == (2, 5)
 
 
-def test_an_entry_says_whose_numbers_it_has():
+def test_an_entry_says_whose_numbers_it_has() -> None:
     stream = stream_of(origin=9)
     message = join_submit(0, 0, [packed()])
-    assert take_submit(stream, SCHEMA, message, encode(message)).entry.origin == 9
+    entry = take_submit(stream, SCHEMA, message, encode(message)).entry
+    assert entry is not None and entry.origin == 9
 
 
-def test_a_bad_item_uses_up_its_number_and_its_neighbours_go_on():
+def test_a_bad_item_uses_up_its_number_and_its_neighbours_go_on() -> None:
     stream = stream_of()
     message = join_submit(0, 0, [packed(), packed(9), packed(dtype=np.float64), packed(1)])
     intake = take_submit(stream, SCHEMA, message, encode(message))
     assert [e.code for e in intake.refused] == [Refusal.RANGE, Refusal.SPEC]
+    assert intake.entry is not None
     assert (intake.accepted, intake.entry.steps, stream.received) == (2, 3, 4)
     assert (intake.entry.refused, intake.entry.accepted, stream.refused) == (2, 2, 2)
     assert (stream.pending, stream.verdicts[Verdict.REFUSED]) == (2, 2)
 
 
-def test_a_message_that_does_not_hold_together_moves_nothing():
+def test_a_message_that_does_not_hold_together_moves_nothing() -> None:
     stream = stream_of()
     message = join_submit(0, 0, [packed()])
-    message = dataclasses.replace(message, body=(message.body[0] + bytes(16),))
+    message = dataclasses.replace(message, body=(bytes(message.body[0]) + bytes(16),))
     with pytest.raises(ProtocolError):
         take_submit(stream, SCHEMA, message, [])
     assert stream.received == 0
 
 
-def submit(stream, first_seq, *segments):
+def submit(stream: Stream, first_seq: int, *segments: PackedSegment) -> Intake:
     message = join_submit(first_seq, 0, segments)
     return take_submit(stream, SCHEMA, message, encode(message))
 
 
-def test_sending_again_in_other_batches_is_no_equivocation():
+def test_sending_again_in_other_batches_is_no_equivocation() -> None:
     stream = stream_of()
     segments = [packed(n % 5 + 1, episode=n) for n in range(8)]
     submit(stream, 0, *segments[:3])
@@ -436,7 +443,7 @@ def test_sending_again_in_other_batches_is_no_equivocation():
     assert stream.received == 8
 
 
-def test_two_actors_under_one_name_are_noticed():
+def test_two_actors_under_one_name_are_noticed() -> None:
     stream = stream_of()
     submit(stream, 0, packed(episode=1), packed(episode=2))
     message = join_submit(1, 0, [packed(episode=3), packed(episode=4)])
@@ -447,7 +454,7 @@ def test_two_actors_under_one_name_are_noticed():
 # ---- replay_entry
 
 
-def entries():
+def entries() -> tuple[list[JournalEntry], Stream]:
     """Eight segments in three messages, the first of each sent twice; numbers 1 and 5 are refused."""
     bad = packed(9)
     source = stream_of()
@@ -456,16 +463,17 @@ def entries():
         submit(source, 2, packed(), packed(1), packed(3)),
         submit(source, 4, packed(3), bad, packed(4), packed(5)),
     ]
-    return [intake.entry for intake in taken], source
+    return [intake.entry for intake in taken if intake.entry is not None], source
 
 
-def replayed(stream, entry):
+def replayed(stream: Stream, entry: JournalEntry | None) -> tuple[int, int, int] | None:
     """What the learner thread is given of an entry: segments to skip, steps, segments."""
+    assert entry is not None
     again = replay_entry(stream, SCHEMA, entry)
     return None if again is None else (again.skip, again.load.steps, again.load.items)
 
 
-def test_entries_are_given_back_whole():
+def test_entries_are_given_back_whole() -> None:
     taken, stream = entries()
     assert [(e.first_seq, e.end_seq, e.skip, e.refused) for e in taken] == [(0, 3, 0, 1), (3, 5, 1, 0), (5, 8, 1, 1)]
     stream.commit(8)
@@ -489,7 +497,9 @@ def test_entries_are_given_back_whole():
         (8, [None, None, None], 0, 0),
     ],
 )
-def test_what_a_state_has_already_is_skipped_within_an_entry_and_not_counted(mark, skips, refused, pending):
+def test_what_a_state_has_already_is_skipped_within_an_entry_and_not_counted(
+    mark: int, skips: list[Any], refused: int, pending: int
+) -> None:
     taken, stream = entries()
     stream.commit(8)
     stream.rewind(mark, {Verdict.TRAINED: mark})
@@ -498,7 +508,7 @@ def test_what_a_state_has_already_is_skipped_within_an_entry_and_not_counted(mar
     assert (stream.verdicts[Verdict.REFUSED], stream.pending) == (refused, pending)
 
 
-def test_a_refused_item_that_came_while_the_journal_was_read_is_counted_once():
+def test_a_refused_item_that_came_while_the_journal_was_read_is_counted_once() -> None:
     stream = stream_of()
     stream.rewind(0, {})
     intake = submit(stream, 0, packed(), packed(9))
@@ -510,7 +520,7 @@ def test_a_refused_item_that_came_while_the_journal_was_read_is_counted_once():
 # ---- StreamTable
 
 
-def test_an_older_incarnation_is_fenced_and_a_live_one_defended():
+def test_an_older_incarnation_is_fenced_and_a_live_one_defended() -> None:
     streams = table()
     streams.open(hello(5), b"p", 0.0)
     assert code_of(streams.open, hello(4), b"q", 1.0) is Refusal.FENCED
@@ -523,7 +533,7 @@ def test_an_older_incarnation_is_fenced_and_a_live_one_defended():
     assert code_of(streams.open, hello(5), b"p", 99.0) is Refusal.FENCED
 
 
-def fence(streams, hello, now):
+def fence(streams: StreamTable, hello: Hello, now: float) -> int:
     """The incarnation that a fenced one may exceed."""
     with pytest.raises(ProtocolError) as caught:
         streams.open(hello, b"z", now)
@@ -531,7 +541,7 @@ def fence(streams, hello, now):
     return caught.value.incarnation
 
 
-def test_a_start_with_a_clock_that_went_back_is_told_what_to_exceed():
+def test_a_start_with_a_clock_that_went_back_is_told_what_to_exceed() -> None:
     """Nobody has welcomed it yet, so that it is no relic; it waits like any other for the silence of the one that is live."""
     streams = table()
     old = streams.open(hello(90), b"p", 0.0).stream
@@ -544,7 +554,7 @@ def test_a_start_with_a_clock_that_went_back_is_told_what_to_exceed():
 
 
 @pytest.mark.parametrize("make", [hello, spooled])
-def test_one_that_was_overtaken_is_fenced_until_its_successor_has_been_silent_for_a_lease(make):
+def test_one_that_was_overtaken_is_fenced_until_its_successor_has_been_silent_for_a_lease(make: Callable[..., Hello]) -> None:
     streams = table()
     old = streams.open(make(3, origin=3), b"p", 0.0).stream
     take(old, 5)
@@ -561,7 +571,7 @@ def test_one_that_was_overtaken_is_fenced_until_its_successor_has_been_silent_fo
     assert fence(streams, make(8, origin=8, journal_id=OURS, previously_welcomed=True), 40.0) == 0
 
 
-def test_the_marks_of_a_spool_outlive_its_successors():
+def test_the_marks_of_a_spool_outlive_its_successors() -> None:
     """Two spools take turns under one name; a relic that wakes up again has one, too."""
     streams = table()
     for origin in range(1, 13):
@@ -572,7 +582,7 @@ def test_the_marks_of_a_spool_outlive_its_successors():
     assert streams.open(spooled(99, 1, origin=4, journal_id=OURS), b"p", 1e6).gap == 0
 
 
-def test_one_whose_own_numbers_went_on_elsewhere_never_comes_back():
+def test_one_whose_own_numbers_went_on_elsewhere_never_comes_back() -> None:
     """The copy of a spool has taken them up: what they mean to it nobody knows."""
     streams = table()
     take(streams.open(spooled(3, origin=3), b"p", 0.0).stream, 2)
@@ -581,7 +591,7 @@ def test_one_whose_own_numbers_went_on_elsewhere_never_comes_back():
     assert fence(streams, spooled(3, 1, origin=3), 1e6) == 4  # a new start asks for its marks
 
 
-def test_an_overtaken_one_that_was_forgotten_is_expired_by_its_origin():
+def test_an_overtaken_one_that_was_forgotten_is_expired_by_its_origin() -> None:
     streams = table()
     streams.open(hello(3), b"p", 0.0)
     streams.open(hello(8), b"q", 9.0)
@@ -590,7 +600,7 @@ def test_an_overtaken_one_that_was_forgotten_is_expired_by_its_origin():
     assert code_of(streams.open, raised, b"z", 99.0) is Refusal.EXPIRED
 
 
-def test_two_starts_with_one_number_are_told_apart():
+def test_two_starts_with_one_number_are_told_apart() -> None:
     """A clock that stands still, and chance on top of it."""
     streams = table()
     stream = streams.open(hello(5), b"p", 0.0).stream
@@ -600,7 +610,7 @@ def test_two_starts_with_one_number_are_told_apart():
     assert streams.open(hello(5, 1, previously_welcomed=True), b"p", 1.0).stream is stream
 
 
-def test_nobody_uses_up_the_numbers():
+def test_nobody_uses_up_the_numbers() -> None:
     streams = table()
     top = (1 << 62) + (1 << 24)
     for far in (top + 1, (1 << 63) - 1):
@@ -611,7 +621,7 @@ def test_nobody_uses_up_the_numbers():
     assert code_of(streams.open, hello(known + (2 << 24) + 1), b"p", 9.0) is Refusal.RANGE
 
 
-def test_the_same_incarnation_takes_up_its_stream_again():
+def test_the_same_incarnation_takes_up_its_stream_again() -> None:
     streams = table()
     first = streams.open(hello(), b"p", 0.0)
     assert (first.fresh, first.previous_peer, first.gap) == (True, None, 0)
@@ -622,7 +632,7 @@ def test_the_same_incarnation_takes_up_its_stream_again():
     assert streams.peer_of(first.stream) == b"q"
 
 
-def test_a_spooled_stream_goes_on_under_a_higher_incarnation():
+def test_a_spooled_stream_goes_on_under_a_higher_incarnation() -> None:
     streams = table()
     stream = streams.open(spooled(3, origin=3), b"p", 0.0).stream
     take(stream, 5)
@@ -639,7 +649,7 @@ def test_a_spooled_stream_goes_on_under_a_higher_incarnation():
     assert code_of(streams.open, spooled(3, origin=3), b"p", 99.0) is Refusal.FENCED
 
 
-def test_a_spool_that_was_made_anew_begins_anew():
+def test_a_spool_that_was_made_anew_begins_anew() -> None:
     streams = table()
     old = streams.open(spooled(3, origin=3), b"p", 0.0).stream
     take(old, 2)
@@ -651,7 +661,7 @@ def test_a_spool_that_was_made_anew_begins_anew():
     assert (streams.current(), streams.pending) == ([opened.stream], 2)
 
 
-def test_a_start_without_a_spool_begins_anew_and_what_is_pending_stays():
+def test_a_start_without_a_spool_begins_anew_and_what_is_pending_stays() -> None:
     streams = table()
     old = streams.open(hello(1), b"p", 0.0).stream
     take(old, 2)
@@ -669,7 +679,7 @@ def test_a_start_without_a_spool_begins_anew_and_what_is_pending_stays():
     assert streams.all() == [new]
 
 
-def test_two_numberings_of_one_incarnation_are_not_mixed():
+def test_two_numberings_of_one_incarnation_are_not_mixed() -> None:
     streams = table()
     stream = streams.open(spooled(3, origin=3), b"p", 0.0).stream
     take(stream, 2)
@@ -680,7 +690,7 @@ def test_two_numberings_of_one_incarnation_are_not_mixed():
     assert streams.pending == 2
 
 
-def test_an_old_copy_of_a_spool_goes_on_with_its_own_marks():
+def test_an_old_copy_of_a_spool_goes_on_with_its_own_marks() -> None:
     """Another stream of its actor came between; what it sends again must still be known."""
     streams = table()
     old = streams.open(spooled(3, origin=3), b"p", 0.0).stream
@@ -692,7 +702,7 @@ def test_an_old_copy_of_a_spool_goes_on_with_its_own_marks():
     assert [s.key for s in streams.current()] == [("a", 3)]
 
 
-def test_a_hello_says_what_will_never_come():
+def test_a_hello_says_what_will_never_come() -> None:
     streams = table()
     opened = streams.open(hello(first_seq=2), b"p", 0.0)
     stream = opened.stream
@@ -705,14 +715,14 @@ def test_a_hello_says_what_will_never_come():
 
 @pytest.mark.parametrize("journal_id", [0, OTHER])
 @pytest.mark.parametrize("make", [hello, spooled])
-def test_acknowledged_by_another_journal_is_a_gap(make, journal_id):
+def test_acknowledged_by_another_journal_is_a_gap(make: Callable[..., Hello], journal_id: int) -> None:
     opened = table().open(make(1, 7, journal_id=journal_id), b"p", 0.0)
     assert (opened.gap, opened.fresh) == (7, True)
     assert (opened.stream.received, opened.stream.durable, opened.stream.pending) == (7, 7, 0)
 
 
 @pytest.mark.parametrize("make", [hello, spooled])
-def test_a_journal_that_was_put_back_has_a_gap(make):
+def test_a_journal_that_was_put_back_has_a_gap(make: Callable[..., Hello]) -> None:
     streams = table()
     streams.restore([row(5, spooled=make is spooled)], 0.0)
     streams.rewind({("a", 1): (3, {Verdict.TRAINED: 3})})
@@ -721,7 +731,7 @@ def test_a_journal_that_was_put_back_has_a_gap(make):
     assert streams.pending == 2
 
 
-def test_a_mark_that_ran_out_is_never_begun_again():
+def test_a_mark_that_ran_out_is_never_begun_again() -> None:
     streams = table()
     stream = streams.open(hello(first_seq=0), b"p", 0.0).stream
     take(stream, 3)
@@ -739,7 +749,7 @@ def test_a_mark_that_ran_out_is_never_begun_again():
     assert streams.open(hello(2), b"p", 31.0).fresh
 
 
-def test_a_new_start_is_not_expired_by_the_journal_of_the_one_before():
+def test_a_new_start_is_not_expired_by_the_journal_of_the_one_before() -> None:
     """Nor is one that was welcomed by a learner that died before it could note it: none as late as it was forgotten."""
     streams = table()
     streams.close_session(streams.open(hello(1), b"p", 0.0).stream)
@@ -750,7 +760,7 @@ def test_a_new_start_is_not_expired_by_the_journal_of_the_one_before():
     assert streams.open(hello(2, journal_id=OURS), b"p", 1.0).fresh
 
 
-def test_a_stream_with_a_spool_does_not_expire():
+def test_a_stream_with_a_spool_does_not_expire() -> None:
     streams = table()
     stream = streams.open(spooled(), b"p", 0.0).stream
     streams.close_session(stream)
@@ -759,7 +769,7 @@ def test_a_stream_with_a_spool_does_not_expire():
     assert table().open(spooled(2, 4, journal_id=OURS), b"p", 0.0).gap == 4
 
 
-def test_a_lease_does_not_end_while_something_is_pending_or_somebody_speaks():
+def test_a_lease_does_not_end_while_something_is_pending_or_somebody_speaks() -> None:
     streams = table()
     stream = streams.open(hello(), b"p", 0.0).stream
     assert streams.expire(99.0, lambda s: True) == []
@@ -770,7 +780,7 @@ def test_a_lease_does_not_end_while_something_is_pending_or_somebody_speaks():
     assert streams.expire(99.0, lambda s: True) == [stream]
 
 
-def test_places_are_for_those_who_are_live_or_within_their_lease():
+def test_places_are_for_those_who_are_live_or_within_their_lease() -> None:
     streams = table(max_actors=2)
     first = streams.open(hello(actor_id="a"), b"1", 0.0).stream
     second = streams.open(spooled(actor_id="b"), b"2", 0.0).stream
@@ -786,7 +796,7 @@ def test_places_are_for_those_who_are_live_or_within_their_lease():
     assert code_of(streams.open, hello(actor_id="d"), b"4", 99.0) is Refusal.QUOTA
 
 
-def test_a_record_that_never_had_anything_gives_its_place_to_a_newcomer():
+def test_a_record_that_never_had_anything_gives_its_place_to_a_newcomer() -> None:
     streams = table(max_actors=3)
     with_data, empty, evaluator = (streams.open(hello(actor_id=name), b"p" + name.encode(), 0.0).stream for name in "abc")
     take(with_data, 1)
@@ -801,17 +811,17 @@ def test_a_record_that_never_had_anything_gives_its_place_to_a_newcomer():
     assert streams.get("a", 1) is with_data
 
 
-def test_no_hello_looks_at_all_records():
+def test_no_hello_looks_at_all_records() -> None:
     """The cost of a HELLO that has to look for a place is the same with a hundred times as many records."""
 
-    def lines(actors):
+    def lines(actors: int) -> int:
         streams, count = table(max_actors=actors), 0
         for n in range(actors):
             stream = streams.open(hello(actor_id=str(n)), b"p", 0.0).stream
             take(stream, 1)
             streams.close_session(stream)
 
-        def trace(frame, event, arg):
+        def trace(frame: object, event: str, arg: object) -> Any:
             nonlocal count
             count += event == "line"
             return trace
@@ -828,7 +838,7 @@ def test_no_hello_looks_at_all_records():
     assert lines(1_000) <= lines(10)
 
 
-def test_an_actor_that_is_dropped_fences_nothing_and_keeps_what_is_pending():
+def test_an_actor_that_is_dropped_fences_nothing_and_keeps_what_is_pending() -> None:
     streams = table()
     old = streams.open(hello(9), b"p", 0.0).stream
     take(old, 2)
@@ -843,7 +853,7 @@ def test_an_actor_that_is_dropped_fences_nothing_and_keeps_what_is_pending():
     assert streams.expire(9.0, lambda s: True) == [old]
 
 
-def test_an_actor_that_is_dropped_goes_on_where_it_was_if_it_comes_back_in_time():
+def test_an_actor_that_is_dropped_goes_on_where_it_was_if_it_comes_back_in_time() -> None:
     streams = table()
     stream = streams.open(hello(9), b"p", 0.0).stream
     take(stream, 2)
@@ -853,7 +863,7 @@ def test_an_actor_that_is_dropped_goes_on_where_it_was_if_it_comes_back_in_time(
     assert (opened.stream, opened.gap, opened.fresh, stream.received, stream.incarnation) == (stream, 0, False, 2, 9)
 
 
-def test_a_spool_whose_actor_was_dropped_begins_where_it_is():
+def test_a_spool_whose_actor_was_dropped_begins_where_it_is() -> None:
     streams = table()
     stream = streams.open(spooled(9, origin=4), b"p", 0.0).stream
     take(stream, 6)
@@ -866,7 +876,7 @@ def test_a_spool_whose_actor_was_dropped_begins_where_it_is():
     assert streams.open(spooled(1, 6, actor_id="b", journal_id=OTHER), b"q", 1.0).gap == 6, "that of another journal was not"
 
 
-def test_a_retired_actor_stays_so_when_a_journal_remembers_it():
+def test_a_retired_actor_stays_so_when_a_journal_remembers_it() -> None:
     streams = table()
     streams.restore([row(5, origin=9, incarnation=0), row(1, origin=3)], 0.0)
     assert [s.origin for s in streams.current()] == [3]
@@ -874,7 +884,7 @@ def test_a_retired_actor_stays_so_when_a_journal_remembers_it():
     assert streams.pending == 6
 
 
-def test_marks_of_spools_are_bounded():
+def test_marks_of_spools_are_bounded() -> None:
     streams = table(max_actors=10**9)
     streams.restore([row(1, actor_id=str(n), spooled=True) for n in range(MAX_SPOOLED)], 0.0)
     assert code_of(streams.open, spooled(actor_id="one more"), b"p", 99.0) is Refusal.QUOTA
@@ -882,7 +892,7 @@ def test_marks_of_spools_are_bounded():
     assert streams.open(hello(actor_id="without"), b"p", 99.0).fresh
 
 
-def test_a_table_takes_up_what_a_journal_remembers():
+def test_a_table_takes_up_what_a_journal_remembers() -> None:
     streams = table()
     rows = [
         row(5, origin=2, incarnation=4, spooled=True, refused=1, accepted_steps=11),
@@ -891,7 +901,7 @@ def test_a_table_takes_up_what_a_journal_remembers():
         row(0, actor_id="e", submits=False),
     ]
     streams.restore(rows, 100.0)
-    spool, b, old, evaluator = (streams.get(r.actor_id, r.origin) for r in rows)
+    spool, b, old, evaluator = (stream for r in rows if (stream := streams.get(r.actor_id, r.origin)) is not None)
     assert (spool.incarnation, spool.received, spool.durable, spool.accepted_steps, spool.refused) == (4, 5, 5, 11, 1)
     assert (spool.spooled, b.spooled, b.submits, evaluator.submits) == (True, False, True, False)
     assert set(streams.current()) == {spool, b, evaluator}
@@ -905,7 +915,7 @@ def test_a_table_takes_up_what_a_journal_remembers():
     assert streams.open(spooled(5, 3, origin=2), b"q", 101.0).stream is spool
 
 
-def test_a_roll_back_of_all_streams():
+def test_a_roll_back_of_all_streams() -> None:
     streams = table()
     for actor_id in "ab":
         take(streams.open(hello(actor_id=actor_id), actor_id.encode(), 0.0).stream, 3)
@@ -916,13 +926,13 @@ def test_a_roll_back_of_all_streams():
 # ---- CreditPool
 
 
-def wanting(want, accepted=0, actor_id="a"):
+def wanting(want: int, accepted: int = 0, actor_id: str = "a") -> Stream:
     stream = stream_of(actor_id=actor_id)
     stream.accepted_steps, stream.want_steps = accepted, want
     return stream
 
 
-def test_credit_is_granted_to_those_who_want_up_to_the_demand():
+def test_credit_is_granted_to_those_who_want_up_to_the_demand() -> None:
     pool, first, second = CreditPool(), wanting(30), wanting(100, accepted=50)
     pool.demand(60, 0, 0)
     assert pool.grant([second, first], 0.0) == [first, second]
@@ -933,7 +943,7 @@ def test_credit_is_granted_to_those_who_want_up_to_the_demand():
 
 
 @given(st.integers(0, 200), st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), max_size=5))
-def test_promises_never_exceed_the_demand(limit, actors):
+def test_promises_never_exceed_the_demand(limit: int, actors: list[tuple[int, int]]) -> None:
     pool = CreditPool()
     pool.demand(limit, 0, 0)
     streams = [wanting(want, accepted) for want, accepted in actors]
@@ -944,7 +954,7 @@ def test_promises_never_exceed_the_demand(limit, actors):
     assert promised == limit or not hungry
 
 
-def test_idle_credit_is_offered_once_more():
+def test_idle_credit_is_offered_once_more() -> None:
     pool, idle, busy = CreditPool(), wanting(10), wanting(10)
     pool.demand(10, 0, 0)
     pool.grant([idle, busy], 0.0)
@@ -955,7 +965,7 @@ def test_idle_credit_is_offered_once_more():
     assert (idle.credit_steps, busy.credit_steps) == (10, 10)
 
 
-def test_who_wants_less_gives_credit_back():
+def test_who_wants_less_gives_credit_back() -> None:
     stream = wanting(10)
     stream.credit_steps = 10
     stream.request_credit(4)
@@ -967,7 +977,7 @@ def test_who_wants_less_gives_credit_back():
     assert (stream.want_steps, stream.credit_steps) == (2, 4)
 
 
-def test_an_overshoot_is_paid_back_by_all():
+def test_an_overshoot_is_paid_back_by_all() -> None:
     pool, stream = CreditPool(), wanting(100)
     pool.demand(10, 0, 0)
     pool.grant([stream], 0.0)
@@ -977,7 +987,7 @@ def test_an_overshoot_is_paid_back_by_all():
     assert pool.grant([stream], 0.0) == []
 
 
-def test_an_idle_actor_is_not_granted_its_own_credit_again():
+def test_an_idle_actor_is_not_granted_its_own_credit_again() -> None:
     pool, idle = CreditPool(), wanting(10)
     pool.demand(10, 0, 0)
     pool.grant([idle], 0.0)
@@ -989,7 +999,7 @@ def test_an_idle_actor_is_not_granted_its_own_credit_again():
 # ---- MemoryJournal
 
 
-def test_the_memory_journal_keeps_the_order_and_has_nothing_to_read():
+def test_the_memory_journal_keeps_the_order_and_has_nothing_to_read() -> None:
     journal = MemoryJournal()
     entries = [JournalEntry("c", "a", 1, n, n + 1, 1, 0, 0, ()) for n in range(3)]
     journal.append(entries[:2])
@@ -1003,13 +1013,13 @@ def test_the_memory_journal_keeps_the_order_and_has_nothing_to_read():
     assert (journal.durable, journal.state().durable, journal.state().error) == (False, False, "")
 
 
-def test_every_journal_is_its_own_lineage():
+def test_every_journal_is_its_own_lineage() -> None:
     ids = {MemoryJournal().journal_id for _ in range(100)}
     assert len(ids) == 100
     assert all(0 < n < 1 << 63 for n in ids)
 
 
-def test_the_size_of_an_entry_is_that_of_its_frames():
-    frames = (b"12", memoryview(np.zeros(3, np.float64)))
+def test_the_size_of_an_entry_is_that_of_its_frames() -> None:
+    frames = (b"12", np.zeros(3, np.float64).data)
     entry = JournalEntry("c", "a", 1, 0, 3, 9, 1, 1, frames)
     assert (entry.nbytes, entry.accepted) == (26, 2)

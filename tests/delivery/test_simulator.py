@@ -6,12 +6,14 @@ import os
 import random
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from simulation.history import RULES, History, Violation
 from simulation.schedule import CRASH_POINTS
-from simulation.sim_disk import SimJournal, SlowJournal
+from simulation.sim_disk import Checkpoint, SimDisk, SimJournal, SlowJournal
 from simulation.sim_learner import LearnerParts, SimLearner
 from simulation.sim_spool import SimSpool
 from simulation.sim_thread import SimThread
@@ -21,21 +23,32 @@ from rl4sys_zmq.delivery import (
     ActorSession,
     Amount,
     CreditPool,
+    Journal,
+    JournalEntry,
     JournalPage,
     MemoryJournal,
     Reconnect,
+    Restored,
     Stream,
+    StreamRow,
     StreamTable,
     Transit,
 )
-from rl4sys_zmq.delivery.journal_rows import AddGap
+from rl4sys_zmq.delivery.journal_rows import AddGap, ReadPage
+from rl4sys_zmq.delivery.session import Action
+from rl4sys_zmq.delivery.stream import Key
+from rl4sys_zmq.delivery.table import HelloResult
 from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.learner import LearnerConfig
 from rl4sys_zmq.learner.client import Client
 from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
-from rl4sys_zmq.learner.operator import Operator
-from rl4sys_zmq.wire.messages import Verdict, Welcome
+from rl4sys_zmq.learner.operator import Operator, Steps
+from rl4sys_zmq.learner.ports import Ports
+from rl4sys_zmq.transports import Frame
+from rl4sys_zmq.wire import PackedSegment
+from rl4sys_zmq.wire.messages import Ack, Checkpointed, Hello, Message, Ready, Refused, Submit, Verdict, Welcome
 
 SOAK = bool(os.environ.get("RL4SYS_SOAK"))
 SCHEDULES = int(os.environ.get("RL4SYS_SCHEDULES", "20000" if SOAK else "1000"))
@@ -57,7 +70,7 @@ RELICS = replace(CALM, drop=0.05, delay_s=0.2, faults_s=12.0, lease_s=4.0, relic
 
 
 @pytest.mark.timeout(1_800)
-def test_no_schedule_breaks_a_guarantee(seed):
+def test_no_schedule_breaks_a_guarantee(seed: int) -> None:
     totals: Counter[str] = Counter()
     began = time.perf_counter()
     for offset in range(SCHEDULES):
@@ -89,7 +102,7 @@ def test_no_schedule_breaks_a_guarantee(seed):
     assert totals["lives"] > SCHEDULES
 
 
-def test_a_seed_repeats_its_schedule():
+def test_a_seed_repeats_its_schedule() -> None:
     for seed in range(6, 12):
         first, second = simulate(seed), simulate(seed)
         assert (first.schedule, first.messages, first.history.counts) == (
@@ -101,7 +114,7 @@ def test_a_seed_repeats_its_schedule():
 
 @pytest.mark.parametrize("durable", [False, True])
 @pytest.mark.parametrize("spooled", [False, True])
-def test_without_faults_everything_is_trained_and_nothing_sent_twice(durable, spooled):
+def test_without_faults_everything_is_trained_and_nothing_sent_twice(durable: bool, spooled: bool) -> None:
     history = simulate(1, schedule=replace(CALM, durable=durable, spooled=spooled)).history
     done = sum(history.counts[v] for v in (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED))
     assert done >= history.counts["accepted"] == history.counts["submitted"] - history.counts["refused"]
@@ -109,7 +122,7 @@ def test_without_faults_everything_is_trained_and_nothing_sent_twice(durable, sp
     assert not any(history.counts[k] for k in ("redials", "refused.gap", "refused.no_session", "dropped_at_source", "gap"))
 
 
-def test_a_dead_learner_costs_what_the_queue_cannot_hold_and_no_more():
+def test_a_dead_learner_costs_what_the_queue_cannot_hold_and_no_more() -> None:
     plan = replace(CALM, segments=200, drop=1.0)
     history = simulate(3, schedule=plan).history
     assert history.counts["dropped_at_source"] > 0
@@ -123,32 +136,32 @@ def test_a_dead_learner_costs_what_the_queue_cannot_hold_and_no_more():
 
 
 class NoDedupe(Stream):
-    def admit(self, first_seq, checksums):
+    def admit(self, first_seq: int, checksums: Sequence[int]) -> int:
         super().admit(first_seq, checksums)
         return 0
 
 
 class GapAccepted(Stream):
-    def admit(self, first_seq, checksums):
+    def admit(self, first_seq: int, checksums: Sequence[int]) -> int:
         self.received = max(self.received, first_seq)
         return super().admit(first_seq, checksums)
 
 
 class AckBeforeCommit(Stream):
-    def ack(self, **kwargs):
+    def ack(self, **kwargs: Any) -> Ack:
         return replace(super().ack(**kwargs), durable=self.received)
 
 
 class DurableNeverMoves(Stream):
-    def commit(self, end_seq):
+    def commit(self, end_seq: int) -> None:
         pass
 
 
-def table_of(stream_class):
+def table_of(stream_class: type[Stream]) -> LearnerParts:
     """A table whose streams are of another class."""
 
     class Table(StreamTable):
-        def open(self, hello, peer, now):
+        def open(self, hello: Hello, peer: bytes, now: float) -> HelloResult:
             opened = super().open(hello, peer, now)
             opened.stream.__class__ = stream_class
             return opened
@@ -157,12 +170,12 @@ def table_of(stream_class):
 
 
 class TakesTheExpired(StreamTable):
-    def open(self, hello, peer, now):
+    def open(self, hello: Hello, peer: bytes, now: float) -> HelloResult:
         return super().open(replace(hello, journal_id=0), peer, now)
 
 
 class NoFencing(StreamTable):
-    def open(self, hello, peer, now):
+    def open(self, hello: Hello, peer: bytes, now: float) -> HelloResult:
         stream = self._current.get(hello.actor_id)
         if stream is not None and stream.incarnation != hello.incarnation:
             self._peers.pop(hello.actor_id, None)
@@ -171,7 +184,7 @@ class NoFencing(StreamTable):
 
 
 class OneStreamForAllIncarnations(StreamTable):
-    def open(self, hello, peer, now):
+    def open(self, hello: Hello, peer: bytes, now: float) -> HelloResult:
         stream = self._current.get(hello.actor_id)
         if stream is not None:
             stream.incarnation = hello.incarnation
@@ -182,7 +195,7 @@ class OneStreamForAllIncarnations(StreamTable):
 class FencedByTheClock(StreamTable):
     """An incarnation below the one on record is fenced for good, whoever lives: a clock that once was ahead locks a name."""
 
-    def _check_turn(self, hello, origin, current, now):
+    def _check_turn(self, hello: Hello, origin: int, current: Stream, now: float) -> None:
         try:
             super()._check_turn(hello, origin, current, now)
         except ProtocolError as exc:
@@ -192,26 +205,26 @@ class FencedByTheClock(StreamTable):
 class ForgetsEarlierSpools(StreamTable):
     """An overtaken spool that comes back finds no mark."""
 
-    def _earlier_spools(self):
+    def _earlier_spools(self) -> set[Key]:
         return set()
 
 
 class NumbersAnewWhenRaised(ActorSession):
     """An overtaken one that comes back takes another origin for what it has numbered."""
 
-    def _raise(self, now, known):
+    def _raise(self, now: float, known: int) -> list[Action]:
         actions = super()._raise(now, known)
         self._hello = replace(self._hello, origin=0)
         return actions
 
 
 class ForgetsBeforeTheLease(StreamTable):
-    def expire(self, now, trimmed):
+    def expire(self, now: float, trimmed: Callable[[Stream], bool]) -> list[Stream]:
         return super().expire(now + self._lease_s - 1.0, trimmed)
 
 
 class GrantsTwice(CreditPool):
-    def grant(self, streams, now):
+    def grant(self, streams: Iterable[Stream], now: float) -> list[Stream]:
         for stream in (granted := list(streams)):
             stream.credit_steps = max(stream.credit_steps, min(stream.want_steps, stream.accepted_steps + 24))
             stream.progress_at = now
@@ -221,28 +234,28 @@ class GrantsTwice(CreditPool):
 class LeaksCredit(CreditPool):
     """Counts what is accepted twice, so that the demand is used up too soon."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.transit = CountsTwice()
 
 
 class CountsTwice(Transit):
-    def accept(self, load):
+    def accept(self, load: Amount) -> None:
         super().accept(Amount(2 * load.steps, load.items, load.nbytes))
 
 
 class CommitsTwice(SlowJournal):
-    def committed(self):
+    def committed(self) -> list[JournalEntry | JournalPage]:
         done = super().committed()
         return done + done[-1:]
 
 
 class LosesEntries(SlowJournal):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.calls = 0
 
-    def append(self, batch):
+    def append(self, batch: Sequence[JournalEntry]) -> None:
         self.calls += 1
         if self.calls % 10:
             super().append(batch)
@@ -254,22 +267,22 @@ class LosesEntries(SlowJournal):
 class ForgetsItsRows(SimJournal):
     """Nothing that was written before the restart is fed again."""
 
-    def _page(self, read):
+    def _page(self, read: ReadPage) -> JournalPage:
         return replace(super()._page(read), entries=(), more=False)
 
 
 class EarlyJournal(SimJournal):
     """Says that entries are committed when they are queued."""
 
-    def __init__(self, *args):
+    def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.early = []
+        self.early: list[JournalEntry | JournalPage] = []
 
-    def append(self, batch):
+    def append(self, batch: Sequence[JournalEntry]) -> None:
         super().append(batch)
         self.early += batch
 
-    def committed(self):
+    def committed(self) -> list[JournalEntry | JournalPage]:
         early, self.early = self.early, []
         return early + [safe for safe in super().committed() if hasattr(safe, "token")]
 
@@ -279,7 +292,7 @@ class MarksApart(SimThread):
 
     marks = ()
 
-    def save(self, disk, reach):
+    def save(self, disk: SimDisk, reach: Callable[[str], None]) -> Checkpointed:
         fresh = self._checkpoint(disk.next_number)
         before = disk.copy()
         disk.keep(replace(fresh, marks=disk.checkpoints[-1].marks if disk.checkpoints else ()))
@@ -289,23 +302,23 @@ class MarksApart(SimThread):
 
 
 class NoMarks(SimThread):
-    def _checkpoint(self, number):
+    def _checkpoint(self, number: int) -> Checkpoint:
         return replace(super()._checkpoint(number), marks=())
 
 
 class MarksBeforeItTrains(SimThread):
     """What waits for a batch is marked as done; the state leaves it out."""
 
-    def _after_message(self):
+    def _after_message(self) -> None:
         self.progress.barrier()
 
-    def _dispose(self, key, seq, segment, verdict):
+    def _dispose(self, key: Key, seq: int, segment: int, verdict: str) -> None:
         self.progress.take(key, seq, seq + 1)
         super()._dispose(key, seq, segment, verdict)
 
 
 class NoVerdicts(SimThread):
-    def _checkpoint(self, number):
+    def _checkpoint(self, number: int) -> Checkpoint:
         saved = super()._checkpoint(number)
         return replace(saved, marks=tuple(replace(mark, verdicts={}) for mark in saved.marks))
 
@@ -313,14 +326,14 @@ class NoVerdicts(SimThread):
 class LastWordsComeLate(SimThread):
     """A thread that was replaced writes its last checkpoint when its successor has written three."""
 
-    def __init__(self, history, *args):
+    def __init__(self, history: History, *args: Any) -> None:
         super().__init__(history, *args)
         self.life, self.written = history.counts["lives"], 0
         threads = history.__dict__.setdefault("threads", [])
         self.before = next((thread for thread in reversed(threads) if thread.life == self.life and thread.is_ready), None)
         threads.append(self)
 
-    def save(self, disk, reach):
+    def save(self, disk: SimDisk, reach: Callable[[str], None]) -> Checkpointed:
         message = super().save(disk, reach)
         self.written += 1
         if self.before is not None and self.written == 3:
@@ -329,7 +342,7 @@ class LastWordsComeLate(SimThread):
 
 
 class TrainsTwice(SimThread):
-    def _train(self):
+    def _train(self) -> None:
         batch = list(self._batch)
         super()._train()
         if self._rng.random() < 0.1:
@@ -337,7 +350,7 @@ class TrainsTwice(SimThread):
 
 
 class TrimsToTheNewest(Client):
-    def checkpointed(self, message):
+    def checkpointed(self, message: Checkpointed) -> dict[Key, int]:
         super().checkpointed(message)
         return dict(self._newer_marks)
 
@@ -345,7 +358,7 @@ class TrimsToTheNewest(Client):
 class FeedsTwice(Client):
     """What is written while it catches up is handed on at once, and comes in a page again."""
 
-    def replay(self, entry):
+    def replay(self, entry: JournalEntry) -> None:
         super().replay(entry)
         stream = self.table.get(entry.actor_id, entry.origin)
         if stream is not None and stream.counted(entry.end_seq):
@@ -355,7 +368,7 @@ class FeedsTwice(Client):
 class CountsWhatIsSkipped(Client):
     """An entry that a checkpoint's mark lies inside is counted whole when it is fed again; its first part is never taken."""
 
-    def send(self, entry, skip, load, *, waited):
+    def send(self, entry: JournalEntry, skip: int, load: Amount, *, waited: bool) -> None:
         super().send(entry, skip, load, waited=waited)
         if not waited:
             self.pool.transit.waiting.add(Amount(entry.steps - load.steps, entry.accepted - load.items, 0))
@@ -366,7 +379,7 @@ class LosesAMessage(Client):
 
     sent = 0
 
-    def send(self, entry, skip, load, *, waited):
+    def send(self, entry: JournalEntry, skip: int, load: Amount, *, waited: bool) -> None:
         self.sent += 1
         if self.sent % 20:
             super().send(entry, skip, load, waited=waited)
@@ -377,11 +390,12 @@ class PartsAGap(SimJournal):
 
     pause_turns = 0
 
-    def add_gap(self, client_id, count, stream=None):
+    def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
         super().add_gap(client_id, count)
+        assert stream is not None
         self.put_stream(stream)
 
-    def committed(self):
+    def committed(self) -> list[JournalEntry | JournalPage]:
         if self.pause_turns:
             self.pause_turns -= 1
             return []
@@ -394,7 +408,7 @@ class PartsAGap(SimJournal):
 class HandsOnWhatWasOvertaken(Client):
     """What the thread before was owed is new to this one, whatever became of it."""
 
-    def send_committed(self, entry):
+    def send_committed(self, entry: JournalEntry) -> None:
         stream = self.table.get(entry.actor_id, entry.origin)
         waited = stream is not None and stream.counted(entry.end_seq)
         self.send(entry, entry.skip, Amount(entry.steps, entry.accepted, entry.nbytes), waited=waited)
@@ -403,7 +417,7 @@ class HandsOnWhatWasOvertaken(Client):
 class ReadsOn(Client):
     """A restarted thread's first page begins where the last one of the thread before ended."""
 
-    def start(self, ports, config, journal):
+    def start(self, ports: Ports, config: LearnerConfig, journal: Journal) -> None:
         after = self.page_after
         super().start(ports, config, journal)
         self.page_after = after
@@ -412,7 +426,7 @@ class ReadsOn(Client):
 class DoesNotGoBack(Client):
     """The new learner thread loads a checkpoint, and the table stays where it was."""
 
-    def rewind(self, message):
+    def rewind(self, message: Ready) -> None:
         if self.life == 1:
             super().rewind(message)
         else:
@@ -425,7 +439,7 @@ class DoesNotGoBack(Client):
 class AcksBeforeTheLedger(ActorEndpoint):
     """A message counts as durable as soon as it is taken."""
 
-    def _on_submit(self, peer, client, stream, message, frames):
+    def _on_submit(self, peer: bytes, client: Client, stream: Stream, message: Submit, frames: Sequence[Frame]) -> None:
         super()._on_submit(peer, client, stream, message, frames)
         stream.commit(stream.received)
 
@@ -433,28 +447,30 @@ class AcksBeforeTheLedger(ActorEndpoint):
 class HandsOnAtOnce(ActorEndpoint):
     """The learner thread gets a message before the journal has it."""
 
-    def _on_submit(self, peer, client, stream, message, frames):
-        append, self._journal.append = (
-            self._journal.append,
-            lambda batch: [client.send_committed(e) for e in batch] and append(batch),
-        )
-        try:
+    def _on_submit(self, peer: bytes, client: Client, stream: Stream, message: Submit, frames: Sequence[Frame]) -> None:
+        append = self._journal.append
+
+        def hand_on_and_append(batch: Sequence[JournalEntry]) -> None:
+            for entry in batch:
+                client.send_committed(entry)
+            append(batch)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self._journal, "append", hand_on_and_append)
             super()._on_submit(peer, client, stream, message, frames)
-        finally:
-            self._journal.append = append
 
 
 class PromisesWhatItReceived(ActorEndpoint):
     """A HELLO is answered with a durable mark that is the received one."""
 
-    def _send(self, peer, message):
+    def _send(self, peer: bytes, message: Message) -> None:
         super()._send(peer, replace(message, durable=message.received) if isinstance(message, Welcome) else message)
 
 
 class HearsTheOvertaken(ActorEndpoint):
     """A session survives its end, and that another process has taken over."""
 
-    def close_session(self, peer, client, stream):
+    def close_session(self, peer: bytes, client: Client, stream: Stream) -> None:
         super().close_session(peer, client, stream)
         self.sessions[peer] = client, stream
 
@@ -462,20 +478,20 @@ class HearsTheOvertaken(ActorEndpoint):
 class KeepsNoGap(ActorEndpoint):
     """A gap is announced and counted, and the journal is told of the mark alone."""
 
-    def _on_gap(self, client, stream, gap):
+    def _on_gap(self, client: Client, stream: Stream, gap: int) -> None:
         client.accepted, client.gap, client.rolled_back = client.accepted + gap, client.gap + gap, client.rolled_back + gap
         self._journal.put_stream(client.stream_row(stream))
 
 
 class AnnouncesNoGap(ActorEndpoint):
-    def _send(self, peer, message):
+    def _send(self, peer: bytes, message: Message) -> None:
         super()._send(peer, replace(message, gap=0) if isinstance(message, Welcome) else message)
 
 
 class AsksForOnePage(SegmentDispatcher):
     """A learner thread that goes back is fed the first page, and no other is asked for."""
 
-    def _on_page(self, client, page):
+    def _on_page(self, client: Client, page: JournalPage) -> None:
         super()._on_page(client, page)
         client.page_after = None
 
@@ -483,32 +499,34 @@ class AsksForOnePage(SegmentDispatcher):
 class TakesAPageForAll(SegmentDispatcher):
     """What is beyond the first page is given up."""
 
-    def _on_page(self, client, page):
+    def _on_page(self, client: Client, page: JournalPage) -> None:
         super()._on_page(client, replace(page, more=False))
 
 
 class TakesAnyPage(SegmentDispatcher):
     """A page that the thread before had asked for is fed to its successor."""
 
-    def dispatch(self):
+    def dispatch(self) -> None:
         committed = self._journal.committed
         lives = {client.client_id: client.replaying for client in self._registry}
-        self._journal.committed = lambda: [
-            replace(safe, token=lives[safe.client_id] or safe.token)
-            if isinstance(safe, JournalPage) and safe.token < 1000
-            else safe
-            for safe in committed()
-        ]
-        try:
+
+        def with_todays_token() -> list[JournalEntry | JournalPage]:
+            return [
+                replace(safe, token=lives[safe.client_id] or safe.token)
+                if isinstance(safe, JournalPage) and safe.token < 1000
+                else safe
+                for safe in committed()
+            ]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self._journal, "committed", with_todays_token)
             super().dispatch()
-        finally:
-            self._journal.committed = committed
 
 
 class LosesWhatDoesNotFit(SegmentDispatcher):
     """A message that finds the learner thread's queue full is thrown away."""
 
-    def dispatch(self):
+    def dispatch(self) -> None:
         super().dispatch()
         for client in self._registry:
             client.backlog.clear()
@@ -517,7 +535,7 @@ class LosesWhatDoesNotFit(SegmentDispatcher):
 class NeverCommits(SegmentDispatcher):
     """Entries are handed on, and their streams never hear that they are safe."""
 
-    def dispatch(self):
+    def dispatch(self) -> None:
         durable = {stream: stream.durable for client in self._registry for stream in client.table.all()}
         super().dispatch()
         for stream, mark in durable.items():
@@ -527,28 +545,28 @@ class NeverCommits(SegmentDispatcher):
 class ForgetsWithoutAWord(SegmentDispatcher):
     """A stream is forgotten, and the journal keeps it."""
 
-    def expire(self, client, now):
+    def expire(self, client: Client, now: float) -> None:
         client.table.expire(now, client.trimmed)
 
 
 class TrimsOnFailure(Client):
     """A checkpoint that could not be written counts as one."""
 
-    def checkpointed(self, message):
+    def checkpointed(self, message: Checkpointed) -> dict[Key, int]:
         return super().checkpointed(replace(message, error="", number=message.number or 1))
 
 
 class RollsBackNothing(Client):
     """Without a disk, what a learner thread takes with it is pending for good."""
 
-    def roll_back(self):
+    def roll_back(self) -> int:
         return 0
 
 
 class KeepsThePool(Client):
     """A new learner thread inherits what was on its way to the one before."""
 
-    def start(self, ports, config, journal):
+    def start(self, ports: Ports, config: LearnerConfig, journal: Journal) -> None:
         pool, life = self.pool, self.life
         super().start(ports, config, journal)
         if life:
@@ -558,7 +576,7 @@ class KeepsThePool(Client):
 class HearsTheDead(ClientRegistry):
     """The last words of a learner thread that was replaced are taken for its successor's."""
 
-    def restart(self, client, *, give_up_pending):
+    def restart(self, client: Client, *, give_up_pending: bool) -> int:
         key = client.key
         lost = super().restart(client, give_up_pending=give_up_pending)
         self._by_key[key] = client
@@ -566,19 +584,19 @@ class HearsTheDead(ClientRegistry):
 
 
 class RestoresNoStreams(ClientRegistry):
-    def restore(self, restored):
+    def restore(self, restored: Restored) -> None:
         super().restore(replace(restored, streams=()))
 
 
 class RestoresNoTotals(ClientRegistry):
-    def restore(self, restored):
+    def restore(self, restored: Restored) -> None:
         super().restore(replace(restored, clients=tuple(replace(row, accepted=0, gap=0) for row in restored.clients)))
 
 
 class GivesUpPending(Operator):
     """A restart gives up what is pending, though nobody asked for that."""
 
-    def _restart(self, client_id, *, give_up_pending):
+    def _restart(self, client_id: str, *, give_up_pending: bool) -> Steps:
         return super()._restart(client_id, give_up_pending=True)
 
 
@@ -586,36 +604,36 @@ class GivesUpPending(Operator):
 
 
 class BelievesAnyAck(ActorSession):
-    def _on_ack(self, now, ack):
+    def _on_ack(self, now: float, ack: Ack) -> None:
         self._next_seq, true = max(self._next_seq, ack.received), self._next_seq
         super()._on_ack(now, ack)
         self._next_seq = true
 
 
 class ReleasesOnReceived(ActorSession):
-    def _on_ack(self, now, ack):
+    def _on_ack(self, now: float, ack: Ack) -> None:
         super()._on_ack(now, replace(ack, durable=ack.received))
 
 
 class NeverResends(ActorSession):
-    def _resend(self, now):
+    def _resend(self, now: float) -> list[Action]:
         self._resend_at = 0.0
         return []
 
 
 class CountsVerdictsAgain(ActorSession):
-    def _on_welcome(self, now, welcome):
+    def _on_welcome(self, now: float, welcome: Welcome) -> list[Action]:
         self._count_as_earlier()
         return super()._on_welcome(now, welcome)
 
 
 class NeverSaysHelloAgain(ActorSession):
-    def _on_refused(self, now, refused):
+    def _on_refused(self, now: float, refused: Refused) -> list[Action]:
         return [] if refused.code == Refusal.NO_SESSION else super()._on_refused(now, refused)
 
 
 class ForgetsItsWindowOnRedial(ActorSession):
-    def tick(self, now, held):
+    def tick(self, now: float, held: tuple[int, int]) -> list[Action]:
         actions = super().tick(now, held)
         if any(isinstance(a, Reconnect) for a in actions):
             self._window.clear()
@@ -623,14 +641,14 @@ class ForgetsItsWindowOnRedial(ActorSession):
 
 
 class IgnoresCredit(ActorSession):
-    def can_take(self):
+    def can_take(self) -> bool:
         return self.state.value == "joined"
 
 
 class KeepsItsWindowWhenExpired(ActorSession):
     """Sends again, under new numbers, what it can't know about."""
 
-    def _renew(self, now):
+    def _renew(self, now: float) -> list[Action]:
         window = [item.packed for item in self._window]
         actions = super()._renew(now)
         for packed in window:
@@ -641,7 +659,7 @@ class KeepsItsWindowWhenExpired(ActorSession):
 class OffByOne(SimSpool):
     """Takes one row too few as received, if there is one, so that it is numbered anew."""
 
-    def reconcile(self, received, durable):
+    def reconcile(self, received: int, durable: int) -> tuple[list[tuple[int, int]], list[PackedSegment]]:
         gone, kept = super().reconcile(received - 1, min(durable, received - 1))
         return gone, kept
 
@@ -649,7 +667,7 @@ class OffByOne(SimSpool):
 class NumbersAnew(SimSpool):
     """Forgets after a restart how far it had counted."""
 
-    def reopen(self, rng):
+    def reopen(self, rng: random.Random) -> None:
         super().reopen(rng)
         self.base_seq = 0
 
@@ -657,11 +675,14 @@ class NumbersAnew(SimSpool):
 class ResendsReceived(SimSpool):
     """Does not give up what is durable when it is reopened."""
 
-    def reconcile(self, received, durable):
+    def reconcile(self, received: int, durable: int) -> tuple[list[tuple[int, int]], list[PackedSegment]]:
         return super().reconcile(durable, durable)
 
 
-TWELVE = {
+Planted = dict[str, tuple[dict[str, Any], set[str]]]
+"""By name: the arguments of `simulate` that plant a bug, and the rules that can notice it."""
+
+TWELVE: Planted = {
     "ackearly": ({"parts": LearnerParts(disk_journal=EarlyJournal), "schedule": CRASHES}, {"promised", "released", "ahead"}),
     "split": ({"parts": LearnerParts(thread=MarksApart), "schedule": CRASHES}, {"once", "verdicts", "conserved"}),
     "nomarks": ({"parts": LearnerParts(thread=NoMarks), "schedule": CRASHES}, {"once", "verdicts", "conserved"}),
@@ -687,7 +708,7 @@ TWELVE = {
     "credit_leak": ({"parts": LearnerParts(pool=LeaksCredit)}, {"wedged", "transit", "stalled"}),
     "dispose_twice": ({"parts": LearnerParts(thread=TrainsTwice)}, {"once"}),
 }
-MUTANTS = TWELVE | {
+MUTANTS: Planted = TWELVE | {
     "trims_to_the_newest": (
         {"parts": LearnerParts(client=TrimsToTheNewest), "schedule": CRASHES},
         {"conserved", "disposed", "lost", "verdicts"},
@@ -836,7 +857,7 @@ MUTANTS = TWELVE | {
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_planted_bug_is_caught(name, seed):
+def test_a_planted_bug_is_caught(name: str, seed: int) -> None:
     planted, rules = MUTANTS[name]
     for offset in range(MUTANT_SCHEDULES):
         try:
@@ -853,7 +874,7 @@ def test_a_planted_bug_is_caught(name, seed):
 
 
 @pytest.mark.parametrize("name", ["credit_leak", "counts_what_is_skipped"])
-def test_what_no_account_shows_stands_still_and_is_noticed(name, seed, monkeypatch):
+def test_what_no_account_shows_stands_still_and_is_noticed(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The watch finds by itself what leaves the learner thread and the actors waiting for each other."""
     monkeypatch.setattr(SimLearner, "_check_transit", lambda self: None)
     monkeypatch.setattr(Transit, "correct_waiting", lambda self: None)  # nor is the count put right
@@ -871,11 +892,11 @@ def test_what_no_account_shows_stands_still_and_is_noticed(name, seed, monkeypat
     assert rules["wedged"] == 0  # the watch was there before anything waited for it
 
 
-def test_all_twelve_of_the_study_are_planted():
+def test_all_twelve_of_the_study_are_planted() -> None:
     assert len(TWELVE) == 12
 
 
-def test_the_rules_have_names():
+def test_the_rules_have_names() -> None:
     assert {rule for _, rules in MUTANTS.values() for rule in rules} <= set(RULES)
     with pytest.raises(Violation, match="identity"):
         history = History()
@@ -883,19 +904,19 @@ def test_the_rules_have_names():
         history.assign(("a", 1), 0, 6)
 
 
-def test_a_violation_names_its_seed():
+def test_a_violation_names_its_seed() -> None:
     with pytest.raises(Violation) as caught:
         for seed in range(50):
             simulate(seed, actor=ActorParts(session=NeverResends))
     assert any(note.startswith("seed ") for note in caught.value.__notes__)
 
 
-def test_the_journal_in_memory_needs_no_second_call():
+def test_the_journal_in_memory_needs_no_second_call() -> None:
     history = Simulation(5, schedule=CALM, parts=LearnerParts(journal=MemoryJournal)).run()
     assert history.counts["accepted"] == len(history.lineage.accepted)
 
 
-def test_schedules_are_as_varied_as_they_should_be():
+def test_schedules_are_as_varied_as_they_should_be() -> None:
     drawn = [Schedule.draw(random.Random(n)) for n in range(200)]
     assert {s.reorder for s in drawn} == {s.durable for s in drawn} == {s.spooled for s in drawn} == {True, False}
     assert any(s.clean for s in drawn)

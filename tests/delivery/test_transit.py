@@ -12,7 +12,7 @@ from rl4sys_zmq.errors import ProtocolError
 ONE = Amount(10, 1, 500)
 
 
-def test_data_wait_then_travel_then_are_taken():
+def test_data_wait_then_travel_then_are_taken() -> None:
     transit = Transit()
     transit.accept(ONE)
     assert (transit.waiting, transit.steps, transit.items, transit.nbytes) == (ONE, 10, 1, 500)
@@ -28,14 +28,14 @@ def test_data_wait_then_travel_then_are_taken():
 
 
 @pytest.mark.parametrize("messages", [-1, 2, 1 << 62])
-def test_more_than_was_sent_can_not_be_taken(messages):
+def test_more_than_was_sent_can_not_be_taken(messages: int) -> None:
     transit = Transit()
     transit.send(Amount(1, 1, 1), waited=False)
     with pytest.raises(ProtocolError, match="1 are on the way"):
         transit.take(messages)
 
 
-def test_a_wrong_count_is_corrected_and_said():
+def test_a_wrong_count_is_corrected_and_said() -> None:
     transit = Transit()
     transit.accept(ONE)
     wrong = transit.correct_waiting()
@@ -47,7 +47,7 @@ loads = st.builds(Amount, st.integers(0, 50), st.integers(0, 9), st.integers(1, 
 
 
 @given(st.lists(st.tuples(st.sampled_from(["accept", "send", "again", "take"]), loads), max_size=60))
-def test_nothing_is_lost_between_the_ends(moves):
+def test_nothing_is_lost_between_the_ends(moves: list[tuple[str, Amount]]) -> None:
     transit, waiting, in_transit, taken = Transit(), [], [], []
     for move, load in moves:
         if move == "accept":
@@ -66,13 +66,13 @@ def test_nothing_is_lost_between_the_ends(moves):
             assert (count.steps, count.items) == (sum(x.steps for x in real), sum(x.items for x in real))
 
 
-def actor(want=100, accepted=0, credit=0):
+def actor(want: int = 100, accepted: int = 0, credit: int = 0) -> Stream:
     stream = Stream("c", "a", 1, 0, 0.0)
     stream.want_steps, stream.accepted_steps, stream.credit_steps = want, accepted, credit
     return stream
 
 
-def test_a_client_stands_still_only_if_nobody_can_do_anything():
+def test_a_client_stands_still_only_if_nobody_can_do_anything() -> None:
     pool = CreditPool()
     assert stall_reason(pool, [actor()]) == ""  # the learner thread wants nothing
     pool.demand(50, 0, 0)
@@ -84,7 +84,7 @@ def test_a_client_stands_still_only_if_nobody_can_do_anything():
     assert stall_reason(pool, [actor()]) == ""  # the learner thread has work
 
 
-def test_the_watch_starts_anew_whenever_something_moves():
+def test_the_watch_starts_anew_whenever_something_moves() -> None:
     watch = StallWatch()
     looks = [(0.0, 1, "why"), (0.9, 1, "why"), (1.5, 1, "why"), (2.0, 2, "why"), (2.5, 2, ""), (9.0, 2, "why"), (9.5, 2, "why")]
     assert [watch.look(*look) for look in looks] == [0.0, 0.9, 1.5, 0.0, 0.0, 0.0, 0.5]

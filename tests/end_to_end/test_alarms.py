@@ -30,7 +30,7 @@ def _choosy(*args: Any) -> Any:
             raise ValueError("three steps")
         usual(segment, correct=correct)
 
-    algorithm.observe = observe
+    setattr(algorithm, "observe", observe)  # noqa: B010 a method cannot be assigned to
     return algorithm
 
 

@@ -241,6 +241,7 @@ def stranger_refused(stranger: Stranger, frames: Any) -> Refused:
 
 
 def acked(stranger: Stranger, enough: Any) -> Ack:
+    ack: Ack
     while not enough(ack := stranger.until(Ack)):
         pass
     return ack

@@ -12,7 +12,9 @@ from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import segments
-from tests.end_to_end.conftest import Lab
+from rl4sys_zmq.wire.coding import code
+
+from .conftest import Lab
 
 trained: list[list[float]] = []
 
@@ -32,7 +34,6 @@ register_algorithm("KEEPS", build)
 
 def test_coded_trajectories_arrive_as_they_were(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     coded: list[bool] = []
-    code = segments.code
 
     def spy(message: Any, sections: Any) -> Any:
         out = code(message, sections)

@@ -22,7 +22,7 @@ from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, PolicyStale, Spoo
 from rl4sys_zmq.learner import Learner, register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.values import Segment
-from rl4sys_zmq.wire import PackedSegment
+from rl4sys_zmq.wire import PackedSegment, pack_segment
 
 from .conftest import Lab
 
@@ -80,11 +80,11 @@ def test_what_is_being_packed_is_still_the_actors(inproc_lab: Lab, monkeypatch: 
     """Between the queue and the window neither holds a segment; `flush` must not take that for the end."""
     learner = inproc_lab.learner()
     agent = agent_of(inproc_lab, learner)
-    pack, seen = segment_queue.pack_segment, []
+    seen: list[tuple[bool, int]] = []
 
     def watched(segment: Segment) -> PackedSegment:
         seen.append((agent._io.idle, agent.stats()["in_actor"]))
-        return pack(segment)
+        return pack_segment(segment)
 
     monkeypatch.setattr(segment_queue, "pack_segment", watched)
     inproc_lab.episode(agent, 4)
@@ -202,7 +202,7 @@ def test_a_policy_that_gives_no_finite_action_is_rolled_back(inproc_lab: Lab) ->
     assert calls == [1, 0] and action.version == 0 == agent.version and np.isfinite(action.log_prob)
 
 
-def in_a_child(work: Callable[[], None]) -> int:
+def in_a_child(work: Callable[[], object]) -> int:
     """Runs something in a forked child; returns its exit code."""
     pid = os.fork()
     if pid == 0:

@@ -20,7 +20,8 @@ from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
 from rl4sys_zmq.values import BoxSpace, Segment
 from rl4sys_zmq.wire import PackedSegment, decode, read_submit, with_images
-from tests.end_to_end.conftest import Lab
+
+from .conftest import Lab
 
 pytest.importorskip("PIL")
 

@@ -52,7 +52,8 @@ def learner(transport: TransportUnderTest) -> Iterator[Learner]:
 
 def play(agent: RL4SysAgent, steps: int, **request: Any) -> list[Any]:
     """One episode; returns its actions."""
-    traj, actions = None, []
+    traj: Any = None
+    actions = []
     for _ in range(steps):
         traj, action = agent.request_for_action(traj, OBS, **request)
         agent.add_to_trajectory(traj, action)

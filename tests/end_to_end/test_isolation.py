@@ -87,10 +87,10 @@ def test_a_learner_thread_that_ends_without_a_word_is_noticed(inproc_lab: Any) -
     class Leaves(FakeAlgorithm):
         """Ends its thread in a way that no `except Exception` sees."""
 
-        def update(self) -> Any:
+        def update(self, *, partial: bool = False) -> Any:
             if self.steps:
                 raise SystemExit
-            return super().update()
+            return super().update(partial=partial)
 
     def leaves(observation_space: Any, action_space: Any, parameters: Any, seed: int) -> FakeAlgorithm:
         return Leaves(fake_spec(), FakeParameters(rollout_length=16))

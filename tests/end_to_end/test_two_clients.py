@@ -31,8 +31,8 @@ def raising_dqn(observation_space: Space, action_space: Space, parameters: Mappi
 
         updates = 0
 
-        def update(self) -> Any:
-            metrics = super().update()
+        def update(self, *, partial: bool = False) -> Any:
+            metrics = super().update(partial=partial)
             self.updates += metrics is not None
             if self.updates >= 30:
                 raise ZeroDivisionError("made to raise")

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.chaos_frames import ChaosFrames
+from harness.chaos_pub import ChaosPub
 
 from rl4sys_zmq.config import WeightsConfig
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.weight_history import WeightHistory
-from rl4sys_zmq.testing import ChaosFrames, ChaosProxy, ChaosPub, FakeAlgorithm, FakeParameters, fake_spec
+from rl4sys_zmq.testing import ChaosProxy, FakeAlgorithm, FakeParameters, fake_spec
 from rl4sys_zmq.transports import Address
 from rl4sys_zmq.weights import WeightsHeader
 
@@ -193,4 +195,5 @@ def test_the_first_actor_may_say_what_the_learner_does_not(inproc_lab: Lab) -> N
     learner = inproc_lab.learner()
     agent = inproc_lab.agent(learner, algorithm_name="DRIFTING", weights={"wire_dtype": "bf16", "level": 2})
     agent.wait_version(0, 20.0)
+    assert agent._io.policy is not None
     assert not (agent._io.policy.snapshot.flat.view(np.uint32) & np.uint32(0xFFFF)).any()

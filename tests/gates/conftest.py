@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from harness.children import PYTHONPATH
 
 import rl4sys_zmq
 from rl4sys_zmq import AgentConfig, RL4SysAgent
@@ -109,7 +110,7 @@ class Child:
         self.process = subprocess.Popen(
             [sys.executable, str(PROCESSES / f"{script}.py"), json.dumps(options)],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(PACKAGE), "PYTHONFAULTHANDLER": "1"},
+            env={**os.environ, "PYTHONPATH": PYTHONPATH, "PYTHONFAULTHANDLER": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

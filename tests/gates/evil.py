@@ -32,7 +32,7 @@ def state(version: int) -> PolicySnapshot:
     return PolicySnapshot(GENERATION, version, digest(flat), flat)
 
 
-def sound(version: int) -> tuple[bytes, bytes]:
+def sound(version: int) -> tuple[bytes, bytes | memoryview]:
     """The update that a good learner sends: a whole snapshot."""
     return encode_update(POLICY, None, state(version))
 

@@ -10,17 +10,18 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.children import PYTHONPATH, Child
+from harness.kills import KillLoop
+from harness.trace import TraceTail, read_trace
+from harness.trace_check import TraceOutcome, check_trace
+
 from rl4sys_zmq.learner.checkpoints import CheckpointStore
 from rl4sys_zmq.ops.status import request_status
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.testing.children import Child
-from rl4sys_zmq.testing.kills import KillLoop
-from rl4sys_zmq.testing.trace import TraceTail, read_trace
-from rl4sys_zmq.testing.trace_check import TraceOutcome, check_trace
 
-from .conftest import PACKAGE, PROCESSES
+from .conftest import PROCESSES
 
-ENV = {"PYTHONPATH": str(PACKAGE), "PYTHONFAULTHANDLER": "1"}
+ENV = {"PYTHONPATH": PYTHONPATH, "PYTHONFAULTHANDLER": "1"}
 FIRST_PORT, LAST_PORT = 12_000, 32_000
 
 

@@ -217,7 +217,7 @@ class Attacker:
 
     def refused(self, frames: Sequence[Any] | Message) -> str:
         """The code of the refusal that a message earns."""
-        self.send(encode(frames) if not isinstance(frames, list) else frames)
+        self.send(frames if isinstance(frames, Sequence) else encode(frames))
         return str(self.hear(Refused).code)
 
     def join(self, **fields: Any) -> Welcome:
@@ -233,9 +233,7 @@ class Attacker:
 
     def failure(self) -> MonitorEvent:
         """Why it does not get in."""
-        found: list[MonitorEvent] = []
-        until(lambda: found.extend(e for e in self.socket.events() if e.is_failure) or found, "a failed handshake")
-        return found[0]
+        return until(lambda: [e for e in self.socket.events() if e.is_failure], "a failed handshake")[0]
 
     def close(self) -> None:
         """Hangs up."""

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.children import Child
 
 from rl4sys_zmq.ops.status import request_status
-from rl4sys_zmq.testing import Child
 
 from .kill_lab import Lab
 
@@ -66,7 +66,7 @@ class Clocks:
         """Starts an actor under each of these names, with these spools; they get in soon, and are heard."""
         actors = []
         for name, spool in robots:
-            config = {"spool": str(spool)} if spool is not None else {}
+            config: dict[str, Any] = {"spool": str(spool)} if spool is not None else {}
             actor = self.lab.actor(f"{name}{next(self._number)}", "on", rate=RATE, **config)
             actor.command[-1] = json.dumps({**json.loads(actor.command[-1]), "actor_id": name, "clock_s": clock_s})
             actors.append(actor)
@@ -74,7 +74,7 @@ class Clocks:
             actor.start()
         for actor in actors:
             tail, what = self.lab.traces[actor.name], f"{actor.name}, whose clock is {clock_s:+g} s off, to join"
-            self.lab.loop.until(lambda t=tail: t.count("joined") > 0, 2 * JOIN_S, what)
+            self.lab.loop.until(lambda t=tail: t.count("joined") > 0, 2 * JOIN_S, what)  # type: ignore[misc]
             self.joined_s.append(round((tail.last("joined")["at_ns"] - tail.last("life")["at_ns"]) / 1e9, 2))
         self.heard(*actors)
         return actors
@@ -83,7 +83,7 @@ class Clocks:
         """Waits until more segments of each are in the journal, or in its spool."""
         for actor in actors:
             least = self.kept(actor) + ACKS
-            self.lab.loop.until(lambda a=actor, n=least: self.kept(a) >= n, 20.0, f"{ACKS} segments of {actor.name}")
+            self.lab.loop.until(lambda a=actor, n=least: self.kept(a) >= n, 20.0, f"{ACKS} segments of {actor.name}")  # type: ignore[misc]
 
     def kept(self, actor: Child) -> int:
         """How many of its segments are durable, as it knows, or in its spool."""

@@ -48,8 +48,8 @@ class Neighbour:
             return said
         while True:
             self.remedy()
-            if said := host.hear_within(FLAP_S):
-                figures: dict[str, Any] = said[0]
+            if heard := host.hear_within(FLAP_S):
+                figures: dict[str, Any] = heard[0]
                 return figures
             self.spoil()
 

@@ -55,7 +55,7 @@ def test_a_crowd_of_actors(tier: Tier, seed: int, report: Any, spawn: Spawn, lea
         learner_kib=sizes_kib[-1][0],
         actor_kib=round(sum(sizes_kib[-1][1:]) / actors),
         grown_kib=grown,
-        version=client["version"],
+        version=client["version"] if client is not None else 0,
     )
     assert [e["errors"] for e in ends] == [[]] * processes
     check_law(numbers)

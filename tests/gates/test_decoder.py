@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from wire.conftest import build
+from wire.test_fuzz import Mutator, read
 
 import rl4sys_zmq.wire
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.wire.prefix import PREFIX_BYTES, Prefix
 from rl4sys_zmq.wire.values import unpack_header
 
-from ..wire.conftest import build
-from ..wire.test_fuzz import Mutator, read
 from .conftest import Tier, resident_kib
 
 WARM_UP = 1000

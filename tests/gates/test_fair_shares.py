@@ -149,7 +149,10 @@ class Caller:
 
     def join(self, actor_id: str, *, previously_welcomed: bool = False) -> None:
         """HELLO and WELCOME."""
-        spaces = {"observation_space": space_to_json(BoxSpace((4,))), "action_space": space_to_json(DiscreteSpace(2))}
+        spaces: dict[str, Any] = {
+            "observation_space": space_to_json(BoxSpace((4,))),
+            "action_space": space_to_json(DiscreteSpace(2)),
+        }
         self._socket.send(
             encode(
                 Hello("lab", actor_id, 1, 0, 0, 0, algorithm_name=ALGORITHM, previously_welcomed=previously_welcomed, **spaces)
@@ -189,7 +192,10 @@ def test_parameters_are_counted_before_anything_is_built(name: str, report: Any,
     before_kib, peak_kib = resident_kib(process.pid), [0]
     began = time.monotonic()
     with Caller(address) as caller, sampled(process, peak_kib):
-        spaces = {"observation_space": space_to_json(BoxSpace((4,))), "action_space": space_to_json(DiscreteSpace(2))}
+        spaces: dict[str, Any] = {
+            "observation_space": space_to_json(BoxSpace((4,))),
+            "action_space": space_to_json(DiscreteSpace(2)),
+        }
         sizes = {"hidden_sizes": [30_000, 30_000]}
         hello = Hello("huge", "a", 1, 0, 0, 0, algorithm_name=name, algorithm_parameters=sizes, **spaces)
         caller._socket.send(encode(hello))

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.children import Child
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.testing import Child
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 from .conftest import Tier

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.children import Child
 
 from rl4sys_zmq.errors import JournalError
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.resume import open_journal
-from rl4sys_zmq.testing import Child
 
 from .conftest import PACKAGE, Tier
 from .kill_lab import Lab
@@ -82,7 +82,7 @@ def log_matters(run_dir: Path) -> bool:
                 totals.append(db.execute("SELECT sum(received) FROM streams").fetchone())
             for path in Path(place).iterdir():
                 path.unlink()
-    return totals[0] != totals[1]
+    return bool(totals[0] != totals[1])
 
 
 def zero(run_dir: Path, rng: random.Random) -> None:
@@ -183,7 +183,7 @@ def test_an_older_journal_is_put_beside_its_checkpoints(folder: Path, seed: int,
             lab.serving()
             more(lab, 100)
             newest = checkpoints(lab)[-1].name
-            lab.loop.until(lambda lab=lab, n=newest: checkpoints(lab)[-1].name > n, DEADLINE_S, "a newer checkpoint")
+            lab.loop.until(lambda lab=lab, n=newest: checkpoints(lab)[-1].name > n, DEADLINE_S, "a newer checkpoint")  # type: ignore[misc]
             lab.learner.kill()
             for path in lab.run_dir.glob("journal.*"):
                 if with_marks or path.suffix != ".marks":

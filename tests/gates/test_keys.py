@@ -359,7 +359,7 @@ def test_a_mistake_in_the_list_changes_nothing(siege: Siege) -> None:
         (good.replace("submit", "sudo", 1), "sudo"),
     ):
         ring(siege).replace(text)
-        until(lambda w=words: w in siege.status()["security"]["problem"], f"{words!r} in the status")
+        until(lambda w=words: w in siege.status()["security"]["problem"], f"{words!r} in the status")  # type: ignore[misc]
         assert siege.status()["security"]["loads"] == 1 and siege.status()["security"]["alive"]
         siege.attacker("mallory").join(actor_id=f"still-{words[:3].strip()}")
         assert siege.attacker("nobody").failure().name == "handshake_failed.auth"
@@ -435,6 +435,7 @@ def test_a_check_that_stands_still_lets_nobody_in(siege: Siege, monkeypatch: pyt
 
     # The domain has the bound method: it is the list that is slow.
     authenticator = siege.learner._authenticator
+    assert authenticator is not None
     monkeypatch.setattr(authenticator._domain, "check", slow.__get__(authenticator.watcher))
     late = siege.attacker("mallory")
     late.say(hello())

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.children import Child
 
-from rl4sys_zmq.testing import ChaosProxy, Child, Faults
+from rl4sys_zmq.testing import ChaosProxy, Faults
 
 from .conftest import Tier
 from .kill_lab import Lab
@@ -173,7 +174,7 @@ def test_a_learner_that_stands_still(folder: Path, seed: int, tier: Tier, report
         actors = three_actors(lab, "off")
         for pause_s in (3.5, 0.5, 8.0, 4.0):
             before = lab.acked()
-            lab.loop.until(lambda b=before: lab.acked() >= b + LEAST, 30.0, "acks")
+            lab.loop.until(lambda b=before: lab.acked() >= b + LEAST, 30.0, "acks")  # type: ignore[misc]
             lab.learner.pause()
             lab.loop.wait(pause_s)
             lab.learner.resume()

@@ -28,7 +28,7 @@ from rl4sys_zmq.wire.messages import Refused
 from .conftest import Spawn, join, play, until
 from .siege import Attacker, KeyRing, hello
 
-SPACES = {"observation_space": {"type": "Box", "shape": [4]}, "action_space": {"type": "Discrete", "n": 2}}
+SPACES: dict[str, Any] = {"observation_space": {"type": "Box", "shape": [4]}, "action_space": {"type": "Discrete", "n": 2}}
 
 
 # ---- numbers
@@ -66,7 +66,8 @@ def test_every_number_of_every_algorithm_has_a_range(report: Callable[..., None]
 
 def test_every_number_of_every_configuration_has_a_range(report: Callable[..., None]) -> None:
     numbers = 0
-    for cls, given in ((LearnerConfig, {}), (AgentConfig, {"client_id": "a"}), (ClientConfig, {})):
+    classes: list[tuple[type[Any], dict[str, Any]]] = [(LearnerConfig, {}), (AgentConfig, {"client_id": "a"}), (ClientConfig, {})]
+    for cls, given in classes:
         for field in fields(cls):
             if not any(word in str(field.type) for word in ("int", "float")) or "check" not in field.metadata:
                 continue
@@ -83,7 +84,7 @@ def test_a_parameter_that_is_not_finite_is_refused_by_name_on_both_sides(value: 
     with pytest.raises(ConfigError, match=r"algorithm_parameters\.gamma.* is not a finite number"):
         AgentConfig(client_id="luna", algorithm_parameters={"gamma": value})
     with pytest.raises(ConfigError, match=r"clients\.luna\.algorithm_parameters\.gamma.* is not a finite number"):
-        LearnerConfig(clients={"luna": {"algorithm_parameters": {"gamma": value}}})
+        LearnerConfig.from_mapping({"clients": {"luna": {"algorithm_parameters": {"gamma": value}}}})
     with Learner(LearnerConfig(bind="inproc://limits", run_dir=None)) as learner:
         for client in ("new", "known"):  # a client that is to be made, and one that is there
             if client == "known":
@@ -185,10 +186,11 @@ def test_loopback_is_the_same_for_learners_and_servers(uri: str, local: bool) ->
     outcome = contextlib.nullcontext() if local else pytest.raises(ConfigError, match="keys")
     for option in ("bind", "pub", "inference"):
         with outcome:
-            LearnerConfig(**{option: uri})
+            LearnerConfig.from_mapping({option: uri})
     for option in ("bind", "pub"):
         with outcome:
-            Server(**{"bind": "inproc://here", option: Address.parse(uri)}, name="echo").stop()
+            addresses: dict[str, Any] = {"bind": "inproc://here", option: Address.parse(uri)}
+            Server(**addresses, name="echo").stop()
 
 
 @pytest.mark.parametrize("uri", ["udp://127.0.0.1:5555", "ftp://localhost", "", "tcp://"])

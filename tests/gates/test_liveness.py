@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from rl4sys_zmq.testing import Child, read_trace
+from harness.children import Child
+from harness.trace import read_trace
 
 from .conftest import Tier
 from .kill_lab import Lab

@@ -69,17 +69,18 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
+from wire.conftest import build
 
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.security import UserKeys, new_key_pair
+from rl4sys_zmq.testing import fake_spec
 from rl4sys_zmq.transports import MonitorEvent, options
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
-from rl4sys_zmq.weights import DiffCodec
+from rl4sys_zmq.weights import DiffCodec, digest
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment, spec_to_document
 from rl4sys_zmq.wire import messages as m
 from rl4sys_zmq.wire.segments import HEAD
 
-from ..wire.conftest import build
 from . import evil
 from .conftest import PATIENCE_S, SOAK, join, play, until
 from .siege import ALGORITHM, AtLeast, Siege, craft, hello, segment, submit, submit_with
@@ -294,9 +295,15 @@ def _(siege: Siege) -> None:
     attacker = siege.attacker()
     attacker.join(incarnation=0)
     body = decode(submit(0))
+    assert isinstance(body, m.Submit)
     for seq in ((1 << 64) - 1, 1 << 63):
         assert attacker.refused(encode(replace(body, first_seq=seq))) == "range"
-    for fields in ({"incarnation": 1 << 63}, {"first_seq": 1 << 63}, {"incarnation": 7, "first_seq": (1 << 40) + 1}):
+    wrong: list[dict[str, Any]] = [
+        {"incarnation": 1 << 63},
+        {"first_seq": 1 << 63},
+        {"incarnation": 7, "first_seq": (1 << 40) + 1},
+    ]
+    for fields in wrong:
         assert attacker.refused(hello(**{"actor_id": "ranger", **fields})) == "range"
     assert attacker.refused(encode(hello(incarnation=-1))) == "malformed"
 
@@ -500,7 +507,7 @@ def _(siege: Siege) -> None:
     for row in BAD_ROWS:
         assert attacker.refused(submit_with(layout=layout_with(row=row))) == "shape", row
     good = join_submit(0, 0, [pack_segment(segment())])
-    for blob in (good.body[0] + bytes(16), good.body[0][:-16]):
+    for blob in (bytes(good.body[0]) + bytes(16), good.body[0][:-16]):
         assert attacker.refused(encode(replace(good, body=(blob,), digests=()))) == "shape"
     for lie in ({"flags": 10}, {"flags": 9 | 16}, {"steps": 1_000_000, "episode_length": 1_000_000}):
         assert attacker.refused(submit_with(**lie)) == "shape", lie
@@ -707,7 +714,8 @@ def _(siege: Siege) -> None:
         another.join(actor_id=name)
         another.send(submit(0, segment(rewards=np.full(3, np.nan, np.float32))))
         another.acked(lambda a: a.verdicts["quarantined"] == 1)
-    new = until(lambda: (found := files(root) - before) and len(dead(found)) == 2 * len(odd) and found, "three dead letters")
+    until(lambda: len(dead(files(root) - before)) == 2 * len(odd), "three dead letters")
+    new = files(root) - before
     assert {path for path in new - dead(new) if path.parts[1] not in ("checkpoints", "lab")} == set()
     assert not list(root.parent.glob("*escape*"))
 
@@ -910,12 +918,13 @@ def weights(host: Host) -> None:
         ("payload", evil.update(1, flat.tobytes(), payload_hash=1)),
         ("payload", evil.update(1, flat.tobytes(), chunk=1, chunks=2)),
         ("digest", evil.update(1, flat.tobytes(), state_hash=1)),
-        ("finite", evil.update(1, nan.tobytes(), state_hash=evil.digest(nan))),
+        ("finite", evil.update(1, nan.tobytes(), state_hash=digest(nan))),
         ("gap", evil.update(9, flat.tobytes(), codec=DiffCodec.RAW, base_version=8)),
     ]
     for reason, update in bad:
-        host.suffers(m.Weights(update), **{f"weights_refused__{reason}": 1})
-        host.suffers([b"W" + evil.TOPIC, *update], policy=True, **{f"weights_refused__{reason}": 1})
+        counts: dict[str, Any] = {f"weights_refused__{reason}": 1}
+        host.suffers(m.Weights(update), **counts)
+        host.suffers([b"W" + evil.TOPIC, *update], policy=True, **counts)
     sound = evil.sound(1)
     host.suffers(m.Weights((*sound, b"one more")), refused__frames=1)
     host.suffers(m.Weights(()), refused__frames=1)
@@ -953,24 +962,22 @@ def welcomes(host: Host) -> None:
         "document": {**spec["document"], "hidden_sizes": [1 << 40, 1 << 40]},
         "tensors": [["layers.0.weight", [1 << 40, 4]]],
     }
-    for number, bad in enumerate(
-        (
-            {"spec": {}},
-            {"spec": {**spec, "document": {**spec["document"], "activation": "os.system"}}},
-            {"spec": {**spec, "tensors": [["x", [-1]]]}},
-            {"spec": giant},
-            {"spec": spec_to_document(evil.fake_spec((1 << 20, 1 << 20)))},
-            {"spec": spec_to_document(mlp_spec(BoxSpace((5,)), DiscreteSpace(2), "categorical", (8,)))},
-            {"pub": "no address"},
-            {"pub": "tcp://256.256.256.256:99999"},
-            {"pub": ""},
-        ),
-        2,
-    ):
+    wrong: list[dict[str, Any]] = [
+        {"spec": {}},
+        {"spec": {**spec, "document": {**spec["document"], "activation": "os.system"}}},
+        {"spec": {**spec, "tensors": [["x", [-1]]]}},
+        {"spec": giant},
+        {"spec": spec_to_document(fake_spec((1 << 20, 1 << 20)))},
+        {"spec": spec_to_document(mlp_spec(BoxSpace((5,)), DiscreteSpace(2), "categorical", (8,)))},
+        {"pub": "no address"},
+        {"pub": "tcp://256.256.256.256:99999"},
+        {"pub": ""},
+    ]
+    for number, bad in enumerate(wrong, 2):
         print(bad)
         learner.welcome = {"generation": evil.GENERATION + number, **bad}
         learner.say(m.Refused("no_session", "", ""))
-        until(lambda n=number: host.agent.stats()["error"], "the error of a welcome")
+        until(lambda: host.agent.stats()["error"], "the error of a welcome")
         host.act()
         learner.welcome = {}
         until(lambda: host.agent.stats()["state"] == "joined" and not host.agent.stats()["error"], "a welcome that is none")
@@ -995,7 +1002,10 @@ def endless(address: str) -> int:
 # ---- the test
 
 
-@pytest.mark.parametrize("case", sorted(CASES, key=lambda c: c.number), ids=lambda c: c.id)
+IN_ORDER = sorted(CASES, key=lambda c: c.number)
+
+
+@pytest.mark.parametrize("case", IN_ORDER, ids=[c.id for c in IN_ORDER])
 def test_malicious(case: Case, siege_of: Callable[[Case], Siege]) -> None:
     siege = siege_of(case)
     case.attack(siege)

@@ -34,7 +34,8 @@ def law(client: dict[str, Any]) -> bool:
 
 def clients(process: Child) -> dict[str, Any]:
     """The clients of a learner, when all of them are at rest."""
-    found: dict[str, Any] = until(lambda: ready(process.ask("status")["clients"]), "the clients to be fed")
+    found = until(lambda: ready(process.ask("status")["clients"]), "the clients to be fed")
+    assert found is not None
     return found
 
 
@@ -74,6 +75,7 @@ def test_a_command_outlasts_kill_9(
         lab = clients(process)["lab"]
         assert lab["accepted"] == SEGMENTS * (1 if command == "forget" else 2) and lab["gap"] == 0
         keys = until(lambda: all_of(process.ask("keys"), fed + SEGMENTS), "every segment to be observed")  # noqa: B023
+        assert keys is not None
         assert keys["observed"] == keys["different"] == fed + SEGMENTS, "no segment is trained on twice"
         fed_again += fed
         process.end()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import xxhash
 
+from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.errors import HandshakeRefused
 from rl4sys_zmq.policies import POLICIES, PolicyEntry
 from rl4sys_zmq.values import MAX_BLOB_BYTES, PolicySnapshot, PolicySpec, TensorSpec
@@ -41,8 +43,16 @@ class First:
         return zeros, zeros, zeros.astype(np.float32)
 
 
+def _counted(agent: RL4SysAgent, key: str, before: int) -> bool:
+    return bool(agent.stats()["counters"].get(key, 0) > before)
+
+
 def state(version: int) -> PolicySnapshot:
-    tensors = {"bias": np.zeros(2), "ids": np.arange(3) + (version << 40), "half": np.full(5, version, np.float16)}
+    tensors: dict[str, np.ndarray[Any, Any]] = {
+        "bias": np.zeros(2),
+        "ids": np.arange(3) + (version << 40),
+        "half": np.full(5, version, np.float16),
+    }
     flat, others = SPEC.flatten(tensors)
     return PolicySnapshot(evil.GENERATION, version, digest(flat, others), flat, others)
 
@@ -140,10 +150,8 @@ def test_updates_that_lie_change_nothing(liar: evil.Evil) -> None:
         for count, (reason, update) in enumerate(bad, 1):
             before = agent.stats()["counters"].get(f"weights_refused.{reason}", 0)
             liar.publish([b"W" + evil.TOPIC, *update])
-            until(
-                lambda before=before, reason=reason: agent.stats()["counters"].get(f"weights_refused.{reason}", 0) > before,
-                f"lie {count}: {reason}",
-            )
+            key = f"weights_refused.{reason}"
+            until(partial(_counted, agent, key, before), f"lie {count}: {reason}")
             play(agent, 2)
             assert (agent.version, agent.digest) == (0, state(0).digest)
         liar.weights = sound(1)

@@ -102,7 +102,8 @@ def greedy_return(address: str, episodes: int, seed: int) -> float:
     with RL4SysAgent(config=config) as agent:
         for episode in range(episodes):
             observation, _ = env.reset(seed=seed + episode)
-            traj, over = None, False
+            traj: Any = None
+            over = False
             while not over:
                 traj, action = agent.request_for_action(traj, observation)
                 observation, reward, terminated, truncated, _ = env.step(action.act)
@@ -122,7 +123,7 @@ def test_cartpole_is_learned_from_data_of_which_one_segment_in_twenty_is_spoilt(
     groups = [[*BEYOND, *WITHIN, *LEGAL[:2]]] if not tier.long else [[kind] for kind in (*BEYOND, *WITHIN, *LEGAL[:2])]
     for number, kinds in enumerate(groups):
         run = Run(spawn, tmp_path / str(number), seed, "PPO", kinds, 0.05, TARGET)
-        until(lambda run=run: run.actor.ask("status")["done"], "a mean return of 475", 150.0, every_s=0.2)
+        until(lambda run=run: run.actor.ask("status")["done"], "a mean return of 475", 150.0, every_s=0.2)  # type: ignore[misc]
         played, client = run.finish()
         within = sum(played["spoilt"].get(kind, 0) for kind in WITHIN)
         quarantined = client["verdicts"]["quarantined"]
@@ -179,7 +180,7 @@ def test_one_poison_at_a_time_that_no_bound_stops(
         run.actor.ask("one", kind)
         further = 40 if algorithm == "PPO" else 400
         until(
-            lambda b=before, u=updates, f=further: (c := run.client())["verdicts"]["quarantined"] > b or c["updates"] > u + f,
+            lambda b=before, u=updates, f=further: (c := run.client())["verdicts"]["quarantined"] > b or c["updates"] > u + f,  # type: ignore[misc]
             f"{kind}: {further} more updates",
             120.0,
             every_s=0.05,

@@ -35,7 +35,7 @@ class Mortal:
 
     def __init__(self, spawn: Spawn, folder: Path, at: str, segments: int) -> None:
         self._spawn = spawn
-        self.options = {
+        self.options: dict[str, Any] = {
             "bind": f"ipc://{folder}/l",
             "run_dir": str(folder / "run"),
             "at": at,
@@ -92,11 +92,11 @@ def test_a_segment_that_ends_the_process_is_found(
                 play(agent, 666.0 if number == place else 1.0)
             fed = segments
             if at == "batch":  # one more, in the place of the one that is taken out
-                until(lambda learner=learner: judged(learner.client(), quarantined=1), "the culprit", every_s=0.05)
+                until(lambda learner=learner: judged(learner.client(), quarantined=1), "the culprit", every_s=0.05)  # type: ignore[misc]
                 play(agent, 1.0)
                 fed += 1
             until(
-                lambda learner=learner, fed=fed: judged(learner.client(), quarantined=1, trained=fed - 1),
+                lambda learner=learner, fed=fed: judged(learner.client(), quarantined=1, trained=fed - 1),  # type: ignore[misc]
                 "all the others are trained on",
                 every_s=0.05,
             )
@@ -110,7 +110,7 @@ def test_a_segment_that_ends_the_process_is_found(
         deaths = learner.deaths
         learner.child.end()
         learner.child = learner._start()
-        again = until(lambda learner=learner: learner.client(), "another life")
+        again = until(learner.client, "another life")
         assert judged(again, quarantined=1, trained=fed - 1) and learner.deaths == deaths
         learner.child.end()
         report(at=at, segments=segments, culprit=place, deaths=deaths, allowed=round(math.log2(segments)) + 3)
@@ -132,7 +132,7 @@ def test_kills_from_outside_condemn_nothing(
         try:
             for _ in range(kills):
                 before = learner.client()["verdicts"]["trained"]
-                until(lambda before=before: learner.client()["verdicts"]["trained"] > before, "some are trained on", every_s=0.01)
+                until(lambda n=before: learner.client()["verdicts"]["trained"] > n, "some are trained on", every_s=0.01)  # type: ignore[misc]
                 stopping.wait(rng.random() * 0.05)
                 learner.child.kill()
                 learner.child = learner._start()

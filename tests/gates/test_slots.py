@@ -17,7 +17,7 @@ from rl4sys_zmq.wire.messages import Bye, Refused, Welcome
 from .conftest import PATIENCE_S, Tier, check_law, play, until
 from .siege import ALGORITHM, STEPS, Attacker, Siege, hello
 
-SPACES = {"observation_space": space_to_json(BoxSpace((4,))), "action_space": space_to_json(DiscreteSpace(2))}
+SPACES: dict[str, Any] = {"observation_space": space_to_json(BoxSpace((4,))), "action_space": space_to_json(DiscreteSpace(2))}
 MAX_CLIENTS = 64
 FLOOD, SOCKETS = 1_400, 20
 

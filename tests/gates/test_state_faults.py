@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.children import Child
 
 from rl4sys_zmq.errors import JournalError
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.checkpoints import read_manifest
-from rl4sys_zmq.testing import Child
 
 from .conftest import Tier
 from .kill_lab import Lab

@@ -55,7 +55,7 @@ def test_slow_subscribers_cost_a_bounded_queue(
         proxy.faults = Faults()
         woken = time.monotonic()
         for child in (frozen, slow):
-            until(lambda child=child: child.ask("state")[0]["version"] == driver.version, "catching up", every_s=0.1)
+            until(lambda child=child: child.ask("state")[0]["version"] == driver.version, "catching up", every_s=0.1)  # type: ignore[misc]
         caught_up_s = time.monotonic() - woken
         late = [child.ask("state")[0] for child in (frozen, slow)]
     report(

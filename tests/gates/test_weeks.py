@@ -29,7 +29,7 @@ SCALE = 600
 CLIENTS = ("luna", "Mars")
 STEPS_PER_VERSION = 2048
 TAGS = tuple(f"losses/figure_{n:02d}" for n in range(12))
-BOUNDS = {key: LearnerConfig.from_mapping({}).to_json()[key] // SCALE for key in ("log_max_bytes", "tensorboard_max_bytes")}
+BOUNDS = {key: getattr(LearnerConfig.from_mapping({}), key) // SCALE for key in ("log_max_bytes", "tensorboard_max_bytes")}
 
 
 def records() -> Iterator[tuple[float, int, Metrics]]:

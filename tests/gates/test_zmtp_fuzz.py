@@ -13,13 +13,13 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+from wire.conftest import build
+from wire.test_fuzz import Mutator
 
 from rl4sys_zmq.delivery.credit import IDLE_S
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Hello
 
-from ..wire.conftest import build
-from ..wire.test_fuzz import Mutator
 from .conftest import PATIENCE_S, SOAK, Child, Spawn, Tier, agent_options, descriptors, join, play, resident_kib, until
 from .zmtp import MORE, Fuzzer, Peer, command, dial, frame, greeting, hang_up, hear_ready, ready
 
@@ -123,7 +123,7 @@ class Attack(threading.Thread):
 
 def hello(actor_id: str, incarnation: int, first_seq: int = 0) -> Hello:
     """A HELLO that is welcome, whatever fields this version has; those not named here are left empty."""
-    known = {"client_id": "lab", "actor_id": actor_id, "incarnation": incarnation, "first_seq": first_seq}
+    known: dict[str, Any] = {"client_id": "lab", "actor_id": actor_id, "incarnation": incarnation, "first_seq": first_seq}
     empty = {f.name: 0 for f in fields(Hello) if f.name.startswith("held_")}
     return Hello(**{**empty, **known})
 

@@ -186,7 +186,7 @@ def test_what_cannot_be_stored_is_named() -> None:
     torch = pytest.importorskip("torch")
     loop: list[Any] = []
     loop.append(loop)
-    cases = [
+    cases: list[tuple[Any, str]] = [
         ({"a": {"b": [1, object()]}}, r"state\.a\.b\[1\]: a builtins.object cannot be stored"),
         ({"a": ({1, 2},)}, r"state\.a\[0\]: a builtins.set"),
         ({"a": np.array([None])}, r"state\.a: an array of dtype object"),

@@ -27,7 +27,7 @@ print(took, faults(20))
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another malloc")
-def test_large_blocks_cost_no_faults_after_the_first():
+def test_large_blocks_cost_no_faults_after_the_first() -> None:
     out = subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True, timeout=60).stdout.split()
     assert out[0] == "True"
     assert int(out[1]) < 1000  # 20 rounds of 32 MiB are 163,840 pages

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from rl4sys_zmq.learner.validation import CHUNK, Bounds, ContentRules, content_error, content_errors, is_finite
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 from rl4sys_zmq.wire import Batch, SegmentSchema, decode, encode, join_submit, pack_segment
+from rl4sys_zmq.wire.messages import Submit
 
 GENERATION, VERSION = 1000, 5
 SCHEMA = SegmentSchema(BoxSpace((2,)), DiscreteSpace(3, 1), 1 << 20)
@@ -15,14 +20,14 @@ NAN, INF = float("nan"), float("inf")
 FLT_MAX = float(np.finfo(np.float32).max)
 
 
-def standard(schema, magnitude=1e15, reward=1e12) -> ContentRules:
+def standard(schema: SegmentSchema, magnitude: float = 1e15, reward: float = 1e12) -> ContentRules:
     return ContentRules(schema, Bounds(schema, magnitude, reward), GENERATION, VERSION)
 
 
 STANDARD = standard(SCHEMA)
 
 
-def segment(steps: int = 3, **changes) -> Segment:
+def segment(steps: int = 3, **changes: Any) -> Segment:
     rows = np.zeros(steps, np.float32)
     given = {
         "observations": np.zeros((steps, 2), np.float32),
@@ -42,13 +47,13 @@ def segment(steps: int = 3, **changes) -> Segment:
     return Segment(**{**given, **changes})
 
 
-def replaces(value, *place, of):
+def replaces(value: Any, *place: int, of: NDArray[Any]) -> NDArray[Any]:
     out = of.copy()
     out[place] = value
     return out
 
 
-BAD = {
+BAD: dict[str, dict[str, Any]] = {
     "a reward": {"rewards": replaces(NAN, 1, of=np.zeros(3, np.float32))},
     "a log-probability": {"log_probs": replaces(-INF, 2, of=np.zeros(3, np.float32))},
     "an observation": {"observations": replaces(INF, 0, 1, of=np.zeros((3, 2), np.float32))},
@@ -67,7 +72,7 @@ BAD = {
     "one later version": {"versions": np.array([5, 5, 6], np.uint64)},
     "a later generation": {"generation": GENERATION + 1},
 }
-GOOD = {
+GOOD: dict[str, dict[str, Any]] = {
     "some forbidden": {"masks": np.eye(3, dtype=np.bool_)},
     "nothing to choose at the end": {
         "masks": replaces(False, 3, of=np.ones((4, 3), np.bool_)),
@@ -85,14 +90,16 @@ GOOD = {
 }
 
 
-def judged(*segments: Segment, skip=()) -> dict[int, str]:
-    batch = Batch(decode(encode(join_submit(0, 0, [pack_segment(s) for s in segments]))))
+def judged(*segments: Segment, skip: Collection[int] = ()) -> dict[int, str]:
+    message = decode(encode(join_submit(0, 0, [pack_segment(s) for s in segments])))
+    assert isinstance(message, Submit)
+    batch = Batch(message)
     with np.errstate(all="raise"):
         return content_errors(batch, batch.segments(), skip, STANDARD)
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_one_bad_segment_among_good_ones(name):
+def test_one_bad_segment_among_good_ones(name: Any) -> None:
     bad = segment(**BAD[name])
     assert content_error(bad, STANDARD)
     assert list(judged(segment(), bad, segment(4))) == [1]
@@ -100,18 +107,18 @@ def test_one_bad_segment_among_good_ones(name):
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_nothing_is_wrong_with_it(name):
+def test_nothing_is_wrong_with_it(name: Any) -> None:
     good = segment(**GOOD[name])
     assert content_error(good, STANDARD) == ""
     assert judged(segment(), good, segment(2)) == {}
 
 
-def test_all_good_and_all_bad():
+def test_all_good_and_all_bad() -> None:
     assert judged(*[segment(n) for n in range(1, 20)]) == {}
     assert list(judged(*[segment(**changes) for changes in BAD.values()])) == list(range(len(BAD)))
 
 
-def test_discrete_observations_and_continuous_actions():
+def test_discrete_observations_and_continuous_actions() -> None:
     schema = SegmentSchema(DiscreteSpace(4), BoxSpace((2,)), 9)
     moves = np.zeros((3, 2), np.float32)
     cases = [
@@ -125,7 +132,7 @@ def test_discrete_observations_and_continuous_actions():
 
 @pytest.mark.parametrize("size", [1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7])
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
-def test_finiteness_of_long_columns(size, bad):
+def test_finiteness_of_long_columns(size: int, bad: float) -> None:
     column = np.random.default_rng(0).standard_normal(size).astype(np.float32)
     column[-1] = np.finfo(np.float32).max
     with np.errstate(all="raise"):
@@ -135,7 +142,7 @@ def test_finiteness_of_long_columns(size, bad):
 
 
 @pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8"])
-def test_finite_numbers_may_add_up_to_more_than_their_type_holds(dtype):
+def test_finite_numbers_may_add_up_to_more_than_their_type_holds(dtype: Any) -> None:
     column = np.full((2 * CHUNK, 2), np.finfo(dtype).max, dtype)
     with np.errstate(all="raise"):
         assert is_finite(column)
@@ -149,7 +156,7 @@ CART = BoxSpace((4,), low=(-4.8, -FLT_MAX, -0.418, -INF), high=(4.8, FLT_MAX, 0.
 
 
 @pytest.mark.parametrize("steps", [1, 127, 128, 129, 1000])
-def test_the_bounds_of_a_box_are_taken_at_their_word_and_its_infinities_are_not(steps):
+def test_the_bounds_of_a_box_are_taken_at_their_word_and_its_infinities_are_not(steps: int) -> None:
     given = standard(SegmentSchema(CART, DiscreteSpace(2), 1 << 20))
 
     def with_row(*row: float) -> str:
@@ -166,10 +173,11 @@ def test_the_bounds_of_a_box_are_taken_at_their_word_and_its_infinities_are_not(
     assert with_row(0.0, FLT_MAX, 0.0, 0.0) and with_row(0.0, 0.0, 0.0, 1e19) and with_row(0.0, NAN, 0.0, 0.0)
 
 
-def test_raw_actions_may_leave_their_box_and_bytes_are_not_looked_at():
+def test_raw_actions_may_leave_their_box_and_bytes_are_not_looked_at() -> None:
     schema = SegmentSchema(BoxSpace((2, 2), "|u1", 0.0, 255.0), BoxSpace((2,), low=-1.0, high=1.0), 9)
     given = standard(schema)
-    assert given.bounds.of("o").vacuous
+    found = given.bounds.of("o")
+    assert found is not None and found.vacuous
     pixels = np.full((3, 2, 2), 255, np.uint8)
     drawn = segment(observations=pixels, actions=np.full((3, 2), 3.0, np.float32), log_probs=np.full(3, 40.0, np.float32))
     assert content_error(drawn, given) == ""
@@ -177,7 +185,7 @@ def test_raw_actions_may_leave_their_box_and_bytes_are_not_looked_at():
 
 
 @pytest.mark.parametrize("dtype", ["<f2", "<f8", "<i8"])
-def test_other_dtypes_have_bounds_too(dtype):
+def test_other_dtypes_have_bounds_too(dtype: Any) -> None:
     given = standard(SegmentSchema(BoxSpace((2,), dtype, -2.0, 2.0), DiscreteSpace(3, 1), 9))
     assert content_error(segment(observations=np.full((3, 2), 2, dtype)), given) == ""
     assert content_error(segment(observations=np.full((3, 2), 3, dtype)), given)

@@ -32,7 +32,8 @@ def wandering(version: int) -> np.ndarray[Any, Any]:
 def drifting(version: int) -> np.ndarray[Any, Any]:
     """On and on in one direction: each diff is shorter with the version before its base."""
     start, move = np.random.default_rng(0).normal(0.0, (0.1, 1e-3), (sum(SIZES), 2)).T
-    return start + version * move
+    out: np.ndarray[Any, Any] = start + version * move
+    return out
 
 
 class Learner:
@@ -152,7 +153,7 @@ def test_many_who_ask_at_once_are_answered_once(monkeypatch: pytest.MonkeyPatch)
 
     def counted(
         policy_id: bytes, base: PolicySnapshot | None, new: PolicySnapshot, writing: EncodingOptions
-    ) -> tuple[bytes, bytes]:
+    ) -> tuple[bytes, bytes | memoryview]:
         coded.append(-1 if base is None else base.version)
         return encode_update(policy_id, base, new, writing)
 

@@ -88,11 +88,11 @@ def test_the_readme_example(transport: TransportUnderTest) -> None:
     port, _ = ports_of(transport.scheme, transport)
     actions = []
 
-    def action_callback(key, action):
+    def action_callback(key: str, action: Any) -> dict[str, Any]:
         actions.append((key, action))
         return {"status": "received"}
 
-    def observation_callback(keys):
+    def observation_callback(keys: Any) -> dict[str, Any]:
         return {"cam1": "some_value"}
 
     config = serving.ActionConfig(port_number=port, action_keys=["move"], observation_keys=["cam1"])
@@ -116,11 +116,11 @@ def test_the_usage_of_their_action_test(transport: TransportUnderTest) -> None:
     port, broadcast = ports_of(transport.scheme, transport)
     image = np.random.default_rng(0).integers(0, 256, (256, 256, 3), np.uint8)
 
-    def obs_callback(keys: set) -> dict:
+    def obs_callback(keys: set[str]) -> dict[str, Any]:
         assert keys == {"test_image"}
         return {"test_image": image}
 
-    def act_callback(key: str, payload: dict) -> dict:
+    def act_callback(key: str, payload: dict[str, Any]) -> dict[str, Any]:
         assert key == "send_image"
         return {"status": "success", "same": bool((payload["image"] == image).all())}
 
@@ -128,10 +128,10 @@ def test_the_usage_of_their_action_test(transport: TransportUnderTest) -> None:
     server = ActionServer(config, obs_callback, act_callback)
     server.start(threaded=True)
     client = ActionClient("127.0.0.1", config)
-    received: list[dict] = []
+    received: list[dict[str, Any]] = []
     heard = threading.Event()
 
-    def client_callback(data):
+    def client_callback(data: Any) -> None:
         received.append(data)
         heard.set()
 
@@ -152,7 +152,7 @@ def test_cartpole_as_an_action_server(lab: Lab) -> None:
     gym = pytest.importorskip("gymnasium")
     here, there = gym.make("CartPole-v1"), gym.make("CartPole-v1")
 
-    def act(key, payload):
+    def act(key: str, payload: Any) -> dict[str, Any]:
         match key:
             case "reset":
                 obs, info = there.reset(**payload)
@@ -186,7 +186,7 @@ def test_cartpole_as_an_action_server(lab: Lab) -> None:
 # ---- what must agree
 
 
-FIELDS = [
+FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"action_keys": ["move", "stop"]}, "action_keys is ['move', 'stop'] at the caller and ['move'] at the server"),
     ({"observation_keys": []}, "observation_keys is [] at the caller and ['cam1'] at the server"),
     ({"version": "2"}, "version is '2' at the caller and '0.0.1' at the server"),
@@ -354,7 +354,7 @@ def test_an_answer_that_was_not_asked_for_is_named(lab: Lab, answer: object, wor
 def test_a_callback_that_raises_is_answered_and_the_server_lives_on(lab: Lab) -> None:
     fail = [True]
 
-    def act(key, payload):
+    def act(key: str, payload: Any) -> dict[str, Any]:
         if fail[0]:
             raise RuntimeError("the arm is stuck")
         return {"ok": True}
@@ -373,7 +373,8 @@ def test_a_server_without_a_callback_says_so(lab: Lab) -> None:
     with ActionServer(config) as server:
         server.start(threaded=True)
         client = lab.client(server)
-        for call in (client.obs, lambda: client.act("move")):
+        calls: list[Callable[[], object]] = [client.obs, lambda: client.act("move")]
+        for call in calls:
             with pytest.raises(CallRefused, match="has no") as caught:
                 call()
             assert caught.value.code is CallRefusal.UNKNOWN
@@ -395,7 +396,7 @@ def test_what_cannot_travel_is_refused_by_its_path_on_both_sides(lab: Lab) -> No
         server.publish_obs({"a": object()})
     assert caught.value.path == "payload['a']"
     with pytest.raises(PayloadError):
-        server.publish_obs([1])
+        server.publish_obs([1])  # type: ignore[arg-type]
 
 
 def test_a_payload_that_is_too_large_is_refused(lab: Lab) -> None:
@@ -409,7 +410,7 @@ def test_a_payload_that_is_too_large_is_refused(lab: Lab) -> None:
 def test_a_callback_that_blocks_costs_its_caller_a_timeout_and_stop_says_what_is_stuck(lab: Lab) -> None:
     release, entered = threading.Event(), threading.Event()
 
-    def act(key, payload):
+    def act(key: str, payload: Any) -> dict[str, Any]:
         entered.set()
         release.wait(WAIT_S)
         return {}
@@ -483,11 +484,11 @@ def test_two_clients_never_run_two_callbacks_at_once(lab: Lab) -> None:
         threading.Event().wait(0.001)
         inside[0] -= 1
 
-    def obs(keys):
+    def obs(keys: Any) -> dict[str, Any]:
         count()
         return {"cam1": done[0]}
 
-    def act(key, payload):
+    def act(key: str, payload: Any) -> dict[str, Any]:
         count()
         return {}
 
@@ -592,7 +593,7 @@ def test_a_late_subscriber_gets_the_newest_and_numbers_never_go_back(lab: Lab) -
     heard: list[int] = []
     first, last = threading.Event(), threading.Event()
 
-    def hear(obs):
+    def hear(obs: Any) -> None:
         heard.append(obs["n"])
         first.set()
         if obs["n"] == 50:
@@ -617,7 +618,7 @@ def test_a_slow_subscriber_gets_the_newest(lab: Lab) -> None:
     heard: list[int] = []
     entered, release, last = threading.Event(), threading.Event(), threading.Event()
 
-    def hear(obs):
+    def hear(obs: Any) -> None:
         heard.append(obs["n"])
         entered.set()
         release.wait(WAIT_S)
@@ -644,7 +645,7 @@ def test_a_callback_that_raises_hears_the_next(lab: Lab) -> None:
     client = lab.client(server)
     raised, last = threading.Event(), threading.Event()
 
-    def hear(obs):
+    def hear(obs: Any) -> None:
         if obs["n"] == 1:
             raised.set()
             raise RuntimeError("not me")

@@ -72,9 +72,9 @@ def test_results_equal_local_ones_bit_for_bit(serve: Any, transport: Any, env_id
         assert remote.np_random_seed == local.unwrapped.np_random_seed == seed
         for _ in range(150):
             action = local.action_space.sample()
-            here, there = local.step(action), remote.step(action)
-            assert same(here, there)
-            if here[2] or here[3]:
+            ours, theirs = local.step(action), remote.step(action)
+            assert same(ours, theirs)
+            if ours[2] or ours[3]:
                 assert same(local.reset(), remote.reset())
     finally:
         remote.close()
@@ -246,7 +246,7 @@ def test_a_server_takes_an_environment_an_id_or_a_factory() -> None:
 class Undescribed(Counting):
     """Its metadata are none."""
 
-    metadata = 5
+    metadata = 5  # type: ignore[assignment]
 
 
 def test_environments_that_cannot_be_served_are_closed() -> None:

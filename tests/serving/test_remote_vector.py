@@ -153,17 +153,18 @@ def test_what_does_not_fit_is_said_before_anything_is_asked(serve: Any) -> None:
     try:
         with pytest.raises(ConfigError, match="must reset all environments"):
             envs.reset(options={"reset_mask": np.array([True, False])})
-        for seed, words in (
+        seeds: list[tuple[Any, str]] = [
             ([1, 2, 3], "3 seeds for 2"),
             (1.5, "the seed 1.5 is neither an integer"),
             ([1, "a"], "the seed 'a'"),
             (-1, "-1"),
-        ):
+        ]
+        for seed, words in seeds:
             with pytest.raises(ConfigError, match=words):
                 envs.reset(seed=seed)
         with pytest.raises(ConfigError, match="options are a list"):
-            envs.reset(options=[1])
-        assert envs.reset(seed=np.int64(3))[1] == {}
+            envs.reset(options=[1])  # type: ignore[arg-type]
+        assert envs.reset(seed=np.int64(3))[1] == {}  # type: ignore[arg-type]
         assert envs.np_random_seed == (3, 4)
         with pytest.raises(ConfigError, match="reset_mask"):
             envs.reset(options={"reset_mask": np.zeros(2, bool)})

@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-spaces = pytest.importorskip("gymnasium.spaces")
+pytest.importorskip("gymnasium")
 
-from rl4sys_zmq.errors import ConfigError  # noqa: E402
-from rl4sys_zmq.serving.gymnasium_spaces import SpaceElementReader, to_gymnasium  # noqa: E402
-from rl4sys_zmq.values.space_conversion import any_space_from, space_from_text, space_to_text  # noqa: E402
-from rl4sys_zmq.wire.trees import drop_unsupported, pack_tree, unpack_tree  # noqa: E402
+from gymnasium import spaces
 
-from .worlds import same  # noqa: E402
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.serving.gymnasium_spaces import SpaceElementReader, to_gymnasium
+from rl4sys_zmq.values.space_conversion import any_space_from, space_from_text, space_to_text
+from rl4sys_zmq.wire.trees import drop_unsupported, pack_tree, unpack_tree
+
+from .worlds import same
 
 BOX = spaces.Box(-1.0, 1.0, (2, 3), np.float32)
 ALL = [
@@ -91,7 +93,7 @@ class Mine(spaces.Discrete):
     [
         (Mine(3), "Mine"),
         (spaces.Dict({"a": spaces.Tuple((Mine(3),))}), r"space\['a'\]\[0\] is a .*Mine"),
-        (spaces.Dict({1: spaces.Discrete(2)}), "the key 1"),
+        (spaces.Dict({1: spaces.Discrete(2)}), "the key 1"),  # type: ignore[dict-item]
     ],
 )
 def test_another_space_is_refused_by_its_name_and_place(space: Any, words: str) -> None:

@@ -118,12 +118,18 @@ def test_the_calls_of_agentlaces_own_test(transport: TransportUnderTest) -> None
 
     ds_actor1, ds_actor2 = QueuedDataStore(3), QueuedDataStore(3)
     client = TrainerClient("table1", server.address, config, data_stores={"table1": ds_actor1, "table2": ds_actor2})
-    received, arrived = [], threading.Event()
-    client.recv_network_callback(lambda network: (received.append(network), arrived.set()))
+    received: list[Any] = []
+    arrived = threading.Event()
+
+    def take(network: Any) -> None:
+        received.append(network)
+        arrived.set()
+
+    client.recv_network_callback(take)
 
     ds_actor1.insert(np.array([1, 2, 3]))
     ds_actor1.insert(np.array([4, 5, 6]))
-    assert client.update()
+    client.update()
     assert len(ds_trainer1) == 2  # an update returns when the server has it
     ds_actor1.insert(np.array([7, 8, 9]))
     ds_actor2.batch_insert([np.array([30, 31, 32])] * 2)
@@ -203,7 +209,7 @@ def test_trajectories_keep_their_bounds(inproc: TransportUnderTest) -> None:
         mine = TrajectoryBuffer(100)
         with join(server, "c", data_stores={"a": mine}) as client:
             for n in range(9):
-                mine.insert({"observations": np.float32([n])}, end_of_trajectory=n % 3 == 2)
+                mine.insert({"observations": np.array([n], np.float32)}, end_of_trajectory=n % 3 == 2)
                 client.update()
         theirs.register_sample_config("pairs", {"observations": SequenceSampler(begin=0, end=2)}, sample_range=(0, 2))
         data, _ = theirs.sample("pairs", 100)
@@ -306,7 +312,12 @@ def test_a_late_client_gets_the_newest_network(transport: TransportUnderTest) ->
         with join(server, "c") as client:
             got: list[Any] = []
             arrived = threading.Event()
-            client.recv_network_callback(lambda network: (got.append(network), arrived.set()))
+
+            def take(network: Any) -> None:
+                got.append(network)
+                arrived.set()
+
+            client.recv_network_callback(take)
             assert arrived.wait(WAIT_S)
             assert got[0]["w"].tolist() == [3, 3, 3] and (got[0]["big"] == 3).all() and got[0]["big"].flags.writeable
             assert client.network_version == 3

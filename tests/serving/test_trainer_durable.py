@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.kills import KillLoop
 
 import rl4sys_zmq
 from rl4sys_zmq.delivery.journal_rows import Tables
@@ -43,7 +44,6 @@ from rl4sys_zmq.serving.data import DataShape
 from rl4sys_zmq.serving.store_ingest import InsertRequest, StoreIngest
 from rl4sys_zmq.serving.trainer_journal import StoreJournal
 from rl4sys_zmq.testing.addresses import TransportUnderTest
-from rl4sys_zmq.testing.kills import KillLoop
 
 from .trainers import WAIT_S, config_at, join, until
 
@@ -449,10 +449,10 @@ class Fleet:
                     stores["memory"].insert(np.array([number, made]))
                     stores["disk"].insert(
                         {
-                            "observations": np.float32([made]),
+                            "observations": np.array([made], np.float32),
                             "actions": np.int64(number),
                             "rewards": np.float32(made),
-                            "next_observations": np.float32([made]),
+                            "next_observations": np.array([made], np.float32),
                             "terminated": False,
                         }
                     )

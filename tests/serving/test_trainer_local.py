@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from .trainers import WAIT_S
 
 
 def test_one_process_with_threads() -> None:
-    store, got = QueuedDataStore(10), []
+    store = QueuedDataStore(10)
+    got: list[Any] = []
     with TrainerSMInterface() as both:
         both.register_data_store("a", store)
         both.start(threaded=True)

@@ -28,14 +28,16 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     trainer, actor = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     ports = dict(zip(("5555", "5556"), map(str, free_ports()), strict=True))
-    done, saved, seen = threading.Event(), [], []
+    done = threading.Event()
+    saved: list[Any] = []
+    seen: list[Any] = []
 
     def run(code: str, **names: Any) -> None:
         exec(re.sub("555[56]", lambda m: ports[m[0]], code), names)
 
     def train_on(replay: Any) -> Any:
         done.wait(0.01)
-        return {"w": np.float32([len(replay)])}
+        return {"w": np.array([len(replay)], np.float32)}
 
     def act() -> Iterator[dict[str, Any]]:
         for n in range(100):

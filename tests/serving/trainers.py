@@ -21,7 +21,7 @@ def config_at(transport: TransportUnderTest, **options: Any) -> TrainerConfig:
 def join(server: TrainerServer, name: str, *args: Any, **options: Any) -> TrainerClient:
     """A client of a server that runs."""
     config = options.pop("config", server.config)
-    return TrainerClient(name, server.address, config, *args, timeout_ms=options.pop("timeout_ms", WAIT_S * 1000), **options)
+    return TrainerClient(name, server.address, config, *args, **{"timeout_ms": WAIT_S * 1000, **options})
 
 
 def until(ready: Callable[[], object], what: str) -> None:

@@ -96,7 +96,7 @@ class Trouble(Counting):
             case 4:
                 observation = np.zeros(3)
             case 5:
-                info = {"fine": 1, "engine": object(), "more": {"lock": threading.Lock(), "n": 2}, 7: 7}
+                info = {"fine": 1, "engine": object(), "more": {"lock": threading.Lock(), "n": 2}, 7: 7}  # type: ignore[dict-item]
             case 6:
                 raise SystemExit(3)
         return observation, reward, terminated, truncated, info
@@ -111,7 +111,7 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, (tuple, list)):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, np.ndarray) and one.dtype != object:
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+        return bool(one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
     if isinstance(one, np.ndarray):
         return one.shape == other.shape and all(map(same, one.flat, other.flat))
     return bool(one == other) or (one != one and other != other)

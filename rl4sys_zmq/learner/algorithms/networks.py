@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.policies.mlp import OBS_CLIP, mlp_document
-from rl4sys_zmq.values import BoxSpace, PolicySpec, Space, feature_size
+from rl4sys_zmq.policies.mlp import OBS_CLIP
+from rl4sys_zmq.values import BoxSpace, Space, feature_size
 
 __all__ = [
     "Categorical",
@@ -29,7 +29,6 @@ __all__ = [
     "MLPStack",
     "activation_function",
     "encode_observations",
-    "policy_outputs",
     "standardise",
 ]
 
@@ -299,17 +298,3 @@ def encode_observations(space: Space, observations: NDArray[Any]) -> Tensor:
 def standardise(features: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     """Return ``(features - mean) * scale``, clipped to ±`OBS_CLIP`, as the first layer of an actor does."""
     return ((features - mean) * scale).clamp_(-OBS_CLIP, OBS_CLIP)
-
-
-def policy_outputs(spec: PolicySpec, tensors: Mapping[str, NDArray[np.float32]], observations: NDArray[Any]) -> Tensor:
-    """Return an actor's output before the head, ``[N, spec.outputs]``, from named tensors. The reference for both sides."""
-    x = encode_observations(spec.observation_space, observations)
-    document = mlp_document(spec)
-    if document.normalise_observations:
-        x = standardise(x, torch.tensor(tensors["obs_mean"]), torch.tensor(tensors["obs_scale"]))
-    activation = activation_function(document.activation)
-    for layer in range(len(document.hidden_sizes) + 1):
-        x = F.linear(x, torch.tensor(tensors[f"layers.{layer}.weight"]), torch.tensor(tensors[f"layers.{layer}.bias"]))
-        if layer < len(document.hidden_sizes):
-            x = activation(x)
-    return x

@@ -134,11 +134,6 @@ class ReplayBuffer(ColumnStore):
         leaves["masks"] = 1 - leaves["terminated"].astype(np.float32)
         return unflatten_names(leaves)
 
-    def stored_frames(self) -> dict[str, int]:
-        """Return for each image key the number of frames that are stored."""
-        with self._open():
-            return {key: self._frames[key].used if key in self._frames else 0 for key in self._images}
-
     def _first_layout(self, row: Mapping[str, object]) -> StoreLayout:
         """Return the layout that the first transition and the spaces define."""
         leaves = {}

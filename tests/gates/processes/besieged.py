@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from talk import obey, options, say
+from harness.talk import obey, options, say
 
 from rl4sys_zmq.errors import RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm

@@ -7,12 +7,12 @@ import time
 from typing import Any
 
 import gymnasium
-from talk import obey, options, say
+from harness.talk import obey, options, say
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 
 given = options()
-environment = gymnasium.make("CartPole-v1")
+environment: Any = gymnasium.make("CartPole-v1")
 config = AgentConfig(
     observation_space=environment.observation_space, action_space=environment.action_space, overflow="wait", **given["config"]
 )
@@ -28,7 +28,7 @@ def play() -> None:
     due = time.monotonic()
     while not stopping.is_set() and state["steps"] < given["steps"]:
         observation, _ = environment.reset(seed=given["seed"] + len(returns))
-        traj = None
+        traj: Any = None
         total, over = 0.0, False
         while not over:
             traj, action = agent.request_for_action(traj, observation)

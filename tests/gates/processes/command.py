@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from talk import options
+from harness.talk import options
 
 from rl4sys_zmq.cli import actor, learner, serve
 from rl4sys_zmq.learner import register_algorithm

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import numpy as np
-from talk import obey, options, say
+from harness.talk import obey, options, say
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.delivery import ActorSession

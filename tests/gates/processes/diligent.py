@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from talk import obey, options, say
+from harness.talk import obey, options, say
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import zmq
-from talk import obey, options, say
+from harness.talk import obey, options, say
 
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, space_to_json
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
@@ -24,7 +24,7 @@ counts = {"sent": 0, "heard": 0}
 
 
 def hello(client_id: str, actor_id: str, incarnation: int) -> list[Any]:
-    spaces = {"observation_space": space_to_json(BoxSpace((4,))), "action_space": space_to_json(DiscreteSpace(2))}
+    spaces: dict[str, Any] = {"observation_space": space_to_json(BoxSpace((4,))), "action_space": space_to_json(DiscreteSpace(2))}
     return encode(Hello(client_id, actor_id, incarnation, 0, 0, 0, algorithm_name="FAKE", **spaces))
 
 
@@ -83,7 +83,8 @@ def words(name: str, number: int) -> Iterator[list[Any]]:
 
 def flood() -> None:
     context = zmq.Context()
-    sockets, kind_now = [], ""
+    sockets: list[Any] = []
+    kind_now = ""
     while not over.is_set():
         if kind != kind_now:
             for socket, _ in sockets:

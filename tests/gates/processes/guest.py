@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from talk import obey, options, say
+from harness.talk import obey, options, say
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from talk import obey, options, say
+from harness.talk import obey, options, say
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor.io import ActorIO
@@ -30,7 +30,7 @@ def counted_turn(io: ActorIO) -> None:
     turn(io)
 
 
-ActorIO._turn = counted_turn
+setattr(ActorIO, "_turn", counted_turn)  # noqa: B010 a method cannot be assigned to
 agent = RL4SysAgent(config=AgentConfig.from_mapping(given["agent"])) if given["agent"] is not None else None
 
 
@@ -100,6 +100,7 @@ def timed(steps: int) -> dict[str, Any]:
 def recover(generation: int) -> dict[str, Any]:
     """Acts on until data flows again, into a later generation than this; says where that leads."""
     deadline = time.monotonic() + 60.0
+    assert agent is not None
     number, traj, accepted = 0, None, agent.stats()["accepted"]
     while agent.generation <= generation or agent.version < 1 or agent.stats()["accepted"] <= accepted:
         assert time.monotonic() < deadline, agent.stats()
@@ -118,7 +119,20 @@ def fill_the_disk(largest_bytes: int) -> bool:
 
 def stats() -> dict[str, Any]:
     """What the agent says of itself."""
+    assert agent is not None
     return agent.stats()
+
+
+def hold() -> bool:
+    """Stops the I/O thread at its next news for host threads."""
+    assert agent is not None
+    return agent._io.changed.acquire()
+
+
+def release() -> None:
+    """Lets it go on."""
+    assert agent is not None
+    agent._io.changed.release()
 
 
 say({"pid": os.getpid(), "generation": agent.generation if agent is not None else 0})
@@ -127,8 +141,8 @@ obey(
     recover=recover,
     stats=stats,
     fill_the_disk=fill_the_disk,
-    hold=lambda: agent._io.changed.acquire(),  # the I/O thread stops at its next news for host threads
-    release=lambda: agent._io.changed.release(),
+    hold=hold,
+    release=release,
 )
 if agent is not None:
     agent.close()

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import numpy as np
-from talk import obey, options, say
+from harness.talk import obey, options, say
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
@@ -16,7 +16,8 @@ from rl4sys_zmq.testing import FakeAlgorithm
 def play(agent: RL4SysAgent, episodes: int) -> int:
     """Episodes of three steps; returns how many segments the agent has had in all."""
     for _ in range(episodes):
-        traj = action = None
+        traj: Any = None
+        action: Any = None
         for _ in range(3):
             traj, action = agent.request_for_action(traj, np.zeros(4, np.float32))
             action.update_reward(1.0)

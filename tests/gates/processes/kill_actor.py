@@ -16,12 +16,12 @@ import time
 from typing import Any
 
 import numpy as np
-from stepped_clock import step_clock
+from harness.children import SPARE
+from harness.stepped_clock import step_clock
+from harness.trace import TraceWriter
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.errors import LearnerUnavailable
-from rl4sys_zmq.testing.children import SPARE
-from rl4sys_zmq.testing.trace import TraceWriter
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 LAW_EVERY_S = 0.2
@@ -80,7 +80,7 @@ class Acting:
                 self._trace.kept(self._names[self._acked : given])
                 self._acked = given
 
-        Spool.put = noted_put  # type: ignore[method-assign]
+        setattr(Spool, "put", noted_put)  # noqa: B010 a method cannot be assigned to
 
     def run(self) -> None:
         period_s, due = 1.0 / self._options["rate"], time.monotonic()

@@ -14,6 +14,7 @@ import functools
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -23,7 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from stepped_clock import step_clock
+from harness.children import SPARE, TRY_AGAIN
+from harness.stepped_clock import step_clock
+from harness.trace import TraceWriter
 
 import rl4sys_zmq.learner.checkpoints as checkpoints
 from rl4sys_zmq.delivery import JournalEntry
@@ -37,9 +40,7 @@ from rl4sys_zmq.learner.endpoint import ActorEndpoint
 from rl4sys_zmq.learner.gateway import Gateway
 from rl4sys_zmq.learner.train_loop import TrainLoop
 from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.testing.children import SPARE, TRY_AGAIN
 from rl4sys_zmq.testing.fakes import FakeAlgorithm, FakeParameters
-from rl4sys_zmq.testing.trace import TraceWriter
 
 SAMPLE_S = 0.05
 JUDGED = ("trained", "stale", "quarantined")
@@ -133,7 +134,7 @@ def before_segments(fuse: Fuse) -> None:
         fuse(entry.accepted)
         call(client, entry)
 
-    Client.replay = wrapped  # type: ignore[method-assign]
+    setattr(Client, "replay", wrapped)  # noqa: B010 a method cannot be assigned to
 
 
 def _wrap(owner: Any, name: str, early: bool, fuse: Fuse) -> None:
@@ -155,7 +156,7 @@ POINTS: dict[str, Callable[[Fuse], None]] = {
     "checkpoint.fsync": before(os, "fsync"),
     "checkpoint.rename": before(os, "rename"),
     "checkpoint.renamed": after(os, "rename"),
-    "checkpoint.pruning": before(checkpoints.shutil, "rmtree"),
+    "checkpoint.pruning": before(shutil, "rmtree"),
     "checkpoint.untold": after(checkpoints.CheckpointStore, "write"),
     "commit.applied": after(Tables, "apply"),
     "commit.done": after(DiskJournal, "_transact"),
@@ -191,7 +192,7 @@ def obey_a_full_disk(marker: Path) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(marker))
         fill(*args)
 
-    checkpoints._fill = full
+    setattr(checkpoints, "_fill", full)  # noqa: B010 its arguments are not of interest here
 
 
 # ---- serving

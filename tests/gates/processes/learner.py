@@ -6,12 +6,13 @@ import threading
 from collections import Counter
 from typing import Any
 
-from talk import obey, options, say
+from harness.talk import obey, options, say
 
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm, weight_history
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
 from rl4sys_zmq.values import Segment
+from rl4sys_zmq.weights import encode_update
 
 given = options()
 made: list[FakeAlgorithm] = []
@@ -37,14 +38,13 @@ def build(observation_space: Any, action_space: Any, parameters: Any, seed: int)
 
 def count_snapshots() -> None:
     """Counts how often a version is encoded whole. There is no counter for it; this is where the encoder is called."""
-    encode = weight_history.encode_update
 
     def counting(policy_id: bytes, held: Any, new: Any, *args: Any, **kwargs: Any) -> Any:
         if held is None:
             snapshots[new.version] += 1
-        return encode(policy_id, held, new, *args, **kwargs)
+        return encode_update(policy_id, held, new, *args, **kwargs)
 
-    weight_history.encode_update = counting
+    setattr(weight_history, "encode_update", counting)  # noqa: B010 the module does not export it
 
 
 def keys() -> dict[str, int]:
@@ -59,7 +59,13 @@ held = threading.Event()
 def hold() -> bool:
     """Keeps the gateway thread busy until `release`."""
     running = threading.Event()
-    learner._gateway.call(lambda: (running.set(), held.wait()))
+
+    def wait() -> None:
+        running.set()
+        held.wait()
+
+    assert learner._gateway is not None
+    learner._gateway.call(wait)
     return running.wait(60.0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from talk import obey, options, say
+from harness.talk import obey, options, say
 
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm

@@ -12,19 +12,20 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from talk import obey, options, say
+from harness.talk import obey, options, say
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor import segment_queue
 from rl4sys_zmq.cli.act import Tally, play
 from rl4sys_zmq.errors import RewardError
 from rl4sys_zmq.values import Segment
+from rl4sys_zmq.wire import pack_segment
 
 FLT_MAX = float(np.finfo(np.float32).max)
 
 given = options()
 rng = random.Random(given["seed"])
-pack = segment_queue.pack_segment
+pack = pack_segment
 spoilt: Counter[str] = Counter()
 counts: Counter[str] = Counter()
 once: list[str] = []
@@ -152,13 +153,14 @@ def one(kind: str) -> bool:
     return True
 
 
-segment_queue.pack_segment = spoil
-environments = [gymnasium.make("CartPole-v1", disable_env_checker=True) for _ in range(given["num_envs"])]
+setattr(segment_queue, "pack_segment", spoil)  # noqa: B010 the module does not export it
+environments: list[Any] = [gymnasium.make("CartPole-v1", disable_env_checker=True) for _ in range(given["num_envs"])]
 space = environments[0]
 agent = RL4SysAgent(
     config=AgentConfig(observation_space=space.observation_space, action_space=space.action_space, **given["config"])
 )
-stopping, tally, errors = threading.Event(), Aim(None), []
+stopping, tally = threading.Event(), Aim(None)
+errors: list[str] = []
 worker = threading.Thread(target=work, name="host")
 worker.start()
 say({"version": agent.version})

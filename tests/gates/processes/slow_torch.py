@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from talk import say
+from harness.talk import say
 
 folder = tempfile.TemporaryDirectory(prefix="rl4-")
 (Path(folder.name) / "torch.py").write_text(
@@ -23,7 +23,7 @@ def set_num_threads(count):
 (Path(folder.name) / "gate.py").write_text("import threading\nbegan, go_on = threading.Event(), threading.Event()\n")
 sys.path.insert(0, folder.name)
 
-import gate  # noqa: E402
+import gate  # type: ignore[import-not-found]  # noqa: E402 the module that was just written
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent  # noqa: E402
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm  # noqa: E402

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from talk import obey, options, say
+from harness.talk import obey, options, say
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor import weight_subscriber
@@ -23,10 +23,10 @@ def follow_elsewhere(pub: str) -> None:
     def elsewhere(self: Any, welcome: Any, poller: Any) -> None:
         join(self, replace(welcome, pub=pub), poller)
 
-    weight_subscriber.WeightSubscriber.join = elsewhere
+    setattr(weight_subscriber.WeightSubscriber, "join", elsewhere)  # noqa: B010 a method cannot be assigned to
 
 
-def join() -> dict[str, float]:
+def join() -> dict[str, Any]:
     """All at once; says how long the slowest took."""
     config = AgentConfig.from_mapping(given["agent"])
     ready = threading.Barrier(given["count"])

@@ -17,9 +17,10 @@ from rl4sys_zmq.learner.algorithms import Algorithm, make_algorithm
 from rl4sys_zmq.learner.algorithms.dqn import DQN
 from rl4sys_zmq.learner.algorithms.dqn_parameters import ENTRY, DQNParameters
 from rl4sys_zmq.learner.algorithms.entry import read_parameters
-from rl4sys_zmq.learner.algorithms.networks import policy_outputs
 from rl4sys_zmq.learner.algorithms.replay import Batch
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
+
+from .policy_twin import policy_outputs
 
 BOX = BoxSpace((3,))
 SMALL: dict[str, Any] = {"hidden_sizes": [8], "batch_size": 16, "learning_starts": 20, "train_frequency": 4, "buffer_size": 200}

@@ -17,11 +17,12 @@ from rl4sys_zmq.learner.algorithms.networks import (
     FlatAdam,
     MLPStack,
     encode_observations,
-    policy_outputs,
     standardise,
 )
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, DiscreteSpace
+
+from .policy_twin import policy_outputs
 
 MODULES = {
     "tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU, "gelu": nn.GELU, "leaky_relu": nn.LeakyReLU,
@@ -29,7 +30,14 @@ MODULES = {
 }  # fmt: skip
 
 
-def stack(outputs=(4, 1), hidden=(16, 8), activation="tanh", features=5, extras=0, seed=0):
+def stack(
+    outputs: tuple[int, ...] = (4, 1),
+    hidden: tuple[int, ...] = (16, 8),
+    activation: str = "tanh",
+    features: int = 5,
+    extras: int = 0,
+    seed: int = 0,
+) -> MLPStack:
     network = MLPStack(features, hidden, outputs, activation, extras=extras)
     network.initialise(torch.Generator().manual_seed(seed), (1.0,) * len(outputs))
     with torch.no_grad():
@@ -37,12 +45,14 @@ def stack(outputs=(4, 1), hidden=(16, 8), activation="tanh", features=5, extras=
     return network
 
 
-def as_modules(network, outputs, hidden, activation, features, extras):
+def as_modules(
+    network: MLPStack, outputs: tuple[int, ...], hidden: tuple[int, ...], activation: str, features: int, extras: int
+) -> list[nn.Module]:
     """The same networks as ordinary modules, read from the flat vector in manifest order; all as wide as network 0."""
-    modules = []
+    modules: list[nn.Module] = []
     for k in range(len(outputs)):
         flat = network.flat[network.parts[k]].detach()
-        layers = []
+        layers: list[nn.Module] = []
         widths = [features, *hidden, outputs[0]]
         at = 0
         for i, (a, b) in enumerate(itertools.pairwise(widths)):
@@ -61,7 +71,9 @@ def as_modules(network, outputs, hidden, activation, features, extras):
     ("outputs", "hidden", "extras"),
     [((4, 1), (16, 8), 0), ((3,), (7,), 0), ((2, 1), (6, 6, 6), 2), ((3, 1), (), 0), ((3, 2, 3), (6, 4), 1)],
 )
-def test_outputs_and_gradients_are_those_of_ordinary_modules(activation, outputs, hidden, extras):
+def test_outputs_and_gradients_are_those_of_ordinary_modules(
+    activation: str, outputs: tuple[int, ...], hidden: tuple[int, ...], extras: int
+) -> None:
     network = stack(outputs, hidden, activation, extras=extras)
     modules = as_modules(network, outputs, hidden, activation, 5, extras)
     x = torch.randn(9, 5, generator=torch.Generator().manual_seed(2))
@@ -69,15 +81,15 @@ def test_outputs_and_gradients_are_those_of_ordinary_modules(activation, outputs
     assert [out.shape for out in mine] == [(9, n) for n in outputs]
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
-    gradient = network.gradient(sum(out.square().sum() for out in mine))
-    sum(out.square().sum() for out in theirs).backward()
+    gradient = network.gradient(torch.stack([out.square().sum() for out in mine]).sum())
+    torch.stack([out.square().sum() for out in theirs]).sum().backward()
     for part, module in zip(network.parts, modules, strict=True):
-        expected = torch.cat([p.grad.reshape(-1) for p in module.parameters()])
+        expected = torch.cat([p.grad.reshape(-1) for p in module.parameters() if p.grad is not None])
         torch.testing.assert_close(gradient[part][: len(expected)], expected, atol=1e-4, rtol=1e-4)
         assert not gradient[part][len(expected) :].any()
 
 
-def test_initialisation_is_orthogonal_seeded_and_leaves_the_global_generator_alone():
+def test_initialisation_is_orthogonal_seeded_and_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
     a, b, c = (MLPStack(8, (64, 64), (4, 1)) for _ in range(3))
     a.initialise(torch.Generator().manual_seed(3), (0.01, 1.0))
@@ -92,25 +104,25 @@ def test_initialisation_is_orthogonal_seeded_and_leaves_the_global_generator_alo
     assert not torch.equal(weight[0], weight[1])
 
 
-def test_unused_leaves_have_no_gradient():
+def test_unused_leaves_have_no_gradient() -> None:
     network = stack()
     gradient = network.gradient(network(torch.ones(3, 5))[0].sum())
     assert gradient[network.parts[0]].any() and not gradient[network.parts[1]].any()
 
 
-def test_outputs_that_are_not_read_do_not_move():
+def test_outputs_that_are_not_read_do_not_move() -> None:
     network = stack((4, 1))
     gradient = network.gradient(network(torch.ones(3, 5))[1].sum())[network.parts[1]]
     weight, bias = gradient[-4 * 8 - 4 : -4].view(4, 8), gradient[-4:]
     assert weight[0].any() and bias[0] and not weight[1:].any() and not bias[1:].any()
 
 
-def test_network_0_must_have_the_most_outputs():
+def test_network_0_must_have_the_most_outputs() -> None:
     with pytest.raises(ValueError, match="must have the most"):
         MLPStack(3, (4,), (2, 3))
 
 
-def test_flat_adam_is_adam():
+def test_flat_adam_is_adam() -> None:
     generator = torch.Generator().manual_seed(0)
     mine = torch.randn(50, generator=generator)
     theirs = nn.Parameter(mine.clone())
@@ -124,7 +136,7 @@ def test_flat_adam_is_adam():
     torch.testing.assert_close(mine, theirs.detach(), atol=1e-6, rtol=1e-5)
 
 
-def test_flat_adam_moves_the_parts_with_a_rate_only_and_resumes():
+def test_flat_adam_moves_the_parts_with_a_rate_only_and_resumes() -> None:
     flat = torch.zeros(6)
     parts = (slice(0, 3), slice(3, 6))
     adam = FlatAdam(flat, parts)
@@ -140,7 +152,7 @@ def test_flat_adam_moves_the_parts_with_a_rate_only_and_resumes():
         FlatAdam(flat).load(adam.state())
 
 
-def test_parts_that_take_different_numbers_of_steps_equal_two_optimizers():
+def test_parts_that_take_different_numbers_of_steps_equal_two_optimizers() -> None:
     """100 updates of 4 policy and 76 value steps: each part's bias correction counts its own steps."""
     generator = torch.Generator().manual_seed(3)
     mine = torch.randn(60, generator=generator, dtype=torch.float64)
@@ -161,7 +173,7 @@ def test_parts_that_take_different_numbers_of_steps_equal_two_optimizers():
     torch.testing.assert_close(mine, torch.cat([p.detach() for p in theirs]), atol=1e-6, rtol=0)
 
 
-def test_observations_become_features():
+def test_observations_become_features() -> None:
     box = BoxSpace((2, 3), "|u1", 0.0, 255.0)
     assert encode_observations(box, np.full((4, 2, 3), 7, np.uint8)).shape == (4, 6)
     one_hot = encode_observations(DiscreteSpace(4, start=-1), np.array([-1, 2]))
@@ -175,12 +187,12 @@ def test_observations_become_features():
     assert encode_observations(BoxSpace((3,)), own).data_ptr() == own.ctypes.data, "float32 is taken without a copy"
 
 
-def test_standardising_clips():
+def test_standardising_clips() -> None:
     out = standardise(torch.tensor([[1.0, 1e9]]), torch.tensor([3.0, 0.0]), torch.tensor([0.5, 1.0]))
     assert out.tolist() == [[-1.0, 10.0]]
 
 
-def test_the_twin_of_a_described_policy():
+def test_the_twin_of_a_described_policy() -> None:
     spec = mlp_spec(BoxSpace((5,)), DiscreteSpace(4), "categorical", (16, 8), "relu", normalise_observations=True)
     network = stack((4, 1), (16, 8), "relu")
     flat = np.concatenate([np.full(5, 0.5), np.full(5, 2.0), network.flat[network.parts[0]].detach().numpy()]).astype(np.float32)
@@ -189,14 +201,14 @@ def test_the_twin_of_a_described_policy():
     torch.testing.assert_close(policy_outputs(spec, spec.views(flat), x), expected.detach(), atol=1e-5, rtol=1e-5)
 
 
-def test_categorical_is_torchs():
+def test_categorical_is_torchs() -> None:
     logits, actions = torch.randn(8, 5, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 5
     mine, theirs = Categorical(logits), torch.distributions.Categorical(logits=logits)
     torch.testing.assert_close(mine.log_probs(actions), theirs.log_prob(actions))
     torch.testing.assert_close(mine.mean_entropy(), theirs.entropy().mean())
 
 
-def test_masked_categorical_is_one_over_the_allowed_actions():
+def test_masked_categorical_is_one_over_the_allowed_actions() -> None:
     logits = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 50.0]], requires_grad=True)
     forbidden = torch.tensor([[False, True, False], [False, False, True]])
     head = Categorical(logits, forbidden)
@@ -209,7 +221,7 @@ def test_masked_categorical_is_one_over_the_allowed_actions():
     assert torch.isfinite(gradient).all() and not gradient[forbidden].any()
 
 
-def test_gaussian_is_torchs():
+def test_gaussian_is_torchs() -> None:
     generator = torch.Generator().manual_seed(0)
     means, actions, log_std = (
         torch.randn(6, 3, generator=generator),

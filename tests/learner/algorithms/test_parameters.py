@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rl4sys_zmq.errors import ConfigError
@@ -27,11 +29,11 @@ SB3 = {
 }  # fmt: skip
 
 
-def read_ppo_parameters(given):
+def read_ppo_parameters(given: dict[str, Any]) -> PPOParameters:
     return read_parameters(PPOParameters, given, algorithm="PPO")
 
 
-def test_rl4sys_names():
+def test_rl4sys_names() -> None:
     p = read_ppo_parameters(RL4SYS)
     assert (p.learning_rate, p.value_learning_rate, p.clip_coef, p.gae_lambda) == (3e-4, 1e-3, 0.2, 0.95)
     assert (p.batch_size, p.traj_per_epoch, p.target_kl) == (64, 128, 0.015)
@@ -47,12 +49,12 @@ def test_rl4sys_names():
     assert ours.batch() == BatchRule(trajectories=4) and ours.minibatches(512) == 16
 
 
-def test_cleanrl_names():
+def test_cleanrl_names() -> None:
     p = read_ppo_parameters(CLEANRL)
     assert (p.total_steps, p.rollout_length, p.num_minibatches, p.anneal_lr) == (500000, 128, 4, True)
 
 
-def test_stable_baselines_names():
+def test_stable_baselines_names() -> None:
     p = read_ppo_parameters(SB3)
     assert (p.rollout_length, p.minibatches(2048), p.update_epochs, p.clip_coef) == (2048, 32, 10, 0.2)
     assert not p.clip_values() and read_ppo_parameters({"clip_range_vf": 0.3}).clip_values()
@@ -78,20 +80,20 @@ def test_stable_baselines_names():
         ({"anneal_clip": True}, "anneal_clip", "total_steps"),
     ],
 )
-def test_what_is_wrong_is_named(given, key, words):
+def test_what_is_wrong_is_named(given: dict[str, Any], key: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         read_ppo_parameters(given)
     assert caught.value.key == f"algorithm_parameters.{key}"
 
 
-def test_what_is_read_elsewhere_is_left_alone():
+def test_what_is_read_elsewhere_is_left_alone() -> None:
     read_ppo_parameters({"input_size": 8, "act_dim": 4, "seed": 1, "continuous": False, "act_limit": 1.0, "max_policy_lag": 2})
     read_ppo_parameters(
         {"on_lag": "drop", "pacing_lag": 1, "publish_every_updates": 1, "observation_space": {}, "action_space": {}}
     )
 
 
-def test_defaults_that_follow_from_others():
+def test_defaults_that_follow_from_others() -> None:
     p = read_ppo_parameters({})
     assert p.batch().steps == 2048 and p.segment_length() == 64
     assert read_ppo_parameters({"steps_per_epoch": 100}).segment_length() == 16
@@ -101,7 +103,7 @@ def test_defaults_that_follow_from_others():
     assert p.squash_for(BoxSpace((2,), low=-1.0, high=1.0)) == "tanh" and p.squash_for(BoxSpace((2,))) == "clip"
 
 
-def test_every_parameter_says_what_it_is_and_no_name_is_taken_twice():
+def test_every_parameter_says_what_it_is_and_no_name_is_taken_twice() -> None:
     rows = parameter_table(PPOParameters)
     assert all(doc for *_, doc in rows)
     names = [name for key, _, synonyms, _ in rows for name in (key, *synonyms)]
@@ -109,5 +111,5 @@ def test_every_parameter_says_what_it_is_and_no_name_is_taken_twice():
 
 
 @pytest.mark.parametrize("env", ENTRY.presets)
-def test_presets_are_valid(env):
+def test_presets_are_valid(env: Any) -> None:
     make_algorithm("PPO", BoxSpace((8,)), DiscreteSpace(4), ENTRY.presets[env].parameters, 0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +14,12 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import Algorithm
-from rl4sys_zmq.learner.algorithms.networks import policy_outputs
 from rl4sys_zmq.learner.algorithms.normalise import RewardScale, RunningMoments
 from rl4sys_zmq.learner.algorithms.ppo import PPO
 from rl4sys_zmq.learner.algorithms.rollout import clipped_objective, equal_sizes, half_square_error, join_segments, ratio_bounds
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
+
+from .policy_twin import policy_outputs
 
 OBS, ACT = BoxSpace((3,)), DiscreteSpace(4)
 SMALL = {"steps_per_epoch": 32, "minibatch_size": 16, "update_epochs": 2, "hidden_sizes": [8, 8], "learning_rate": 1e-2}
@@ -24,7 +27,7 @@ PLAIN = {**SMALL, "normalise_observations": False, "normalise_rewards": False}
 
 
 @pytest.fixture(autouse=True, scope="module")
-def one_thread():
+def one_thread() -> Iterator[None]:
     """As a learner process does: with such small products, two threads only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -32,40 +35,54 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def make(parameters=None, seed=0, observations=OBS, actions=ACT):
+def make(parameters: dict[str, Any] | None = None, seed: int = 0, observations: Any = OBS, actions: Any = ACT) -> PPO:
     return PPO(observations, actions, {**PLAIN, **(parameters or {})}, seed)
 
 
-def actor_log_probs(algorithm, observations, actions, masks):
+def actor_log_probs(algorithm: PPO, observations: Any, actions: Any, masks: Any) -> Any:
     """What an actor with the newest snapshot would have recorded."""
     spec, tensors = algorithm.spec(), algorithm.snapshot()
+    action_space: Any = spec.action_space
     outputs = policy_outputs(spec, tensors, observations[: len(actions)])
     if spec.document["head"] == "gaussian":
         head = torch.distributions.Normal(outputs, torch.from_numpy(tensors["log_std"]).exp())
         return head.log_prob(torch.from_numpy(actions).reshape(outputs.shape)).sum(1).numpy()
     if masks is not None:
         outputs = outputs.masked_fill(torch.from_numpy(~masks[: len(actions)]), -torch.inf)
-    index = torch.from_numpy(actions - spec.action_space.start)
+    index = torch.from_numpy(actions - action_space.start)
     return torch.distributions.Categorical(logits=outputs).log_prob(index).numpy()
 
 
-def segment(algorithm, rng, steps=8, *, episode=None, index=0, terminated=False, truncated=False, masked=False, **given):
+def segment(
+    algorithm: PPO,
+    rng: np.random.Generator,
+    steps: int = 8,
+    *,
+    episode: int | None = None,
+    index: int = 0,
+    terminated: bool = False,
+    truncated: bool = False,
+    masked: bool = False,
+    **given: Any,
+) -> Segment:
     spec = algorithm.spec()
     rows = steps + (not terminated)
-    space = spec.observation_space
+    space, action_space = spec.observation_space, spec.action_space
+    observations: Any
+    actions: Any
     if isinstance(space, DiscreteSpace):
         observations = rng.integers(space.start, space.start + space.n, rows)
     else:
         observations = rng.normal(size=(rows, *space.shape)).astype(np.float32)
     masks = None
-    if spec.document["head"] == "gaussian":
-        actions = rng.normal(size=(steps, *spec.action_space.shape)).astype(np.float32)
+    if isinstance(action_space, BoxSpace):
+        actions = rng.normal(size=(steps, *action_space.shape)).astype(np.float32)
     else:
-        actions = rng.integers(0, spec.action_space.n, steps)
+        actions = rng.integers(0, action_space.n, steps)
         if masked:
-            masks = rng.random((rows, spec.action_space.n)) < 0.5
+            masks = rng.random((rows, action_space.n)) < 0.5
             masks[np.arange(steps), actions] = True
-        actions = actions + spec.action_space.start
+        actions = actions + action_space.start
     columns = {
         "observations": observations,
         "actions": actions,
@@ -82,18 +99,19 @@ def segment(algorithm, rng, steps=8, *, episode=None, index=0, terminated=False,
     )  # fmt: skip
 
 
-def feed(algorithm, seed=0, count=4, correct=False, **kinds):
+def feed(algorithm: PPO, seed: int = 0, count: int = 4, correct: bool = False, **kinds: Any) -> Mapping[str, float]:
     rng = np.random.default_rng(seed)
     for k in range(count):
         algorithm.observe(segment(algorithm, rng, terminated=k % 2 == 0, **kinds), correct=correct)
-    return algorithm.update()
+    metrics = algorithm.update()
+    return {} if metrics is None else metrics
 
 
-def learner_values(algorithm, observations):
+def learner_values(algorithm: PPO, observations: Any) -> Any:
     return algorithm._network(torch.from_numpy(observations))[1].detach().squeeze(1).double().numpy()
 
 
-def targets_of(algorithm, taken):
+def targets_of(algorithm: PPO, taken: Any) -> Any:
     rollout = join_segments(taken, algorithm.spec().observation_space, algorithm.spec().action_space)
     columns, _ = algorithm._prepare(rollout, 0.2)
     return columns
@@ -102,14 +120,16 @@ def targets_of(algorithm, taken):
 # The protocol -------------------------------------------------------------------------------------------------------
 
 
-def test_it_is_an_on_policy_algorithm():
+def test_it_is_an_on_policy_algorithm() -> None:
     algorithm = make()
-    assert isinstance(algorithm, Algorithm) and algorithm.kind == "onpolicy" and algorithm.publish_every_updates == 1
+    as_seen: object = algorithm
+    assert isinstance(as_seen, Algorithm)
+    assert algorithm.kind == "onpolicy" and algorithm.publish_every_updates == 1
     assert algorithm.rollout_length == 16
     assert algorithm.spec().tensors[0].shape == (8, 3)
 
 
-def test_demand_counts_down_and_an_update_takes_all():
+def test_demand_counts_down_and_an_update_takes_all() -> None:
     algorithm, rng = make(), np.random.default_rng(0)
     assert algorithm.demand() == 32 and algorithm.update() is None
     algorithm.observe(segment(algorithm, rng, 20))
@@ -119,7 +139,7 @@ def test_demand_counts_down_and_an_update_takes_all():
     assert algorithm.demand() == 32 - 13 and algorithm.update() is None, "the surplus belongs to this batch"
 
 
-def test_metrics_have_cleanrls_names():
+def test_metrics_have_cleanrls_names() -> None:
     metrics = feed(make())
     assert set(metrics) == {
         "losses/policy_loss", "losses/value_loss", "losses/entropy", "losses/approx_kl", "losses/old_approx_kl",
@@ -128,7 +148,7 @@ def test_metrics_have_cleanrls_names():
     assert all(type(value) is float and np.isfinite(value) for value in metrics.values())
 
 
-def test_trajectories_are_counted_when_asked():
+def test_trajectories_are_counted_when_asked() -> None:
     algorithm, rng = make({"steps_per_epoch": None, "episodes_per_update": 3}), np.random.default_rng(0)
     assert algorithm.rollout_length == 128
     for _ in range(3):
@@ -138,7 +158,7 @@ def test_trajectories_are_counted_when_asked():
     assert algorithm.demand() > 0
 
 
-def test_traj_per_epoch_counts_steps_and_waits_for_the_end_of_a_trajectory():
+def test_traj_per_epoch_counts_steps_and_waits_for_the_end_of_a_trajectory() -> None:
     algorithm, rng = make({"steps_per_epoch": None, "traj_per_epoch": 10}), np.random.default_rng(0)
     algorithm.observe(segment(algorithm, rng, 5, terminated=True))
     algorithm.observe(segment(algorithm, rng, 5, terminated=True))
@@ -154,27 +174,34 @@ def test_traj_per_epoch_counts_steps_and_waits_for_the_end_of_a_trajectory():
     assert ours.demand() == 64, "keys of our own win"
 
 
-def test_rl4sys_update_trains_the_policy_first_and_then_the_value_network():
+def test_rl4sys_update_trains_the_policy_first_and_then_the_value_network() -> None:
     algorithm = make({"train_pi_iters": 3, "train_v_iters": 5, "batch_size": 4, "minibatch_size": None, "ent_coef": 0.7})
     policy, value = algorithm._network.parts
     seen = []
     step = algorithm._optimizer.step
 
-    def watched(grad, rates, *, max_norm=None):
+    def watched(grad: torch.Tensor, rates: Any, *, max_norm: float | None = None) -> None:
         before = algorithm._network.flat.clone()
         step(grad, rates, max_norm=max_norm)
         moved = algorithm._network.flat != before
         seen.append((bool(moved[policy].any()), bool(moved[value].any())))
 
-    algorithm._optimizer.step = watched
+    algorithm._optimizer.step = watched  # type: ignore[method-assign]
     assert np.isfinite(feed(algorithm)["losses/value_loss"])
     assert seen == [(True, False)] * 3 + [(False, True)] * 5, "one step each on the whole batch"
     assert algorithm._optimizer.steps == [3, 5]
 
 
-def test_rl4sys_update_equals_its_slow_twin():
+def test_rl4sys_update_equals_its_slow_twin() -> None:
     """Two optimizers, the whole batch, the losses as RL4Sys writes them."""
-    given = {"train_pi_iters": 4, "train_v_iters": 6, "learning_rate": None, "pi_lr": 3e-3, "vf_lr": 1e-2, "max_grad_norm": 0}
+    given: dict[str, Any] = {
+        "train_pi_iters": 4,
+        "train_v_iters": 6,
+        "learning_rate": None,
+        "pi_lr": 3e-3,
+        "vf_lr": 1e-2,
+        "max_grad_norm": 0,
+    }
     given = {**{k: v for k, v in {**PLAIN, **given}.items() if v is not None}, "minibatch_size": None}
     algorithm, twin = PPO(OBS, ACT, given, 0), PPO(OBS, ACT, given, 0)
     rng = np.random.default_rng(2)
@@ -204,7 +231,7 @@ def test_rl4sys_update_equals_its_slow_twin():
     torch.testing.assert_close(algorithm._network.flat, flat, atol=1e-6, rtol=1e-5)
 
 
-def test_rl4sys_update_ends_the_steps_of_the_policy_at_its_target():
+def test_rl4sys_update_ends_the_steps_of_the_policy_at_its_target() -> None:
     algorithm = make({"train_pi_iters": 30, "train_v_iters": 5, "target_kl": 1e-6, "learning_rate": 0.05, "minibatch_size": None})
     feed(algorithm)
     assert algorithm._optimizer.steps[0] < 30 and algorithm._optimizer.steps[1] == 5
@@ -212,7 +239,7 @@ def test_rl4sys_update_ends_the_steps_of_the_policy_at_its_target():
 
 @pytest.mark.parametrize("limit", [0, 0.0, None, -1])
 @pytest.mark.parametrize("kind", [{}, {"train_pi_iters": 2, "train_v_iters": 2}])
-def test_a_norm_of_zero_or_less_does_not_clip(limit, kind):
+def test_a_norm_of_zero_or_less_does_not_clip(limit: float | None, kind: dict[str, Any]) -> None:
     algorithm = make({"max_grad_norm": limit, **kind})
     before = algorithm._network.flat.clone()
     feed(algorithm)
@@ -221,7 +248,7 @@ def test_a_norm_of_zero_or_less_does_not_clip(limit, kind):
     assert moved[policy].any() and moved[value].any()
 
 
-def test_ended_and_capped_segments_are_trajectories():
+def test_ended_and_capped_segments_are_trajectories() -> None:
     algorithm, rng = make({"steps_per_epoch": None, "episodes_per_update": 2, "rollout_length": 4}), np.random.default_rng(0)
     algorithm.observe(segment(algorithm, rng, 4, episode=1))
     assert algorithm.demand() > 0
@@ -231,7 +258,7 @@ def test_ended_and_capped_segments_are_trajectories():
     assert algorithm.demand() == 0
 
 
-def test_the_estimate_of_a_trajectory_follows_those_that_ended():
+def test_the_estimate_of_a_trajectory_follows_those_that_ended() -> None:
     algorithm = make({"steps_per_epoch": None, "episodes_per_update": 4, "update_epochs": 1, "num_minibatches": 1})
     guess = algorithm.demand()
     for round_ in range(20):
@@ -239,7 +266,7 @@ def test_the_estimate_of_a_trajectory_follows_those_that_ended():
     assert algorithm.demand() < guess / 5
 
 
-def test_snapshots_are_fresh_copies_in_the_order_of_the_spec():
+def test_snapshots_are_fresh_copies_in_the_order_of_the_spec() -> None:
     algorithm = PPO(OBS, ACT, SMALL, 0)
     first = algorithm.snapshot()
     kept = {name: tensor.copy() for name, tensor in first.items()}
@@ -267,7 +294,9 @@ HEADS = [
 
 @pytest.mark.parametrize(("observations", "actions", "kinds"), HEADS)
 @pytest.mark.parametrize("parameters", [SMALL, PLAIN])
-def test_the_first_ratio_is_one_when_nothing_lags(observations, actions, kinds, parameters):
+def test_the_first_ratio_is_one_when_nothing_lags(
+    observations: Any, actions: Any, kinds: Any, parameters: dict[str, Any]
+) -> None:
     algorithm = PPO(observations, actions, parameters, 0)
     for round_ in range(3):
         metrics = feed(algorithm, round_, **kinds)
@@ -276,7 +305,7 @@ def test_the_first_ratio_is_one_when_nothing_lags(observations, actions, kinds, 
     assert all(np.isfinite(tensor).all() for tensor in algorithm.snapshot().values())
 
 
-def test_one_of_two_arms_is_learnt():
+def test_one_of_two_arms_is_learnt() -> None:
     algorithm = make({"learning_rate": 3e-3, "steps_per_epoch": 64, "update_epochs": 8}, actions=DiscreteSpace(2))
     rng = np.random.default_rng(0)
     for _ in range(8):
@@ -289,7 +318,7 @@ def test_one_of_two_arms_is_learnt():
     assert torch.softmax(logits, 1)[:, 1].min() > 0.8
 
 
-def test_a_terminal_state_is_worth_nothing_and_a_cut_is_worth_its_value():
+def test_a_terminal_state_is_worth_nothing_and_a_cut_is_worth_its_value() -> None:
     algorithm, rng = make({"gamma": 0.9, "norm_adv": False}), np.random.default_rng(0)
     ends = {"terminated": {"terminated": True}, "truncated": {"truncated": True}, "cut": {}}
     for name, end in ends.items():
@@ -301,7 +330,7 @@ def test_a_terminal_state_is_worth_nothing_and_a_cut_is_worth_its_value():
         assert columns.advantages[0].item() == pytest.approx(piece.rewards[0] + bootstrap - values[0], abs=1e-5), name
 
 
-def test_a_trace_runs_on_across_a_cut_and_order_of_arrival_does_not_matter():
+def test_a_trace_runs_on_across_a_cut_and_order_of_arrival_does_not_matter() -> None:
     algorithm, rng = make({"norm_adv": False}), np.random.default_rng(0)
     whole_number = segment(algorithm, rng, 10, episode=7, truncated=True)
     parts = [
@@ -321,7 +350,7 @@ def test_a_trace_runs_on_across_a_cut_and_order_of_arrival_does_not_matter():
     torch.testing.assert_close(gap[:4], alone)
 
 
-def test_corrected_segments_get_vtrace_targets_and_others_do_not():
+def test_corrected_segments_get_vtrace_targets_and_others_do_not() -> None:
     algorithm, rng = make({"norm_adv": False, "gamma": 0.9, "gae_lambda": 0.7}), np.random.default_rng(0)
     piece = segment(algorithm, rng, 6)
     off = piece.log_probs + rng.normal(size=6).astype(np.float32)
@@ -343,7 +372,7 @@ def test_corrected_segments_get_vtrace_targets_and_others_do_not():
 
 @given(st.integers(0, 2**32 - 1), st.floats(0.0, 0.5), st.integers(1, 50))
 @settings(max_examples=60, deadline=None)
-def test_the_clipped_objective_is_the_papers(seed, clip, size):
+def test_the_clipped_objective_is_the_papers(seed: int, clip: float, size: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     ratios = torch.randn(size, generator=generator).exp().requires_grad_()
     advantages = torch.randn(size, generator=generator)
@@ -354,7 +383,7 @@ def test_the_clipped_objective_is_the_papers(seed, clip, size):
     torch.testing.assert_close(*gradients, atol=1e-6, rtol=1e-4)
 
 
-def test_the_value_losses():
+def test_the_value_losses() -> None:
     v, target, old = torch.tensor([1.0, 5.0]), torch.tensor([0.0, 6.0]), torch.tensor([0.0, 2.0])
     assert half_square_error(v, target, None, 0.2).item() == pytest.approx(0.5)
     clipped = old + (v - old).clamp(-0.2, 0.2)
@@ -363,12 +392,12 @@ def test_the_value_losses():
 
 
 @given(st.integers(1, 500), st.integers(0, 40))
-def test_minibatches_are_equal(steps, count):
+def test_minibatches_are_equal(steps: int, count: int) -> None:
     sizes = equal_sizes(steps, count)
     assert sum(sizes) == steps and max(sizes) - min(sizes) <= 1 and min(sizes) >= 1
 
 
-def test_a_minibatch_keeps_rows_together():
+def test_a_minibatch_keeps_rows_together() -> None:
     algorithm, rng = make(), np.random.default_rng(0)
     columns = targets_of(algorithm, [(segment(algorithm, rng, 9, masked=True), False)])
     seen = torch.cat([batch.targets for batch in columns.minibatches([5, 4], torch.Generator().manual_seed(0))])
@@ -381,7 +410,7 @@ def test_a_minibatch_keeps_rows_together():
 
 
 @pytest.mark.parametrize(("length", "updates"), [(12, 15), (32, 15), (7, 15), (40, 12)])
-def test_the_surplus_of_a_batch_belongs_to_the_next(length, updates):
+def test_the_surplus_of_a_batch_belongs_to_the_next(length: int, updates: int) -> None:
     """480 steps in batches of 32 are 15 updates, though segments do not divide a batch; a larger segment is one batch."""
     algorithm, rng, done, fed = make(), np.random.default_rng(5), 0, 0
     while fed < 480:
@@ -398,7 +427,7 @@ def test_the_surplus_of_a_batch_belongs_to_the_next(length, updates):
     assert 32 - 16 <= 32 - algorithm._surplus <= 32
 
 
-def test_an_update_stops_at_the_target_kl():
+def test_an_update_stops_at_the_target_kl() -> None:
     free = feed(make({"update_epochs": 30, "learning_rate": 0.05}))
     held = feed(make({"update_epochs": 30, "learning_rate": 0.05, "target_kl": 0.01}))
     algorithm = make({"update_epochs": 30, "learning_rate": 0.05, "target_kl": 1e-9})
@@ -407,19 +436,19 @@ def test_an_update_stops_at_the_target_kl():
     assert algorithm._optimizer.steps == [2, 2], "one pass of two minibatches"
 
 
-def test_value_passes_of_their_own_go_on_without_the_policy():
+def test_value_passes_of_their_own_go_on_without_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = make({"update_epochs": 1, "value_epochs": 3})
     policy, value = algorithm._network.parts
     moments = []
     step = algorithm._optimizer.step
 
-    def watched(grad, rates, *, max_norm=None):
+    def watched(grad: torch.Tensor, rates: Any, *, max_norm: float | None = None) -> None:
         before = algorithm._network.flat.clone()
         step(grad, rates, max_norm=max_norm)
         moved = algorithm._network.flat != before
         moments.append((bool(moved[policy].any()), bool(moved[value].any())))
 
-    algorithm._optimizer.step = watched
+    monkeypatch.setattr(algorithm._optimizer, "step", watched)
     metrics = feed(algorithm)
     assert moments == [(True, True)] * 2 + [(False, True)] * 4
     assert np.isfinite(metrics["losses/value_loss"])
@@ -427,7 +456,7 @@ def test_value_passes_of_their_own_go_on_without_the_policy():
     assert np.isfinite(fewer["losses/value_loss"])
 
 
-def test_value_learning_rate_moves_the_value_network_alone():
+def test_value_learning_rate_moves_the_value_network_alone() -> None:
     algorithm = make({"learning_rate": 0.0, "value_learning_rate": 1e-2})
     before = algorithm._network.flat.clone()
     feed(algorithm)
@@ -436,14 +465,14 @@ def test_value_learning_rate_moves_the_value_network_alone():
     assert not torch.equal(before[value], algorithm._network.flat[value])
 
 
-def test_schedules_fall_linearly_to_their_floor():
+def test_schedules_fall_linearly_to_their_floor() -> None:
     algorithm = make({"anneal_lr": True, "total_steps": 128, "anneal_floor": 0.1, "learning_rate": 1.0, "max_grad_norm": 1e-9})
     rates = [feed(algorithm, k)["charts/learning_rate"] for k in range(6)]
     assert rates == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.1, 0.1])
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_masks_keep_forbidden_logits_out_of_the_gradient(masked):
+def test_masks_keep_forbidden_logits_out_of_the_gradient(masked: bool) -> None:
     algorithm, rng = make({"ent_coef": 0.0}), np.random.default_rng(0)
     everything_but_zero = np.ones((9, 4), np.bool_)
     everything_but_zero[:, 0] = False
@@ -460,17 +489,18 @@ def test_masks_keep_forbidden_logits_out_of_the_gradient(masked):
     assert any(np.any(m) for m in moved) is not masked
 
 
-def test_segments_with_and_without_masks_mix():
+def test_segments_with_and_without_masks_mix() -> None:
     algorithm, rng = make(), np.random.default_rng(0)
     for masked in (True, False, True, False):
         algorithm.observe(segment(algorithm, rng, masked=masked))
-    assert algorithm.update()["losses/ratio_first"] < 1e-4
+    metrics = algorithm.update()
+    assert metrics is not None and metrics["losses/ratio_first"] < 1e-4
 
 
 # Normalisation ------------------------------------------------------------------------------------------------------
 
 
-def test_running_moments_are_those_of_all_rows():
+def test_running_moments_are_those_of_all_rows() -> None:
     rows, moments = np.random.default_rng(0).normal(3, 5, (100, 4)), RunningMoments(4)
     rows[:, 2] = 1.5
     for part in np.split(rows, [1, 10, 60]):
@@ -482,10 +512,11 @@ def test_running_moments_are_those_of_all_rows():
     np.testing.assert_allclose(moments.scale()[0], 1 / rows[:, 0].std())
 
 
-def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
+def test_rewards_are_divided_by_the_deviation_of_the_discounted_return() -> None:
     rng = np.random.default_rng(0)
     rewards = rng.normal(size=12)
-    slow, running = [], {}
+    slow: list[float] = []
+    running: dict[int, float] = {}
     lengths, episodes, ended = [4, 3, 5], [1, 2, 1], [False, True, True]
     at = 0
     for length, episode, end in zip(lengths, episodes, ended, strict=True):
@@ -509,25 +540,25 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
 # Randomness and resuming --------------------------------------------------------------------------------------------
 
 
-def same(a, b):
+def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return all(np.array_equal(a[name], b[name]) for name in a)
 
 
-def test_equal_seeds_agree_and_others_differ():
+def test_equal_seeds_agree_and_others_differ() -> None:
     a, b, c = make(seed=1), make(seed=1), make(seed=2)
     assert same(a.snapshot(), b.snapshot()) and not same(a.snapshot(), c.snapshot())
     assert feed(a) == feed(b)
     assert same(a.snapshot(), b.snapshot())
 
 
-def test_global_generators_are_left_alone():
-    torch_before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
+def test_global_generators_are_left_alone() -> None:
+    torch_before, numpy_before = torch.get_rng_state(), np.random.get_state(legacy=False)["state"]["key"].copy()
     feed(PPO(OBS, ACT, SMALL, 0))
     assert torch.equal(torch_before, torch.get_rng_state())
-    assert np.array_equal(numpy_before, np.random.get_state()[1])
+    assert np.array_equal(numpy_before, np.random.get_state(legacy=False)["state"]["key"])
 
 
-def plain(state):
+def plain(state: Any) -> Any:
     """As a checkpoint might give it back: numpy where there was torch."""
     if isinstance(state, dict):
         return {key: plain(value) for key, value in state.items()}
@@ -536,7 +567,7 @@ def plain(state):
 
 @pytest.mark.parametrize("actions", [ACT, BoxSpace((2,), low=-1.0, high=1.0)])
 @pytest.mark.parametrize("parameters", [SMALL, {**PLAIN, "target_kl": 0.02, "anneal_lr": True, "total_steps": 500}])
-def test_resuming_is_as_if_nothing_had_happened(actions, parameters):
+def test_resuming_is_as_if_nothing_had_happened(actions: Any, parameters: dict[str, Any]) -> None:
     through = PPO(OBS, actions, parameters, 0)
     for k in range(3):
         feed(through, k)
@@ -550,13 +581,13 @@ def test_resuming_is_as_if_nothing_had_happened(actions, parameters):
         assert same(through.snapshot(), resumed.snapshot())
 
 
-def test_a_state_is_a_copy_of_plain_values():
+def test_a_state_is_a_copy_of_plain_values() -> None:
     algorithm = PPO(OBS, ACT, SMALL, 0)
     feed(algorithm)
     state, kept = algorithm.state(), plain(algorithm.state())
     feed(algorithm, 1)
 
-    def check(value, copy):
+    def check(value: Any, copy: Any) -> None:
         if isinstance(value, dict):
             assert all(type(key) is str for key in value)
             for key in value:
@@ -568,6 +599,6 @@ def test_a_state_is_a_copy_of_plain_values():
     check(state, kept)
 
 
-def test_a_state_of_another_network_is_refused():
+def test_a_state_of_another_network_is_refused() -> None:
     with pytest.raises(ConfigError, match="parameters"):
         make().load(make({"hidden_sizes": [9, 9]}).state())

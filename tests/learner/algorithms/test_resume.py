@@ -22,16 +22,28 @@ MANIFEST = CheckpointManifest(
     verdicts={}, marks=(),
 )  # fmt: skip
 
-PPO_SMALL = {"steps_per_epoch": 48, "minibatch_size": 16, "update_epochs": 3, "hidden_sizes": [8, 8], "learning_rate": 1e-2}
-PPO_CASES = {
+PPO_SMALL: dict[str, Any] = {
+    "steps_per_epoch": 48,
+    "minibatch_size": 16,
+    "update_epochs": 3,
+    "hidden_sizes": [8, 8],
+    "learning_rate": 1e-2,
+}
+PPO_CASES: dict[str, tuple[Space, dict[str, Any]]] = {
     "discrete": (DISCRETE, {}),
     "gaussian": (BOX, {"target_kl": 0.05, "clip_vloss": True}),
     "schedules": (DISCRETE, {"anneal_lr": True, "anneal_clip": True, "total_steps": 700, "value_epochs": 4, "vf_lr": 3e-3}),
     "trajectories": (DISCRETE, {"steps_per_epoch": None, "episodes_per_update": 3}),
     "plain": (BOX, {"normalise_observations": False, "normalise_rewards": False, "norm_adv": False, "num_minibatches": 3}),
 }
-DQN_SMALL = {"hidden_sizes": [8], "batch_size": 16, "learning_starts": 20, "train_frequency": 8, "total_steps": 2000}
-DQN_CASES = {
+DQN_SMALL: dict[str, Any] = {
+    "hidden_sizes": [8],
+    "batch_size": 16,
+    "learning_starts": 20,
+    "train_frequency": 8,
+    "total_steps": 2000,
+}
+DQN_CASES: dict[str, dict[str, Any]] = {
     "wrapped": {"buffer_size": 150},
     "not_wrapped": {"buffer_size": 5000},
     "exactly_full": {"buffer_size": 160},

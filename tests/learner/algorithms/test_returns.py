@@ -7,11 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
 
 from rl4sys_zmq.learner.algorithms.returns import discounted_sums, explained_variance, vtrace
 
+Floats = NDArray[np.float64]
+Run = tuple[Floats, Floats, Floats, NDArray[np.bool_], Floats, float, float]
+"""Rewards, values, values of the next states, marks of the cuts (False), ratios, gamma and lambda."""
 
-def slow_gae(rewards, values, next_values, continues, gamma, lam):
+
+def slow_gae(
+    rewards: Floats, values: Floats, next_values: Floats, continues: NDArray[np.bool_], gamma: float, lam: float
+) -> Floats:
     advantages = np.zeros(len(rewards))
     for t in reversed(range(len(rewards))):
         delta = rewards[t] + gamma * next_values[t] - values[t]
@@ -19,7 +26,9 @@ def slow_gae(rewards, values, next_values, continues, gamma, lam):
     return advantages
 
 
-def slow_vtrace_targets(rewards, values, next_values, continues, rhos, gamma, lam):
+def slow_vtrace_targets(
+    rewards: Floats, values: Floats, next_values: Floats, continues: NDArray[np.bool_], rhos: Floats, gamma: float, lam: float
+) -> Floats:
     """Espeholt et al. 2018, equation 1: a sum over all later steps of the run, written out."""
     targets = np.zeros(len(rewards))
     for s in range(len(rewards)):
@@ -35,7 +44,7 @@ def slow_vtrace_targets(rewards, values, next_values, continues, rhos, gamma, la
 
 
 @st.composite
-def batches(draw):
+def batches(draw: st.DrawFn) -> Run:
     steps = draw(st.integers(1, 40))
     numbers = hnp.arrays(np.float64, steps, elements=st.floats(-10, 10))
     continues = draw(hnp.arrays(np.bool_, steps))
@@ -49,7 +58,7 @@ def batches(draw):
 
 @given(batches())
 @settings(max_examples=50, deadline=None)
-def test_gae_is_vtrace_with_all_weights_one(batch):
+def test_gae_is_vtrace_with_all_weights_one(batch: Run) -> None:
     rewards, values, next_values, continues, _, gamma, lam = batch
     advantages, targets = vtrace(rewards, values, next_values, continues, np.ones(len(rewards)), gamma=gamma, lam=lam)
     expected = slow_gae(rewards, values, next_values, continues, gamma, lam)
@@ -59,7 +68,7 @@ def test_gae_is_vtrace_with_all_weights_one(batch):
 
 @given(batches())
 @settings(max_examples=50, deadline=None)
-def test_vtrace_targets_are_the_papers_sum(batch):
+def test_vtrace_targets_are_the_papers_sum(batch: Run) -> None:
     rewards, values, next_values, continues, rhos, gamma, lam = batch
     advantages, targets = vtrace(rewards, values, next_values, continues, rhos, gamma=gamma, lam=lam)
     expected = slow_vtrace_targets(rewards, values, next_values, continues, rhos, gamma, lam)
@@ -71,7 +80,7 @@ def test_vtrace_targets_are_the_papers_sum(batch):
 
 @given(st.integers(1, 70), st.integers(0, 2**32 - 1), st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_discounted_sums_solve_the_recurrence(steps, seed, reverse):
+def test_discounted_sums_solve_the_recurrence(steps: int, seed: int, reverse: bool) -> None:
     rng = np.random.default_rng(seed)
     x, decay = rng.normal(size=steps), rng.uniform(0, 1, steps) * (rng.random(steps) < 0.9)
     y = discounted_sums(x, decay, reverse=reverse)
@@ -82,7 +91,7 @@ def test_discounted_sums_solve_the_recurrence(steps, seed, reverse):
     np.testing.assert_allclose(y, expected, atol=1e-10)
 
 
-def test_nothing_leaks_across_a_cut():
+def test_nothing_leaks_across_a_cut() -> None:
     zeros = np.zeros(4)
     advantages, _ = vtrace(
         np.array([0.0, 0, 7, 7]), zeros, zeros, np.array([True, False, True, False]), np.ones(4), gamma=1, lam=1
@@ -90,13 +99,13 @@ def test_nothing_leaks_across_a_cut():
     assert advantages.tolist() == [0.0, 0.0, 14.0, 7.0]
 
 
-def test_inputs_are_left_alone():
+def test_inputs_are_left_alone() -> None:
     x, decay = np.ones(5), np.full(5, 0.5)
     discounted_sums(x, decay)
     assert x.tolist() == [1.0] * 5 and decay.tolist() == [0.5] * 5
 
 
-def test_explained_variance():
+def test_explained_variance() -> None:
     targets = np.array([1.0, 2.0, 3.0])
     assert explained_variance(targets, targets) == 1.0
     assert explained_variance(np.zeros(3), targets) == 0.0

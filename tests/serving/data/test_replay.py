@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -111,7 +112,7 @@ def test_every_transition_comes_back_as_it_was(
             for name in ("observations", "next_observations")
             for frame in frames_of(row, name, stack, axis)
         }
-        assert store.stored_frames() == {"camera": len(distinct)}
+        assert {key: frames.used for key, frames in store._frames.items()} == {"camera": len(distinct)}
 
 
 def frames_of(row: dict[str, Any], name: str, stack: int, axis: int) -> list[NDArray[np.uint8]]:
@@ -124,7 +125,7 @@ def test_a_frame_is_kept_once_however_many_environments_take_turns() -> None:
     environments = [episodes([50], 4, 0, seed) for seed in range(8)]
     for step in zip(*environments, strict=True):
         store.batch_insert(step)
-    assert store.stored_frames() == {"camera": 8 * 51}
+    assert {key: frames.used for key, frames in store._frames.items()} == {"camera": 8 * 51}
     store.close()
 
 
@@ -135,14 +136,14 @@ def test_an_observation_may_be_the_image() -> None:
     store = ReplayBuffer(5, image_keys=["observations"], num_stack=3)
     store.batch_insert(rows)
     np.testing.assert_array_equal(store.sample(1, [8, 4])["next_observations"][0], rows[8]["next_observations"])
-    assert store.stored_frames() == {"observations": 8}
+    assert {key: frames.used for key, frames in store._frames.items()} == {"observations": 8}
 
 
 def test_a_frame_may_be_a_number() -> None:
     store = ReplayBuffer(10, image_keys=["observations"], num_stack=4)
     for n in range(6):
         store.insert(plain(observations=np.arange(n, n + 4), next_observations=np.arange(n + 1, n + 5)))
-    assert store.stored_frames() == {"observations": 10}
+    assert {key: frames.used for key, frames in store._frames.items()} == {"observations": 10}
     np.testing.assert_array_equal(store.sample(1, [5])["observations"][0], np.arange(5, 9))
 
 
@@ -225,7 +226,8 @@ BAD = [
 def test_a_mistake_is_refused_by_its_key_and_nothing_is_stored(data: Any, key: str, words: str) -> None:
     store = ReplayBuffer(10)
     store.insert(plain(1))
-    for insert in (lambda: store.insert(data), lambda: store.batch_insert([plain(2), data, plain(3)])):
+    inserts: list[Callable[[], object]] = [lambda: store.insert(data), lambda: store.batch_insert([plain(2), data, plain(3)])]
+    for insert in inserts:
         with pytest.raises(DataError, match=words) as caught:
             insert()
         assert caught.value.key == key

@@ -42,7 +42,7 @@ def test_slots_are_found_in_proportion_to_their_masses() -> None:
 def test_many_updates_do_not_add_up_rounding() -> None:
     tree, rng = SumTree(64), np.random.default_rng(1)
     for _ in range(300):
-        tree.set(rng.integers(0, 64, 16), 10.0 ** rng.integers(-8, 8, 16))
+        tree.set(rng.integers(0, 64, 16), np.float64(10.0) ** rng.integers(-8, 8, 16).astype(np.float64))
     tree.set(np.arange(64), 1.0)
     assert tree.total == 64.0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def histories(draw: st.DrawFn) -> tuple[TrajectoryBuffer, Twin]:
             if last and ending in ("argument", "call"):
                 buffer.batch_insert(batch)
                 batch = []
-                buffer.insert(row, last and ending == "argument")
+                buffer.insert(row, ending == "argument")
                 if ending == "call":
                     buffer.end_trajectory()
                     buffer.end_trajectory()
@@ -166,7 +167,8 @@ def test_a_buffer_that_is_fed_from_another_has_its_trajectories_also_over_gaps(
     history: tuple[TrajectoryBuffer, Twin], from_ids: list[int]
 ) -> None:
     buffer, twin = history
-    fed, last, sources = TrajectoryBuffer(1000, min_trajectory_length=1), -1, []
+    fed, last = TrajectoryBuffer(1000, min_trajectory_length=1), -1
+    sources: list[Any] = []
     for jump in [*sorted(from_ids), len(twin.trajectories)]:
         first, items = buffer.read_after(last, limit=jump)
         fed.batch_insert(items)
@@ -426,9 +428,10 @@ def test_a_mistake_is_refused_by_its_key_and_nothing_is_stored(data: Any, key: s
     for shapes in (None, [DataShape(name, (), "int64") for name in ("id", "trajectory", "next/id")]):
         buffer = TrajectoryBuffer(10, shapes)
         buffer.insert(step(0))
-        for insert, argument in ((buffer.insert, data), (buffer.batch_insert, [step(1), data])):
+        inserts: list[tuple[Callable[[Any], object], Any]] = [(buffer.insert, data), (buffer.batch_insert, [step(1), data])]
+        for insert, argument in inserts:
             with pytest.raises(DataError) as caught:
-                insert(argument)  # type: ignore[operator]
+                insert(argument)
             assert caught.value.key == key
         assert len(buffer) == 1
 
@@ -457,9 +460,9 @@ def test_a_saved_buffer_comes_back(tmp_path_factory: pytest.TempPathFactory, his
         one.register_sample_config("windows", samplers)
     allowed = Twin(twin.capacity, twin.min_length, twin.trajectories + [twin.trajectories[-1]] * 2).allowed(0, 1)
     if allowed:
-        ours, theirs = (one.sample("windows", 1, allowed) for one in (buffer, loaded))
-        np.testing.assert_array_equal(ours[0]["window"], theirs[0]["window"])
-        np.testing.assert_array_equal(ours[1]["window"], theirs[1]["window"])
+        one_sample, other_sample = (one.sample("windows", 1, allowed) for one in (buffer, loaded))
+        np.testing.assert_array_equal(one_sample[0]["window"], other_sample[0]["window"])
+        np.testing.assert_array_equal(one_sample[1]["window"], other_sample[1]["window"])
 
 
 def test_files_that_are_none_of_ours_are_refused(tmp_path: Path) -> None:
@@ -476,7 +479,8 @@ def test_files_that_are_none_of_ours_are_refused(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="is not a saved trajectory buffer"):
             TrajectoryBuffer.load(tmp_path / name)
     np.savez(tmp_path / "other.npz", a=np.zeros(3))
-    np.savez(tmp_path / "objects.npz", **{"meta/format": np.array([{}], dtype=object)})
+    objects: dict[str, Any] = {"meta/format": np.array([{}], dtype=object)}
+    np.savez(tmp_path / "objects.npz", **objects)
     for name in ("other.npz", "objects.npz"):
         with pytest.raises(StoreError):
             TrajectoryBuffer.load(tmp_path / name)

@@ -11,12 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import rl4sys_zmq
 from rl4sys_zmq.resource import Resource
 
-__all__ = ["SPARE", "TRY_AGAIN", "Child", "ProcessFailed"]
+__all__ = ["PYTHONPATH", "SPARE", "TRY_AGAIN", "Child", "ProcessFailed"]
 
 REAP_S = 10.0
 TAIL_BYTES = 4_000
+PYTHONPATH = os.pathsep.join(str(path) for path in (Path(rl4sys_zmq.__file__).parents[1], Path(__file__).parents[1]))
+"""The search path of a child that imports the package under test and these tools."""
+
 SPARE = "RL4SYS_SPARE"
 """The variable of a child started in advance: it loads its modules and waits for a line on its input."""
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from harness.chaos_frames import ChaosFrames
+from harness.chaos_pub import ChaosPub
 from rl4sys_zmq.errors import TransportError
-from rl4sys_zmq.testing import ChaosFrames, ChaosPub
 from rl4sys_zmq.transports import Poller, Socket, read_subscription
 
 PATIENCE_S = 20.0

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from harness.children import REAP_S, Child, ProcessFailed
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.testing.children import REAP_S, Child, ProcessFailed
 
 __all__ = ["KillLoop"]
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import threading
 
+from harness.chaos_frames import ChaosFrames
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.resource import Resource, Worker
-from rl4sys_zmq.testing.chaos_frames import ChaosFrames
 from rl4sys_zmq.transports import Address, Poller, Socket, Wakeup, read_subscription
 
 __all__ = ["ChaosPub"]

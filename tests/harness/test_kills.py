@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from rl4sys_zmq.testing import KillLoop, ProcessFailed, TraceTail
+from harness.children import PYTHONPATH, ProcessFailed
+from harness.kills import KillLoop
+from harness.trace import TraceTail
 
 WORKER = """
 import os, sys, threading
-from rl4sys_zmq.testing.children import SPARE, TRY_AGAIN
-from rl4sys_zmq.testing.trace import TraceWriter
+from harness.children import SPARE, TRY_AGAIN
+from harness.trace import TraceWriter
 if SPARE in os.environ and not sys.stdin.readline():
     sys.exit(0)
 writer = TraceWriter(sys.argv[1])
@@ -38,7 +40,7 @@ class Bench:
     def __init__(self, folder: Path, seed: int = 1) -> None:
         self.loop = KillLoop(seed=seed, folder=folder)
         self.trace = TraceTail(folder / "w.jsonl")
-        self.child = self.loop.child("w", [sys.executable, "-c", WORKER, str(folder / "w.jsonl")])
+        self.child = self.loop.child("w", [sys.executable, "-c", WORKER, str(folder / "w.jsonl")], env={"PYTHONPATH": PYTHONPATH})
 
     def acked(self) -> int:
         return self.trace.ids("acked")

@@ -2,7 +2,7 @@
 
 Each process appends to a file of its own. A host records a segment before it submits it (`submitted`), when the learner's durable
 mark covers it (`acked`), and when its own spool has it (`kept`). A learner records its counters (`law`) and finally the content
-of its state (`applied`). `check_trace` in `rl4sys_zmq.testing.trace_check` compares these records. Each segment has a unique text
+of its state (`applied`). `check_trace` in `harness.trace_check` compares these records. Each segment has a unique text
 as its name, so that the check does not depend on the library's own numbers.
 """
 

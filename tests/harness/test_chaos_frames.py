@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rl4sys_zmq.testing import ChaosFrames
+from harness.chaos_frames import ChaosFrames
 
 MESSAGES = [[b"head", str(number).encode(), b""] for number in range(2_000)]
 

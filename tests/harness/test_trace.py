@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -11,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from rl4sys_zmq.testing import TraceBroken, TraceTail, TraceWriter, check_trace, read_trace
-from rl4sys_zmq.testing.trace import Event
+from harness.children import PYTHONPATH
+from harness.trace import Event, TraceBroken, TraceTail, TraceWriter, read_trace
+from harness.trace_check import check_trace
 
 GOOD_LEARNER = {"accepted": 4, "verdicts": {"trained": 3, "stale": 0, "quarantined": 0}, "pending": 1, "rolled_back": 0}
 
@@ -175,7 +177,7 @@ def test_a_tail_follows_and_waits_for_whole_lines(tmp_path: Path) -> None:
 
 WRITER = """
 import sys
-from rl4sys_zmq.testing.trace import TraceWriter
+from harness.trace import TraceWriter
 writer = TraceWriter(sys.argv[1])
 number = 0
 while True:
@@ -187,9 +189,10 @@ while True:
 def test_a_writer_that_is_killed_leaves_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "a0.jsonl"
     tail = TraceTail(path)
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
     for life in (1, 2):
         before = tail.count("submitted")
-        with subprocess.Popen([sys.executable, "-c", WRITER, str(path)]) as process:
+        with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], env=environment) as process:
             deadline = time.monotonic() + 20.0
             while tail.count("submitted") < before + 50 and time.monotonic() < deadline:
                 pass

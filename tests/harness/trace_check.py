@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rl4sys_zmq.testing.trace import ACTOR_LAW, LEARNER_LAW, Event, TraceBroken
+from harness.trace import ACTOR_LAW, LEARNER_LAW, Event, TraceBroken
 
 __all__ = ["TraceOutcome", "check_trace"]
 

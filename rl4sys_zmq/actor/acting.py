@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.actor.action import RL4SysAction, new_action, new_actions
 from rl4sys_zmq.actor.context import AgentContext
 from rl4sys_zmq.actor.inputs import Inputs
+from rl4sys_zmq.actor.recorded import StepRecorder
 from rl4sys_zmq.actor.segments import Stamp
 from rl4sys_zmq.actor.trajectory import Episodes, RL4SysTrajectory
 from rl4sys_zmq.errors import ActionError, BadInput, CallError, PolicyStale
@@ -41,7 +42,7 @@ class FallbackActions:
         max_age_s: The policy age in seconds above which the policy is stale. None: it is never stale.
     """
 
-    def __init__(self, context: AgentContext, spec: PolicySpec, baseline: Baseline | None) -> None:
+    def __init__(self, context: AgentContext, spec: PolicySpec, baseline: Baseline | None, recorder: StepRecorder | None) -> None:
         config = context.config
         self._context = context
         self._spec = spec
@@ -49,6 +50,7 @@ class FallbackActions:
         self._explore = config.explore
         self._on_stale = config.on_stale
         self.max_age_s = config.policy_max_age_s if config.on_stale != "keep" else None
+        self._recorder = recorder
 
     def is_stale(self) -> bool:
         """Return True if the policy is older than `max_age_s`."""
@@ -86,14 +88,21 @@ class FallbackActions:
         context = self._context
         context.counters.add("policies_not_finite")
         previous = context.io.roll_back(bad)
-        traj.policy = traj.selected_under = None
+        traj.policy = traj.selected_under = traj.state = None  # the state can be what is not finite
         if previous is not None and previous is not bad:
             context.counters.add("rollbacks")
             log.error("policy version %d gives no finite action; going back to version %d", bad.version, previous.version)
-            raw, act, log_prob = previous.act(observation, mask, context.threads.state.sampler, self._explore)
-            if math.isfinite(log_prob):
+            thread = context.threads.state
+            action: RL4SysAction
+            if self._recorder is None:
                 stamp = Stamp(previous.generation, previous.version, context.owner)
-                return new_action(observation, raw, with_leading_axis(act, leading), log_prob, stamp, mask)
+                action = new_action(observation, *previous.act(observation, mask, thread.sampler, self._explore), stamp, mask)
+            else:
+                thread.take(previous)
+                action = self._recorder.choose(previous, thread, None, observation, mask)
+            if math.isfinite(action.log_prob):
+                action.act = with_leading_axis(action.act, leading)
+                return action
         return self._idle_action(observation, mask, leading)
 
     def baseline(self, observation: NDArray[Any], mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
@@ -141,11 +150,12 @@ class Acting:
         self._context = context
         self._inputs = Inputs(spec.observation_space, spec.action_space)
         self.episodes = Episodes(context, spec, self._inputs, rollout)
-        self._fallback = FallbackActions(context, spec, baseline)
+        self._recorder = StepRecorder(spec, context.config.explore) if spec.columns else None
+        self._fallback = FallbackActions(context, spec, baseline, self._recorder)
         self._weight_subscriber, self._pending, self._threads = context.io.weight_subscriber, context.pending, context.threads
         self._remote = context.remote
-        # Without these two the local policy always chooses, so the fast path of `request` can be used.
-        self._always_local = context.remote is None and self._fallback.max_age_s is None
+        # If the local policy always chooses, and records no extra columns, the fast path of `request` can be used.
+        self._has_fast_path = context.remote is None and self._fallback.max_age_s is None and self._recorder is None
         self._plain_shape, self._plain_dtype = self._inputs.plain_shape, self._inputs.plain_dtype
 
     def request(self, traj: RL4SysTrajectory | None, obs: object, mask: object) -> tuple[RL4SysTrajectory, RL4SysAction]:
@@ -216,11 +226,15 @@ class Acting:
                 thread.last_act = acts if leading and acts.ndim > 1 else acts[0]
                 return new_action(observation, raws[0], thread.last_act, float(log_probs[0]), stamp, mask)
         thread.take(policy)
-        raw, act, log_prob = thread.act(observation, mask)
-        if not isfinite(log_prob):
+        action: RL4SysAction
+        if self._recorder is None:
+            action = new_action(observation, *thread.act(observation, mask), thread.stamp, mask)
+        else:
+            action = self._recorder.choose(policy, thread, traj.state, observation, mask)
+        if not isfinite(action.log_prob):
             return self._fallback.for_unusable(policy, traj, observation, mask, leading)
-        thread.last_act = with_leading_axis(act, leading)
-        return new_action(observation, raw, thread.last_act, log_prob, thread.stamp, mask)
+        thread.last_act = action.act = with_leading_axis(action.act, leading)
+        return action
 
     def request_batch(
         self, trajs: Sequence[RL4SysTrajectory | None] | None, obs: object, masks: object
@@ -247,6 +261,13 @@ class Acting:
         policy = self._policy_for(running[0])
         if fallback.is_stale():
             return running, [fallback.for_stale(o, m) for o, m in zip(observations, rows, strict=True)]
+        if self._recorder is not None:
+            thread.take(policy)
+            states = [traj.state for traj in running]
+            actions: list[RL4SysAction] = [*self._recorder.choose_batch(policy, thread, states, observations, allowed)]
+            if not all(isfinite(action.log_prob) for action in actions):
+                return running, self._unusable_batch(policy, running, observations, rows)
+            return running, actions
         try:
             answers = self._ask_learner(observations, allowed)
         except CallError:
@@ -256,11 +277,20 @@ class Acting:
         if answers is None:
             raws, acts, log_probs = policy.act_batch(observations, allowed, thread.sampler, context.config.explore)
             if not np.isfinite(log_probs).all():
-                parts = zip(running, observations, rows, strict=True)
-                return running, [fallback.for_unusable(policy, t, o, m) for t, o, m in parts]
+                return running, self._unusable_batch(policy, running, observations, rows)
             thread.take(policy)
             answers = raws, acts, log_probs, thread.stamp
         return running, new_actions(observations, *answers, rows)
+
+    def _unusable_batch(
+        self,
+        policy: Policy,
+        trajs: Sequence[RL4SysTrajectory],
+        observations: NDArray[Any],
+        masks: Sequence[NDArray[np.bool_] | None],
+    ) -> list[RL4SysAction]:
+        parts = zip(trajs, observations, masks, strict=True)
+        return [self._fallback.for_unusable(policy, traj, observation, mask) for traj, observation, mask in parts]
 
     def _without_parents(self, trajs: Sequence[RL4SysTrajectory | None]) -> list[RL4SysTrajectory | None]:
         """Return the trajectories, with None in place of those that belong to the parent of this forked process."""
@@ -291,7 +321,7 @@ class Acting:
     def _policy_for(self, traj: RL4SysTrajectory) -> Policy:
         """Return the policy to act by, and record it in the trajectory."""
         policy, chosen = self._context.policy, traj.policy
-        if self._always_local:
+        if self._has_fast_path:
             traj.selected_under = policy
         if chosen is None or self._context.config.swap == "step" or chosen.generation != policy.generation:
             traj.policy = chosen = policy

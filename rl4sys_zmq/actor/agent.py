@@ -82,7 +82,8 @@ class RL4SysAgent(Resource):
 
         Raises:
             ConfigError: If the configuration is invalid, a plugin cannot be imported, the policy kind is not registered in this
-                process, the keys cannot be used, or ``image_codec`` is set for observations that are not images.
+                process, the keys cannot be used, ``image_codec`` is set for observations that are not images, or ``inference`` is
+                not ``local`` and the policy has extra columns.
             SpoolError: If the spool cannot be used, or another process uses it.
             LearnerUnavailable: If no learner answers in time. The message names the stage.
             HandshakeRefused: If the learner refuses this actor. The message names the field and both values.
@@ -106,6 +107,9 @@ class RL4SysAgent(Resource):
             self._context.join(config.connect_timeout_s)
             self._spec = cast(PolicySpec, self._io.spec)
             config.check_images(self._spec.observation_space)
+            if self._spec.columns and config.inference != "local":
+                problem = f"inference is {config.inference!r}, but a policy of kind {self._spec.kind!r} has extra columns"
+                raise ConfigError(f"{problem}, which only a policy in the actor records; use inference: local", key="inference")
             session_parameters = cast(SessionParameters, self._io.session_parameters)
             learners = session_parameters.rollout_length or 128
             self._rollout = min(config.rollout_length or learners, config.max_traj_length, session_parameters.max_segment_steps)

@@ -227,4 +227,4 @@ class MemorySegmentQueue(SegmentQueue):
 
 def _large(segment: Segment) -> int:
     """Return an upper bound on how many of the segment's columns need a separate frame."""
-    return 6 if segment.nbytes >= ENTRY_BYTES else 0
+    return 6 + len(segment.extras) + len(segment.initial) if segment.nbytes >= ENTRY_BYTES else 0

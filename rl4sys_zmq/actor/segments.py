@@ -155,6 +155,10 @@ class SegmentWriter:
         step.row = row
         self.steps = row + 1
 
+    def continues(self, step: Step) -> bool:
+        """Return True if a step can be the next row. With extra columns, it depends on the policy's state."""
+        return True
+
     def set_reward(self, row: int, reward: float, first: bool) -> None:
         """Write a reward into its row. `first` is False if the row already has one.
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.actor.action import RL4SysAction
 from rl4sys_zmq.actor.context import AgentContext
 from rl4sys_zmq.actor.inputs import Inputs
+from rl4sys_zmq.actor.recorded import ColumnWriter, RecordedAction
 from rl4sys_zmq.actor.segments import ClosedSegments, SegmentWriter
 from rl4sys_zmq.errors import ActionError, ObservationError, RewardError
 from rl4sys_zmq.policies import Policy
@@ -30,8 +31,9 @@ class RL4SysTrajectory:
 
     # The other slots are internal. `policy` chose the last action; with ``swap: episode`` it acts for the whole episode.
     # `selected_under` is the agent's policy at the time `policy` was selected: while the agent still has it, `policy` stays
-    # valid. # `has_credit` is True once the open segment has its credit. `cap_left` counts down from ``max_traj_length``, and
-    # `steps_before` counts the steps of earlier segments.
+    # valid. `state` is the state of a policy with extra columns after the last added action. `has_credit` is True once the
+    # open segment has its credit. `cap_left` counts down from ``max_traj_length``, and `steps_before` counts the steps of
+    # earlier segments.
     __slots__ = (
         "cap_left",
         "closed",
@@ -42,6 +44,7 @@ class RL4SysTrajectory:
         "last",
         "policy",
         "selected_under",
+        "state",
         "steps_before",
         "writer",
     )
@@ -56,6 +59,7 @@ class RL4SysTrajectory:
         self.last: RL4SysAction | None = None
         self.policy: Policy | None = None
         self.selected_under: Policy | None = None
+        self.state: Any = None
         self.cap_left = cap
         self.has_credit = False
 
@@ -80,7 +84,7 @@ class Episodes:
         config = context.config
         self.owner = context.owner
         self.rollout = rollout
-        self._spaces = spec.observation_space, spec.action_space
+        self._spec = spec
         self._inputs = inputs
         self._pending, self._counters = context.pending, context.counters
         self._stores = config.explore
@@ -89,7 +93,7 @@ class Episodes:
 
     def begin(self) -> RL4SysTrajectory:
         """Return a new trajectory."""
-        return RL4SysTrajectory(self, self._ids.getrandbits(64), SegmentWriter(*self._spaces, self.rollout, 0), self._max_steps)
+        return RL4SysTrajectory(self, self._ids.getrandbits(64), self._new_writer(self.rollout, 0), self._max_steps)
 
     def running(
         self,
@@ -139,14 +143,21 @@ class Episodes:
         traj.has_credit = False
         traj.selected_under = None
         index = writer.segment_index + (1 if follows else 2)
-        traj.writer = SegmentWriter(*self._spaces, min(self.rollout, traj.cap_left), index)
+        traj.writer = self._new_writer(min(self.rollout, traj.cap_left), index)
         return traj.writer
+
+    def _new_writer(self, max_steps: int, segment_index: int) -> SegmentWriter:
+        spec = self._spec
+        if spec.columns:
+            return ColumnWriter(spec.observation_space, spec.action_space, max_steps, segment_index, spec.columns)
+        return SegmentWriter(spec.observation_space, spec.action_space, max_steps, segment_index)
 
     def add(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
         """Store an action as the next step of `traj`, for `RL4SysAgent.add_to_trajectory`.
 
-        This is the slow path with all checks. It starts a new segment if the policy's generation has changed, or if the action
-        was not chosen by a policy (a fallback action, which is not stored).
+        This is the slow path with all checks. It starts a new segment if the policy's generation has changed, if the action was
+        not chosen by a policy (a fallback action, which is not stored), or if it was chosen from another state than that after
+        the last step.
 
         Raises:
             ActionError: As for `RL4SysAgent.add_to_trajectory`.
@@ -161,6 +172,8 @@ class Episodes:
         if traj.completed:
             raise ActionError("this trajectory has ended; request_for_action starts another")
         traj.last = action
+        if isinstance(action, RecordedAction):
+            traj.state = action.state
         if not self._stores:
             return
         writer = traj.writer
@@ -170,7 +183,7 @@ class Episodes:
             return
         if not writer.steps:
             writer.generation = action.generation
-        elif writer.generation != action.generation:
+        elif writer.generation != action.generation or not writer.continues(action):
             writer = self.cut(traj, action.obs, action.mask)
             writer.generation = action.generation
         writer.write(action)

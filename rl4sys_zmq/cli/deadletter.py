@@ -198,7 +198,7 @@ def _outline(path: Path) -> str:
 
 def _described(segment: Segment) -> dict[str, Any]:
     how = "terminated" if segment.terminated else "truncated" if segment.truncated else "capped" if segment.capped else "cut"
-    columns = ((name, getattr(segment, name)) for name in _COLUMNS)
+    columns = [*((name, getattr(segment, name)) for name in _COLUMNS), *segment.extras.items(), *segment.initial.items()]
     total = segment.episode_return
     return {
         "steps": segment.steps,

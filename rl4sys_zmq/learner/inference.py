@@ -122,6 +122,9 @@ class PolicyService(Resource):
             policy, spec = self._policy(client_id)
         except KeyError:  # the client was forgotten while these calls waited
             return [RefuseCall(CallRefusal.UNKNOWN, f"client {client_id!r} was forgotten") for _ in payloads]
+        if spec.columns:
+            text = f"a policy of kind {spec.kind!r} has extra columns, which only a policy in the actor records"
+            return [RefuseCall(CallRefusal.INVALID, f"{text}; use inference: local") for _ in payloads]
         self.asked.add(client_id)
         answers: list[Any] = [None] * len(payloads)
         groups: dict[bool, dict[int, Rows]] = {}

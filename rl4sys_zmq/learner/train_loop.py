@@ -78,7 +78,7 @@ class TrainLoop:
         self._spec = self._algorithm.spec()
         own_limit = -1 if self._algorithm.max_policy_lag is None else self._algorithm.max_policy_lag
         self._max_policy_lag = self._assign.max_policy_lag if self._assign.max_policy_lag >= 0 else own_limit
-        self._schema = SegmentSchema(self._spec.observation_space, self._spec.action_space, MAX_SEGMENT_STEPS)
+        self._schema = SegmentSchema.of(self._spec, MAX_SEGMENT_STEPS)
         self._bounds = Bounds(self._schema, self._assign.max_magnitude, self._assign.max_reward)
         self._snapshot: PolicySnapshot | None = None
         self._before: PolicySnapshot | None = None
@@ -294,7 +294,7 @@ class TrainLoop:
         nbytes = sum(len(frame) for frame in message.body)
         self._reporter.taken_bytes += nbytes
         submit = cast(Submit, decode(message.body, verify=False))
-        batch = Batch(submit)
+        batch = Batch(submit, self._schema.extra_names)
         segments = batch.segments()
         refused = batch.errors(self._schema) if message.refused else {}  # the same check as in the gateway
         bad = content_errors(

@@ -100,7 +100,8 @@ class Bounds:
 
         Args:
             schema: Contains the client's spaces.
-            max_magnitude: Largest absolute value of an observation or a raw action where the space has no bound.
+            max_magnitude: Largest absolute value of an extra column, and of an observation or a raw action where the space has
+                no bound.
             max_reward: Largest absolute value of a reward.
         """
         self.max_reward = max_reward
@@ -108,29 +109,28 @@ class Bounds:
         discrete = isinstance(actions, DiscreteSpace)
         widest = MAX_LOG_PROB * max(1, 1 if discrete else actions.size)  # type: ignore[union-attr]
         self._ranges = {
-            "r": _flat_range(-max_reward, max_reward),
-            "l": _flat_range(-widest, CERTAIN if discrete else widest),
+            "rewards": _flat_range(-max_reward, max_reward),
+            "log_probs": _flat_range(-widest, CERTAIN if discrete else widest),
         }
         if isinstance(schema.observation_space, BoxSpace):
-            self._ranges["o"] = _of_box(schema.observation_space, max_magnitude)
+            self._ranges["observations"] = _of_box(schema.observation_space, max_magnitude)
         if isinstance(actions, BoxSpace):  # raw actions, before they are clipped or squashed into the box
-            self._ranges["a"] = _of_box(BoxSpace(actions.shape, actions.dtype), max_magnitude)
+            self._ranges["actions"] = _of_box(BoxSpace(actions.shape, actions.dtype), max_magnitude)
+        for extra in schema.extras:
+            if np.dtype(extra.dtype).kind == "f":
+                self._ranges[extra.name] = _flat_range(-max_magnitude, max_magnitude, extra.dtype)
 
-    def of(self, letter: str) -> ColumnRange | None:
-        """Return the range of a column; None if it has none.
-
-        Args:
-            letter: The column's letter in the layout of a segment (`rl4sys_zmq.wire.layout`), such as ``r`` for rewards.
-        """
-        return self._ranges.get(letter)
+    def of(self, name: str) -> ColumnRange | None:
+        """Return the range of a column by its name, such as ``rewards``; None if it has none."""
+        return self._ranges.get(name)
 
     def max_return(self, steps: int) -> float:
         """Return the largest absolute value of the return of an episode with this many steps."""
         return self.max_reward * max(steps, 1)
 
 
-def _flat_range(low: float, high: float) -> ColumnRange:
-    return ColumnRange(np.array([low]), np.array([high]), np.dtype(np.float32))
+def _flat_range(low: float, high: float, dtype: str = "<f4") -> ColumnRange:
+    return ColumnRange(np.array([low]), np.array([high]), np.dtype(dtype))
 
 
 def _of_box(space: Space, max_magnitude: float) -> ColumnRange:
@@ -144,7 +144,7 @@ def _of_box(space: Space, max_magnitude: float) -> ColumnRange:
     return ColumnRange(low, high, dtype)
 
 
-_NUMBERS = {"o": "observations", "a": "actions", "r": "rewards", "l": "log_probs"}
+_NUMBERS = ("observations", "actions", "rewards", "log_probs")
 
 CHUNK = 1 << 16
 """Elements checked at a time, so that the intermediate results stay small."""
@@ -177,10 +177,13 @@ def content_errors(batch: Batch, segments: Sequence[Segment], skip: Container[in
         rules: The limits.
     """
     undecodable = {place: f"observations: {reason}" for place, reason in batch.decode_images().items()}
-    if _is_sound(batch, rules):
+    # A journal can hold segments that an earlier configuration of the client accepted.
+    unfit = {place: error.detail for place, error in batch.layout_errors(rules.schema).items() if place not in skip}
+    if not unfit and _is_sound(batch, rules):
         return undecodable
-    found = ((place, content_error(segment, rules)) for place, segment in enumerate(segments) if place not in skip)
-    return {**{place: reason for place, reason in found if reason}, **undecodable}
+    whole = (place for place in range(len(segments)) if place not in skip and place not in unfit)
+    found = ((place, content_error(segments[place], rules)) for place in whole)
+    return {**{place: reason for place, reason in found if reason}, **undecodable, **unfit}
 
 
 def _is_sound(batch: Batch, rules: ContentRules) -> bool:
@@ -193,21 +196,21 @@ def _is_sound(batch: Batch, rules: ContentRules) -> bool:
         or not np.maximum.reduce(np.abs(heads["episode_return"])) <= rules.bounds.max_reward
     ):
         return False
-    return all(_is_sound_column(letter, column, rules) for letter, column in batch.columns())
+    return all(_is_sound_column(name, column, rules) for name, column in batch.columns())
 
 
-def _is_sound_column(letter: str, column: NDArray[Any], rules: ContentRules) -> bool:
-    if letter == "v":
+def _is_sound_column(name: str, column: NDArray[Any], rules: ContentRules) -> bool:
+    if name == "versions":
         return int(column.max(initial=0)) <= rules.version
-    if letter == "m":
+    if name == "masks":
         return bool(column.all() or column.any(axis=1).all())
     schema = rules.schema
-    space = schema.action_space if letter == "a" else schema.observation_space if letter == "o" else None
+    space = schema.action_space if name == "actions" else schema.observation_space if name == "observations" else None
     if isinstance(space, DiscreteSpace):
         low, high = space.start, space.start + space.n - 1
         if column.size and not low <= column.min() <= column.max() <= high:
             return False
-    bounds = rules.bounds.of(letter)
+    bounds = rules.bounds.of(name)
     if bounds is not None and not bounds.vacuous:
         return bounds.holds(column)
     return column.dtype.kind != "f" or is_finite(column)
@@ -231,11 +234,11 @@ def content_error(segment: Segment, rules: ContentRules) -> str:
     It may be non-finite, out of range, fully masked, or made by a version that was never published.
     """
     schema, generation, version = rules.schema, rules.generation, rules.version
-    for letter, name in _NUMBERS.items():
-        column = getattr(segment, name)
+    columns = {name: getattr(segment, name) for name in _NUMBERS}
+    for name, column in (*columns.items(), *segment.extras.items(), *segment.initial.items()):
         if column.dtype.kind == "f" and not is_finite(column):
             return f"{name} are not finite"
-        bounds = rules.bounds.of(letter)
+        bounds = rules.bounds.of(name)
         if bounds is not None and not bounds.vacuous and (error := bounds.error(name, column)):
             return error
     if segment.episode_return is not None:

@@ -99,8 +99,10 @@ def mlp_document(spec: PolicySpec) -> MLPDocument:
     """Read the document of a spec of the kind ``mlp``.
 
     Raises:
-        ConfigError: If a key is unknown, a value is invalid, or the tensors do not match the layers.
+        ConfigError: If a key is unknown, a value is invalid, the tensors do not match the layers, or there are extra columns.
     """
+    if spec.columns:
+        raise ConfigError(f"an mlp policy has no extra columns, but its spec has {len(spec.columns)}", key="columns")
     document = MLPDocument(**parse_options(MLPDocument, spec.document))  # type: ignore[arg-type]
     if document.tensors(spec.observation_space, spec.action_space) != spec.tensors:
         raise ConfigError("the tensors of an mlp policy do not match its layers", key="tensors")

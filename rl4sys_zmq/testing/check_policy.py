@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, MaskError
-from rl4sys_zmq.policies import Policy, Sampler, bind, build_policy
+from rl4sys_zmq.policies import ColumnPolicy, Policy, Sampler, bind, build_policy
 from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, PolicySpec, Space
 from rl4sys_zmq.wire import spec_from_document, spec_to_document
 
@@ -37,7 +37,7 @@ def check_policy(
 
     The kind must be registered. The policy is built from the spec as it travels and acts on random observations. Its actions must
     depend only on its random numbers. Its log-probabilities must agree with the actions that it draws, with `act_batch` and with
-    `log_probs`.
+    `log_probs`. Its extra columns must have the shapes and dtypes of its spec, and depend only on what `step` gets.
 
     Args:
         spec: Spec of the policy to build.
@@ -64,6 +64,8 @@ def check_policy(
     observations = random_observations(spec.observation_space, _ROWS, rng)
     _check_single(policy, spec, observations, seed)
     _check_batch(policy, spec, observations, seed)
+    if isinstance(policy, ColumnPolicy):
+        _check_columns(policy, spec, observations, seed)
     if isinstance(spec.action_space, DiscreteSpace):
         _check_frequencies(policy, spec, observations[0], seed)
         if masks and spec.action_space.n > 1:
@@ -118,6 +120,40 @@ def _check_batch(policy: Policy, spec: PolicySpec, observations: NDArray[Any], s
         assert np.allclose(one, raw[index], rtol=_CLOSE, atol=_CLOSE), said
         assert np.allclose(action, actions[index], rtol=_CLOSE, atol=_CLOSE), said
         assert math.isclose(log_prob, log_probs[index], rel_tol=_CLOSE, abs_tol=_CLOSE), said
+
+
+def _check_columns(policy: ColumnPolicy, spec: PolicySpec, observations: NDArray[Any], seed: int) -> None:
+    """Act through one episode, then again from each of its states, alone and as a batch."""
+    dtypes = {column.name: np.dtype(column.dtype) for column in spec.columns}
+    shapes = {column.name: column.shape for column in spec.columns}
+    states: list[Any] = [None]
+    steps = []
+    for n, observation in enumerate(observations):
+        step = policy.step(observation, None, Sampler(seed + n), False, states[-1])
+        columns = {name: np.array(value) for name, value in step[3].items()}
+        found = {name: column.shape for name, column in columns.items()}
+        assert found == shapes, f"step returns columns with the shapes {found}; the spec has {shapes}"
+        for name, column in columns.items():
+            words = f"column {name!r} is {column.dtype}, which does not fit {dtypes[name]}"
+            assert np.can_cast(column.dtype, dtypes[name], "same_kind"), words
+            assert column.dtype.kind != "f" or np.isfinite(column).all(), f"column {name!r} is not finite: {column}"
+        steps.append((np.array(step[0]), step[2], columns))
+        states.append(step[4])
+    for n, observation in enumerate(observations):
+        raw, _, log_prob, again, _ = policy.step(observation, None, Sampler(seed + n), False, states[n])
+        words = f"a second step from the state after {n} steps differs: the policy changes a state, or depends on more than that"
+        assert np.array_equal(raw, steps[n][0]) and log_prob == steps[n][1], words
+        assert all(np.array_equal(value, steps[n][2][name]) for name, value in again.items()), words
+    raws, _, log_probs, batch, after = policy.step_batch(observations, None, Sampler(seed), False, states[:-1])
+    assert len(after) == len(observations), f"step_batch returns {len(after)} states for {len(observations)} observations"
+    for n, (raw, log_prob, columns) in enumerate(steps):
+        words = f"row {n}: step gives {raw} with {log_prob} and the columns {columns}, step_batch differs"
+        assert np.allclose(raw, raws[n], rtol=_CLOSE, atol=_CLOSE), words
+        assert math.isclose(log_prob, log_probs[n], rel_tol=_CLOSE, abs_tol=_CLOSE), words
+        assert batch.keys() == columns.keys(), f"step_batch returns the columns {sorted(batch)}; the spec has {sorted(shapes)}"
+        for name, column in columns.items():
+            assert np.shape(batch[name]) == (len(observations), *shapes[name]), f"{words}: {name} is {np.shape(batch[name])}"
+            assert np.allclose(column, batch[name][n], rtol=_CLOSE, atol=_CLOSE), words
 
 
 def _check_action(spec: PolicySpec, raw: NDArray[Any], action: NDArray[Any]) -> None:

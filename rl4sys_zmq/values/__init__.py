@@ -1,21 +1,25 @@
 """The immutable values that all parts of the library share. They need only NumPy.
 
 - `Segment`: consecutive steps of one episode, as columns.
-- `PolicySpec`: the description of a policy. `TensorSpec`: one of its tensors. `PolicySnapshot`: its weights at one version.
+- `PolicySpec`: the description of a policy. `TensorSpec`: one of its tensors. `ColumnSpec`: one extra column of its segments.
+  `PolicySnapshot`: its weights at one version.
 - `BoxSpace`, `DiscreteSpace` and eight more in `spaces`: observation and action spaces. `space_conversion` reads them from JSON
   and from Gymnasium: `space_from` those of a learner client, `any_space_from` all kinds.
 - `trees`: the elements of spaces, nested structures of arrays.
 """
 
+from rl4sys_zmq.values.column_spec import ColumnSpec
 from rl4sys_zmq.values.policy import ACTIVATIONS, FlatWeights, PolicySnapshot, PolicySpec, TensorSpec, feature_size
-from rl4sys_zmq.values.segment import Segment
+from rl4sys_zmq.values.segment import NO_EXTRAS, Segment
 from rl4sys_zmq.values.space_conversion import space_from, space_to_json
 from rl4sys_zmq.values.spaces import DTYPES, BoxSpace, DiscreteSpace, Space
 
 __all__ = [
     "ACTIVATIONS",
     "DTYPES",
+    "NO_EXTRAS",
     "BoxSpace",
+    "ColumnSpec",
     "DiscreteSpace",
     "FlatWeights",
     "PolicySnapshot",

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.names import check_name
+from rl4sys_zmq.values.column_spec import ColumnSpec, check_columns
 from rl4sys_zmq.values.spaces import BoxSpace, DiscreteSpace, Space
 
 __all__ = ["ACTIVATIONS", "FlatWeights", "PolicySnapshot", "PolicySpec", "TensorSpec", "feature_size"]
@@ -49,10 +50,11 @@ class PolicySpec:
         document: Further parameters for that function, which validates them. JSON values: null, true, false, finite numbers,
             text, lists, and mappings with text keys. At most `MAX_NODES` values and `MAX_DEPTH` levels.
         tensors: The float32 tensors to transfer, in this order; at least one.
+        columns: The extra columns of its segments. A policy that has some is a `rl4sys_zmq.policies.ColumnPolicy`.
 
     Raises:
-        ConfigError: If the kind is not a valid name, the document is not JSON or is too large, or tensors are missing or have the
-            same name.
+        ConfigError: If the kind is not a valid name, the document is not JSON or is too large, tensors are missing, two tensors
+            or two columns have the same name, or there are too many columns.
     """
 
     observation_space: Space
@@ -60,6 +62,7 @@ class PolicySpec:
     kind: str
     document: Mapping[str, Any] = field(default_factory=dict, hash=False)
     tensors: tuple[TensorSpec, ...] = ()
+    columns: tuple[ColumnSpec, ...] = ()
 
     def __post_init__(self) -> None:
         check_name(self.kind, "kind")
@@ -68,6 +71,7 @@ class PolicySpec:
         names = {tensor.name for tensor in self.tensors}
         if not self.tensors or len(names) != len(self.tensors):
             raise ConfigError(f"a policy of kind {self.kind!r} needs at least one tensor, with unique names", key="tensors")
+        check_columns(self.columns)
 
     @property
     def size(self) -> int:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Segment"]
+__all__ = ["NO_EXTRAS", "Segment"]
+
+NO_EXTRAS: Mapping[str, NDArray[Any]] = MappingProxyType({})
+"""No extra columns. All segments without extra columns share it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +39,10 @@ class Segment:
         episode_return: The undiscounted sum of the rewards of the whole episode, on its last segment. None on other segments, and
             if a part of the episode was dropped before it was sent.
         episode_length: The number of steps of the whole episode, on its last segment; else None.
+        extras: The extra columns that the policy records with each step, by name, ``[T, *row]`` each. `PolicySpec.columns` has
+            their shapes and dtypes.
+        initial: The extra columns that the policy records once per segment, by name, ``[*row]`` each: their values with the
+            first step, such as the recurrent state before it.
     """
 
     observations: NDArray[Any]
@@ -50,6 +59,8 @@ class Segment:
     capped: bool = False
     episode_return: float | None = None
     episode_length: int | None = None
+    extras: Mapping[str, NDArray[Any]] = field(default_factory=lambda: NO_EXTRAS)
+    initial: Mapping[str, NDArray[Any]] = field(default_factory=lambda: NO_EXTRAS)
 
     @property
     def steps(self) -> int:
@@ -65,4 +76,7 @@ class Segment:
     def nbytes(self) -> int:
         """The size of all columns in bytes."""
         columns = (self.observations, self.actions, self.rewards, self.log_probs, self.versions)
-        return sum(c.nbytes for c in columns) + (self.masks.nbytes if self.masks is not None else 0)
+        size = sum(c.nbytes for c in columns) + (self.masks.nbytes if self.masks is not None else 0)
+        if self.extras or self.initial:
+            size += sum(c.nbytes for c in (*self.extras.values(), *self.initial.values()))
+        return size

@@ -8,23 +8,42 @@ from typing import Any
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
-from rl4sys_zmq.values import DiscreteSpace, Segment, Space
-from rl4sys_zmq.wire.layout import NAMES, SegmentLayout, action_dtype, parse_layout, wanted_layouts
+from rl4sys_zmq.values import ColumnSpec, DiscreteSpace, PolicySpec, Segment, Space
+from rl4sys_zmq.wire.layout import SegmentLayout, action_dtype, parse_layout, wanted_layouts
 
 __all__ = ["SegmentSchema"]
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentSchema:
-    """The spaces and the longest length, in steps, of a client's segments, with the layouts that fit the spaces."""
+    """The spaces, the longest length in steps, and the extra columns of a client's segments, with the layouts that fit them.
+
+    Attributes:
+        observation_space: The space of observations.
+        action_space: The space of actions.
+        max_steps: The longest segment, in steps.
+        extras: The extra columns in the order of a layout: those per step first.
+        layouts: The layouts that fit.
+        extra_names: The names of `extras`.
+    """
 
     observation_space: Space
     action_space: Space
     max_steps: int
+    extras: tuple[ColumnSpec, ...] = ()
     layouts: tuple[str, ...] = field(init=False)
+    extra_names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layouts", wanted_layouts(self.observation_space, self.action_space))
+        extras = tuple(sorted(self.extras, key=lambda column: column.per == "segment"))
+        object.__setattr__(self, "extras", extras)
+        object.__setattr__(self, "layouts", wanted_layouts(self.observation_space, self.action_space, extras))
+        object.__setattr__(self, "extra_names", tuple(column.name for column in extras))
+
+    @classmethod
+    def of(cls, spec: PolicySpec, max_steps: int) -> SegmentSchema:
+        """Return the schema of the segments that actors with this policy send."""
+        return cls(spec.observation_space, spec.action_space, max_steps, spec.columns)
 
     def check(self, segment: Segment) -> ProtocolError | None:
         """Return the error for the rule that a segment's columns break, or None. It does not check the values.
@@ -47,6 +66,12 @@ class SegmentSchema:
             if not isinstance(act, DiscreteSpace):
                 return ProtocolError(Refusal.SPEC, "masks for a continuous action space")
             wanted.append(("masks", segment.masks, (rows, act.n), "|b1"))
+        held = {**segment.extras, **segment.initial}
+        if held.keys() != set(self.extra_names):
+            return ProtocolError(Refusal.SPEC, f"the extra columns are {sorted(held)}; expected {sorted(self.extra_names)}")
+        for extra in self.extras:
+            rows_of = (steps, *extra.shape) if extra.per == "step" else extra.shape
+            wanted.append((extra.name, held[extra.name], rows_of, extra.dtype))
         for name, column, shape, dtype in wanted:
             if column.shape != shape or column.dtype.str != dtype:
                 return ProtocolError(Refusal.SPEC, f"{name} are {column.dtype.str} {column.shape}; expected {dtype} {shape}")
@@ -56,11 +81,11 @@ class SegmentSchema:
         """Return the reason that segments of this layout do not fit, or None."""
         if layout.text in self.layouts:
             return None
-        if len(layout.columns) > 5 and not isinstance(self.action_space, DiscreteSpace):
+        if layout.has_masks and not isinstance(self.action_space, DiscreteSpace):
             return ProtocolError(Refusal.SPEC, "masks for a continuous action space")
-        wanted = parse_layout(self.layouts[-1])
-        for column, own in zip(layout.columns, wanted.columns, strict=False):
-            if column != own:
+        wanted = parse_layout(self.layouts[-1 if layout.has_masks else 0])
+        for name, column, own in zip(layout.names(self.extra_names), layout.columns, wanted.columns, strict=False):
+            if column != own and column.letter == own.letter:
                 said, ours = (f"{c.dtype.str} with rows of {c.row}" for c in (column, own))
-                return ProtocolError(Refusal.SPEC, f"{NAMES[column.letter]} are {said}; expected {ours}")
+                return ProtocolError(Refusal.SPEC, f"{name} are {said}; expected {ours}")
         return ProtocolError(Refusal.SPEC, f"the columns are {layout.text:.80}; expected {wanted.text:.80}")

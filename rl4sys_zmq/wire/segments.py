@@ -119,11 +119,18 @@ def pack_segment(segment: Segment) -> PackedSegment:
     oldest = int(versions.min())
     mixed = oldest != int(versions.max())
     columns: list[NDArray[Any]] = [segment.observations, segment.actions, segment.rewards, segment.log_probs, versions]
-    if segment.masks is not None:
-        columns.append(segment.masks)
-    layout = describe(columns)
     steps, rows = segment.steps, segment.steps + (not segment.terminated)
-    if any(len(c) != n for c, n in zip(columns, (rows, steps, steps, steps, steps, rows), strict=False)):
+    letters, wanted = "oarlv", [rows, steps, steps, steps, steps]
+    if segment.masks is not None:
+        letters += "m"
+        columns.append(segment.masks)
+        wanted.append(rows)
+    if segment.extras or segment.initial:
+        letters += "x" * len(segment.extras) + "i" * len(segment.initial)
+        columns += [*segment.extras.values(), *(value[None] for value in segment.initial.values())]
+        wanted += [steps] * len(segment.extras) + [1] * len(segment.initial)
+    layout = describe(letters, columns)
+    if any(len(c) != n for c, n in zip(columns, wanted, strict=True)):
         raise ProtocolError(Refusal.SHAPE, f"the columns have {[len(c) for c in columns]} rows for {steps} steps")
     if not mixed:
         columns[4] = versions[:0]

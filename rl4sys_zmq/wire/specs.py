@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from rl4sys_zmq.errors import ConfigError, ProtocolError, Refusal
-from rl4sys_zmq.values import PolicySpec, TensorSpec, space_from, space_to_json
+from rl4sys_zmq.values import ColumnSpec, PolicySpec, TensorSpec, space_from, space_to_json
 
 __all__ = ["spec_from_document", "spec_to_document"]
 
 MAX_DIMENSIONS = 8
 MAX_TENSORS = 4096
-_KEYS = {"observation_space": dict, "action_space": dict, "kind": str, "document": dict, "tensors": list}
+_KEYS = {"observation_space": dict, "action_space": dict, "kind": str, "document": dict, "tensors": list, "columns": list}
 
 
 def spec_to_document(spec: PolicySpec) -> dict[str, Any]:
@@ -22,6 +22,7 @@ def spec_to_document(spec: PolicySpec) -> dict[str, Any]:
         "kind": spec.kind,
         "document": dict(spec.document),
         "tensors": [[t.name, list(t.shape)] for t in spec.tensors],
+        "columns": [[c.name, list(c.shape), c.dtype, c.per] for c in spec.columns],
     }
 
 
@@ -37,9 +38,11 @@ def spec_from_document(form: dict[str, Any]) -> PolicySpec:
         if len(form["tensors"]) > MAX_TENSORS:
             raise ValueError(f"{len(form['tensors'])} tensors; the limit is {MAX_TENSORS}")
         tensors = tuple(TensorSpec(_string(name), _sizes(shape, MAX_DIMENSIONS)) for name, shape in form["tensors"])
-        return PolicySpec(
-            space_from(form["observation_space"]), space_from(form["action_space"]), form["kind"], form["document"], tensors
+        columns = tuple(
+            ColumnSpec(_string(name), _sizes(shape, MAX_DIMENSIONS), dtype, per) for name, shape, dtype, per in form["columns"]
         )
+        spaces = space_from(form["observation_space"]), space_from(form["action_space"])
+        return PolicySpec(*spaces, form["kind"], form["document"], tensors, columns)
     except (ConfigError, TypeError, ValueError) as exc:
         raise ProtocolError(Refusal.SPEC, f"not a policy spec: {exc}") from exc
 

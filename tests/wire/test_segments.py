@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,17 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.values import DTYPES, BoxSpace, DiscreteSpace, PolicySpec, Segment, TensorSpec, space_to_json
+from rl4sys_zmq.values import (
+    DTYPES,
+    NO_EXTRAS,
+    BoxSpace,
+    ColumnSpec,
+    DiscreteSpace,
+    PolicySpec,
+    Segment,
+    TensorSpec,
+    space_to_json,
+)
 from rl4sys_zmq.wire import (
     Batch,
     PackedSegment,
@@ -39,6 +50,13 @@ def same(a: Segment, b: Segment) -> bool:
         x, y = getattr(a, name), getattr(b, name)
         if isinstance(x, np.ndarray):
             if x.dtype != y.dtype or x.shape != y.shape or x.tobytes() != y.tobytes():
+                return False
+        elif isinstance(x, Mapping):
+            if list(x) != list(y) or any(
+                a.dtype != b.dtype or a.shape != b.shape for a, b in zip(x.values(), y.values(), strict=True)
+            ):
+                return False
+            if any(a.tobytes() != b.tobytes() for a, b in zip(x.values(), y.values(), strict=True)):
                 return False
         elif x != y:
             return False
@@ -67,6 +85,11 @@ def segments(draw: Any) -> Any:
     obs = draw(st.lists(st.integers(1, 4), max_size=3))
     act = draw(st.lists(st.integers(1, 3), max_size=2))
     ended = end in ("terminated", "truncated")
+    rows_of = st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(1, 3), max_size=2))
+    extras = {f"extra_{n}": column(dtype, steps, *row) for n, (dtype, row) in enumerate(draw(st.lists(rows_of, max_size=3)))}
+    initial = {
+        f"extra_{n}": column(dtype, *row) for n, (dtype, row) in enumerate(draw(st.lists(rows_of, max_size=2)), len(extras))
+    }
     return Segment(
         column(draw(st.sampled_from(DTYPES)), rows, *obs),
         column(draw(st.sampled_from(DTYPES)), steps, *act),
@@ -82,6 +105,8 @@ def segments(draw: Any) -> Any:
         end == "capped",
         draw(st.none() | st.floats(allow_nan=False)) if ended else None,
         steps + draw(st.integers(0, 5)) if ended else None,
+        extras,
+        initial,
     )
 
 
@@ -198,6 +223,10 @@ def test_every_part_of_a_segment_is_in_its_checksum(make_segment: Any) -> None:
         dataclasses.replace(base, versions=base.versions + np.uint64(1)),
         dataclasses.replace(base, masks=~base.masks),
         dataclasses.replace(base, masks=None),
+        dataclasses.replace(base, extras={"a": base.rewards}),
+        dataclasses.replace(base, extras={"a": base.rewards + 1}),
+        dataclasses.replace(base, initial={"a": base.rewards}),
+        dataclasses.replace(base, initial={"a": base.rewards + 1}),
     ]
     assert len({checksums(pack_segment(s))[0] for s in (base, *changed)}) == 1 + len(changed)
 
@@ -415,6 +444,143 @@ def test_content_is_not_looked_at(make_segment: Any) -> None:
     assert SCHEMA.check(dataclasses.replace(make_segment(), rewards=np.full(2, np.nan, np.float32))) is None
 
 
+# ---- extra columns
+
+STATE = ColumnSpec("state", (2, 2), per="segment")
+VALUE, SEEN = ColumnSpec("value", dtype="<f8"), ColumnSpec("seen", (3,), "|u1")
+WITH_EXTRAS = SegmentSchema(BoxSpace((2,)), DiscreteSpace(2), 4, (STATE, VALUE, SEEN))
+
+
+def with_extras(segment: Segment, **changes: Any) -> Segment:
+    """The segment with the columns of `WITH_EXTRAS`."""
+    steps = segment.steps
+    columns = {
+        "extras": {"value": np.arange(steps, dtype="<f8"), "seen": np.arange(3 * steps, dtype="|u1").reshape(steps, 3)},
+        "initial": {"state": np.array([[1.0, 2.0], [3.0, 4.0]], "<f4")},
+    }
+    return dataclasses.replace(segment, **{**columns, **changes})
+
+
+def test_extra_columns_follow_the_others_and_have_no_names(make_segment: Any) -> None:
+    assert WITH_EXTRAS.extra_names == ("value", "seen", "state"), "those per step come first"
+    plain, masked = (with_extras(make_segment(2, masks=masks)) for masks in (False, True))
+    message = join_submit(0, 0, [pack_segment(plain), pack_segment(masked)])
+    assert message.layouts == list(WITH_EXTRAS.layouts)
+    assert message.layouts == [
+        "o<f4:2 a<i8 r<f4 l<f4 v<u8 x<f8 x|u1:3 i<f4:2x2",
+        "o<f4:2 a<i8 r<f4 l<f4 v<u8 m|b1:2 x<f8 x|u1:3 i<f4:2x2",
+    ]
+    (body,) = message.body
+    columns = (
+        "0000000000000000000000000000f03f"  # value
+        "00010203040500000000000000000000"  # seen, padded
+        "0000803f000000400000404000008040"  # state: one row
+    )
+    assert bytes(body).hex().endswith(columns)
+    batch = Batch(decode(encode(message)), WITH_EXTRAS.extra_names)  # type: ignore[arg-type]
+    assert batch.errors(WITH_EXTRAS) == {}
+    for sent, got in zip((plain, masked), batch.segments(), strict=True):
+        assert same(sent, got)
+        assert WITH_EXTRAS.check(got) is None
+        assert got.nbytes == make_segment(2, masks=got.masks is not None).nbytes + 16 + 6 + 16
+        assert not any(c.flags.writeable for c in (*got.extras.values(), *got.initial.values()))
+    assert batch.segments()[0].initial["state"].shape == (2, 2)
+
+
+def test_segments_without_extra_columns_share_one_empty_mapping(make_segment: Any) -> None:
+    (got,) = travel(make_segment())
+    assert got.extras is got.initial is NO_EXTRAS  # type: ignore[union-attr]
+    assert make_segment().extras is NO_EXTRAS
+
+
+@pytest.mark.parametrize("size", [LARGE_BYTES - 16, LARGE_BYTES, LARGE_BYTES + 16])
+def test_large_extra_columns_travel_in_frames_of_their_own(make_segment: Any, size: Any) -> None:
+    small = make_segment(2)
+    big = dataclasses.replace(
+        small,
+        extras={"extra_0": np.ones((2, size // 8), "<f4"), "extra_1": small.rewards},
+        initial={"extra_2": np.full(size // 4, 2, "<f4")},
+    )
+    packed = pack_segment(big)
+    assert len(packed.large) == 2 * (size >= LARGE_BYTES)
+    for coded in (False, True):
+        message = join_submit(0, 0, [pack_segment(small), packed, packed, pack_segment(small)], coded=coded)
+        back = read_submit(decode(encode(message)))  # type: ignore[arg-type]
+        assert all(same(a, b) for a, b in zip((small, big, big, small), back, strict=True))  # type: ignore[arg-type]
+    (alone,) = read_submit(Batch(message).alone(2))
+    assert same(alone, big)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"extras": {}}, "extra columns are ['state']"),
+        ({"initial": {}}, "extra columns are ['seen', 'value']"),
+        ({"extras": {"value": np.zeros(2), "seen": np.zeros((2, 4), "|u1")}}, "seen are |u1 (2, 4)"),
+        ({"extras": {"value": np.zeros(2, "<f4"), "seen": np.zeros((2, 3), "|u1")}}, "value are <f4 (2,)"),
+        ({"initial": {"state": np.zeros((2, 3), "<f4")}}, "state are <f4 (2, 3)"),
+    ],
+    ids=["none per step", "none per segment", "another shape", "another dtype", "another state"],
+)
+def test_a_segment_with_other_extra_columns_is_refused_alone(make_segment: Any, changes: Any, words: str) -> None:
+    other = with_extras(make_segment(), **changes)
+    error = WITH_EXTRAS.check(other)
+    assert error is not None and words in error.detail
+    batch = Batch(join_submit(0, 0, [pack_segment(with_extras(make_segment())), pack_segment(other)]), WITH_EXTRAS.extra_names)
+    assert {place: e.code for place, e in batch.errors(WITH_EXTRAS).items()} == {1: Refusal.SPEC}
+    assert batch.layout_errors(WITH_EXTRAS).keys() == {1}
+    assert len(batch.segments()) == 2, "the others can be read"
+
+
+def test_a_segment_with_or_without_extra_columns_is_refused_by_the_other_client(make_segment: Any) -> None:
+    for segment, schema in ((make_segment(), WITH_EXTRAS), (with_extras(make_segment()), SCHEMA)):
+        assert schema.check(segment).code is Refusal.SPEC  # type: ignore[union-attr]
+        errors = Batch(join_submit(0, 0, [pack_segment(segment)])).errors(schema)
+        assert "the columns are o<f4:2" in errors[0].detail
+
+
+GOOD_LAYOUT = WITH_EXTRAS.layouts[0]
+
+
+@pytest.mark.parametrize(
+    ("layout", "code"),
+    [
+        (GOOD_LAYOUT.removesuffix(" i<f4:2x2"), Refusal.SHAPE),
+        (GOOD_LAYOUT + " i<f4", Refusal.SHAPE),
+        (GOOD_LAYOUT.replace("x<f8", "x<f4:3"), Refusal.SHAPE),
+        (GOOD_LAYOUT.replace("x<f8", "x<f8:2"), Refusal.SHAPE),
+        (GOOD_LAYOUT.replace("2x2", "1000000x200"), Refusal.SHAPE),
+        (GOOD_LAYOUT.replace("2x2", "0x2"), Refusal.SHAPE),
+        (GOOD_LAYOUT.replace("2x2", "1x1x1x1x1x1x2x2"), Refusal.SHAPE),
+        (GOOD_LAYOUT.replace("x<f8", "xO"), Refusal.DTYPE),
+        (GOOD_LAYOUT.replace("x<f8 x|u1:3 i<f4:2x2", "i<f4:2x2 x<f8 x|u1:3"), Refusal.MALFORMED),
+        (GOOD_LAYOUT.replace("x<f8", "y<f8"), Refusal.MALFORMED),
+        (GOOD_LAYOUT + " i<f4" * 40, Refusal.MALFORMED),
+    ],
+    ids=lambda value: f"{value!s:.60}"[-40:],
+)
+def test_layouts_that_lie_about_extra_columns_are_refused(make_segment: Any, layout: str, code: Refusal) -> None:
+    message = join_submit(0, 0, [pack_segment(with_extras(make_segment()))])
+    with pytest.raises(ProtocolError) as caught:
+        read_submit(dataclasses.replace(message, layouts=[layout]))
+    assert caught.value.code is code
+
+
+@pytest.mark.parametrize("change", [-16, -1, 1, 16])
+def test_bytes_that_belong_to_no_extra_column_are_refused(make_segment: Any, change: int) -> None:
+    message = join_submit(0, 0, [pack_segment(with_extras(make_segment()))])
+    (body,) = map(bytes, message.body)
+    body = body[:change] if change < 0 else body + bytes(change)
+    with pytest.raises(ProtocolError) as caught:
+        read_submit(dataclasses.replace(message, body=(body,), digests=()))
+    assert caught.value.code is Refusal.SHAPE
+
+
+def test_a_column_of_another_length_is_not_packed(make_segment: Any) -> None:
+    with pytest.raises(ProtocolError, match="rows for 2 steps"):
+        pack_segment(with_extras(make_segment(), extras={"value": np.zeros(3), "seen": np.zeros((2, 3), "|u1")}))
+
+
 # ---- specs
 
 
@@ -423,6 +589,7 @@ SPECS = [
     mlp_spec(BoxSpace((2, 3), "|u1", 0, 255), DiscreteSpace(3, -1), "q_values", (8,), "relu", True),
     mlp_spec(DiscreteSpace(5), BoxSpace((2,), low=(-1.0, -2.0), high=1.0), "gaussian", (), "identity", False, "tanh"),
     PolicySpec(BoxSpace((4,)), DiscreteSpace(2), "mine", {"a": [1, None, {"b": 0.5}]}, (TensorSpec("w", (2, 2)),)),
+    PolicySpec(BoxSpace((4,)), DiscreteSpace(2), "columns", {}, (TensorSpec("w", (2,)),), (STATE, VALUE, SEEN)),
 ]
 
 
@@ -463,6 +630,19 @@ def test_specs_come_back(spec: Any) -> None:
         {"observation_space": {"type": "Box", "shape": [2], "low": "much"}},
         {"observation_space": {"type": "Box", "shape": [2], "low": "nan"}},
         {"observation_space": {"type": "Discrete", "n": -1}},
+        {"columns": [["a", [2], "<f4"]]},
+        {"columns": [["a", [2], "<f4", "episode"]]},
+        {"columns": [["a", [0], "<f4", "step"]]},
+        {"columns": [["a", [1 << 21], "<f4", "step"]]},
+        {"columns": [["a", [1] * 8, "<f4", "step"]]},
+        {"columns": [["a", [2], "O", "step"]]},
+        {"columns": [["a", [2], 4, "step"]]},
+        {"columns": [["rewards", [], "<f4", "step"]]},
+        {"columns": [["a/b", [], "<f4", "step"]]},
+        {"columns": [[3, [], "<f4", "step"]]},
+        {"columns": [["a", [], "<f4", "step"], ["a", [], "<f8", "segment"]]},
+        {"columns": [[f"a{n}", [], "<f4", "step"] for n in range(33)]},
+        {"columns": {}},
         {"more": 1},
     ],
     ids=lambda changes: f"{changes!s:.60}",

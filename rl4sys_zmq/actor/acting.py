@@ -11,28 +11,29 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from math import isfinite
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.action import RL4SysAction, new_action, new_actions
 from rl4sys_zmq.actor.context import AgentContext
-from rl4sys_zmq.actor.inputs import Inputs
+from rl4sys_zmq.actor.inputs import Inputs, inputs_for
 from rl4sys_zmq.actor.recorded import StepRecorder
 from rl4sys_zmq.actor.segments import Stamp
 from rl4sys_zmq.actor.trajectory import Episodes, RL4SysTrajectory
 from rl4sys_zmq.errors import ActionError, BadInput, CallError, PolicyStale
 from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.values import BoxSpace, PolicySpec
+from rl4sys_zmq.values.trees import Tree
 
 __all__ = ["Acting", "Baseline", "FallbackActions", "with_leading_axis"]
 
 
 log = logging.getLogger(__name__)
 
-Baseline = Callable[[NDArray[Any], NDArray[np.bool_] | None], Any]
-"""The host's own fallback function: an action from the observation and the mask."""
+Baseline = Callable[[Any, NDArray[np.bool_] | None], Any]
+"""The host's own fallback function: an action from the observation (an array or a tree of arrays) and the mask."""
 
 
 class FallbackActions:
@@ -60,13 +61,11 @@ class FallbackActions:
         """Return the thread's last action again, or an idle action if there is none."""
         self._context.counters.add(f"bad_input.{type(error).__name__}")
         last = self._context.threads.state.last_act
-        space = self._spec.observation_space
-        observation = np.zeros(space.shape, dtype=space.dtype)
-        if traj.writer.steps:  # the last valid observation is the best estimate
-            observation = traj.writer.last_observation
+        # The last valid observation is the best estimate.
+        observation = traj.writer.last_observation if traj.writer.steps else traj.episodes.inputs.zero()
         return self._unstored_action(observation, last if last is not None else _idle(self._spec))
 
-    def for_stale(self, observation: NDArray[Any], mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
+    def for_stale(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
         """Return the baseline's action instead of the stale policy's.
 
         Raises:
@@ -80,7 +79,7 @@ class FallbackActions:
         self,
         bad: Policy,
         traj: RL4SysTrajectory,
-        observation: NDArray[Any],
+        observation: Tree,
         mask: NDArray[np.bool_] | None,
         leading: bool = False,
     ) -> RL4SysAction:
@@ -105,16 +104,16 @@ class FallbackActions:
                 return action
         return self._idle_action(observation, mask, leading)
 
-    def baseline(self, observation: NDArray[Any], mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
+    def baseline(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
         """Return the baseline's action, and count it."""
         self._context.counters.add("baseline_actions")
         return self._idle_action(observation, mask, leading)
 
-    def _idle_action(self, observation: NDArray[Any], mask: NDArray[np.bool_] | None, leading: bool) -> RL4SysAction:
+    def _idle_action(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool) -> RL4SysAction:
         act = self._baseline(observation, mask) if self._baseline is not None else _idle(self._spec, mask)
         return self._unstored_action(observation, with_leading_axis(act, leading))
 
-    def _unstored_action(self, observation: NDArray[Any], act: Any) -> RL4SysAction:
+    def _unstored_action(self, observation: Tree, act: Any) -> RL4SysAction:
         policy = self._context.policy
         stamp = Stamp(policy.generation, policy.version, self._context.owner)
         return new_action(observation, None, act, 0.0, stamp, None)
@@ -148,7 +147,7 @@ class Acting:
 
     def __init__(self, context: AgentContext, spec: PolicySpec, rollout: int, baseline: Baseline | None) -> None:
         self._context = context
-        self._inputs = Inputs(spec.observation_space, spec.action_space)
+        self._inputs: Inputs = inputs_for(spec.observation_space, spec.action_space)
         self.episodes = Episodes(context, spec, self._inputs, rollout)
         self._recorder = StepRecorder(spec, context.config.explore) if spec.columns else None
         self._fallback = FallbackActions(context, spec, baseline, self._recorder)
@@ -207,9 +206,7 @@ class Acting:
             traj.has_credit = True
         return traj, self._choose(traj, observation, allowed, leading)
 
-    def _choose(
-        self, traj: RL4SysTrajectory, observation: NDArray[Any], mask: NDArray[np.bool_] | None, leading: bool
-    ) -> RL4SysAction:
+    def _choose(self, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool) -> RL4SysAction:
         policy = self._policy_for(traj)
         if self._fallback.is_stale():
             return self._fallback.for_stale(observation, mask, leading)
@@ -241,9 +238,10 @@ class Acting:
     ) -> tuple[list[RL4SysTrajectory], list[RL4SysAction]]:
         """Choose actions for ``N`` environments, as described in `RL4SysAgent.request_for_actions`."""
         context, episodes, fallback = self._context, self.episodes, self._fallback
-        given = self._without_parents([None] * len(cast(Sequence[object], obs)) if trajs is None else trajs)
+        given = self._without_parents([None] * self._inputs.count(obs) if trajs is None else trajs)
         count = len(given)
         observations = self._inputs.observations(obs, count)
+        each = self._inputs.rows(observations)
         allowed = self._inputs.mask(masks, count)
         rows: Sequence[NDArray[np.bool_] | None] = [None] * count if allowed is None else list(allowed)
         if context.pending.late:
@@ -251,42 +249,42 @@ class Acting:
         episodes.end_done(given)
         thread = context.threads.state
         if thread.calls_until_cut <= 0 or count != thread.batch_width:
-            for traj, observation, mask in zip(given, observations, rows, strict=True):
+            for traj, observation, mask in zip(given, each, rows, strict=True):
                 if traj is not None and not traj.completed and traj.writer.steps:
                     episodes.cut(traj, observation, mask)
             context.admit(episodes.rollout * count)
             thread.calls_until_cut, thread.batch_width = episodes.rollout, count
         thread.calls_until_cut -= 1
-        running = episodes.running(given, observations, rows, context.policy.generation)
+        running = episodes.running(given, each, rows, context.policy.generation)
         policy = self._policy_for(running[0])
         if fallback.is_stale():
-            return running, [fallback.for_stale(o, m) for o, m in zip(observations, rows, strict=True)]
+            return running, [fallback.for_stale(o, m) for o, m in zip(each, rows, strict=True)]
         if self._recorder is not None:
             thread.take(policy)
             states = [traj.state for traj in running]
             actions: list[RL4SysAction] = [*self._recorder.choose_batch(policy, thread, states, observations, allowed)]
             if not all(isfinite(action.log_prob) for action in actions):
-                return running, self._unusable_batch(policy, running, observations, rows)
+                return running, self._unusable_batch(policy, running, each, rows)
             return running, actions
         try:
             answers = self._ask_learner(observations, allowed)
         except CallError:
             if context.config.on_stale != "baseline":
                 raise
-            return running, [fallback.baseline(o, m) for o, m in zip(observations, rows, strict=True)]
+            return running, [fallback.baseline(o, m) for o, m in zip(each, rows, strict=True)]
         if answers is None:
             raws, acts, log_probs = policy.act_batch(observations, allowed, thread.sampler, context.config.explore)
             if not np.isfinite(log_probs).all():
-                return running, self._unusable_batch(policy, running, observations, rows)
+                return running, self._unusable_batch(policy, running, each, rows)
             thread.take(policy)
             answers = raws, acts, log_probs, thread.stamp
-        return running, new_actions(observations, *answers, rows)
+        return running, new_actions(each, *answers, rows)
 
     def _unusable_batch(
         self,
         policy: Policy,
         trajs: Sequence[RL4SysTrajectory],
-        observations: NDArray[Any],
+        observations: Sequence[Tree],
         masks: Sequence[NDArray[np.bool_] | None],
     ) -> list[RL4SysAction]:
         parts = zip(trajs, observations, masks, strict=True)

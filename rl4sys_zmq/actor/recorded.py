@@ -13,7 +13,9 @@ from rl4sys_zmq.actor.action import RL4SysAction
 from rl4sys_zmq.actor.segments import SegmentWriter, Step
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies import ColumnPolicy, Policy
-from rl4sys_zmq.values import ColumnSpec, PolicySpec, Segment, Space
+from rl4sys_zmq.values import ColumnSpec, ObservationSpace, PolicySpec, Segment, Space
+from rl4sys_zmq.values.observations import leaves_of
+from rl4sys_zmq.values.trees import Tree
 
 if TYPE_CHECKING:
     from rl4sys_zmq.actor.context import ThreadState
@@ -43,10 +45,11 @@ class StepRecorder:
     def __init__(self, spec: PolicySpec, explore: bool) -> None:
         self._kind = spec.kind
         self._explore = explore
+        self._leaves = leaves_of(spec.observation_space)
         self._wanted = {column.name: (column.shape, np.dtype(column.dtype)) for column in spec.columns}
 
     def choose(
-        self, policy: Policy, thread: ThreadState, state: Any, observation: NDArray[Any], mask: NDArray[np.bool_] | None
+        self, policy: Policy, thread: ThreadState, state: Any, observation: Tree, mask: NDArray[np.bool_] | None
     ) -> RecordedAction:
         """Choose an action from a state.
 
@@ -69,7 +72,7 @@ class StepRecorder:
         policy: Policy,
         thread: ThreadState,
         states: Sequence[Any],
-        observations: NDArray[Any],
+        observations: Tree,
         masks: NDArray[np.bool_] | None,
     ) -> list[RecordedAction]:
         """Choose ``N`` actions, each from a state, as `choose` does.
@@ -86,7 +89,7 @@ class StepRecorder:
         """
         parts = cast(ColumnPolicy, policy).step_batch(observations, masks, thread.sampler, self._explore, states)
         raws, acts, log_probs, columns, after = parts
-        found = self._checked(columns, (len(observations),))
+        found = self._checked(columns, (len(states),))
         return [
             _action(
                 observation,
@@ -95,7 +98,7 @@ class StepRecorder:
                 None if masks is None else masks[n],
                 states[n],
             )
-            for n, observation in enumerate(observations)
+            for n, observation in enumerate(self._leaves.rows(observations))
         ]
 
     def _checked(self, columns: Mapping[str, Any], rows: tuple[int, ...]) -> dict[str, NDArray[Any]]:
@@ -116,7 +119,7 @@ class StepRecorder:
 
 
 def _action(
-    observation: NDArray[Any],
+    observation: Tree,
     choice: tuple[Any, Any, float, Mapping[str, NDArray[Any]], Any],
     thread: ThreadState,
     mask: NDArray[np.bool_] | None,
@@ -145,7 +148,12 @@ class ColumnWriter(SegmentWriter):
     __slots__ = ("_extras", "_initial", "_specs", "state")
 
     def __init__(
-        self, observation_space: Space, action_space: Space, max_steps: int, segment_index: int, columns: Sequence[ColumnSpec]
+        self,
+        observation_space: ObservationSpace,
+        action_space: Space,
+        max_steps: int,
+        segment_index: int,
+        columns: Sequence[ColumnSpec],
     ) -> None:
         super().__init__(observation_space, action_space, max_steps, segment_index)
         self._specs = columns

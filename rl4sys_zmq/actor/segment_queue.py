@@ -227,4 +227,5 @@ class MemorySegmentQueue(SegmentQueue):
 
 def _large(segment: Segment) -> int:
     """Return an upper bound on how many of the segment's columns need a separate frame."""
-    return 6 + len(segment.extras) + len(segment.initial) if segment.nbytes >= ENTRY_BYTES else 0
+    columns = 5 + len(segment.observation_leaves) + len(segment.extras) + len(segment.initial)
+    return columns if segment.nbytes >= ENTRY_BYTES else 0

@@ -17,6 +17,7 @@ from rl4sys_zmq.actor.segments import ClosedSegments, SegmentWriter
 from rl4sys_zmq.errors import ActionError, ObservationError, RewardError
 from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.values import PolicySpec
+from rl4sys_zmq.values.trees import Tree
 
 __all__ = ["Episodes", "RL4SysTrajectory"]
 
@@ -78,6 +79,7 @@ class Episodes:
     Attributes:
         owner: Identifies the agent, as in `Stamp`.
         rollout: The number of steps at which a segment is cut.
+        inputs: The reader of observations.
     """
 
     def __init__(self, context: AgentContext, spec: PolicySpec, inputs: Inputs, rollout: int) -> None:
@@ -85,7 +87,7 @@ class Episodes:
         self.owner = context.owner
         self.rollout = rollout
         self._spec = spec
-        self._inputs = inputs
+        self.inputs = inputs
         self._pending, self._counters = context.pending, context.counters
         self._stores = config.explore
         self._max_steps = config.max_traj_length
@@ -98,7 +100,7 @@ class Episodes:
     def running(
         self,
         trajs: Sequence[RL4SysTrajectory | None],
-        observations: Sequence[NDArray[Any]] | NDArray[Any],
+        observations: Sequence[Tree],
         masks: Sequence[NDArray[np.bool_] | None],
         generation: int,
     ) -> list[RL4SysTrajectory]:
@@ -125,7 +127,7 @@ class Episodes:
                 self.end(traj, traj.last)
 
     def cut(
-        self, traj: RL4SysTrajectory, observation: NDArray[Any], mask: NDArray[np.bool_] | None, *, follows: bool = True
+        self, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None, *, follows: bool = True
     ) -> SegmentWriter:
         """Close the open segment, with `observation` to bootstrap from, and return the next one.
 
@@ -200,7 +202,7 @@ class Episodes:
         if truncated and self._stores:
             if final_obs is None:
                 raise ObservationError("truncated=True needs final_obs, the observation after the last action")
-            final = self._inputs.observation(final_obs)[0]
+            final = self.inputs.observation(final_obs)[0]
         if action is not None and action.writer is None:
             self.add(traj, action)
         writer = traj.writer

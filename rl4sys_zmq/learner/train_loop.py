@@ -27,7 +27,7 @@ from rl4sys_zmq.learner.suspects import CrashSuspects
 from rl4sys_zmq.learner.training import AlgorithmUpdater, UpdateOutcome
 from rl4sys_zmq.learner.validation import Bounds, ContentRules, content_errors
 from rl4sys_zmq.transports import Poller, Socket
-from rl4sys_zmq.values import PolicySnapshot, space_from
+from rl4sys_zmq.values import PolicySnapshot, observation_space_from, space_from
 from rl4sys_zmq.weights import digest, encode_update
 from rl4sys_zmq.wire import Batch, SegmentSchema, decode, spec_to_document
 from rl4sys_zmq.wire.messages import (
@@ -182,7 +182,7 @@ class TrainLoop:
 
     def _build(self) -> Algorithm:
         a = self._assign
-        spaces = space_from(a.observation_space), space_from(a.action_space)
+        spaces = observation_space_from(a.observation_space), space_from(a.action_space)
         make = ALGORITHMS.get(a.algorithm_name).load()
         plan = planned_policy(a.algorithm_name, *spaces, a.parameters)
         if plan is not None:
@@ -294,7 +294,7 @@ class TrainLoop:
         nbytes = sum(len(frame) for frame in message.body)
         self._reporter.taken_bytes += nbytes
         submit = cast(Submit, decode(message.body, verify=False))
-        batch = Batch(submit, self._schema.extra_names)
+        batch = Batch(submit, self._schema)
         segments = batch.segments()
         refused = batch.errors(self._schema) if message.refused else {}  # the same check as in the gateway
         bad = content_errors(

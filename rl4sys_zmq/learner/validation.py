@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
+from rl4sys_zmq.values.observations import integer_bounds
+from rl4sys_zmq.values.spaces import LeafSpace
 from rl4sys_zmq.wire import Batch, SegmentSchema
 
 __all__ = ["Bounds", "ContentRules", "MAX_LOG_PROB", "ColumnRange", "content_error", "content_errors", "is_finite"]
@@ -112,10 +114,11 @@ class Bounds:
             "rewards": _flat_range(-max_reward, max_reward),
             "log_probs": _flat_range(-widest, CERTAIN if discrete else widest),
         }
-        if isinstance(schema.observation_space, BoxSpace):
-            self._ranges["observations"] = _of_box(schema.observation_space, max_magnitude)
+        for name, leaf in zip(schema.leaves.names, schema.leaves.spaces, strict=True):
+            if not isinstance(leaf, DiscreteSpace):
+                self._ranges[name] = _of_leaf(leaf, max_magnitude)
         if isinstance(actions, BoxSpace):  # raw actions, before they are clipped or squashed into the box
-            self._ranges["actions"] = _of_box(BoxSpace(actions.shape, actions.dtype), max_magnitude)
+            self._ranges["actions"] = _of_leaf(BoxSpace(actions.shape, actions.dtype), max_magnitude)
         for extra in schema.extras:
             if np.dtype(extra.dtype).kind == "f":
                 self._ranges[extra.name] = _flat_range(-max_magnitude, max_magnitude, extra.dtype)
@@ -133,9 +136,12 @@ def _flat_range(low: float, high: float, dtype: str = "<f4") -> ColumnRange:
     return ColumnRange(np.array([low]), np.array([high]), np.dtype(dtype))
 
 
-def _of_box(space: Space, max_magnitude: float) -> ColumnRange:
-    assert isinstance(space, BoxSpace)
+def _of_leaf(space: LeafSpace, max_magnitude: float) -> ColumnRange:
     dtype = np.dtype(space.dtype)
+    bounds = integer_bounds(space)
+    if bounds is not None:
+        return ColumnRange(bounds[0].astype(np.float64), bounds[1].astype(np.float64), dtype)
+    assert isinstance(space, BoxSpace)
     low, high = space.low_array(), space.high_array()
     said = np.maximum(*(np.where(np.abs(bound) <= max_magnitude, np.abs(bound), 0.0) for bound in (low, high)))
     slack = ROUNDING * said * float(np.finfo(dtype if dtype.itemsize == 2 else np.float32).eps) if dtype.kind == "f" else 0.0
@@ -144,7 +150,7 @@ def _of_box(space: Space, max_magnitude: float) -> ColumnRange:
     return ColumnRange(low, high, dtype)
 
 
-_NUMBERS = ("observations", "actions", "rewards", "log_probs")
+_NUMBERS = ("actions", "rewards", "log_probs")
 
 CHUNK = 1 << 16
 """Elements checked at a time, so that the intermediate results stay small."""
@@ -204,9 +210,8 @@ def _is_sound_column(name: str, column: NDArray[Any], rules: ContentRules) -> bo
         return int(column.max(initial=0)) <= rules.version
     if name == "masks":
         return bool(column.all() or column.any(axis=1).all())
-    schema = rules.schema
-    space = schema.action_space if name == "actions" else schema.observation_space if name == "observations" else None
-    if isinstance(space, DiscreteSpace):
+    space = rules.schema.discrete.get(name)
+    if space is not None:
         low, high = space.start, space.start + space.n - 1
         if column.size and not low <= column.min() <= column.max() <= high:
             return False
@@ -234,7 +239,8 @@ def content_error(segment: Segment, rules: ContentRules) -> str:
     It may be non-finite, out of range, fully masked, or made by a version that was never published.
     """
     schema, generation, version = rules.schema, rules.generation, rules.version
-    columns = {name: getattr(segment, name) for name in _NUMBERS}
+    columns = dict(zip(schema.leaves.names, schema.leaves.flatten(segment.observations), strict=True))
+    columns.update({name: getattr(segment, name) for name in _NUMBERS})
     for name, column in (*columns.items(), *segment.extras.items(), *segment.initial.items()):
         if column.dtype.kind == "f" and not is_finite(column):
             return f"{name} are not finite"
@@ -247,11 +253,9 @@ def content_error(segment: Segment, rules: ContentRules) -> str:
             return "the episode's return is not finite"
         if abs(segment.episode_return) > limit:
             return f"the episode's return is {segment.episode_return:g}; expected at most {limit:g} in absolute value"
-    for name, column, space in (
-        ("actions", segment.actions, schema.action_space),
-        ("observations", segment.observations, schema.observation_space),
-    ):
-        if isinstance(space, DiscreteSpace) and not ((column >= space.start) & (column < space.start + space.n)).all():
+    for name, space in schema.discrete.items():
+        column = columns[name]
+        if not ((column >= space.start) & (column < space.start + space.n)).all():
             return f"{name} are outside {space.start} to {space.start + space.n - 1}"
     if segment.generation > generation or (segment.generation == generation and int(segment.versions.max()) > version):
         return (

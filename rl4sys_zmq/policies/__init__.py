@@ -10,7 +10,7 @@ A policy is immutable, so threads can share it; they must not share a `Sampler`.
 """
 
 from rl4sys_zmq.policies.base import Act, Action, Policy, PolicyFactory, bind
-from rl4sys_zmq.policies.column_policy import ColumnPolicy
+from rl4sys_zmq.policies.column_policy import ColumnPolicy, local_only_reason
 from rl4sys_zmq.policies.registry import POLICIES, PolicyEntry, build_policy, register_policy, require_policy
 from rl4sys_zmq.policies.sampler import Sampler
 
@@ -25,6 +25,7 @@ __all__ = [
     "Sampler",
     "bind",
     "build_policy",
+    "local_only_reason",
     "register_policy",
     "require_policy",
 ]

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.policies.base import Action
 from rl4sys_zmq.policies.sampler import Sampler
-from rl4sys_zmq.values import PolicySnapshot
+from rl4sys_zmq.values import PolicySnapshot, PolicySpec
+from rl4sys_zmq.values.trees import Tree, flatten, unflatten_each
 
-__all__ = ["BatchChoice", "ColumnPolicy", "StepChoice"]
+__all__ = ["BatchChoice", "ColumnPolicy", "StepChoice", "local_only_reason"]
 
 StepChoice = tuple[Action, Action, float, Mapping[str, Any], Any]
 """The raw action, the action, its log-probability, the values of the extra columns by name, and the state after the step."""
@@ -40,7 +41,7 @@ class ColumnPolicy(ABC):
         self.generation, self.version = snapshot.generation, snapshot.version
 
     @abstractmethod
-    def step(self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: Sampler, explore: bool, state: Any) -> StepChoice:
+    def step(self, observation: Any, mask: NDArray[Any] | None, rng: Sampler, explore: bool, state: Any) -> StepChoice:
         """Choose one action.
 
         Args:
@@ -61,7 +62,7 @@ class ColumnPolicy(ABC):
 
     def step_batch(
         self,
-        observations: NDArray[Any],
+        observations: Tree,
         masks: NDArray[Any] | None,
         rng: Sampler,
         explore: bool,
@@ -70,7 +71,7 @@ class ColumnPolicy(ABC):
         """Choose ``N`` actions. This default calls `step` for each; a policy can override it with one forward pass.
 
         Args:
-            observations: ``[N, *obs]``.
+            observations: ``[N, *obs]``, or a tree of such arrays.
             masks: ``[N, n]`` or None.
             rng: The source of random numbers.
             explore: As in `step`.
@@ -79,24 +80,34 @@ class ColumnPolicy(ABC):
         Raises:
             MaskError: If a row of `masks` forbids every action.
         """
+        leaves, structure = flatten(observations)
+        each = unflatten_each(structure, leaves, len(states))
         rows = [
             self.step(observation, None if masks is None else masks[n], rng, explore, states[n])
-            for n, observation in enumerate(observations)
+            for n, observation in enumerate(each)
         ]
         raws, acts, log_probs, values, after = zip(*rows, strict=True)
         columns = {name: np.stack([np.asarray(row[name]) for row in values]) for name in values[0]}
         return np.stack(raws), np.stack(acts), np.array(log_probs, dtype=np.float32), columns, after
 
-    def act(
-        self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: Sampler, explore: bool
-    ) -> tuple[Action, Action, float]:
+    def act(self, observation: Any, mask: NDArray[Any] | None, rng: Sampler, explore: bool) -> tuple[Action, Action, float]:
         """Choose the first action of an episode, as `Policy.act` describes."""
         raw, act, log_prob, _, _ = self.step(observation, mask, rng, explore, None)
         return raw, act, log_prob
 
     def act_batch(
-        self, observations: NDArray[Any], masks: NDArray[Any] | None, rng: Sampler, explore: bool
+        self, observations: Tree, masks: NDArray[Any] | None, rng: Sampler, explore: bool
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
         """Choose the first actions of ``N`` episodes, as `Policy.act_batch` describes."""
-        raws, acts, log_probs, _, _ = self.step_batch(observations, masks, rng, explore, [None] * len(observations))
+        count = len(flatten(observations)[0][0])
+        raws, acts, log_probs, _, _ = self.step_batch(observations, masks, rng, explore, [None] * count)
         return raws, acts, log_probs
+
+
+def local_only_reason(spec: PolicySpec) -> str:
+    """Return why only an actor's own policy can act by a spec, with the remedy; empty if the learner can act for the actor."""
+    if spec.columns:
+        return f"a policy of kind {spec.kind!r} has extra columns, which only a policy in the actor records; use inference: local"
+    if spec.observation_space.shape is None:
+        return f"observations are {spec.observation_space!s:.80}; the service takes single arrays; use inference: local"
+    return ""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.values.column_spec import ColumnSpec, check_columns
-from rl4sys_zmq.values.spaces import BoxSpace, DiscreteSpace, Space
+from rl4sys_zmq.values.spaces import BoxSpace, DiscreteSpace, ObservationSpace, Space
 
 __all__ = ["ACTIVATIONS", "FlatWeights", "PolicySnapshot", "PolicySpec", "TensorSpec", "feature_size"]
 
@@ -57,7 +57,7 @@ class PolicySpec:
             or two columns have the same name, or there are too many columns.
     """
 
-    observation_space: Space
+    observation_space: ObservationSpace
     action_space: Space
     kind: str
     document: Mapping[str, Any] = field(default_factory=dict, hash=False)

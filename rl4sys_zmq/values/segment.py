@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rl4sys_zmq.values.trees import Tree, flatten
+
 __all__ = ["NO_EXTRAS", "Segment"]
 
 NO_EXTRAS: Mapping[str, NDArray[Any]] = MappingProxyType({})
@@ -22,7 +24,7 @@ class Segment:
 
     Attributes:
         observations: ``[T, *obs]`` if `terminated`, else ``[T + 1, *obs]``: the last row is the observation to bootstrap
-            from. The dtype is that of the observation space.
+            from. The dtype is that of the observation space. If that is a Dict or Tuple, a tree of such arrays.
         actions: ``[T, *act]``, as sampled (before clipping or squashing), int64 for discrete actions.
         rewards: ``[T]`` float32; ``rewards[t]`` follows ``actions[t]``.
         log_probs: ``[T]`` float32, the log-probability of ``actions[t]`` under the policy that chose it.
@@ -45,7 +47,7 @@ class Segment:
             first step, such as the recurrent state before it.
     """
 
-    observations: NDArray[Any]
+    observations: Tree
     actions: NDArray[Any]
     rewards: NDArray[np.float32]
     log_probs: NDArray[np.float32]
@@ -68,6 +70,12 @@ class Segment:
         return len(self.actions)
 
     @property
+    def observation_leaves(self) -> list[NDArray[Any]]:
+        """The arrays of `observations`, with the keys of dicts sorted."""
+        observations = self.observations
+        return [observations] if isinstance(observations, np.ndarray) else flatten(observations, by_key=True)[0]
+
+    @property
     def ended(self) -> bool:
         """True on the last segment of an episode."""
         return self.terminated or self.truncated
@@ -75,8 +83,11 @@ class Segment:
     @property
     def nbytes(self) -> int:
         """The size of all columns in bytes."""
-        columns = (self.observations, self.actions, self.rewards, self.log_probs, self.versions)
-        size = sum(c.nbytes for c in columns) + (self.masks.nbytes if self.masks is not None else 0)
+        observed = self.observations
+        size = observed.nbytes if isinstance(observed, np.ndarray) else sum(leaf.nbytes for leaf in self.observation_leaves)
+        size += self.actions.nbytes + self.rewards.nbytes + self.log_probs.nbytes + self.versions.nbytes
+        if self.masks is not None:
+            size += self.masks.nbytes
         if self.extras or self.initial:
             size += sum(c.nbytes for c in (*self.extras.values(), *self.initial.values()))
         return size

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
 from rl4sys_zmq.values import NO_EXTRAS, Segment
+from rl4sys_zmq.values.trees import Structure, Tree, unflatten_each
 from rl4sys_zmq.wire.coding import plain_body
 from rl4sys_zmq.wire.columns import ColumnReader, Group
-from rl4sys_zmq.wire.layout import parse_layout
+from rl4sys_zmq.wire.layout import SegmentLayout, parse_layout
 from rl4sys_zmq.wire.messages import Block, Frame, Submit
 from rl4sys_zmq.wire.schema import SegmentSchema
 from rl4sys_zmq.wire.segments import ALIGN, HEAD, HEAD_BYTES, LAYOUT_AT, MAX_LAYOUTS, Flag, head_struct
@@ -49,13 +50,13 @@ class Batch:
         steps: Number of decisions in each segment, int64. It equals the number of rows.
     """
 
-    def __init__(self, message: Submit, extra_names: Sequence[str] = ()) -> None:
+    def __init__(self, message: Submit, schema: SegmentSchema | None = None) -> None:
         """Read a message.
 
         Args:
             message: The message.
-            extra_names: Names of the extra columns, as in `SegmentSchema.extra_names`. Others have the names of
-                `SegmentLayout.names`.
+            schema: The source of the structure of observations and of the names of columns. Without it, several arrays of
+                observations are a tuple, and the columns have the names of `SegmentLayout.names`.
 
         Raises:
             ProtocolError: If the message is malformed, so that none of its segments can be trusted.
@@ -70,7 +71,7 @@ class Batch:
         layouts = [parse_layout(text) for text in texts]
         self.steps: NDArray[np.int64] = heads["steps"].astype(np.int64)
         self._raw = message.heads
-        self._extra_names = extra_names
+        self._schema = schema
         self._undecodable: dict[int, str] | None = None
         self._groups = ColumnReader(heads, self.steps, layouts, plain_body(message)).groups
 
@@ -159,7 +160,7 @@ class Batch:
         """Iterate over the rows of each column, with its name, in as few arrays as possible."""
         self.decode_images()
         for group in self._groups:
-            for name, views in zip(group.layout.names(self._extra_names), group.columns, strict=True):
+            for name, views in zip(self._names(group.layout), group.columns, strict=True):
                 for array in views.arrays():
                     yield name, array
 
@@ -173,7 +174,7 @@ class Batch:
         for group in self._groups:
             mixed = np.flatnonzero(self.heads["flags"][group.members] & Flag.VERSIONS)
             if len(mixed):
-                sent = group.columns[4].each()
+                sent = group.columns[group.layout.versions].each()
                 for place in mixed.tolist():
                     found[group.members[place]] = sent[place].min(initial=_NEVER)
         first = np.uint64(first_version)
@@ -204,7 +205,8 @@ class Batch:
 
     def _segments(self, group: Group, heads: Iterator[Head]) -> list[Segment]:
         count, layout = len(group.members), group.layout
-        observations, actions, rewards, log_probs, _, *masks = (views.each() for views in group.columns[: layout.standard])
+        observations = self._observations(group, count)
+        actions, rewards, log_probs, _, *masks = (views.each() for views in group.columns[layout.leaves : layout.standard])
         forbidding: Sequence[NDArray[Any] | None] = masks[0] if masks else [None] * count
         extras = self._extras(group, "x", count)
         initial = self._extras(group, "i", count)
@@ -235,11 +237,22 @@ class Batch:
             )
         return out
 
+    def _observations(self, group: Group, count: int) -> Sequence[Tree]:
+        """Return the observations of each segment: arrays, or trees of arrays."""
+        columns = [views.each() for views in group.columns[: group.layout.leaves]]
+        structure: Structure = (tuple, (), (None,) * len(columns)) if len(columns) > 1 else None
+        if self._schema is not None and len(self._schema.leaves.spaces) == len(columns):
+            structure = self._schema.leaves.structure
+        return columns[0] if structure is None else unflatten_each(structure, columns, count)
+
+    def _names(self, layout: SegmentLayout) -> list[str]:
+        return layout.names() if self._schema is None else self._schema.names(layout)
+
     def _extras(self, group: Group, letter: str, count: int) -> list[Mapping[str, NDArray[Any]]]:
         """Return the extra columns of each segment with this letter, by name."""
         if group.layout.columns[-1].letter not in "xi":
             return [NO_EXTRAS] * count
-        names = group.layout.names(self._extra_names)
+        names = self._names(group.layout)
         found = [(name, views) for name, views in zip(names, group.columns, strict=True) if views.column.letter == letter]
         if not found:
             return [NO_EXTRAS] * count
@@ -260,7 +273,7 @@ class Batch:
         views = [every[a:b] for a, b in itertools.pairwise(starts)]
         mixed = heads["flags"] & Flag.VERSIONS != 0
         if mixed.any():
-            sent = group.columns[4].each()
+            sent = group.columns[group.layout.versions].each()
             for place in np.flatnonzero(mixed).tolist():
                 views[place] = sent[place]
         return views

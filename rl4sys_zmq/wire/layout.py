@@ -2,9 +2,9 @@
 
 An example is ``"o<f4:8 a<i8 r<f4 l<f4 v<u8"``. Each column has its letter, its dtype and, after a colon, the dimensions of a row
 joined by ``x``. A row without dimensions is a single number. The letters stand for observations, actions, rewards,
-log-probabilities (``l``), policy versions and masks: ``o a r l v`` in this order, and ``m`` if there are masks. The extra columns
-of the policy follow: an ``x`` for each column with a row per step, then an ``i`` for each with one row per segment. The policy
-spec has their names.
+log-probabilities (``l``), policy versions and masks: ``o a r l v`` in this order, and ``m`` if there are masks. A tree of
+observations has an ``o`` for each array. The extra columns of the policy follow: an ``x`` for each column with a row per step,
+then an ``i`` for each with one row per segment. The policy spec has the structure of the tree and the names of the extra columns.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.values import DTYPES, ColumnSpec, DiscreteSpace, Space
 from rl4sys_zmq.values.column_spec import MAX_COLUMNS
+from rl4sys_zmq.values.space_conversion import MAX_LEAVES
+from rl4sys_zmq.values.spaces import LeafSpace
 
 __all__ = ["LETTERS", "Column", "SegmentLayout", "action_dtype", "describe", "parse_layout", "wanted_layouts"]
 
@@ -31,7 +33,7 @@ MAX_ROW_BYTES = 1 << 30
 MAX_DIMENSIONS = 7
 """Largest number of dimensions of a row. A column has one more."""
 
-_ORDER = re.compile("oarlvm?x*i*", re.ASCII)
+_ORDER = re.compile("o+arlvm?x*i*", re.ASCII)
 _COLUMN = re.compile(r"([a-z])([^\s:]+)(?::([^\s:]*))?", re.ASCII)
 _DIMENSION = re.compile(r"[1-9][0-9]{0,18}", re.ASCII)
 
@@ -60,20 +62,34 @@ class SegmentLayout:
     Attributes:
         text: The layout in the form that messages carry, as in the docstring of this module.
         columns: The columns, in the order ``o a r l v m x i``.
+        leaves: Number of columns of observations.
         has_masks: True if there is a column ``m``.
         standard: Number of columns before the extra ones.
     """
 
     text: str
     columns: tuple[Column, ...]
+    leaves: int
     has_masks: bool
     standard: int
 
-    def names(self, extras: Sequence[str] = ()) -> list[str]:
-        """Return the name of each column. The extra columns without a name in `extras` are ``extra_0``, ``extra_1`` and so on."""
-        standard = [NAMES[column.letter] for column in self.columns[: self.standard]]
-        unnamed = [f"extra_{n}" for n in range(len(extras), len(self.columns) - self.standard)]
-        return [*standard, *extras[: len(self.columns) - self.standard], *unnamed]
+    @property
+    def versions(self) -> int:
+        """The index of the column of versions."""
+        return self.leaves + 3
+
+    def names(self, leaves: Sequence[str] = (), extras: Sequence[str] = ()) -> list[str]:
+        """Return the name of each column.
+
+        Args:
+            leaves: Names of the columns of observations. Others are numbered, if there are several.
+            extras: Names of the extra columns. Others are ``extra_0``, ``extra_1`` and so on.
+        """
+        observations = [f"observations[{n}]" for n in range(self.leaves)] if self.leaves > 1 else ["observations"]
+        standard = [NAMES[column.letter] for column in self.columns[self.leaves : self.standard]]
+        count = len(self.columns) - self.standard
+        unnamed = [f"extra_{n}" for n in range(len(extras), count)]
+        return [*(leaves if len(leaves) == self.leaves else observations), *standard, *extras[:count], *unnamed]
 
 
 @functools.lru_cache(maxsize=256)
@@ -86,11 +102,11 @@ def parse_layout(text: str) -> SegmentLayout:
     """
     found = [_COLUMN.fullmatch(part) for part in text.split(" ")]
     letters = "".join(match[1] if match else "?" for match in found)
-    if _ORDER.fullmatch(letters) is None or len(letters) > len(LETTERS) + MAX_COLUMNS:
-        expected = f"{' '.join(LETTERS)} and at most {MAX_COLUMNS} extra columns"
+    leaves, standard = letters.find("a"), letters.find("v") + 1 + ("m" in letters)
+    if _ORDER.fullmatch(letters) is None or leaves > MAX_LEAVES or len(letters) > standard + MAX_COLUMNS:
+        expected = f"{' '.join(LETTERS)} with at most {MAX_LEAVES} columns o, and at most {MAX_COLUMNS} extra columns"
         raise ProtocolError(Refusal.MALFORMED, f"a segment has the columns {text!r:.80}; expected {expected}")
-    has_masks = letters[5:6] == "m"
-    return SegmentLayout(text, tuple(_column(match) for match in found if match), has_masks, 5 + has_masks)
+    return SegmentLayout(text, tuple(_column(match) for match in found if match), leaves, "m" in letters, standard)
 
 
 def _column(match: re.Match[str]) -> Column:
@@ -133,16 +149,16 @@ def action_dtype(space: Space) -> str:
     return "<i8" if isinstance(space, DiscreteSpace) else "<f4"
 
 
-def wanted_layouts(observation_space: Space, action_space: Space, extras: Sequence[ColumnSpec]) -> tuple[str, ...]:
+def wanted_layouts(observations: Sequence[LeafSpace], action_space: Space, extras: Sequence[ColumnSpec]) -> tuple[str, ...]:
     """Return the layouts that fit a client: one without masks and, for discrete actions, one with masks.
 
     Args:
-        observation_space: The client's observations.
+        observations: The spaces of the leaves of the client's observations.
         action_space: The client's actions.
         extras: The extra columns, those per step first.
     """
     types: list[tuple[np.dtype[Any], tuple[int, ...]]] = [
-        (np.dtype(observation_space.dtype), observation_space.shape),
+        *((np.dtype(leaf.dtype), leaf.shape) for leaf in observations),
         (np.dtype(action_dtype(action_space)), action_space.shape),
         (np.dtype("<f4"), ()),
         (np.dtype("<f4"), ()),
@@ -150,7 +166,8 @@ def wanted_layouts(observation_space: Space, action_space: Space, extras: Sequen
     ]
     more = [(np.dtype(column.dtype), column.shape) for column in extras]
     letters = "".join("x" if column.per == "step" else "i" for column in extras)
-    plain = _describe(f"oarlv{letters}", (*types, *more))
+    first = "o" * len(observations) + "arlv"
+    plain = _describe(f"{first}{letters}", (*types, *more))
     if not isinstance(action_space, DiscreteSpace) or action_space.n > MAX_ROW_BYTES:
         return (plain,)
-    return plain, _describe(f"oarlvm{letters}", (*types, (np.dtype("|b1"), (action_space.n,)), *more))
+    return plain, _describe(f"{first}m{letters}", (*types, (np.dtype("|b1"), (action_space.n,)), *more))

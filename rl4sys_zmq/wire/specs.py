@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rl4sys_zmq.errors import ConfigError, ProtocolError, Refusal
-from rl4sys_zmq.values import ColumnSpec, PolicySpec, TensorSpec, space_from, space_to_json
+from rl4sys_zmq.values import ColumnSpec, PolicySpec, TensorSpec, observation_space_from, space_from, space_to_json
 
 __all__ = ["spec_from_document", "spec_to_document"]
 
@@ -41,7 +41,7 @@ def spec_from_document(form: dict[str, Any]) -> PolicySpec:
         columns = tuple(
             ColumnSpec(_string(name), _sizes(shape, MAX_DIMENSIONS), dtype, per) for name, shape, dtype, per in form["columns"]
         )
-        spaces = space_from(form["observation_space"]), space_from(form["action_space"])
+        spaces = observation_space_from(form["observation_space"]), space_from(form["action_space"])
         return PolicySpec(*spaces, form["kind"], form["document"], tensors, columns)
     except (ConfigError, TypeError, ValueError) as exc:
         raise ProtocolError(Refusal.SPEC, f"not a policy spec: {exc}") from exc

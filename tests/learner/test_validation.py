@@ -211,11 +211,11 @@ SOUND = {
 def test_extra_columns_are_looked_at(changes, reason):
     given = standard(WITH_EXTRAS)
     good, bad = segment(**SOUND), segment(**{**SOUND, **changes})
-    batch = Batch(join_submit(0, 0, [pack_segment(s) for s in (good, bad, good)]), WITH_EXTRAS.extra_names)
+    batch = Batch(join_submit(0, 0, [pack_segment(s) for s in (good, bad, good)]), WITH_EXTRAS)
     with np.errstate(all="raise"):
         found = content_errors(batch, batch.segments(), (), given)
         assert list(found) == [1] and reason in found[1]
         assert content_errors(batch, batch.segments(), {1}, given) == {}
-    only = Batch(join_submit(0, 0, [pack_segment(good)]), WITH_EXTRAS.extra_names)
+    only = Batch(join_submit(0, 0, [pack_segment(good)]), WITH_EXTRAS)
     assert content_errors(only, only.segments(), (), given) == {}
     assert content_error(good, given) == ""

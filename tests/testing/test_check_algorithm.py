@@ -15,7 +15,17 @@ from rl4sys_zmq.policies import ColumnPolicy, Policy, Sampler, build_policy
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.policies.registry import POLICIES, PolicyEntry
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters, check_algorithm, check_policy
-from rl4sys_zmq.values import BoxSpace, ColumnSpec, DiscreteSpace, PolicySnapshot, PolicySpec, Segment, Space, TensorSpec
+from rl4sys_zmq.values import (
+    BoxSpace,
+    ColumnSpec,
+    DiscreteSpace,
+    ObservationSpace,
+    PolicySnapshot,
+    PolicySpec,
+    Segment,
+    Space,
+    TensorSpec,
+)
 
 ARM = BoxSpace((3,), low=-1.0, high=2.0)
 SMALL: dict[str, dict[str, object]] = {
@@ -136,7 +146,7 @@ class Lucky(FakeAlgorithm):
     ],
 )
 def test_a_faulty_algorithm_is_found_out(cls: Any, words: str) -> None:
-    def factory(observations: Space, actions: Space, parameters: Mapping[str, object], seed: int) -> Any:
+    def factory(observations: ObservationSpace, actions: Space, parameters: Mapping[str, object], seed: int) -> Any:
         if parameters:
             raise ConfigError("no parameters")
         return cls(mlp_spec(observations, actions, "categorical", (8,)), FakeParameters(), seed)
@@ -146,7 +156,7 @@ def test_a_faulty_algorithm_is_found_out(cls: Any, words: str) -> None:
 
 
 def test_an_algorithm_that_swallows_unknown_parameters_is_found_out() -> None:
-    def factory(observations: Space, actions: Space, parameters: Mapping[str, object], seed: int) -> Any:
+    def factory(observations: ObservationSpace, actions: Space, parameters: Mapping[str, object], seed: int) -> Any:
         return FakeAlgorithm(mlp_spec(observations, actions, "categorical", (8,)), FakeParameters(), seed)
 
     with pytest.raises(AssertionError, match="unknown parameter"):

@@ -16,7 +16,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.base import Algorithm
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.plugins import load_object
-from rl4sys_zmq.values import PolicySpec, Space
+from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space
 
 __all__ = ["AlgorithmEntry", "AlgorithmFactory", "PolicyPlan", "Preset", "READ_ELSEWHERE", "parameter_table", "read_parameters"]
 
@@ -56,13 +56,14 @@ def parameter_table(cls: type[Any]) -> list[tuple[str, object, tuple[str, ...], 
     ]
 
 
-AlgorithmFactory = Callable[[Space, Space, Mapping[str, object], int], Algorithm]
+AlgorithmFactory = Callable[[ObservationSpace, Space, Mapping[str, object], int], Algorithm]
 """``factory(observation_space, action_space, parameters, seed) -> Algorithm``.
 
-It raises ConfigError for bad parameters.
+It raises ConfigError for bad parameters, and for a space that the algorithm does not support. `flat_space` of
+`rl4sys_zmq.values.observations` refuses trees of observations.
 """
 
-PolicyPlan = Callable[[Space, Space, Mapping[str, object]], PolicySpec]
+PolicyPlan = Callable[[ObservationSpace, Space, Mapping[str, object]], PolicySpec]
 """``plan(observation_space, action_space, parameters) -> PolicySpec``. Returns the policy that would be trained.
 
 It builds nothing.

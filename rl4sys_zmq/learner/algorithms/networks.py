@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rl4sys_zmq.policies.mlp import OBS_CLIP, mlp_document
 from rl4sys_zmq.values import BoxSpace, PolicySpec, Space, feature_size
+from rl4sys_zmq.values.observations import flat_space
 
 __all__ = [
     "Categorical",
@@ -276,7 +277,7 @@ def standardise(features: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
 
 def policy_outputs(spec: PolicySpec, tensors: Mapping[str, NDArray[np.float32]], observations: NDArray[Any]) -> Tensor:
     """Return an actor's output before the head, ``[N, spec.outputs]``, from named tensors. The reference for both sides."""
-    x = encode_observations(spec.observation_space, observations)
+    x = encode_observations(flat_space(spec.observation_space, "an mlp policy"), observations)
     document = mlp_document(spec)
     if document.normalise_observations:
         x = standardise(x, torch.tensor(tensors["obs_mean"]), torch.tensor(tensors["obs_scale"]))

@@ -11,27 +11,29 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from math import isfinite
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.action import RL4SysAction, new_action, new_actions
 from rl4sys_zmq.actor.context import AgentContext
-from rl4sys_zmq.actor.inputs import Inputs
+from rl4sys_zmq.actor.inputs import Inputs, inputs_for
+from rl4sys_zmq.actor.recorded import StepRecorder
 from rl4sys_zmq.actor.segments import Stamp
 from rl4sys_zmq.actor.trajectory import Episodes, RL4SysTrajectory
 from rl4sys_zmq.errors import ActionError, BadInput, CallError, PolicyStale
 from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.values import BoxSpace, PolicySpec
+from rl4sys_zmq.values.trees import Tree
 
 __all__ = ["Acting", "Baseline", "FallbackActions", "with_leading_axis"]
 
 
 log = logging.getLogger(__name__)
 
-Baseline = Callable[[NDArray[Any], NDArray[np.bool_] | None], Any]
-"""The host's own fallback function: an action from the observation and the mask."""
+Baseline = Callable[[Any, NDArray[np.bool_] | None], Any]
+"""The host's own fallback function: an action from the observation (an array or a tree of arrays) and the mask."""
 
 
 class FallbackActions:
@@ -41,7 +43,7 @@ class FallbackActions:
         max_age_s: The policy age in seconds above which the policy is stale. None: it is never stale.
     """
 
-    def __init__(self, context: AgentContext, spec: PolicySpec, baseline: Baseline | None) -> None:
+    def __init__(self, context: AgentContext, spec: PolicySpec, baseline: Baseline | None, recorder: StepRecorder | None) -> None:
         config = context.config
         self._context = context
         self._spec = spec
@@ -49,6 +51,7 @@ class FallbackActions:
         self._explore = config.explore
         self._on_stale = config.on_stale
         self.max_age_s = config.policy_max_age_s if config.on_stale != "keep" else None
+        self._recorder = recorder
 
     def is_stale(self) -> bool:
         """Return True if the policy is older than `max_age_s`."""
@@ -58,13 +61,11 @@ class FallbackActions:
         """Return the thread's last action again, or an idle action if there is none."""
         self._context.counters.add(f"bad_input.{type(error).__name__}")
         last = self._context.threads.state.last_act
-        space = self._spec.observation_space
-        observation = np.zeros(space.shape, dtype=space.dtype)
-        if traj.writer.steps:  # the last valid observation is the best estimate
-            observation = traj.writer.last_observation
+        # The last valid observation is the best estimate.
+        observation = traj.writer.last_observation if traj.writer.steps else traj.episodes.inputs.zero()
         return self._unstored_action(observation, last if last is not None else _idle(self._spec))
 
-    def for_stale(self, observation: NDArray[Any], mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
+    def for_stale(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
         """Return the baseline's action instead of the stale policy's.
 
         Raises:
@@ -78,7 +79,7 @@ class FallbackActions:
         self,
         bad: Policy,
         traj: RL4SysTrajectory,
-        observation: NDArray[Any],
+        observation: Tree,
         mask: NDArray[np.bool_] | None,
         leading: bool = False,
     ) -> RL4SysAction:
@@ -86,26 +87,33 @@ class FallbackActions:
         context = self._context
         context.counters.add("policies_not_finite")
         previous = context.io.roll_back(bad)
-        traj.policy = traj.selected_under = None
+        traj.policy = traj.selected_under = traj.state = None  # the state can be what is not finite
         if previous is not None and previous is not bad:
             context.counters.add("rollbacks")
             log.error("policy version %d gives no finite action; going back to version %d", bad.version, previous.version)
-            raw, act, log_prob = previous.act(observation, mask, context.threads.state.sampler, self._explore)
-            if math.isfinite(log_prob):
+            thread = context.threads.state
+            action: RL4SysAction
+            if self._recorder is None:
                 stamp = Stamp(previous.generation, previous.version, context.owner)
-                return new_action(observation, raw, with_leading_axis(act, leading), log_prob, stamp, mask)
+                action = new_action(observation, *previous.act(observation, mask, thread.sampler, self._explore), stamp, mask)
+            else:
+                thread.take(previous)
+                action = self._recorder.choose(previous, thread, None, observation, mask)
+            if math.isfinite(action.log_prob):
+                action.act = with_leading_axis(action.act, leading)
+                return action
         return self._idle_action(observation, mask, leading)
 
-    def baseline(self, observation: NDArray[Any], mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
+    def baseline(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
         """Return the baseline's action, and count it."""
         self._context.counters.add("baseline_actions")
         return self._idle_action(observation, mask, leading)
 
-    def _idle_action(self, observation: NDArray[Any], mask: NDArray[np.bool_] | None, leading: bool) -> RL4SysAction:
+    def _idle_action(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool) -> RL4SysAction:
         act = self._baseline(observation, mask) if self._baseline is not None else _idle(self._spec, mask)
         return self._unstored_action(observation, with_leading_axis(act, leading))
 
-    def _unstored_action(self, observation: NDArray[Any], act: Any) -> RL4SysAction:
+    def _unstored_action(self, observation: Tree, act: Any) -> RL4SysAction:
         policy = self._context.policy
         stamp = Stamp(policy.generation, policy.version, self._context.owner)
         return new_action(observation, None, act, 0.0, stamp, None)
@@ -139,13 +147,14 @@ class Acting:
 
     def __init__(self, context: AgentContext, spec: PolicySpec, rollout: int, baseline: Baseline | None) -> None:
         self._context = context
-        self._inputs = Inputs(spec.observation_space, spec.action_space)
+        self._inputs: Inputs = inputs_for(spec.observation_space, spec.action_space)
         self.episodes = Episodes(context, spec, self._inputs, rollout)
-        self._fallback = FallbackActions(context, spec, baseline)
+        self._recorder = StepRecorder(spec, context.config.explore) if spec.columns else None
+        self._fallback = FallbackActions(context, spec, baseline, self._recorder)
         self._weight_subscriber, self._pending, self._threads = context.io.weight_subscriber, context.pending, context.threads
         self._remote = context.remote
-        # Without these two the local policy always chooses, so the fast path of `request` can be used.
-        self._always_local = context.remote is None and self._fallback.max_age_s is None
+        # If the local policy always chooses, and records no extra columns, the fast path of `request` can be used.
+        self._has_fast_path = context.remote is None and self._fallback.max_age_s is None and self._recorder is None
         self._plain_shape, self._plain_dtype = self._inputs.plain_shape, self._inputs.plain_dtype
 
     def request(self, traj: RL4SysTrajectory | None, obs: object, mask: object) -> tuple[RL4SysTrajectory, RL4SysAction]:
@@ -197,9 +206,7 @@ class Acting:
             traj.has_credit = True
         return traj, self._choose(traj, observation, allowed, leading)
 
-    def _choose(
-        self, traj: RL4SysTrajectory, observation: NDArray[Any], mask: NDArray[np.bool_] | None, leading: bool
-    ) -> RL4SysAction:
+    def _choose(self, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool) -> RL4SysAction:
         policy = self._policy_for(traj)
         if self._fallback.is_stale():
             return self._fallback.for_stale(observation, mask, leading)
@@ -216,20 +223,25 @@ class Acting:
                 thread.last_act = acts if leading and acts.ndim > 1 else acts[0]
                 return new_action(observation, raws[0], thread.last_act, float(log_probs[0]), stamp, mask)
         thread.take(policy)
-        raw, act, log_prob = thread.act(observation, mask)
-        if not isfinite(log_prob):
+        action: RL4SysAction
+        if self._recorder is None:
+            action = new_action(observation, *thread.act(observation, mask), thread.stamp, mask)
+        else:
+            action = self._recorder.choose(policy, thread, traj.state, observation, mask)
+        if not isfinite(action.log_prob):
             return self._fallback.for_unusable(policy, traj, observation, mask, leading)
-        thread.last_act = with_leading_axis(act, leading)
-        return new_action(observation, raw, thread.last_act, log_prob, thread.stamp, mask)
+        thread.last_act = action.act = with_leading_axis(action.act, leading)
+        return action
 
     def request_batch(
         self, trajs: Sequence[RL4SysTrajectory | None] | None, obs: object, masks: object
     ) -> tuple[list[RL4SysTrajectory], list[RL4SysAction]]:
         """Choose actions for ``N`` environments, as described in `RL4SysAgent.request_for_actions`."""
         context, episodes, fallback = self._context, self.episodes, self._fallback
-        given = self._without_parents([None] * len(cast(Sequence[object], obs)) if trajs is None else trajs)
+        given = self._without_parents([None] * self._inputs.count(obs) if trajs is None else trajs)
         count = len(given)
         observations = self._inputs.observations(obs, count)
+        each = self._inputs.rows(observations)
         allowed = self._inputs.mask(masks, count)
         rows: Sequence[NDArray[np.bool_] | None] = [None] * count if allowed is None else list(allowed)
         if context.pending.late:
@@ -237,30 +249,46 @@ class Acting:
         episodes.end_done(given)
         thread = context.threads.state
         if thread.calls_until_cut <= 0 or count != thread.batch_width:
-            for traj, observation, mask in zip(given, observations, rows, strict=True):
+            for traj, observation, mask in zip(given, each, rows, strict=True):
                 if traj is not None and not traj.completed and traj.writer.steps:
                     episodes.cut(traj, observation, mask)
             context.admit(episodes.rollout * count)
             thread.calls_until_cut, thread.batch_width = episodes.rollout, count
         thread.calls_until_cut -= 1
-        running = episodes.running(given, observations, rows, context.policy.generation)
+        running = episodes.running(given, each, rows, context.policy.generation)
         policy = self._policy_for(running[0])
         if fallback.is_stale():
-            return running, [fallback.for_stale(o, m) for o, m in zip(observations, rows, strict=True)]
+            return running, [fallback.for_stale(o, m) for o, m in zip(each, rows, strict=True)]
+        if self._recorder is not None:
+            thread.take(policy)
+            states = [traj.state for traj in running]
+            actions: list[RL4SysAction] = [*self._recorder.choose_batch(policy, thread, states, observations, allowed)]
+            if not all(isfinite(action.log_prob) for action in actions):
+                return running, self._unusable_batch(policy, running, each, rows)
+            return running, actions
         try:
             answers = self._ask_learner(observations, allowed)
         except CallError:
             if context.config.on_stale != "baseline":
                 raise
-            return running, [fallback.baseline(o, m) for o, m in zip(observations, rows, strict=True)]
+            return running, [fallback.baseline(o, m) for o, m in zip(each, rows, strict=True)]
         if answers is None:
             raws, acts, log_probs = policy.act_batch(observations, allowed, thread.sampler, context.config.explore)
             if not np.isfinite(log_probs).all():
-                parts = zip(running, observations, rows, strict=True)
-                return running, [fallback.for_unusable(policy, t, o, m) for t, o, m in parts]
+                return running, self._unusable_batch(policy, running, each, rows)
             thread.take(policy)
             answers = raws, acts, log_probs, thread.stamp
-        return running, new_actions(observations, *answers, rows)
+        return running, new_actions(each, *answers, rows)
+
+    def _unusable_batch(
+        self,
+        policy: Policy,
+        trajs: Sequence[RL4SysTrajectory],
+        observations: Sequence[Tree],
+        masks: Sequence[NDArray[np.bool_] | None],
+    ) -> list[RL4SysAction]:
+        parts = zip(trajs, observations, masks, strict=True)
+        return [self._fallback.for_unusable(policy, traj, observation, mask) for traj, observation, mask in parts]
 
     def _without_parents(self, trajs: Sequence[RL4SysTrajectory | None]) -> list[RL4SysTrajectory | None]:
         """Return the trajectories, with None in place of those that belong to the parent of this forked process."""
@@ -291,7 +319,7 @@ class Acting:
     def _policy_for(self, traj: RL4SysTrajectory) -> Policy:
         """Return the policy to act by, and record it in the trajectory."""
         policy, chosen = self._context.policy, traj.policy
-        if self._always_local:
+        if self._has_fast_path:
             traj.selected_under = policy
         if chosen is None or self._context.config.swap == "step" or chosen.generation != policy.generation:
             traj.policy = chosen = policy

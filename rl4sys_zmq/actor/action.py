@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.segments import Stamp, Step
 from rl4sys_zmq.errors import RewardError
+from rl4sys_zmq.values.trees import Tree
 
 __all__ = ["RL4SysAction", "as_reward", "new_action", "new_actions"]
 
@@ -24,7 +25,7 @@ class RL4SysAction(Step):
     Attributes:
         act: The action for the environment: a numpy integer for Discrete, an array of the space's shape and dtype for Box
             (with a leading axis of 1 if the observation had one).
-        obs: The observation that it responds to, as stored.
+        obs: The observation that it responds to, as stored: an array, or a tree of arrays.
         log_prob: The log-probability of the stored action under the policy that chose it.
         done: The host can set it to True. The next `request_for_action` then ends the trajectory as terminated.
     """
@@ -73,7 +74,7 @@ class RL4SysAction(Step):
 
 
 def new_action(
-    observation: NDArray[Any], raw: Any, act: Any, log_prob: float, stamp: Stamp, mask: NDArray[np.bool_] | None
+    observation: Tree, raw: Any, act: Any, log_prob: float, stamp: Stamp, mask: NDArray[np.bool_] | None
 ) -> RL4SysAction:
     """Return an action that is not stored and has no reward. `raw` is None if no policy chose it."""
     action = RL4SysAction()
@@ -89,7 +90,7 @@ def new_action(
 
 
 def new_actions(
-    observations: NDArray[Any],
+    observations: Iterable[Tree],
     raws: NDArray[Any],
     acts: NDArray[Any],
     log_probs: NDArray[np.float32],

@@ -30,6 +30,7 @@ from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable, RL4SysError
 from rl4sys_zmq.plugins import import_plugins
+from rl4sys_zmq.policies import local_only_reason
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.values import PolicySpec
 
@@ -89,7 +90,8 @@ class RL4SysAgent(Resource):
 
         Raises:
             ConfigError: If the configuration is invalid, a plugin cannot be imported, the policy kind is not registered in this
-                process, the keys cannot be used, or ``image_codec`` is set for observations that are not images.
+                process, the keys cannot be used, ``image_codec`` is set for observations that are not images, or ``inference`` is
+                not ``local`` and the policy has extra columns or trees of observations.
             SpoolError: If the spool cannot be used, or another process uses it.
             LearnerUnavailable: If no learner answers in time. The message names the stage.
             HandshakeRefused: If the learner refuses this actor. The message names the field and both values.
@@ -114,6 +116,8 @@ class RL4SysAgent(Resource):
             self._context.join(config.connect_timeout_s)
             self._spec = cast(PolicySpec, self._io.spec)
             config.check_images(self._spec.observation_space)
+            if config.inference != "local" and (reason := local_only_reason(self._spec)):
+                raise ConfigError(f"inference is {config.inference!r}, but {reason}", key="inference")
             session_parameters = cast(SessionParameters, self._io.session_parameters)
             learners = session_parameters.rollout_length or 128
             self._rollout = min(config.rollout_length or learners, config.max_traj_length, session_parameters.max_segment_steps)
@@ -132,7 +136,8 @@ class RL4SysAgent(Resource):
 
         Args:
             traj: The running trajectory. None or a completed one starts a new trajectory.
-            obs: Observation ``[*obs]`` or ``[1, *obs]``: a finite array, tensor or list.
+            obs: Observation ``[*obs]`` or ``[1, *obs]``: a finite array, tensor or list. For a Dict or Tuple space, a dict or
+                tuple of them.
             mask: ``[n]`` or ``[1, n]``, 1 where an action is allowed. None allows all actions.
 
         Returns:
@@ -161,7 +166,7 @@ class RL4SysAgent(Resource):
 
         Args:
             trajs: ``N`` trajectories as in `request_for_action`. None starts ``N`` new ones.
-            obs: Observations ``[N, *obs]``.
+            obs: Observations ``[N, *obs]``. For a Dict or Tuple space, a dict or tuple of ``[N, *leaf]``.
             masks: ``[N, n]``, or None.
 
         Returns:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import MaskError, ObservationError
-from rl4sys_zmq.values import DiscreteSpace, Space
+from rl4sys_zmq.values import DictSpace, DiscreteSpace, ObservationSpace, Space, TupleSpace
+from rl4sys_zmq.values.observations import integer_bounds, leaves_of
+from rl4sys_zmq.values.spaces import LeafSpace
+from rl4sys_zmq.values.trees import Tree
 
-__all__ = ["Inputs"]
+__all__ = ["Inputs", "TreeInputs", "inputs_for"]
 
 SMALL = 64
 """The largest number of elements for which a sum of Python floats is faster than two numpy calls."""
@@ -25,8 +29,9 @@ class Inputs:
             finite. Nearly all observations are like that. None if no observation of the space is.
     """
 
-    def __init__(self, observation_space: Space, action_space: Space) -> None:
+    def __init__(self, observation_space: LeafSpace, action_space: Space) -> None:
         self._space = observation_space
+        self._bounds = integer_bounds(observation_space)
         self._shape = observation_space.shape
         self._one = (1, *self._shape)
         self._dtype = np.dtype(observation_space.dtype)
@@ -36,7 +41,19 @@ class Inputs:
         self.plain_shape: tuple[int, ...] | None = self._shape if plain else None
         self._actions = action_space.n if isinstance(action_space, DiscreteSpace) else None
 
-    def observation(self, given: object) -> tuple[NDArray[Any], bool]:
+    def count(self, given: object) -> int:
+        """Return the number of observations of a batch."""
+        return len(given)  # type: ignore[arg-type]
+
+    def rows(self, observations: Tree) -> Sequence[Any]:
+        """Return the observations of a checked batch."""
+        return observations  # type: ignore[no-any-return]
+
+    def zero(self) -> Tree:
+        """Return an observation of zeros."""
+        return np.zeros(self._shape, dtype=self._dtype)
+
+    def observation(self, given: object) -> tuple[Tree, bool]:
         """Return one observation ``[*obs]``, and True if it came as ``[1, *obs]``.
 
         Raises:
@@ -51,7 +68,7 @@ class Inputs:
         self._check(array)
         return array, leading
 
-    def observations(self, given: object, count: int) -> NDArray[Any]:
+    def observations(self, given: object, count: int) -> Tree:
         """Return a batch ``[count, *obs]``.
 
         Raises:
@@ -103,10 +120,10 @@ class Inputs:
             ) from exc
 
     def _check(self, array: NDArray[Any]) -> None:
-        space = self._space
         if not self._float:
-            if isinstance(space, DiscreteSpace) and not ((array >= space.start) & (array < space.start + space.n)).all():
-                raise ObservationError(f"observation {array.tolist()} lies outside {space.start} to {space.start + space.n - 1}")
+            if self._bounds is not None and not ((array >= self._bounds[0]) & (array <= self._bounds[1])).all():
+                low, high = (bound.tolist() for bound in self._bounds)
+                raise ObservationError(f"observation {array.tolist()!s:.200} lies outside {low!s:.80} to {high!s:.80}")
             return
         flat = array.ravel()
         if flat.size <= SMALL and math.isfinite(sum(flat.tolist())):
@@ -114,6 +131,61 @@ class Inputs:
         if not np.isfinite(flat).all():
             index = int(np.flatnonzero(~np.isfinite(flat))[0])
             raise ObservationError(f"observation element {index} is {flat[index]}; every element must be finite")
+
+
+class TreeInputs(Inputs):
+    """The reader of observations that are trees of arrays. Each leaf is read as `Inputs` reads a single array."""
+
+    def __init__(self, observation_space: ObservationSpace, action_space: Space) -> None:
+        self._leaves = leaves_of(observation_space)
+        self._readers = [Inputs(space, action_space) for space in self._leaves.spaces]
+        self._actions = self._readers[0]._actions
+        self.plain_dtype = self.plain_shape = None
+
+    def count(self, given: object) -> int:
+        """Return the number of observations of a batch, from its first leaf."""
+        return len(self._leaves.flatten(given)[0])
+
+    def rows(self, observations: Tree) -> Sequence[Any]:
+        """Return the observations of a checked batch, as trees."""
+        return self._leaves.rows(observations)
+
+    def zero(self) -> Tree:
+        """Return an observation of zeros."""
+        return self._leaves.unflatten(reader.zero() for reader in self._readers)
+
+    def observation(self, given: object) -> tuple[Tree, bool]:
+        """Return one observation, and True if each leaf came with a leading axis of 1.
+
+        Raises:
+            ObservationError: If the dicts or tuples differ from those of the space, or as for a single array.
+        """
+        read = self._read(given, lambda reader, leaf: reader.observation(leaf))
+        return self._leaves.unflatten(leaf for leaf, _ in read), all(leading for _, leading in read)
+
+    def observations(self, given: object, count: int) -> Tree:
+        """Return a batch: a tree of arrays ``[count, *leaf]``.
+
+        Raises:
+            ObservationError: As for `observation`.
+        """
+        return self._leaves.unflatten(self._read(given, lambda reader, leaf: reader.observations(leaf, count)))
+
+    def _read(self, given: object, read: Callable[[Inputs, object], Any]) -> list[Any]:
+        out = []
+        for name, reader, leaf in zip(self._leaves.names, self._readers, self._leaves.flatten(given), strict=True):
+            try:
+                out.append(read(reader, leaf))
+            except ObservationError as exc:
+                raise ObservationError(f"{name}: {exc}") from exc
+        return out
+
+
+def inputs_for(observation_space: ObservationSpace, action_space: Space) -> Inputs:
+    """Return the reader for one pair of spaces."""
+    if isinstance(observation_space, DictSpace | TupleSpace):
+        return TreeInputs(observation_space, action_space)
+    return Inputs(observation_space, action_space)
 
 
 def _host(given: object) -> object:

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rl4sys_zmq.actor.observation_column import TreeColumn, new_column
 from rl4sys_zmq.actor.segment_queue import Outbox
 from rl4sys_zmq.errors import RewardError
-from rl4sys_zmq.values import DiscreteSpace, Segment, Space
+from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space
+from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire import action_dtype
 
 __all__ = ["ClosedSegments", "PendingRewards", "SegmentWriter", "Stamp", "Step"]
@@ -38,7 +40,7 @@ class Step:
     """One decision, and its row once it is stored. `SegmentWriter.write` copies it into the columns.
 
     Attributes:
-        obs: The observation ``[*obs]``.
+        obs: The observation ``[*obs]``, or a tree of arrays.
         raw: The action to train on, None if no policy chose it.
         log_prob: The log-probability of `raw` under the policy.
         stamp: The policy version.
@@ -50,7 +52,7 @@ class Step:
 
     __slots__ = ("known_reward", "log_prob", "mask", "obs", "raw", "row", "stamp", "writer")
 
-    obs: NDArray[Any]
+    obs: Tree
     raw: Any
     log_prob: float
     stamp: Stamp
@@ -64,7 +66,7 @@ class SegmentWriter:
     """The columns of one segment while it grows, and while it waits for late rewards.
 
     Attributes:
-        observations: ``[rows + 1, *obs]``. The last row in use can be the one to bootstrap from.
+        observations: ``[rows + 1, *obs]``, or a `TreeColumn`. The last row in use can be the one to bootstrap from.
         actions: ``[rows, *act]``.
         rewards: ``[rows]``, NaN while missing.
         log_probs: ``[rows]``.
@@ -108,12 +110,12 @@ class SegmentWriter:
         "versions",
     )
 
-    def __init__(self, observation_space: Space, action_space: Space, max_steps: int, segment_index: int) -> None:
+    def __init__(self, observation_space: ObservationSpace, action_space: Space, max_steps: int, segment_index: int) -> None:
         rows = min(max_steps, FIRST_ROWS)
         self.limit = max_steps
         self.rows = rows
         self._space = action_space
-        self.observations = np.empty((rows + 1, *observation_space.shape), dtype=observation_space.dtype)
+        self.observations = new_column(observation_space, rows + 1)
         self.actions = np.empty((rows, *action_space.shape), dtype=action_dtype(action_space))
         self.rewards = NO_REWARDS[:rows].copy()  # takes a third of the time of np.full, at each cut
         self.log_probs = np.empty(rows, dtype=np.float32)
@@ -155,6 +157,10 @@ class SegmentWriter:
         step.row = row
         self.steps = row + 1
 
+    def continues(self, step: Step) -> bool:
+        """Return True if a step can be the next row. With extra columns, it depends on the policy's state."""
+        return True
+
     def set_reward(self, row: int, reward: float, first: bool) -> None:
         """Write a reward into its row. `first` is False if the row already has one.
 
@@ -171,7 +177,7 @@ class SegmentWriter:
         """Return the first row without a reward."""
         return int(np.isnan(self.rewards[: self.steps]).argmax())
 
-    def close(self, observation: NDArray[Any] | None, mask: NDArray[np.bool_] | None) -> None:
+    def close(self, observation: Tree | None, mask: NDArray[np.bool_] | None) -> None:
         """End the segment. `observation` is the one to bootstrap from, None if the episode terminated."""
         if observation is not None:
             self._bootstrap = True
@@ -180,9 +186,12 @@ class SegmentWriter:
                 self._set_mask(self.steps, mask)
 
     @property
-    def last_observation(self) -> NDArray[Any]:
+    def last_observation(self) -> Tree:
         """A copy of the last row's observation. The segment must have at least one row."""
-        return np.array(self.observations[self.steps - 1])
+        observations = self.observations
+        if isinstance(observations, TreeColumn):
+            return observations.copy_row(self.steps - 1)
+        return np.array(observations[self.steps - 1])
 
     @property
     def reward_sum(self) -> float:
@@ -219,7 +228,10 @@ class SegmentWriter:
 
     def _grow(self) -> None:
         rows = self.rows
-        self.observations = np.concatenate([self.observations, np.empty_like(self.observations[:rows])])
+        if isinstance(self.observations, TreeColumn):
+            self.observations.grow(rows)
+        else:
+            self.observations = np.concatenate([self.observations, np.empty_like(self.observations[:rows])])
         self.actions = np.concatenate([self.actions, np.empty_like(self.actions)])
         self.rewards = np.concatenate([self.rewards, np.full(rows, np.nan, dtype=np.float32)])
         self.log_probs = np.concatenate([self.log_probs, np.empty_like(self.log_probs)])

@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from rl4sys_zmq.actor.action import RL4SysAction
 from rl4sys_zmq.actor.context import AgentContext
 from rl4sys_zmq.actor.inputs import Inputs
+from rl4sys_zmq.actor.recorded import ColumnWriter, RecordedAction
 from rl4sys_zmq.actor.segments import ClosedSegments, SegmentWriter
 from rl4sys_zmq.errors import ActionError, ObservationError, RewardError
 from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.values import PolicySpec
+from rl4sys_zmq.values.trees import Tree
 
 __all__ = ["Episodes", "RL4SysTrajectory"]
 
@@ -30,8 +32,9 @@ class RL4SysTrajectory:
 
     # The other slots are internal. `policy` chose the last action; with ``swap: episode`` it acts for the whole episode.
     # `selected_under` is the agent's policy at the time `policy` was selected: while the agent still has it, `policy` stays
-    # valid. # `has_credit` is True once the open segment has its credit. `cap_left` counts down from ``max_traj_length``, and
-    # `steps_before` counts the steps of earlier segments.
+    # valid. `state` is the state of a policy with extra columns after the last added action. `has_credit` is True once the
+    # open segment has its credit. `cap_left` counts down from ``max_traj_length``, and `steps_before` counts the steps of
+    # earlier segments.
     __slots__ = (
         "cap_left",
         "closed",
@@ -42,6 +45,7 @@ class RL4SysTrajectory:
         "last",
         "policy",
         "selected_under",
+        "state",
         "steps_before",
         "writer",
     )
@@ -56,6 +60,7 @@ class RL4SysTrajectory:
         self.last: RL4SysAction | None = None
         self.policy: Policy | None = None
         self.selected_under: Policy | None = None
+        self.state: Any = None
         self.cap_left = cap
         self.has_credit = False
 
@@ -74,14 +79,15 @@ class Episodes:
     Attributes:
         owner: Identifies the agent, as in `Stamp`.
         rollout: The number of steps at which a segment is cut.
+        inputs: The reader of observations.
     """
 
     def __init__(self, context: AgentContext, spec: PolicySpec, inputs: Inputs, rollout: int) -> None:
         config = context.config
         self.owner = context.owner
         self.rollout = rollout
-        self._spaces = spec.observation_space, spec.action_space
-        self._inputs = inputs
+        self._spec = spec
+        self.inputs = inputs
         self._pending, self._counters = context.pending, context.counters
         self._stores = config.explore
         self._max_steps = config.max_traj_length
@@ -89,12 +95,12 @@ class Episodes:
 
     def begin(self) -> RL4SysTrajectory:
         """Return a new trajectory."""
-        return RL4SysTrajectory(self, self._ids.getrandbits(64), SegmentWriter(*self._spaces, self.rollout, 0), self._max_steps)
+        return RL4SysTrajectory(self, self._ids.getrandbits(64), self._new_writer(self.rollout, 0), self._max_steps)
 
     def running(
         self,
         trajs: Sequence[RL4SysTrajectory | None],
-        observations: Sequence[NDArray[Any]] | NDArray[Any],
+        observations: Sequence[Tree],
         masks: Sequence[NDArray[np.bool_] | None],
         generation: int,
     ) -> list[RL4SysTrajectory]:
@@ -121,7 +127,7 @@ class Episodes:
                 self.end(traj, traj.last)
 
     def cut(
-        self, traj: RL4SysTrajectory, observation: NDArray[Any], mask: NDArray[np.bool_] | None, *, follows: bool = True
+        self, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None, *, follows: bool = True
     ) -> SegmentWriter:
         """Close the open segment, with `observation` to bootstrap from, and return the next one.
 
@@ -139,14 +145,21 @@ class Episodes:
         traj.has_credit = False
         traj.selected_under = None
         index = writer.segment_index + (1 if follows else 2)
-        traj.writer = SegmentWriter(*self._spaces, min(self.rollout, traj.cap_left), index)
+        traj.writer = self._new_writer(min(self.rollout, traj.cap_left), index)
         return traj.writer
+
+    def _new_writer(self, max_steps: int, segment_index: int) -> SegmentWriter:
+        spec = self._spec
+        if spec.columns:
+            return ColumnWriter(spec.observation_space, spec.action_space, max_steps, segment_index, spec.columns)
+        return SegmentWriter(spec.observation_space, spec.action_space, max_steps, segment_index)
 
     def add(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
         """Store an action as the next step of `traj`, for `RL4SysAgent.add_to_trajectory`.
 
-        This is the slow path with all checks. It starts a new segment if the policy's generation has changed, or if the action
-        was not chosen by a policy (a fallback action, which is not stored).
+        This is the slow path with all checks. It starts a new segment if the policy's generation has changed, if the action was
+        not chosen by a policy (a fallback action, which is not stored), or if it was chosen from another state than that after
+        the last step.
 
         Raises:
             ActionError: As for `RL4SysAgent.add_to_trajectory`.
@@ -161,6 +174,8 @@ class Episodes:
         if traj.completed:
             raise ActionError("this trajectory has ended; request_for_action starts another")
         traj.last = action
+        if isinstance(action, RecordedAction):
+            traj.state = action.state
         if not self._stores:
             return
         writer = traj.writer
@@ -170,7 +185,7 @@ class Episodes:
             return
         if not writer.steps:
             writer.generation = action.generation
-        elif writer.generation != action.generation:
+        elif writer.generation != action.generation or not writer.continues(action):
             writer = self.cut(traj, action.obs, action.mask)
             writer.generation = action.generation
         writer.write(action)
@@ -187,7 +202,7 @@ class Episodes:
         if truncated and self._stores:
             if final_obs is None:
                 raise ObservationError("truncated=True needs final_obs, the observation after the last action")
-            final = self._inputs.observation(final_obs)[0]
+            final = self.inputs.observation(final_obs)[0]
         if action is not None and action.writer is None:
             self.add(traj, action)
         writer = traj.writer

@@ -159,6 +159,8 @@ class WeightSubscriber:
             self.spec.action_space,
         ):
             raise HandshakeRefused(Refusal.MISMATCH, "it now has other spaces than in the last session", "observation_space")
+        if self.spec is not None and spec.columns != self.spec.columns:
+            raise HandshakeRefused(Refusal.MISMATCH, "its policy now has other extra columns than in the last session", "spec")
         if pub.host == "*":
             pub = Address("tcp", self._learner.host, pub.port)
         self.spec, self._welcome, self._pub = spec, dataclasses.replace(welcome, body=()), pub  # the spec has the blob

@@ -13,7 +13,7 @@ from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
-from rl4sys_zmq.values import DiscreteSpace, Segment, Space
+from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space
 
 __all__ = ["ALGORITHM", "CountingLearner"]
 
@@ -84,7 +84,9 @@ class CountingLearner(Resource):
 def _serve(bind: str) -> None:
     made: list[CountingAlgorithm] = []
 
-    def factory(observation_space: Space, action_space: Space, parameters: Mapping[str, object], seed: int) -> CountingAlgorithm:
+    def factory(
+        observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
+    ) -> CountingAlgorithm:
         head = "categorical" if isinstance(action_space, DiscreteSpace) else "gaussian"
         made.append(
             CountingAlgorithm(

@@ -26,7 +26,7 @@ from rl4sys_zmq.config import AgentConfig, WeightsConfig
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec, Space
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySpec, Space
 
 __all__ = ["CASES", "LEVELS", "measure_fanout"]
 
@@ -86,7 +86,7 @@ def _spec(kilobytes: int) -> PolicySpec:
 def _ours(spec: PolicySpec, actors: int, level: int, versions: int, seed: int) -> float:
     made: list[RandomWalkAlgorithm] = []
 
-    def build(observations: Space, actions: Space, parameters: Mapping[str, object], _: int) -> RandomWalkAlgorithm:
+    def build(observations: ObservationSpace, actions: Space, parameters: Mapping[str, object], _: int) -> RandomWalkAlgorithm:
         made.append(RandomWalkAlgorithm(spec, FakeParameters(steps_per_update=1, rollout_length=1), seed))
         return made[-1]
 

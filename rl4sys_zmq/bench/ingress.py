@@ -23,7 +23,7 @@ from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.memory_watch import keep_freed_memory
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
-from rl4sys_zmq.values import BoxSpace, Segment, Space, space_to_json
+from rl4sys_zmq.values import BoxSpace, ObservationSpace, Segment, Space, space_to_json
 
 __all__ = ["Rate", "append_rate", "ours", "raw"]
 
@@ -66,7 +66,7 @@ class CountingAlgorithm(FakeAlgorithm):
         return None
 
 
-def _build(observations: Space, actions: Space, parameters: Mapping[str, object], seed: int) -> CountingAlgorithm:
+def _build(observations: ObservationSpace, actions: Space, parameters: Mapping[str, object], seed: int) -> CountingAlgorithm:
     head = "gaussian" if isinstance(actions, BoxSpace) else "categorical"
     CountingAlgorithm.made.append(CountingAlgorithm(mlp_spec(observations, actions, head, (8,)), FakeParameters(), seed))
     return CountingAlgorithm.made[-1]

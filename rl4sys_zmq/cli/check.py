@@ -16,7 +16,7 @@ from rl4sys_zmq.learner.admission import algorithm_parameters, check_learning_op
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, AlgorithmEntry, make_algorithm
 from rl4sys_zmq.learner.algorithms.entry import parameter_table, readings
 from rl4sys_zmq.plugins import import_plugins
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Space
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, Space
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -99,7 +99,7 @@ def _client(client_id: str, name: str, entry: ClientConfig, config: LearnerConfi
 
 
 def _algorithm(
-    name: str, parameters: Mapping[str, object], observations: Space | None, actions: Space | None, where: str = ""
+    name: str, parameters: Mapping[str, object], observations: ObservationSpace | None, actions: Space | None, where: str = ""
 ) -> Iterator[str]:
     """Check the parameters, plan the policy, and yield the result as lines.
 

@@ -30,7 +30,7 @@ __all__ = ["clear_letters", "print_letters", "show_letter"]
 MAX_LETTER_BYTES = 1 << 28
 MAX_SEGMENTS_SHOWN = 16
 _LENGTH = struct.Struct("<I")
-_COLUMNS = ("observations", "actions", "rewards", "log_probs", "versions", "masks")
+_COLUMNS = ("actions", "rewards", "log_probs", "versions", "masks")
 
 
 class ColumnFigures(TypedDict):
@@ -231,7 +231,14 @@ def _outline(path: Path) -> str:
 
 def _described(segment: Segment) -> SegmentFigures:
     how = "terminated" if segment.terminated else "truncated" if segment.truncated else "capped" if segment.capped else "cut"
-    columns = ((name, getattr(segment, name)) for name in _COLUMNS)
+    observed = segment.observation_leaves
+    names = ["observations"] if len(observed) == 1 else [f"observations[{n}]" for n in range(len(observed))]
+    columns = [
+        *zip(names, observed, strict=True),
+        *((name, getattr(segment, name)) for name in _COLUMNS),
+        *segment.extras.items(),
+        *segment.initial.items(),
+    ]
     total = segment.episode_return
     return {
         "steps": segment.steps,

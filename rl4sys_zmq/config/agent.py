@@ -12,6 +12,7 @@ from typing import Self
 from rl4sys_zmq.config.addresses import connect_uri, dialled
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.config.options import (
+    OBSERVATION_SPACE,
     SPACE,
     as_json,
     check_fields,
@@ -36,7 +37,7 @@ from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
 from rl4sys_zmq.config.weights import WeightsConfig, weights_options
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.images import NEEDS_PILLOW, ImageCodec, has_pillow, image_size
-from rl4sys_zmq.values import Space
+from rl4sys_zmq.values import ObservationSpace, Space
 
 __all__ = ["AgentConfig"]
 
@@ -75,7 +76,7 @@ class AgentConfig:
     """The level of this package's logger: DEBUG, INFO, WARNING, ERROR or CRITICAL. Default: the program's logging decides."""
     plugins: tuple[str, ...] = option(modules, ())
     """Modules to import before the actor joins, for example to register policies."""
-    observation_space: Space | None = option(SPACE, None)
+    observation_space: ObservationSpace | None = option(OBSERVATION_SPACE, None)
     """The observation space. Default: the learner's configuration sets it."""
     action_space: Space | None = option(SPACE, None)
     """The action space. Default: the learner's configuration sets it."""
@@ -176,7 +177,7 @@ class AgentConfig:
         """The image codec, or None if images are not coded."""
         return ImageCodec(self.image_codec, self.jpeg_quality) if self.image_codec != "off" else None
 
-    def check_images(self, observation_space: Space) -> None:
+    def check_images(self, observation_space: ObservationSpace) -> None:
         """Check that the observations are images that `image_codec` can code.
 
         The agent calls this again when it joins, because the space may come from the learner.
@@ -186,9 +187,10 @@ class AgentConfig:
         """
         if self.images is None:
             return
-        if observation_space.dtype != "|u1" or image_size(observation_space.shape) is None:
+        shape = observation_space.shape
+        if observation_space.dtype != "|u1" or shape is None or image_size(shape) is None:
             wanted = "a uint8 box that ends in [height, width] or [height, width, 1 or 3], of 8 to 65500 pixels a side"
-            found = f"{observation_space.dtype} of shape {observation_space.shape}"
+            found = f"{observation_space!s:.80}" if shape is None else f"{observation_space.dtype} of shape {shape}"
             raise ConfigError(f"image_codec: needs {wanted}, not {found}; or turn it off", key="image_codec")
 
     @property

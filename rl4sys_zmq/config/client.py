@@ -7,6 +7,7 @@ from dataclasses import InitVar, dataclass
 from typing import Self
 
 from rl4sys_zmq.config.options import (
+    OBSERVATION_SPACE,
     SPACE,
     as_json,
     check_fields,
@@ -21,7 +22,7 @@ from rl4sys_zmq.config.options import (
 from rl4sys_zmq.config.rl4sys import algorithm_name, expand_sections
 from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
 from rl4sys_zmq.config.weights import WeightsConfig, weights_options
-from rl4sys_zmq.values import Space
+from rl4sys_zmq.values import ObservationSpace, Space
 
 __all__ = ["ClientConfig"]
 
@@ -43,7 +44,7 @@ class ClientConfig:
     """The algorithm's parameters, under any of their names."""
     type: str | None = option(optional(one_of("onpolicy", "offpolicy")), None, names=("algorithm_type",))
     """The expected type of the algorithm. Default: no expectation."""
-    observation_space: Space | None = option(SPACE, None)
+    observation_space: ObservationSpace | None = option(OBSERVATION_SPACE, None)
     """The observation space. Default: the first actor sets it."""
     action_space: Space | None = option(SPACE, None)
     """The action space. Default: the first actor sets it."""

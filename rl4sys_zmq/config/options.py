@@ -20,12 +20,13 @@ import numpy as np
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.names import NAME_RULE, is_name
-from rl4sys_zmq.values import Space, space_from, space_to_json
+from rl4sys_zmq.values import ObservationSpace, Space, observation_space_from, space_from, space_to_json
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 __all__ = [
+    "OBSERVATION_SPACE",
     "SPACE",
     "Check",
     "InvalidValue",
@@ -243,7 +244,9 @@ def space(value: object) -> Space:
 
 
 SPACE: Check[Space | None] = optional(space)
-"""The check for an optional space."""
+"""The check for an optional space of actions."""
+OBSERVATION_SPACE: Check[ObservationSpace | None] = optional(observation_space_from)
+"""The check for an optional space of observations."""
 
 
 def check_value(key: str, value: object, check: Check[T]) -> T:
@@ -369,7 +372,7 @@ def as_json(config: DataclassInstance) -> dict[str, object]:
     for field in fields(config):
         value = getattr(config, field.name)
         if "check" in field.metadata and (value is not None or field.default is not None):
-            is_space = field.metadata["check"] is SPACE
+            is_space = field.metadata["check"] in (SPACE, OBSERVATION_SPACE)
             out[field.name] = space_to_json(value) if is_space else plain(value)
     return out
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rl4sys_zmq.config.options import check_value, flag, integer, number, optional
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Space
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, Space
 
 __all__ = ["FLAT_KEYS", "resolve_spaces"]
 
@@ -49,11 +49,13 @@ def resolve_spaces(config: Any, flat: Mapping[str, object]) -> None:
         object.__setattr__(config, name, value)
 
 
-def _observation_space(given: Space | None, size: int | None) -> Space | None:
+def _observation_space(given: ObservationSpace | None, size: int | None) -> ObservationSpace | None:
     if size is None:
         return given
     if given is None:
         return BoxSpace((size,))
+    if not isinstance(given, BoxSpace | DiscreteSpace):
+        raise ConfigError(f"input_size: {size} needs a Box or Discrete 'observation_space', not {given!s:.80}", key="input_size")
     actual = given.size if isinstance(given, BoxSpace) else given.n
     if actual != size:
         raise ConfigError(f"input_size: {size} contradicts 'observation_space' of {actual} elements", key="input_size")

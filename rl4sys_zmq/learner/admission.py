@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import secrets
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from rl4sys_zmq.config.weights import weights_options
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import ALGORITHMS
 from rl4sys_zmq.names import check_name
-from rl4sys_zmq.values import PolicySpec, Space, space_from, space_to_json
+from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space, observation_space_from, space_from, space_to_json
 from rl4sys_zmq.weights import EncodingOptions, WireDtype
 from rl4sys_zmq.wire.messages import Assign, Hello
 
@@ -40,6 +40,13 @@ _LEARNING_KEYS = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updat
 """Options of the learner that can also be among an algorithm's parameters. The algorithm itself does not receive them."""
 
 
+_SPACES: Mapping[str, Callable[[object], ObservationSpace]] = {
+    "observation_space": observation_space_from,
+    "action_space": space_from,
+}
+"""The readers of a client's spaces."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
     """The settings of a client, resolved once from the learner's configuration and its first actor's HELLO."""
@@ -48,7 +55,7 @@ class ClientSettings:
     algorithm_name: str
     algorithm_type: str
     parameters: Mapping[str, Any]
-    observation_space: Space
+    observation_space: ObservationSpace
     action_space: Space
     seed: int
     max_policy_lag: int | None
@@ -174,7 +181,7 @@ def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[
         ConfigError: If the entry names another algorithm or space, with which the saved state cannot be used.
     """
     entry = config.clients.get(client_id, ClientConfig())
-    spaces = {key: space_from(known[key]) for key in ("observation_space", "action_space")}
+    spaces = {key: read(known[key]) for key, read in _SPACES.items()}
     ours: dict[str, object] = {"algorithm_name": known["algorithm_name"], **spaces}
     for key, value in ours.items():
         said = getattr(entry, key)
@@ -224,7 +231,7 @@ def _resolve_configuration(config: LearnerConfig, client_id: str, hello: Hello) 
         entry.type or "",
         parameters,
         _space("observation_space", entry.observation_space, hello.observation_space),
-        _space("action_space", entry.action_space, hello.action_space),
+        cast(Space, _space("action_space", entry.action_space, hello.action_space)),
         _seed(config, client_id, parameters.get("seed")),
         pick("max_policy_lag"),
         pick("on_lag"),
@@ -243,9 +250,9 @@ def require_match(settings: ClientSettings, hello: Hello) -> None:
     pairs: list[tuple[str, object, object]] = []
     if hello.algorithm_name:
         pairs.append(("algorithm_name", hello.algorithm_name.upper(), settings.algorithm_name))
-    for key in ("observation_space", "action_space"):
+    for key, read in _SPACES.items():
         if given := getattr(hello, key):
-            pairs.append((key, space_to_json(space_from(given)), space_to_json(getattr(settings, key))))
+            pairs.append((key, space_to_json(read(given)), space_to_json(getattr(settings, key))))
     for key, value in hello.algorithm_parameters.items():
         ours = getattr(settings, key) if key in _LEARNING_KEYS and value is not None else settings.parameters.get(key, "not set")
         pairs.append((f"algorithm_parameters.{key}", value, ours))
@@ -264,11 +271,11 @@ def _same(one: object, other: object) -> bool:
     return one == other
 
 
-def _space(key: str, entry: Space | None, given: Mapping[str, Any]) -> Space:
+def _space(key: str, entry: ObservationSpace | None, given: Mapping[str, Any]) -> ObservationSpace:
     if entry is not None:
         return entry
     if given:
-        return space_from(given)
+        return _SPACES[key](given)
     raise ConfigError(
         f"neither the learner's configuration nor this actor gives the {key}; set it (or input_size and act_dim)", key=key
     )

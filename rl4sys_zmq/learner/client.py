@@ -286,7 +286,7 @@ class Client:
         writing = self.settings.writing(spec)
         writing = replace(writing, level=min(writing.level, 1))  # higher levels would occupy the gateway thread too long
         self.weight_history.describe(self.policy_id, writing)
-        self.schema = SegmentSchema(spec.observation_space, spec.action_space, MAX_SEGMENT_STEPS)
+        self.schema = SegmentSchema.of(spec, MAX_SEGMENT_STEPS)
 
     # ---- return to a checkpoint
 

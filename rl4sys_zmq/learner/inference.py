@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import CallbackStuck, CallRefusal, MaskError
-from rl4sys_zmq.policies import Policy, Sampler, build_policy
+from rl4sys_zmq.policies import Policy, Sampler, build_policy, local_only_reason
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import Batching, RefuseCall, Server
 from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, PolicySpec
@@ -122,6 +122,8 @@ class PolicyService(Resource):
             policy, spec = self._policy(client_id)
         except KeyError:  # the client was forgotten while these calls waited
             return [RefuseCall(CallRefusal.UNKNOWN, f"client {client_id!r} was forgotten") for _ in payloads]
+        if reason := local_only_reason(spec):
+            return [RefuseCall(CallRefusal.INVALID, reason) for _ in payloads]
         self.asked.add(client_id)
         answers: list[Any] = [None] * len(payloads)
         groups: dict[bool, dict[int, Rows]] = {}
@@ -168,7 +170,9 @@ def _read(payload: Any, spec: PolicySpec) -> Rows:
     shape = spec.observation_space.shape
     if not isinstance(obs, np.ndarray) or obs.shape[1:] != shape or not 1 <= len(obs) <= MAX_ROWS:
         found = getattr(obs, "shape", type(obs).__name__)
-        raise RefuseCall(CallRefusal.INVALID, f"obs is {found}; expected the shape [N, *{list(shape)}], N from 1 to {MAX_ROWS}")
+        raise RefuseCall(
+            CallRefusal.INVALID, f"obs is {found}; expected the shape [N, *{list(shape or ())}], N from 1 to {MAX_ROWS}"
+        )
     if obs.dtype.kind == "f" and not np.isfinite(obs).all():
         raise RefuseCall(CallRefusal.INVALID, "obs has a number that is not finite")
     if type(explore) is not bool:

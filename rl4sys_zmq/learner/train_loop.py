@@ -28,7 +28,7 @@ from rl4sys_zmq.learner.suspects import CrashSuspects
 from rl4sys_zmq.learner.training import AlgorithmUpdater, UpdateOutcome
 from rl4sys_zmq.learner.validation import Bounds, ContentRules, content_errors
 from rl4sys_zmq.transports import Poller, Socket
-from rl4sys_zmq.values import PolicySnapshot, PolicySpec, space_from
+from rl4sys_zmq.values import PolicySnapshot, PolicySpec, observation_space_from, space_from
 from rl4sys_zmq.weights import digest, encode_update
 from rl4sys_zmq.wire import Batch, SegmentSchema, blob_digest, decode, spec_body, spec_to_document
 from rl4sys_zmq.wire.messages import (
@@ -80,7 +80,7 @@ class TrainLoop:
         self._spec = self._algorithm.spec()
         own_limit = -1 if self._algorithm.max_policy_lag is None else self._algorithm.max_policy_lag
         self._max_policy_lag = self._assign.max_policy_lag if self._assign.max_policy_lag >= 0 else own_limit
-        self._schema = SegmentSchema(self._spec.observation_space, self._spec.action_space, MAX_SEGMENT_STEPS)
+        self._schema = SegmentSchema.of(self._spec, MAX_SEGMENT_STEPS)
         self._bounds = Bounds(self._schema, self._assign.max_magnitude, self._assign.max_reward)
         self._snapshot: PolicySnapshot | None = None
         self._before: PolicySnapshot | None = None
@@ -184,7 +184,7 @@ class TrainLoop:
 
     def _build(self) -> Algorithm:
         a = self._assign
-        spaces = space_from(a.observation_space), space_from(a.action_space)
+        spaces = observation_space_from(a.observation_space), space_from(a.action_space)
         make = ALGORITHMS.get(a.algorithm_name).load()
         plan = planned_policy(a.algorithm_name, *spaces, a.parameters)
         if plan is not None:
@@ -303,7 +303,7 @@ class TrainLoop:
         nbytes = sum(len(frame) for frame in message.body)
         self._reporter.taken_bytes += nbytes
         submit = cast(Submit, decode(message.body, verify=False))
-        batch = Batch(submit)
+        batch = Batch(submit, self._schema)
         segments = batch.segments()
         refused = batch.errors(self._schema) if message.refused else {}  # the same check as in the gateway
         bad = content_errors(

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
+from rl4sys_zmq.values.observations import integer_bounds
+from rl4sys_zmq.values.spaces import LeafSpace
 from rl4sys_zmq.wire import Batch, SegmentSchema
 
 __all__ = ["Bounds", "ContentRules", "MAX_LOG_PROB", "ColumnRange", "content_error", "content_errors", "is_finite"]
@@ -100,7 +102,8 @@ class Bounds:
 
         Args:
             schema: Contains the client's spaces.
-            max_magnitude: Largest absolute value of an observation or a raw action where the space has no bound.
+            max_magnitude: Largest absolute value of an extra column, and of an observation or a raw action where the space has
+                no bound.
             max_reward: Largest absolute value of a reward.
         """
         self.max_reward = max_reward
@@ -108,34 +111,37 @@ class Bounds:
         discrete = isinstance(actions, DiscreteSpace)
         widest = MAX_LOG_PROB * max(1, 1 if discrete else actions.size)  # type: ignore[union-attr]
         self._ranges = {
-            "r": _flat_range(-max_reward, max_reward),
-            "l": _flat_range(-widest, CERTAIN if discrete else widest),
+            "rewards": _flat_range(-max_reward, max_reward),
+            "log_probs": _flat_range(-widest, CERTAIN if discrete else widest),
         }
-        if isinstance(schema.observation_space, BoxSpace):
-            self._ranges["o"] = _of_box(schema.observation_space, max_magnitude)
+        for name, leaf in zip(schema.leaves.names, schema.leaves.spaces, strict=True):
+            if not isinstance(leaf, DiscreteSpace):
+                self._ranges[name] = _of_leaf(leaf, max_magnitude)
         if isinstance(actions, BoxSpace):  # raw actions, before they are clipped or squashed into the box
-            self._ranges["a"] = _of_box(BoxSpace(actions.shape, actions.dtype), max_magnitude)
+            self._ranges["actions"] = _of_leaf(BoxSpace(actions.shape, actions.dtype), max_magnitude)
+        for extra in schema.extras:
+            if np.dtype(extra.dtype).kind == "f":
+                self._ranges[extra.name] = _flat_range(-max_magnitude, max_magnitude, extra.dtype)
 
-    def of(self, letter: str) -> ColumnRange | None:
-        """Return the range of a column; None if it has none.
-
-        Args:
-            letter: The column's letter in the layout of a segment (`rl4sys_zmq.wire.layout`), such as ``r`` for rewards.
-        """
-        return self._ranges.get(letter)
+    def of(self, name: str) -> ColumnRange | None:
+        """Return the range of a column by its name, such as ``rewards``; None if it has none."""
+        return self._ranges.get(name)
 
     def max_return(self, steps: int) -> float:
         """Return the largest absolute value of the return of an episode with this many steps."""
         return self.max_reward * max(steps, 1)
 
 
-def _flat_range(low: float, high: float) -> ColumnRange:
-    return ColumnRange(np.array([low]), np.array([high]), np.dtype(np.float32))
+def _flat_range(low: float, high: float, dtype: str = "<f4") -> ColumnRange:
+    return ColumnRange(np.array([low]), np.array([high]), np.dtype(dtype))
 
 
-def _of_box(space: Space, max_magnitude: float) -> ColumnRange:
-    assert isinstance(space, BoxSpace)
+def _of_leaf(space: LeafSpace, max_magnitude: float) -> ColumnRange:
     dtype = np.dtype(space.dtype)
+    bounds = integer_bounds(space)
+    if bounds is not None:
+        return ColumnRange(bounds[0].astype(np.float64), bounds[1].astype(np.float64), dtype)
+    assert isinstance(space, BoxSpace)
     low, high = space.low_array(), space.high_array()
     said = np.maximum(*(np.where(np.abs(bound) <= max_magnitude, np.abs(bound), 0.0) for bound in (low, high)))
     slack = ROUNDING * said * float(np.finfo(dtype if dtype.itemsize == 2 else np.float32).eps) if dtype.kind == "f" else 0.0
@@ -144,7 +150,7 @@ def _of_box(space: Space, max_magnitude: float) -> ColumnRange:
     return ColumnRange(low, high, dtype)
 
 
-_NUMBERS = {"o": "observations", "a": "actions", "r": "rewards", "l": "log_probs"}
+_NUMBERS = ("actions", "rewards", "log_probs")
 
 CHUNK = 1 << 16
 """Elements checked at a time, so that the intermediate results stay small."""
@@ -177,10 +183,13 @@ def content_errors(batch: Batch, segments: Sequence[Segment], skip: Container[in
         rules: The limits.
     """
     undecodable = {place: f"observations: {reason}" for place, reason in batch.decode_images().items()}
-    if _is_sound(batch, rules):
+    # A journal can hold segments that an earlier configuration of the client accepted.
+    unfit = {place: error.detail for place, error in batch.layout_errors(rules.schema).items() if place not in skip}
+    if not unfit and _is_sound(batch, rules):
         return undecodable
-    found = ((place, content_error(segment, rules)) for place, segment in enumerate(segments) if place not in skip)
-    return {**{place: reason for place, reason in found if reason}, **undecodable}
+    whole = (place for place in range(len(segments)) if place not in skip and place not in unfit)
+    found = ((place, content_error(segments[place], rules)) for place in whole)
+    return {**{place: reason for place, reason in found if reason}, **undecodable, **unfit}
 
 
 def _is_sound(batch: Batch, rules: ContentRules) -> bool:
@@ -193,21 +202,20 @@ def _is_sound(batch: Batch, rules: ContentRules) -> bool:
         or not np.maximum.reduce(np.abs(heads["episode_return"])) <= rules.bounds.max_reward
     ):
         return False
-    return all(_is_sound_column(letter, column, rules) for letter, column in batch.columns())
+    return all(_is_sound_column(name, column, rules) for name, column in batch.columns())
 
 
-def _is_sound_column(letter: str, column: NDArray[Any], rules: ContentRules) -> bool:
-    if letter == "v":
+def _is_sound_column(name: str, column: NDArray[Any], rules: ContentRules) -> bool:
+    if name == "versions":
         return int(column.max(initial=0)) <= rules.version
-    if letter == "m":
+    if name == "masks":
         return bool(column.all() or column.any(axis=1).all())
-    schema = rules.schema
-    space = schema.action_space if letter == "a" else schema.observation_space if letter == "o" else None
-    if isinstance(space, DiscreteSpace):
+    space = rules.schema.discrete.get(name)
+    if space is not None:
         low, high = space.start, space.start + space.n - 1
         if column.size and not low <= column.min() <= column.max() <= high:
             return False
-    bounds = rules.bounds.of(letter)
+    bounds = rules.bounds.of(name)
     if bounds is not None and not bounds.vacuous:
         return bounds.holds(column)
     return column.dtype.kind != "f" or is_finite(column)
@@ -231,11 +239,12 @@ def content_error(segment: Segment, rules: ContentRules) -> str:
     It may be non-finite, out of range, fully masked, or made by a version that was never published.
     """
     schema, generation, version = rules.schema, rules.generation, rules.version
-    for letter, name in _NUMBERS.items():
-        column = getattr(segment, name)
+    columns = dict(zip(schema.leaves.names, schema.leaves.flatten(segment.observations), strict=True))
+    columns.update({name: getattr(segment, name) for name in _NUMBERS})
+    for name, column in (*columns.items(), *segment.extras.items(), *segment.initial.items()):
         if column.dtype.kind == "f" and not is_finite(column):
             return f"{name} are not finite"
-        bounds = rules.bounds.of(letter)
+        bounds = rules.bounds.of(name)
         if bounds is not None and not bounds.vacuous and (error := bounds.error(name, column)):
             return error
     if segment.episode_return is not None:
@@ -244,11 +253,9 @@ def content_error(segment: Segment, rules: ContentRules) -> str:
             return "the episode's return is not finite"
         if abs(segment.episode_return) > limit:
             return f"the episode's return is {segment.episode_return:g}; expected at most {limit:g} in absolute value"
-    for name, column, space in (
-        ("actions", segment.actions, schema.action_space),
-        ("observations", segment.observations, schema.observation_space),
-    ):
-        if isinstance(space, DiscreteSpace) and not ((column >= space.start) & (column < space.start + space.n)).all():
+    for name, space in schema.discrete.items():
+        column = columns[name]
+        if not ((column >= space.start) & (column < space.start + space.n)).all():
             return f"{name} are outside {space.start} to {space.start + space.n - 1}"
     if segment.generation > generation or (segment.generation == generation and int(segment.versions.max()) > version):
         return (

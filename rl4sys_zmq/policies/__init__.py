@@ -1,6 +1,7 @@
 """Policies in numpy, built from a `PolicySpec` and a `PolicySnapshot`. Actors run them without torch.
 
 - `Policy`: the interface. `act` chooses one action, `act_batch` many; `build_policy` builds a policy.
+- `ColumnPolicy`: the base class of policies with extra columns or a state, such as recurrent ones.
 - `PolicyEntry`: one kind of policy in the registry `POLICIES`. `register_policy` adds one, `require_policy` looks one up.
 - `bind`: a policy's `act` for one thread, which can then use buffers of that thread.
 - `Sampler`: the random numbers for acting, one object for each host thread.
@@ -9,6 +10,7 @@ A policy is immutable, so threads can share it; they must not share a `Sampler`.
 """
 
 from rl4sys_zmq.policies.base import Act, Action, Policy, PolicyFactory, bind
+from rl4sys_zmq.policies.column_policy import ColumnPolicy, local_only_reason
 from rl4sys_zmq.policies.registry import POLICIES, PolicyEntry, build_policy, register_policy, require_policy
 from rl4sys_zmq.policies.sampler import Sampler
 
@@ -16,12 +18,14 @@ __all__ = [
     "POLICIES",
     "Act",
     "Action",
+    "ColumnPolicy",
     "Policy",
     "PolicyEntry",
     "PolicyFactory",
     "Sampler",
     "bind",
     "build_policy",
+    "local_only_reason",
     "register_policy",
     "require_policy",
 ]

@@ -45,7 +45,8 @@ class Policy(Protocol):
         """Choose one action.
 
         Args:
-            observation: ``[*obs]``, finite, of the space's shape. It is cast to float32.
+            observation: ``[*obs]``, finite, of the space's shape. It is cast to float32. If the space is a Dict or Tuple, a tree
+                of such arrays with the dtypes of their spaces.
             mask: ``[n]`` bool or 0/1, nonzero where an action is allowed. None allows all. Continuous policies ignore it.
             rng: The source of random numbers.
             explore: False for the mode of the distribution instead of a sample.
@@ -65,7 +66,7 @@ class Policy(Protocol):
         """Choose ``N`` actions with one forward pass.
 
         Args:
-            observations: ``[N, *obs]``.
+            observations: ``[N, *obs]``, or a tree of such arrays.
             masks: ``[N, n]`` or None, as in `act`.
             rng: The source of random numbers. The draws differ from those of ``N`` calls of `act`.
             explore: As in `act`.

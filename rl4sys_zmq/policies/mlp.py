@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from rl4sys_zmq.config.options import check_fields, flag, one_of, option, parse_options, sizes
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies.registry import PolicyEntry
-from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, PolicySpec, Space, TensorSpec, feature_size
+from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace, PolicySpec, Space, TensorSpec, feature_size
+from rl4sys_zmq.values.observations import flat_space
 
 __all__ = ["ENTRY", "OBS_CLIP", "MLPDocument", "mlp_document", "mlp_spec"]
 
@@ -42,7 +43,7 @@ class MLPDocument:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def tensors(self, observation_space: Space, action_space: Space) -> tuple[TensorSpec, ...]:
+    def tensors(self, observation_space: ObservationSpace, action_space: Space) -> tuple[TensorSpec, ...]:
         """Return the tensors of such a policy in these spaces.
 
         Raises:
@@ -54,7 +55,7 @@ class MLPDocument:
         if self.squash == "tanh" and not (isinstance(action_space, BoxSpace) and action_space.bounded):
             raise ConfigError("squash 'tanh' needs a bounded Box of actions", key="squash")
         outputs = action_space.size if isinstance(action_space, BoxSpace) else action_space.n
-        return tuple(self._tensors(feature_size(observation_space), outputs))
+        return tuple(self._tensors(feature_size(flat_space(observation_space, "an mlp policy")), outputs))
 
     def _tensors(self, width: int, outputs: int) -> Iterator[TensorSpec]:
         if self.normalise_observations:
@@ -71,7 +72,7 @@ class MLPDocument:
 
 
 def mlp_spec(
-    observation_space: Space,
+    observation_space: ObservationSpace,
     action_space: Space,
     head: str,
     hidden_sizes: tuple[int, ...] = (64, 64),
@@ -99,8 +100,11 @@ def mlp_document(spec: PolicySpec) -> MLPDocument:
     """Read the document of a spec of the kind ``mlp``.
 
     Raises:
-        ConfigError: If a key is unknown, a value is invalid, the tensors do not match the layers, or there is a blob.
+        ConfigError: If a key is unknown, a value is invalid, the tensors do not match the layers, or there is a blob or an extra
+            column.
     """
+    if spec.columns:
+        raise ConfigError(f"an mlp policy has no extra columns, but its spec has {len(spec.columns)}", key="columns")
     document = MLPDocument(**parse_options(MLPDocument, spec.document))  # type: ignore[arg-type]
     if document.tensors(spec.observation_space, spec.action_space) != spec.tensors:
         raise ConfigError("the tensors of an mlp policy do not match its layers", key="tensors")

@@ -16,6 +16,7 @@ from rl4sys_zmq.errors import ObservationError
 from rl4sys_zmq.policies.activations import ACTIVATION_FUNCTIONS, Activation
 from rl4sys_zmq.policies.mlp import OBS_CLIP, MLPDocument
 from rl4sys_zmq.values import DiscreteSpace, PolicySpec, feature_size
+from rl4sys_zmq.values.observations import flat_space
 
 __all__ = ["Forward", "Fused", "MOST_WEIGHTS", "Network", "Tensors"]
 
@@ -125,7 +126,8 @@ class Network:
         weights = tuple(tensors[f"layers.{i}.weight"] for i in range(count))
         biases = tuple(tensors[f"layers.{i}.bias"] for i in range(count))
         steps: list[_Step] = [w.dot for w in weights]
-        lookup = isinstance(spec.observation_space, DiscreteSpace) and not document.normalise_observations
+        space = flat_space(spec.observation_space, "an mlp policy")
+        lookup = isinstance(space, DiscreteSpace) and not document.normalise_observations
         if lookup:
             steps[0] = _columns(weights[0])
         prepare = _single_features(spec, document, tensors)
@@ -133,7 +135,7 @@ class Network:
         if not lookup:
             # Without normalisation, filling the input buffer flattens and casts.
             plain = not document.normalise_observations
-            shape = spec.observation_space.shape if plain else (feature_size(spec.observation_space),)
+            shape = space.shape if plain else (feature_size(space),)
             fused = Fused.of(weights, biases, shape, None if plain else prepare, document.activation)
         return cls(
             fused=fused,
@@ -188,7 +190,7 @@ def _columns(weight: NDArray[np.float32]) -> _Step:
 
 def _single_features(spec: PolicySpec, document: MLPDocument, tensors: Tensors) -> _Step | None:
     """Return a function from an observation to the input of the first layer, or None if they are the same."""
-    space = spec.observation_space
+    space = flat_space(spec.observation_space, "an mlp policy")
     normalise = _normaliser(tensors) if document.normalise_observations else None
     if isinstance(space, DiscreteSpace):
         batch = _batch_features(spec, document, tensors)
@@ -200,7 +202,8 @@ def _single_features(spec: PolicySpec, document: MLPDocument, tensors: Tensors) 
 
 def _batch_features(spec: PolicySpec, document: MLPDocument, tensors: Tensors) -> _Step:
     """Return a function from ``[N, *obs]`` to float32 ``[N, width]``, or to indices ``[N]`` for the column lookup."""
-    space, width = spec.observation_space, feature_size(spec.observation_space)
+    space = flat_space(spec.observation_space, "an mlp policy")
+    width = feature_size(space)
     normalise = _normaliser(tensors) if document.normalise_observations else None
     if isinstance(space, DiscreteSpace):
         to_index = _indexer(space)

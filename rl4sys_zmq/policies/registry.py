@@ -10,6 +10,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.plugins import Registry, load_object
 from rl4sys_zmq.policies.base import Policy, PolicyFactory
+from rl4sys_zmq.policies.column_policy import ColumnPolicy
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 
 __all__ = ["POLICIES", "PolicyEntry", "build_policy", "register_policy", "require_policy"]
@@ -108,6 +109,13 @@ def build_policy(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
     """Build the policy that `spec` describes, over the buffer of `snapshot`. The weights are not copied.
 
     Raises:
-        ConfigError: If the snapshot and the spec differ in size, or the kind is not registered in this process.
+        ConfigError: If the snapshot and the spec differ in size, the kind is not registered in this process, or the spec has
+            extra columns and the policy records none, or the reverse.
     """
-    return require_policy(spec.kind).load()(spec, snapshot)
+    policy = require_policy(spec.kind).load()(spec, snapshot)
+    if isinstance(policy, ColumnPolicy) != bool(spec.columns):
+        names = ", ".join(column.name for column in spec.columns)
+        problem = f"does not record the extra columns {names}" if names else "records extra columns, and its spec has none"
+        expected = "the policy must be a ColumnPolicy exactly if PolicySpec.columns is not empty"
+        raise ConfigError(f"a policy of kind {spec.kind!r} {problem}; {expected}", key="columns")
+    return policy

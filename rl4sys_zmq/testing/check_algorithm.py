@@ -14,9 +14,19 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import Algorithm, AlgorithmEntry, AlgorithmFactory, UndoableAlgorithm
 from rl4sys_zmq.learner.state_tree import pack_state, unpack_state
-from rl4sys_zmq.policies import Sampler, build_policy
+from rl4sys_zmq.policies import ColumnPolicy, Sampler, build_policy
 from rl4sys_zmq.testing.check_policy import random_observations
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, FlatWeights, PolicySnapshot, Segment, Space
+from rl4sys_zmq.values import (
+    NO_EXTRAS,
+    BoxSpace,
+    DiscreteSpace,
+    FlatWeights,
+    ObservationSpace,
+    PolicySnapshot,
+    Segment,
+    Space,
+)
+from rl4sys_zmq.values.observations import leaves_of
 
 __all__ = ["check_algorithm"]
 
@@ -30,7 +40,7 @@ SegmentLogProbs = Callable[[Any, Segment], NDArray[Any]]
 def check_algorithm(
     factory: AlgorithmFactory | AlgorithmEntry,
     *,
-    observation_space: Space | None = None,
+    observation_space: ObservationSpace | None = None,
     action_space: Space | None = None,
     parameters: Mapping[str, object] | None = None,
     seed: int = 0,
@@ -81,6 +91,7 @@ class _World:
         self._rng = np.random.default_rng(seed)
         self._sampler = Sampler(seed)
         self._episode, self._index, self._version = 1, 0, 0
+        self._state: Any = None
         self.algorithm = algorithm
         self.publish()
 
@@ -96,18 +107,21 @@ class _World:
         spec, length = self.algorithm.spec(), self.algorithm.rollout_length
         count = steps if steps is not None else int(self._rng.integers(1, length + 1))
         terminated, truncated = (self._rng.random(2) < 0.4).tolist()
-        rows = random_observations(spec.observation_space, count + (not terminated), self._rng)
-        acts = [self._policy.act(row, None, self._sampler, True) for row in rows[:count]]
+        observations = random_observations(spec.observation_space, count + (not terminated), self._rng)
+        leaves = leaves_of(spec.observation_space)
+        acts = [self._choose(row) for row in leaves.rows(observations)[:count]]
+        extras = {c.name: _column(acts, c.name, c.dtype) for c in spec.columns if c.per == "step"}
+        initial = {c.name: _column(acts[:1], c.name, c.dtype)[0, ...] for c in spec.columns if c.per == "segment"}
         columns: dict[str, NDArray[Any]] = {
-            "observations": rows,
             "actions": np.array([raw for raw, _, _ in acts]),
             "rewards": self._rng.normal(size=count).astype(np.float32),
-            "log_probs": np.array([log_prob for *_, log_prob in acts], dtype=np.float32),
+            "log_probs": np.array([log_prob for _, log_prob, _ in acts], dtype=np.float32),
             "versions": np.full(count, self._policy.version, dtype=np.uint64),
         }
-        for column in columns.values():
+        for column in (*leaves.flatten(observations), *columns.values(), *extras.values(), *initial.values()):
             column.flags.writeable = False
         made = Segment(
+            observations=observations,
             **columns,  # type: ignore[arg-type]
             masks=None,
             generation=1,
@@ -117,12 +131,28 @@ class _World:
             truncated=truncated and not terminated,
             episode_return=0.0 if terminated or truncated else None,
             episode_length=count if terminated or truncated else None,
+            extras=extras or NO_EXTRAS,
+            initial=initial or NO_EXTRAS,
         )
         self._episode, self._index = (self._episode + 1, 0) if made.ended else (self._episode, self._index + 1)
+        self._state = None if made.ended else self._state
         return made
 
+    def _choose(self, observation: Any) -> tuple[Any, float, Mapping[str, Any]]:
+        """Return the raw action, its log-probability and the extra columns of one step."""
+        if isinstance(self._policy, ColumnPolicy):
+            choice = self._policy.step(observation, None, self._sampler, True, self._state)
+            raw, _, log_prob, columns, self._state = choice
+            return raw, log_prob, columns
+        raw, _, log_prob = self._policy.act(observation, None, self._sampler, True)
+        return raw, log_prob, NO_EXTRAS
 
-def _check_attributes(algorithm: Algorithm, observations: Space, actions: Space) -> None:
+
+def _column(acts: list[tuple[Any, float, Mapping[str, Any]]], name: str, dtype: str) -> NDArray[Any]:
+    return np.array([columns[name] for _, _, columns in acts], dtype=dtype)
+
+
+def _check_attributes(algorithm: Algorithm, observations: ObservationSpace, actions: Space) -> None:
     assert isinstance(algorithm, Algorithm), f"{type(algorithm).__name__} lacks a method or an attribute of Algorithm"
     assert algorithm.kind in ("onpolicy", "offpolicy"), f"kind is {algorithm.kind!r}; expected 'onpolicy' or 'offpolicy'"
     assert type(algorithm.rollout_length) is int and algorithm.rollout_length >= 1, f"rollout_length={algorithm.rollout_length!r}"
@@ -135,7 +165,7 @@ def _check_attributes(algorithm: Algorithm, observations: Space, actions: Space)
 
 
 def _check_entry(
-    entry: AlgorithmEntry, algorithm: Algorithm, observations: Space, actions: Space, given: Mapping[str, object]
+    entry: AlgorithmEntry, algorithm: Algorithm, observations: ObservationSpace, actions: Space, given: Mapping[str, object]
 ) -> None:
     assert entry.kind in ("", algorithm.kind), f"the entry has the kind {entry.kind}, the algorithm {algorithm.kind}"
     entry.read(given)

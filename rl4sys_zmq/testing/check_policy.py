@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, MaskError
-from rl4sys_zmq.policies import Policy, Sampler, bind, build_policy
-from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, PolicySpec, Space, other_bytes
+from rl4sys_zmq.policies import ColumnPolicy, Policy, Sampler, bind, build_policy
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySnapshot, PolicySpec, other_bytes
+from rl4sys_zmq.values.observations import integer_bounds, leaves_of
+from rl4sys_zmq.values.spaces import LeafSpace
 from rl4sys_zmq.values.tensors import TENSOR_DTYPES
+from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire import spec_body, spec_from_document, spec_to_document
 
 __all__ = ["LogProbs", "check_policy", "random_observations"]
 
-LogProbs = Callable[[Mapping[str, NDArray[Any]], NDArray[Any], NDArray[Any]], NDArray[Any]]
+LogProbs = Callable[[Mapping[str, NDArray[Any]], Any, NDArray[Any]], NDArray[Any]]
 """A function ``log_probs(tensors, observations [N, *obs], raw_actions [N, *act]) -> [N]`` of the training side."""
 
 _ROWS = 16
@@ -38,7 +41,7 @@ def check_policy(
 
     The kind must be registered. The policy is built from the spec as it travels and acts on random observations. Its actions must
     depend only on its random numbers. Its log-probabilities must agree with the actions that it draws, with `act_batch` and with
-    `log_probs`.
+    `log_probs`. Its extra columns must have the shapes and dtypes of its spec, and depend only on what `step` gets.
 
     Args:
         spec: Spec of the policy to build.
@@ -60,16 +63,20 @@ def check_policy(
     policy = build_policy(again, snapshot)
     assert (policy.generation, policy.version) == (3, 7), f"the version is {policy.generation}.{policy.version}, not 3.7"
     assert policy.snapshot is snapshot, "policy.snapshot is not the snapshot that the policy was built from"
-    observations = random_observations(spec.observation_space, _ROWS, rng)
+    batch = random_observations(spec.observation_space, _ROWS, rng)
+    leaves = leaves_of(spec.observation_space)
+    observations = leaves.rows(batch)
     _check_single(policy, spec, observations, seed)
     _check_batch(policy, spec, observations, seed)
+    if isinstance(policy, ColumnPolicy):
+        _check_columns(policy, spec, observations, seed)
     if isinstance(spec.action_space, DiscreteSpace):
         _check_frequencies(policy, spec, observations[0], seed)
         if masks and spec.action_space.n > 1:
             _check_masks(policy, spec, observations, seed)
     if log_probs is not None:
-        raw, _, ours = policy.act_batch(observations, None, Sampler(seed), True)
-        theirs = np.asarray(log_probs(spec.views(flat, others), observations, raw), dtype=np.float64)
+        raw, _, ours = policy.act_batch(batch, None, Sampler(seed), True)
+        theirs = np.asarray(log_probs(spec.views(flat, others), batch, raw), dtype=np.float64)
         assert np.allclose(ours, theirs, rtol=_CLOSE, atol=_CLOSE), f"log-probabilities {ours}; the training side has {theirs}"
     assert flat.tobytes() == before, "the policy has changed its snapshot"
     _check_refusal(again, flat, others)
@@ -85,10 +92,17 @@ def _random_tensors(spec: PolicySpec, rng: np.random.Generator) -> dict[str, NDA
     return tensors
 
 
-def random_observations(space: Space, count: int, rng: np.random.Generator) -> NDArray[Any]:
-    """Return random observations of a space, ``[count, *obs]`` of its dtype and within its bounds."""
-    if isinstance(space, DiscreteSpace):
-        return rng.integers(space.start, space.start + space.n, count)
+def random_observations(space: ObservationSpace, count: int, rng: np.random.Generator) -> Tree:
+    """Return random observations of a space, ``[count, *obs]`` of its dtype and within its bounds, or a tree of such arrays."""
+    leaves = leaves_of(space)
+    return leaves.unflatten(_random_array(leaf, count, rng) for leaf in leaves.spaces)
+
+
+def _random_array(space: LeafSpace, count: int, rng: np.random.Generator) -> NDArray[Any]:
+    bounds = integer_bounds(space)
+    if bounds is not None:
+        return rng.integers(bounds[0], bounds[1], (count, *space.shape), endpoint=True).astype(space.dtype)
+    assert isinstance(space, BoxSpace)
     dtype = np.dtype(space.dtype)
     least, most = (-100.0, 100.0) if dtype.kind == "i" else (0.0, 255.0) if dtype.kind == "u" else (-3.0, 3.0)
     low, high = space.low_array(), space.high_array()
@@ -98,7 +112,7 @@ def random_observations(space: Space, count: int, rng: np.random.Generator) -> N
     return drawn.round().astype(dtype) if dtype.kind in "iub" else drawn.astype(dtype)
 
 
-def _check_single(policy: Policy, spec: PolicySpec, observations: NDArray[Any], seed: int) -> None:
+def _check_single(policy: Policy, spec: PolicySpec, observations: Sequence[Any], seed: int) -> None:
     draws: list[list[Any]] = [[policy.act(o, None, rng, True) for o in observations] for rng in (Sampler(seed), Sampler(seed))]
     assert _same(draws[0], draws[1]), "equal random numbers give different actions: the policy uses another random source"
     bound = bind(policy, Sampler(seed), True)
@@ -112,9 +126,9 @@ def _check_single(policy: Policy, spec: PolicySpec, observations: NDArray[Any], 
         assert _same(modes[:1], modes[1:]), "with explore=False the action depends on the random numbers"
 
 
-def _check_batch(policy: Policy, spec: PolicySpec, observations: NDArray[Any], seed: int) -> None:
+def _check_batch(policy: Policy, spec: PolicySpec, observations: Sequence[Any], seed: int) -> None:
     for explore in (True, False):
-        raw, actions, log_probs = policy.act_batch(observations, None, Sampler(seed), explore)
+        raw, actions, log_probs = policy.act_batch(_stack(spec, observations), None, Sampler(seed), explore)
         shape = (len(observations), *spec.action_space.shape)
         assert raw.shape == actions.shape == shape, f"act_batch returns {raw.shape} and {actions.shape}; expected {shape}"
         assert log_probs.shape == shape[:1], f"act_batch has log-probabilities of shape {log_probs.shape}, not {shape[:1]}"
@@ -129,6 +143,40 @@ def _check_batch(policy: Policy, spec: PolicySpec, observations: NDArray[Any], s
         assert math.isclose(log_prob, log_probs[index], rel_tol=_CLOSE, abs_tol=_CLOSE), said
 
 
+def _check_columns(policy: ColumnPolicy, spec: PolicySpec, observations: Sequence[Any], seed: int) -> None:
+    """Act through one episode, then again from each of its states, alone and as a batch."""
+    dtypes = {column.name: np.dtype(column.dtype) for column in spec.columns}
+    shapes = {column.name: column.shape for column in spec.columns}
+    states: list[Any] = [None]
+    steps = []
+    for n, observation in enumerate(observations):
+        step = policy.step(observation, None, Sampler(seed + n), False, states[-1])
+        columns = {name: np.array(value) for name, value in step[3].items()}
+        found = {name: column.shape for name, column in columns.items()}
+        assert found == shapes, f"step returns columns with the shapes {found}; the spec has {shapes}"
+        for name, column in columns.items():
+            words = f"column {name!r} is {column.dtype}, which does not fit {dtypes[name]}"
+            assert np.can_cast(column.dtype, dtypes[name], "same_kind"), words
+            assert column.dtype.kind != "f" or np.isfinite(column).all(), f"column {name!r} is not finite: {column}"
+        steps.append((np.array(step[0]), step[2], columns))
+        states.append(step[4])
+    for n, observation in enumerate(observations):
+        raw, _, log_prob, again, _ = policy.step(observation, None, Sampler(seed + n), False, states[n])
+        words = f"a second step from the state after {n} steps differs: the policy changes a state, or depends on more than that"
+        assert np.array_equal(raw, steps[n][0]) and log_prob == steps[n][1], words
+        assert all(np.array_equal(value, steps[n][2][name]) for name, value in again.items()), words
+    raws, _, log_probs, batch, after = policy.step_batch(_stack(spec, observations), None, Sampler(seed), False, states[:-1])
+    assert len(after) == len(observations), f"step_batch returns {len(after)} states for {len(observations)} observations"
+    for n, (raw, log_prob, columns) in enumerate(steps):
+        words = f"row {n}: step gives {raw} with {log_prob} and the columns {columns}, step_batch differs"
+        assert np.allclose(raw, raws[n], rtol=_CLOSE, atol=_CLOSE), words
+        assert math.isclose(log_prob, log_probs[n], rel_tol=_CLOSE, abs_tol=_CLOSE), words
+        assert batch.keys() == columns.keys(), f"step_batch returns the columns {sorted(batch)}; the spec has {sorted(shapes)}"
+        for name, column in columns.items():
+            assert np.shape(batch[name]) == (len(observations), *shapes[name]), f"{words}: {name} is {np.shape(batch[name])}"
+            assert np.allclose(column, batch[name][n], rtol=_CLOSE, atol=_CLOSE), words
+
+
 def _check_action(spec: PolicySpec, raw: NDArray[Any], action: NDArray[Any]) -> None:
     space = spec.action_space
     assert raw.shape == action.shape == space.shape, f"the action has shapes {raw.shape} and {action.shape}, not {space.shape}"
@@ -141,9 +189,9 @@ def _check_action(spec: PolicySpec, raw: NDArray[Any], action: NDArray[Any]) -> 
     assert (action >= space.low_array()).all() and (action <= space.high_array()).all(), f"action {action} is out of bounds"
 
 
-def _check_frequencies(policy: Policy, spec: PolicySpec, observation: NDArray[Any], seed: int) -> None:
+def _check_frequencies(policy: Policy, spec: PolicySpec, observation: Any, seed: int) -> None:
     """Compare the frequency of each action with its log-probability."""
-    many = np.repeat(observation[None], _DRAWS, axis=0)
+    many = _stack(spec, [observation] * _DRAWS)
     raw, _, log_probs = policy.act_batch(many, None, Sampler(seed), True)
     for action in np.unique(raw):
         chosen = raw == action
@@ -153,13 +201,13 @@ def _check_frequencies(policy: Policy, spec: PolicySpec, observation: NDArray[An
         assert abs(float(chosen.mean()) - chance) <= _SIGMAS * spread, said
 
 
-def _check_masks(policy: Policy, spec: PolicySpec, observations: NDArray[Any], seed: int) -> None:
+def _check_masks(policy: Policy, spec: PolicySpec, observations: Sequence[Any], seed: int) -> None:
     space = spec.action_space
     assert isinstance(space, DiscreteSpace)
     masks = np.zeros((len(observations), space.n), dtype=np.bool_)
     masks[np.arange(len(masks)), np.arange(len(masks)) % space.n] = True
     for explore in (True, False):
-        raw, _, log_probs = policy.act_batch(observations, masks, Sampler(seed), explore)
+        raw, _, log_probs = policy.act_batch(_stack(spec, observations), masks, Sampler(seed), explore)
         expected = space.start + np.arange(len(masks)) % space.n
         assert np.array_equal(raw, expected), f"with one action allowed in each row, act_batch chose {raw}; expected {expected}"
         assert np.allclose(log_probs, 0.0, atol=_CLOSE), f"the only allowed action has the log-probability {log_probs}, not 0"
@@ -169,7 +217,7 @@ def _check_masks(policy: Policy, spec: PolicySpec, observations: NDArray[Any], s
     nothing = np.zeros((1, space.n), dtype=np.bool_)
     for act in (
         lambda: policy.act(observations[0], nothing[0], Sampler(seed), True),
-        lambda: policy.act_batch(observations[:1], nothing, Sampler(seed), True),
+        lambda: policy.act_batch(_stack(spec, observations[:1]), nothing, Sampler(seed), True),
     ):
         try:
             act()
@@ -190,6 +238,10 @@ def _check_refused(spec: PolicySpec, snapshot: PolicySnapshot, words: str) -> No
     except ConfigError:
         return
     raise AssertionError(f"a snapshot of {words}, more than the policy has, does not raise ConfigError")
+
+
+def _stack(spec: PolicySpec, observations: Sequence[Any]) -> Tree:
+    return leaves_of(spec.observation_space).stack(observations)
 
 
 def _same(one: list[Any], other: list[Any], tolerance: float = 0.0) -> bool:

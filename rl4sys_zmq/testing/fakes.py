@@ -14,7 +14,7 @@ from rl4sys_zmq.config.options import MAX_NUMBER, number, option, optional, whol
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.entry import read_parameters
 from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, FlatWeights, PolicySpec, Segment, Space
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, FlatWeights, ObservationSpace, PolicySpec, Segment, Space
 
 __all__ = ["FakeAlgorithm", "FakeFactory", "FakeParameters", "fake_spec", "fake_weights"]
 
@@ -196,7 +196,7 @@ class FakeFactory:
         read_parameters(FakeParameters, self._defaults, algorithm="FAKE")
 
     def __call__(
-        self, observation_space: Space, action_space: Space, parameters: Mapping[str, object], seed: int
+        self, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
     ) -> FakeAlgorithm:
         """Return an algorithm for these spaces.
 

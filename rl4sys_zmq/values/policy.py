@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.names import check_name
-from rl4sys_zmq.values.spaces import BoxSpace, DiscreteSpace, Space
+from rl4sys_zmq.values.column_spec import ColumnSpec, check_columns
+from rl4sys_zmq.values.spaces import BoxSpace, DiscreteSpace, ObservationSpace, Space
 from rl4sys_zmq.values.tensors import FLOAT32, TENSOR_DTYPES, TensorSpec, other_bytes, other_tensors, other_views
 
 __all__ = ["ACTIVATIONS", "MAX_BLOB_BYTES", "FlatWeights", "PolicySnapshot", "PolicySpec", "feature_size"]
@@ -38,20 +39,22 @@ class PolicySpec:
         document: Further parameters for that function, which validates them. JSON values: null, true, false, finite numbers,
             text, lists, and mappings with text keys. At most `MAX_NODES` values and `MAX_DEPTH` levels.
         tensors: The tensors to transfer with each version; at least one.
+        columns: The extra columns of its segments. A policy that has some is a `rl4sys_zmq.policies.ColumnPolicy`.
         blob: Bytes for that function, for example the graph of an exported network; empty for none. They are sent once, with
             the spec, and at most `MAX_BLOB_BYTES` of them. Only that function interprets them.
 
     Raises:
-        ConfigError: If the kind is not a valid name, the document is not JSON or is too large, tensors are missing or have the
-            same name, or the blob is not ``bytes`` or is too large.
+        ConfigError: If the kind is not a valid name, the document is not JSON or is too large, tensors are missing, two tensors
+            or two columns have the same name, there are too many columns, or the blob is not ``bytes`` or is too large.
     """
 
-    observation_space: Space
+    observation_space: ObservationSpace
     action_space: Space
     kind: str
     document: Mapping[str, Any] = field(default_factory=dict, hash=False)
     tensors: tuple[TensorSpec, ...] = ()
     blob: bytes = field(default=b"", repr=False)
+    columns: tuple[ColumnSpec, ...] = ()
 
     def __post_init__(self) -> None:
         check_name(self.kind, "kind")
@@ -67,6 +70,7 @@ class PolicySpec:
                 f"the blob of a policy has {len(self.blob)} bytes; the limit is {MAX_BLOB_BYTES}; send weights as tensors",
                 key="blob",
             )
+        check_columns(self.columns)
 
     @property
     def sizes(self) -> tuple[int, ...]:

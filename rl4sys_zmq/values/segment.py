@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Segment"]
+from rl4sys_zmq.values.trees import Tree, flatten
+
+__all__ = ["NO_EXTRAS", "Segment"]
+
+NO_EXTRAS: Mapping[str, NDArray[Any]] = MappingProxyType({})
+"""No extra columns. All segments without extra columns share it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -17,7 +24,7 @@ class Segment:
 
     Attributes:
         observations: ``[T, *obs]`` if `terminated`, else ``[T + 1, *obs]``: the last row is the observation to bootstrap
-            from. The dtype is that of the observation space.
+            from. The dtype is that of the observation space. If that is a Dict or Tuple, a tree of such arrays.
         actions: ``[T, *act]``, as sampled (before clipping or squashing), int64 for discrete actions.
         rewards: ``[T]`` float32; ``rewards[t]`` follows ``actions[t]``.
         log_probs: ``[T]`` float32, the log-probability of ``actions[t]`` under the policy that chose it.
@@ -34,9 +41,13 @@ class Segment:
         episode_return: The undiscounted sum of the rewards of the whole episode, on its last segment. None on other segments, and
             if a part of the episode was dropped before it was sent.
         episode_length: The number of steps of the whole episode, on its last segment; else None.
+        extras: The extra columns that the policy records with each step, by name, ``[T, *row]`` each. `PolicySpec.columns` has
+            their shapes and dtypes.
+        initial: The extra columns that the policy records once per segment, by name, ``[*row]`` each: their values with the
+            first step, such as the recurrent state before it.
     """
 
-    observations: NDArray[Any]
+    observations: Tree
     actions: NDArray[Any]
     rewards: NDArray[np.float32]
     log_probs: NDArray[np.float32]
@@ -50,11 +61,19 @@ class Segment:
     capped: bool = False
     episode_return: float | None = None
     episode_length: int | None = None
+    extras: Mapping[str, NDArray[Any]] = field(default_factory=lambda: NO_EXTRAS)
+    initial: Mapping[str, NDArray[Any]] = field(default_factory=lambda: NO_EXTRAS)
 
     @property
     def steps(self) -> int:
         """The number of steps, ``T``."""
         return len(self.actions)
+
+    @property
+    def observation_leaves(self) -> list[NDArray[Any]]:
+        """The arrays of `observations`, with the keys of dicts sorted."""
+        observations = self.observations
+        return [observations] if isinstance(observations, np.ndarray) else flatten(observations, by_key=True)[0]
 
     @property
     def ended(self) -> bool:
@@ -64,5 +83,11 @@ class Segment:
     @property
     def nbytes(self) -> int:
         """The size of all columns in bytes."""
-        columns = (self.observations, self.actions, self.rewards, self.log_probs, self.versions)
-        return sum(c.nbytes for c in columns) + (self.masks.nbytes if self.masks is not None else 0)
+        observed = self.observations
+        size = observed.nbytes if isinstance(observed, np.ndarray) else sum(leaf.nbytes for leaf in self.observation_leaves)
+        size += self.actions.nbytes + self.rewards.nbytes + self.log_probs.nbytes + self.versions.nbytes
+        if self.masks is not None:
+            size += self.masks.nbytes
+        if self.extras or self.initial:
+            size += sum(c.nbytes for c in (*self.extras.values(), *self.initial.values()))
+        return size

@@ -27,14 +27,25 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.values import spaces as sp
-from rl4sys_zmq.values.spaces import DTYPES, MAX_DEPTH, AnySpace, Bound, BoxSpace, DiscreteSpace, Space
+from rl4sys_zmq.values.spaces import DTYPES, MAX_DEPTH, AnySpace, Bound, BoxSpace, DiscreteSpace, ObservationSpace, Space
 
-__all__ = ["MAX_TEXT", "any_space_from", "space_from", "space_from_text", "space_to_json", "space_to_text"]
+__all__ = [
+    "MAX_LEAVES",
+    "MAX_TEXT",
+    "any_space_from",
+    "observation_space_from",
+    "space_from",
+    "space_from_text",
+    "space_to_json",
+    "space_to_text",
+]
 
 MAX_TEXT = 1 << 22
 """The most characters of a space as JSON text: a Box can have two bounds per element."""
 MAX_CLIENT_DIMENSIONS = 7
-"""The most dimensions of a learner client's box. A column of observations has one more."""
+"""The most dimensions of an array of a learner client. A column has one more."""
+MAX_LEAVES = 32
+"""The most arrays in one observation. Each is a column."""
 
 _BY_NAME = {np.dtype(d).name: d for d in DTYPES} | {d: d for d in DTYPES}
 _CLASSES: dict[str, type[AnySpace]] = {cls.KIND: cls for cls in get_args(AnySpace)}
@@ -44,22 +55,57 @@ _ALWAYS = {("Box", "dtype"), ("Discrete", "start")}
 
 
 def space_from(value: object) -> Space:
-    """Return the space of a learner client, from any form that `any_space_from` reads.
+    """Return a `Space`, such as that of a learner client's actions, from any form that `any_space_from` reads.
 
     Raises:
-        ConfigError: If the value is not a space, or learner clients do not support this kind of space.
+        ConfigError: If the value is not a space, or of another kind.
     """
     space = any_space_from(value)
-    match space:
-        case DiscreteSpace():
-            return space if space.dtype == "<i8" else replace(space, dtype="<i8")
-        case BoxSpace():
-            if len(space.shape) > MAX_CLIENT_DIMENSIONS or not all(space.shape):
-                text = f"a box can have at most {MAX_CLIENT_DIMENSIONS} dimensions, all positive; not {space.shape!s:.80}"
-                raise ConfigError(text, key="shape")
-            return space
+    if isinstance(space, BoxSpace | DiscreteSpace):
+        return _leaf(space, "space")  # type: ignore[return-value]
     advice = "use Box or Discrete (gymnasium.wrappers.FlattenObservation makes a Box)"
     raise ConfigError(f"a space of type {space.KIND} is not supported by learner clients: {advice}", key="type")
+
+
+def observation_space_from(value: object) -> ObservationSpace:
+    """Return the space of a learner client's observations, from any form that `any_space_from` reads.
+
+    Raises:
+        ConfigError: If the value is not a space, or learner clients do not support this kind of space, or it has more than
+            `MAX_LEAVES` arrays.
+    """
+    space: ObservationSpace = _observations(any_space_from(value), "space")
+    count = _count_leaves(space)
+    if count > MAX_LEAVES:
+        raise ConfigError(f"the observation space has {count} arrays; the limit is {MAX_LEAVES}", key="observation_space")
+    return space
+
+
+def _observations(space: AnySpace, path: str) -> Any:
+    match space:
+        case sp.DictSpace() | sp.TupleSpace() if not space.spaces:
+            raise ConfigError(f"{path} is an empty {space.KIND}; expected at least one space in it", key="observation_space")
+        case sp.DictSpace():
+            return sp.DictSpace({key: _observations(part, f"{path}[{key!r}]") for key, part in space.spaces.items()})
+        case sp.TupleSpace():
+            return sp.TupleSpace(tuple([_observations(part, f"{path}[{i}]") for i, part in enumerate(space.spaces)]))
+        case BoxSpace() | DiscreteSpace() | sp.MultiDiscreteSpace() | sp.MultiBinarySpace():
+            return _leaf(space, path)
+    kinds = "Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple"
+    raise ConfigError(f"{path} is of type {space.KIND}, which learner clients do not support: use {kinds}", key="type")
+
+
+def _leaf(space: sp.LeafSpace, path: str) -> sp.LeafSpace:
+    if isinstance(space, DiscreteSpace):
+        return space if space.dtype == "<i8" else replace(space, dtype="<i8")
+    if len(space.shape) > MAX_CLIENT_DIMENSIONS or not all(space.shape):
+        text = f"{path} can have at most {MAX_CLIENT_DIMENSIONS} dimensions, all positive; not {space.shape!s:.80}"
+        raise ConfigError(text, key="shape")
+    return space
+
+
+def _count_leaves(space: Any) -> int:
+    return sum(map(_count_leaves, space.parts)) if space.shape is None else 1
 
 
 def any_space_from(value: object, path: str = "space") -> AnySpace:

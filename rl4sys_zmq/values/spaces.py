@@ -1,7 +1,8 @@
 """The observation and action spaces: immutable values of the same kinds as Gymnasium's, without Gymnasium.
 
-A space describes its elements. `AnySpace` is any of the ten kinds. Environments and other services support all of them. A learner
-client supports a `Space`, which is a `BoxSpace` or a `DiscreteSpace`.
+A space describes its elements. `AnySpace` is any of the ten kinds. Environments and other services support all of them. The
+actions of a learner client are in a `Space`, which is a `BoxSpace` or a `DiscreteSpace`; its observations in an
+`ObservationSpace`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,19 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
 
-__all__ = ["DTYPES", "AnySpace", "BoxSpace", "DiscreteSpace", "Space"]
+__all__ = [
+    "DTYPES",
+    "AnySpace",
+    "BoxSpace",
+    "DictSpace",
+    "DiscreteSpace",
+    "LeafSpace",
+    "MultiBinarySpace",
+    "MultiDiscreteSpace",
+    "ObservationSpace",
+    "Space",
+    "TupleSpace",
+]
 
 DTYPES = ("|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8")
 """The supported dtypes, in NumPy's notation: little-endian numbers and booleans."""
@@ -450,7 +463,11 @@ class GraphSpace(_Nested):
 
 
 Space = BoxSpace | DiscreteSpace
-"""A space that a learner client supports."""
+"""A space of actions of a learner client, or of observations as one array that each algorithm supports."""
+LeafSpace = BoxSpace | DiscreteSpace | MultiDiscreteSpace | MultiBinarySpace
+"""A space whose elements are single arrays."""
+ObservationSpace = LeafSpace | DictSpace | TupleSpace
+"""A space of observations of a learner client. A Dict or Tuple contains only spaces of these kinds."""
 AnySpace = (
     BoxSpace
     | DiscreteSpace

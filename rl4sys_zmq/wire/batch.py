@@ -8,7 +8,7 @@ their sizes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
-from rl4sys_zmq.values import Segment
+from rl4sys_zmq.values import NO_EXTRAS, Segment
+from rl4sys_zmq.values.trees import Structure, Tree, unflatten_each
 from rl4sys_zmq.wire.coding import plain_body
 from rl4sys_zmq.wire.columns import ColumnReader, Group
-from rl4sys_zmq.wire.layout import parse_layout
+from rl4sys_zmq.wire.layout import SegmentLayout, parse_layout
 from rl4sys_zmq.wire.messages import Block, Frame, Submit
 from rl4sys_zmq.wire.schema import SegmentSchema
 from rl4sys_zmq.wire.segments import ALIGN, HEAD, HEAD_BYTES, LAYOUT_AT, MAX_LAYOUTS, Flag, head_struct
@@ -49,8 +50,13 @@ class Batch:
         steps: Number of decisions in each segment, int64. It equals the number of rows.
     """
 
-    def __init__(self, message: Submit) -> None:
+    def __init__(self, message: Submit, schema: SegmentSchema | None = None) -> None:
         """Read a message.
+
+        Args:
+            message: The message.
+            schema: The source of the structure of observations and of the names of columns. Without it, several arrays of
+                observations are a tuple, and the columns have the names of `SegmentLayout.names`.
 
         Raises:
             ProtocolError: If the message is malformed, so that none of its segments can be trusted.
@@ -65,6 +71,7 @@ class Batch:
         layouts = [parse_layout(text) for text in texts]
         self.steps: NDArray[np.int64] = heads["steps"].astype(np.int64)
         self._raw = message.heads
+        self._schema = schema
         self._undecodable: dict[int, str] | None = None
         self._groups = ColumnReader(heads, self.steps, layouts, plain_body(message)).groups
 
@@ -83,11 +90,18 @@ class Batch:
         places = range(len(self)) if len(self) <= FEW else self._suspicious(longest)
         heads: dict[int, Head] = {place: head_struct.unpack_from(self._raw, place * HEAD_BYTES) for place in places}
         out = {place: error for place, head in heads.items() if (error := _head_error(head, longest)) is not None}
-        for group in self._groups if schema is not None else ():
-            error = schema.check_layout(group.layout) if schema is not None else None
-            if error is not None:
-                out = {**dict.fromkeys(group.members.tolist(), error), **out}
+        if schema is not None:
+            out = {**self.layout_errors(schema), **out}
         return dict(sorted(out.items())) if len(out) > 1 else out
+
+    def layout_errors(self, schema: SegmentSchema) -> dict[int, ProtocolError]:
+        """Return the segments whose columns do not fit the schema, by index, with the reason."""
+        out: dict[int, ProtocolError] = {}
+        for group in self._groups:
+            error = schema.check_layout(group.layout)
+            if error is not None:
+                out.update(dict.fromkeys(group.members.tolist(), error))
+        return out
 
     def _suspicious(self, max_steps: int | None) -> list[int]:
         """Return the indices of all heads that break a rule of `_head_error`, which then makes the final decision."""
@@ -143,12 +157,12 @@ class Batch:
         return Submit(self.first_seq + place, 1, 0, [group.layout.text], Block(bytes(head)), body, codings)
 
     def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Iterate over the rows of each column, with its letter, in as few arrays as possible."""
+        """Iterate over the rows of each column, with its name, in as few arrays as possible."""
         self.decode_images()
         for group in self._groups:
-            for views in group.columns:
+            for name, views in zip(self._names(group.layout), group.columns, strict=True):
                 for array in views.arrays():
-                    yield views.column.letter, array
+                    yield name, array
 
     def oldest(self, generation: int, first_version: int) -> NDArray[np.int64]:
         """Return the lowest version among each segment's steps.
@@ -160,7 +174,7 @@ class Batch:
         for group in self._groups:
             mixed = np.flatnonzero(self.heads["flags"][group.members] & Flag.VERSIONS)
             if len(mixed):
-                sent = group.columns[4].each()
+                sent = group.columns[group.layout.versions].each()
                 for place in mixed.tolist():
                     found[group.members[place]] = sent[place].min(initial=_NEVER)
         first = np.uint64(first_version)
@@ -190,11 +204,16 @@ class Batch:
         return [out[place] for place in range(len(self))]
 
     def _segments(self, group: Group, heads: Iterator[Head]) -> list[Segment]:
-        observations, actions, rewards, log_probs, _, *masks = (views.each() for views in group.columns)
-        forbidding: Sequence[NDArray[Any] | None] = masks[0] if masks else [None] * len(group.members)
-        rows = zip(observations, actions, rewards, log_probs, self._versions(group), forbidding, heads, strict=True)
+        count, layout = len(group.members), group.layout
+        observations = self._observations(group, count)
+        actions, rewards, log_probs, _, *masks = (views.each() for views in group.columns[layout.leaves : layout.standard])
+        forbidding: Sequence[NDArray[Any] | None] = masks[0] if masks else [None] * count
+        extras = self._extras(group, "x", count)
+        initial = self._extras(group, "i", count)
+        versions = self._versions(group)
+        rows = zip(observations, actions, rewards, log_probs, versions, forbidding, extras, initial, heads, strict=True)
         out = []
-        for o, a, r, p, v, m, (generation, episode, index, _, total, length, _, _, flags, _, _) in rows:
+        for o, a, r, p, v, m, x, i, (generation, episode, index, _, total, length, _, _, flags, _, _) in rows:
             ended = flags & _ENDED
             out.append(
                 Segment(
@@ -212,9 +231,36 @@ class Batch:
                     flags & 4 != 0,
                     total if flags & 8 else None,
                     length if ended else None,
+                    x,
+                    i,
                 )
             )
         return out
+
+    def _observations(self, group: Group, count: int) -> Sequence[Tree]:
+        """Return the observations of each segment: arrays, or trees of arrays."""
+        columns = [views.each() for views in group.columns[: group.layout.leaves]]
+        structure: Structure = (tuple, (), (None,) * len(columns)) if len(columns) > 1 else None
+        if self._schema is not None and len(self._schema.leaves.spaces) == len(columns):
+            structure = self._schema.leaves.structure
+        return columns[0] if structure is None else unflatten_each(structure, columns, count)
+
+    def _names(self, layout: SegmentLayout) -> list[str]:
+        return layout.names() if self._schema is None else self._schema.names(layout)
+
+    def _extras(self, group: Group, letter: str, count: int) -> list[Mapping[str, NDArray[Any]]]:
+        """Return the extra columns of each segment with this letter, by name."""
+        if group.layout.columns[-1].letter not in "xi":
+            return [NO_EXTRAS] * count
+        names = self._names(group.layout)
+        found = [(name, views) for name, views in zip(names, group.columns, strict=True) if views.column.letter == letter]
+        if not found:
+            return [NO_EXTRAS] * count
+        keys = [name for name, _ in found]
+        columns = [
+            views.each() if letter == "x" else [one.reshape(views.column.row) for one in views.each()] for _, views in found
+        ]
+        return [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _versions(self, group: Group) -> list[NDArray[np.uint64]]:
         """Return the version column of each segment. Where the head has one version for all steps, repeat it."""
@@ -227,7 +273,7 @@ class Batch:
         views = [every[a:b] for a, b in itertools.pairwise(starts)]
         mixed = heads["flags"] & Flag.VERSIONS != 0
         if mixed.any():
-            sent = group.columns[4].each()
+            sent = group.columns[group.layout.versions].each()
             for place in np.flatnonzero(mixed).tolist():
                 views[place] = sent[place]
         return views

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.images import BadImage, image_size
 from rl4sys_zmq.wire.coding import BodyFrame, CodedImages
-from rl4sys_zmq.wire.layout import LETTERS, Column, SegmentLayout
+from rl4sys_zmq.wire.layout import Column, SegmentLayout
 from rl4sys_zmq.wire.segments import ALIGN, LARGE_BYTES, Flag
 
 __all__ = ["Group", "ColumnReader", "ColumnView"]
@@ -96,8 +96,8 @@ class RowCounts:
         self.most: int = max(counts, default=0)
 
 
-_COUNTED = {"o": 1, "a": 0, "r": 0, "l": 0, "v": 2, "m": 1}
-"""The row count of each column: 0 steps, 1 observations, 2 steps of segments with a version column."""
+_COUNTED = {"o": 1, "a": 0, "r": 0, "l": 0, "v": 2, "m": 1, "x": 0, "i": 3}
+"""The row count of each column: 0 steps, 1 observations, 2 steps of segments with a version column, 3 one per segment."""
 
 
 class ColumnReader:
@@ -118,11 +118,15 @@ class ColumnReader:
         else:
             members = [np.arange(len(heads))]
         flags = heads["flags"]
-        counts = steps, steps + (flags & Flag.TERMINATED == 0), np.where(flags & Flag.VERSIONS, steps, 0)
+        counts = [steps, steps + (flags & Flag.TERMINATED == 0), np.where(flags & Flag.VERSIONS, steps, 0)]
+        for layout in layouts:
+            if layout.columns[-1].letter == "i":
+                counts.append(np.ones_like(steps))
+                break
         sized = [tuple(RowCounts(count if len(layouts) == 1 else count[m]) for count in counts) for m in members]
         self._frames = self._find_large(layouts, members, sized)
         self.groups = [
-            Group(layout, m, [self._column(c, rows[_COUNTED[c.letter]], m) for c in layout.columns])
+            Group(layout, m, [self._column(n, layout, rows[_COUNTED[c.letter]], m) for n, c in enumerate(layout.columns)])
             for layout, m, rows in zip(layouts, members, sized, strict=True)
         ]
         if self._at != len(self._blob) or len(self._frames) != len(self._large):
@@ -144,15 +148,16 @@ class ColumnReader:
                     found += [(place, position) for place in large.tolist()]
         return {key: n for n, key in enumerate(sorted(found))}
 
-    def _column(self, column: Column, rows: RowCounts, members: NDArray[np.int64]) -> ColumnView:
+    def _column(self, position: int, layout: SegmentLayout, rows: RowCounts, members: NDArray[np.int64]) -> ColumnView:
+        column = layout.columns[position]
         own: dict[int, NDArray[Any]] = {}
         coded: dict[int, CodedImages] = {}
         starts = rows.starts
         if rows.most * column.row_bytes >= LARGE_BYTES:
             small = rows.each.copy()
             for place in np.flatnonzero(small * column.row_bytes >= LARGE_BYTES).tolist():
-                index = self._frames[int(members[place]), LETTERS.index(column.letter)]
-                frame = self._take(index, int(small[place]) * column.row_bytes, column)
+                index = self._frames[int(members[place]), position]
+                frame = self._take(index, int(small[place]) * column.row_bytes, column, layout.leaves == 1)
                 if isinstance(frame, CodedImages):
                     coded[place] = frame
                 else:
@@ -167,12 +172,12 @@ class ColumnReader:
         self._at += size + (-size % ALIGN)
         return ColumnView(column, together.reshape(-1, *column.row) if column.row else together, starts, own, coded)
 
-    def _take(self, index: int, size: int, column: Column) -> BodyFrame:
+    def _take(self, index: int, size: int, column: Column, single: bool) -> BodyFrame:
         frame = self._large[index] if index < len(self._large) else b""
         if len(frame) != size:
             raise ProtocolError(Refusal.SHAPE, f"column {column.letter} needs {size} bytes; its frame has {len(frame)}")
         if isinstance(frame, CodedImages):
-            fits = column.letter == "o" and column.dtype == np.uint8 and image_size(column.row) is not None
+            fits = single and column.letter == "o" and column.dtype == np.uint8 and image_size(column.row) is not None
             if not fits:
                 raise ProtocolError(
                     Refusal.SHAPE, f"images as column {column.letter} of {column.dtype.str} with rows of {column.row}"

@@ -2,7 +2,9 @@
 
 An example is ``"o<f4:8 a<i8 r<f4 l<f4 v<u8"``. Each column has its letter, its dtype and, after a colon, the dimensions of a row
 joined by ``x``. A row without dimensions is a single number. The letters stand for observations, actions, rewards,
-log-probabilities (``l``), policy versions and masks: ``o a r l v`` in this order, and ``m`` if there are masks.
+log-probabilities (``l``), policy versions and masks: ``o a r l v`` in this order, and ``m`` if there are masks. A tree of
+observations has an ``o`` for each array. The extra columns of the policy follow: an ``x`` for each column with a row per step,
+then an ``i`` for each with one row per segment. The policy spec has the structure of the tree and the names of the extra columns.
 """
 
 from __future__ import annotations
@@ -18,9 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
-from rl4sys_zmq.values import DTYPES, DiscreteSpace, Space
+from rl4sys_zmq.values import DTYPES, ColumnSpec, DiscreteSpace, Space
+from rl4sys_zmq.values.column_spec import MAX_COLUMNS
+from rl4sys_zmq.values.space_conversion import MAX_LEAVES
+from rl4sys_zmq.values.spaces import LeafSpace
 
-__all__ = ["LETTERS", "NAMES", "Column", "SegmentLayout", "action_dtype", "describe", "parse_layout", "wanted_layouts"]
+__all__ = ["LETTERS", "Column", "SegmentLayout", "action_dtype", "describe", "parse_layout", "wanted_layouts"]
 
 LETTERS = "oarlvm"
 NAMES = dict(zip(LETTERS, ("observations", "actions", "rewards", "log_probs", "versions", "masks"), strict=True))
@@ -28,6 +33,7 @@ MAX_ROW_BYTES = 1 << 30
 MAX_DIMENSIONS = 7
 """Largest number of dimensions of a row. A column has one more."""
 
+_ORDER = re.compile("o+arlvm?x*i*", re.ASCII)
 _COLUMN = re.compile(r"([a-z])([^\s:]+)(?::([^\s:]*))?", re.ASCII)
 _DIMENSION = re.compile(r"[1-9][0-9]{0,18}", re.ASCII)
 
@@ -37,7 +43,7 @@ class Column:
     """One column, without its number of rows.
 
     Attributes:
-        letter: Letter that identifies the column, one of `LETTERS`. `NAMES` has the name for it.
+        letter: Letter of the column: one of `LETTERS`, or ``x`` or ``i`` for an extra column.
         dtype: Dtype of its elements.
         row: Dimensions of a row.
         row_bytes: Bytes of a row, at least 1.
@@ -55,11 +61,35 @@ class SegmentLayout:
 
     Attributes:
         text: The layout in the form that messages carry, as in the docstring of this module.
-        columns: The columns, in the order ``o a r l v m``.
+        columns: The columns, in the order ``o a r l v m x i``.
+        leaves: Number of columns of observations.
+        has_masks: True if there is a column ``m``.
+        standard: Number of columns before the extra ones.
     """
 
     text: str
     columns: tuple[Column, ...]
+    leaves: int
+    has_masks: bool
+    standard: int
+
+    @property
+    def versions(self) -> int:
+        """The index of the column of versions."""
+        return self.leaves + 3
+
+    def names(self, leaves: Sequence[str] = (), extras: Sequence[str] = ()) -> list[str]:
+        """Return the name of each column.
+
+        Args:
+            leaves: Names of the columns of observations. Others are numbered, if there are several.
+            extras: Names of the extra columns. Others are ``extra_0``, ``extra_1`` and so on.
+        """
+        observations = [f"observations[{n}]" for n in range(self.leaves)] if self.leaves > 1 else ["observations"]
+        standard = [NAMES[column.letter] for column in self.columns[self.leaves : self.standard]]
+        count = len(self.columns) - self.standard
+        unnamed = [f"extra_{n}" for n in range(len(extras), count)]
+        return [*(leaves if len(leaves) == self.leaves else observations), *standard, *extras[:count], *unnamed]
 
 
 @functools.lru_cache(maxsize=256)
@@ -72,9 +102,11 @@ def parse_layout(text: str) -> SegmentLayout:
     """
     found = [_COLUMN.fullmatch(part) for part in text.split(" ")]
     letters = "".join(match[1] if match else "?" for match in found)
-    if letters not in (LETTERS, LETTERS[:-1]):
-        raise ProtocolError(Refusal.MALFORMED, f"a segment has the columns {text!r:.80}; expected {' '.join(LETTERS)}")
-    return SegmentLayout(text, tuple(_column(match) for match in found if match))
+    leaves, standard = letters.find("a"), letters.find("v") + 1 + ("m" in letters)
+    if _ORDER.fullmatch(letters) is None or leaves > MAX_LEAVES or len(letters) > standard + MAX_COLUMNS:
+        expected = f"{' '.join(LETTERS)} with at most {MAX_LEAVES} columns o, and at most {MAX_COLUMNS} extra columns"
+        raise ProtocolError(Refusal.MALFORMED, f"a segment has the columns {text!r:.80}; expected {expected}")
+    return SegmentLayout(text, tuple(_column(match) for match in found if match), leaves, "m" in letters, standard)
 
 
 def _column(match: re.Match[str]) -> Column:
@@ -91,19 +123,19 @@ def _column(match: re.Match[str]) -> Column:
     return Column(letter, np.dtype(dtype), row, row_bytes)
 
 
-def describe(columns: Sequence[NDArray[Any]]) -> str:
-    """Return the text for these columns, in the order of their letters.
+def describe(letters: str, columns: Sequence[NDArray[Any]]) -> str:
+    """Return the text for the columns with these letters, in the order of a layout.
 
     Raises:
-        ProtocolError: If a column's dtype or shape cannot travel.
+        ProtocolError: If a column's dtype or shape cannot travel, or there are too many columns.
     """
-    return _describe(tuple((column.dtype, column.shape[1:]) for column in columns))
+    return _describe(letters, tuple((column.dtype, column.shape[1:]) for column in columns))
 
 
 @functools.lru_cache(maxsize=256)
-def _describe(columns: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]) -> str:
+def _describe(letters: str, columns: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]) -> str:
     parts = []
-    for letter, (dtype, row) in zip(LETTERS, columns, strict=False):
+    for letter, (dtype, row) in zip(letters, columns, strict=True):
         if dtype.str not in DTYPES or dtype.fields is not None:
             raise ProtocolError(Refusal.DTYPE, f"column {letter} of dtype {dtype} cannot travel")
         parts.append(f"{letter}{dtype.str}" + (":" + "x".join(map(str, row)) if row else ""))
@@ -117,16 +149,25 @@ def action_dtype(space: Space) -> str:
     return "<i8" if isinstance(space, DiscreteSpace) else "<f4"
 
 
-def wanted_layouts(observation_space: Space, action_space: Space) -> tuple[str, ...]:
-    """Return the layouts that fit a client's spaces: one without masks and, for discrete actions, one with masks."""
+def wanted_layouts(observations: Sequence[LeafSpace], action_space: Space, extras: Sequence[ColumnSpec]) -> tuple[str, ...]:
+    """Return the layouts that fit a client: one without masks and, for discrete actions, one with masks.
+
+    Args:
+        observations: The spaces of the leaves of the client's observations.
+        action_space: The client's actions.
+        extras: The extra columns, those per step first.
+    """
     types: list[tuple[np.dtype[Any], tuple[int, ...]]] = [
-        (np.dtype(observation_space.dtype), observation_space.shape),
+        *((np.dtype(leaf.dtype), leaf.shape) for leaf in observations),
         (np.dtype(action_dtype(action_space)), action_space.shape),
         (np.dtype("<f4"), ()),
         (np.dtype("<f4"), ()),
         (np.dtype("<u8"), ()),
     ]
-    plain = _describe(tuple(types))
+    more = [(np.dtype(column.dtype), column.shape) for column in extras]
+    letters = "".join("x" if column.per == "step" else "i" for column in extras)
+    first = "o" * len(observations) + "arlv"
+    plain = _describe(f"{first}{letters}", (*types, *more))
     if not isinstance(action_space, DiscreteSpace) or action_space.n > MAX_ROW_BYTES:
         return (plain,)
-    return plain, _describe((*types, (np.dtype("|b1"), (action_space.n,))))
+    return plain, _describe(f"{first}m{letters}", (*types, (np.dtype("|b1"), (action_space.n,)), *more))

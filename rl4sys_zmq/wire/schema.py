@@ -5,26 +5,58 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from numpy.typing import NDArray
+import numpy as np
 
-from rl4sys_zmq.errors import ProtocolError, Refusal
-from rl4sys_zmq.values import DiscreteSpace, Segment, Space
-from rl4sys_zmq.wire.layout import NAMES, SegmentLayout, action_dtype, parse_layout, wanted_layouts
+from rl4sys_zmq.errors import ObservationError, ProtocolError, Refusal
+from rl4sys_zmq.values import ColumnSpec, DiscreteSpace, ObservationSpace, PolicySpec, Segment, Space
+from rl4sys_zmq.values.observations import ObservationLeaves, leaves_of
+from rl4sys_zmq.wire.layout import SegmentLayout, action_dtype, parse_layout, wanted_layouts
 
 __all__ = ["SegmentSchema"]
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentSchema:
-    """The spaces and the longest length, in steps, of a client's segments, with the layouts that fit the spaces."""
+    """The spaces, the longest length in steps, and the extra columns of a client's segments, with the layouts that fit them.
 
-    observation_space: Space
+    Attributes:
+        observation_space: The space of observations.
+        action_space: The space of actions.
+        max_steps: The longest segment, in steps.
+        extras: The extra columns in the order of a layout: those per step first.
+        leaves: The leaves of the observations.
+        discrete: The discrete spaces of actions and observations, by the name of their column.
+        layouts: The layouts that fit.
+        extra_names: The names of `extras`.
+    """
+
+    observation_space: ObservationSpace
     action_space: Space
     max_steps: int
+    extras: tuple[ColumnSpec, ...] = ()
+    leaves: ObservationLeaves = field(init=False)
+    discrete: dict[str, DiscreteSpace] = field(init=False, hash=False, compare=False)
     layouts: tuple[str, ...] = field(init=False)
+    extra_names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layouts", wanted_layouts(self.observation_space, self.action_space))
+        extras = tuple(sorted(self.extras, key=lambda column: column.per == "segment"))
+        object.__setattr__(self, "extras", extras)
+        leaves = leaves_of(self.observation_space)
+        object.__setattr__(self, "leaves", leaves)
+        pairs = (("actions", self.action_space), *zip(leaves.names, leaves.spaces, strict=True))
+        object.__setattr__(self, "discrete", {name: space for name, space in pairs if isinstance(space, DiscreteSpace)})
+        object.__setattr__(self, "layouts", wanted_layouts(leaves.spaces, self.action_space, extras))
+        object.__setattr__(self, "extra_names", tuple(column.name for column in extras))
+
+    @classmethod
+    def of(cls, spec: PolicySpec, max_steps: int) -> SegmentSchema:
+        """Return the schema of the segments that actors with this policy send."""
+        return cls(spec.observation_space, spec.action_space, max_steps, spec.columns)
+
+    def names(self, layout: SegmentLayout) -> list[str]:
+        """Return the name of each column of a layout, which need not fit."""
+        return layout.names(self.leaves.names, self.extra_names)
 
     def check(self, segment: Segment) -> ProtocolError | None:
         """Return the error for the rule that a segment's columns break, or None. It does not check the values.
@@ -36,8 +68,13 @@ class SegmentSchema:
         if not 1 <= steps <= self.max_steps:
             return ProtocolError(Refusal.RANGE, f"a segment of {steps} steps; 1 to {self.max_steps} are allowed")
         act = self.action_space
-        wanted: list[tuple[str, NDArray[Any], tuple[int, ...], str]] = [
-            ("observations", segment.observations, (rows, *self.observation_space.shape), self.observation_space.dtype),
+        try:
+            observed = self.leaves.flatten(segment.observations)
+        except ObservationError as exc:
+            return ProtocolError(Refusal.SPEC, str(exc))
+        leaves = zip(self.leaves.names, observed, self.leaves.spaces, strict=True)
+        wanted: list[tuple[str, Any, tuple[int, ...], str]] = [
+            *((name, column, (rows, *leaf.shape), leaf.dtype) for name, column, leaf in leaves),
             ("actions", segment.actions, (steps, *act.shape), action_dtype(act)),
             ("rewards", segment.rewards, (steps,), "<f4"),
             ("log_probs", segment.log_probs, (steps,), "<f4"),
@@ -47,7 +84,15 @@ class SegmentSchema:
             if not isinstance(act, DiscreteSpace):
                 return ProtocolError(Refusal.SPEC, "masks for a continuous action space")
             wanted.append(("masks", segment.masks, (rows, act.n), "|b1"))
+        held = {**segment.extras, **segment.initial}
+        if held.keys() != set(self.extra_names):
+            return ProtocolError(Refusal.SPEC, f"the extra columns are {sorted(held)}; expected {sorted(self.extra_names)}")
+        for extra in self.extras:
+            rows_of = (steps, *extra.shape) if extra.per == "step" else extra.shape
+            wanted.append((extra.name, held[extra.name], rows_of, extra.dtype))
         for name, column, shape, dtype in wanted:
+            if not isinstance(column, np.ndarray):
+                return ProtocolError(Refusal.SPEC, f"{name} are a {type(column).__name__}; expected {dtype} {shape}")
             if column.shape != shape or column.dtype.str != dtype:
                 return ProtocolError(Refusal.SPEC, f"{name} are {column.dtype.str} {column.shape}; expected {dtype} {shape}")
         return None
@@ -56,11 +101,11 @@ class SegmentSchema:
         """Return the reason that segments of this layout do not fit, or None."""
         if layout.text in self.layouts:
             return None
-        if len(layout.columns) > 5 and not isinstance(self.action_space, DiscreteSpace):
+        if layout.has_masks and not isinstance(self.action_space, DiscreteSpace):
             return ProtocolError(Refusal.SPEC, "masks for a continuous action space")
-        wanted = parse_layout(self.layouts[-1])
-        for column, own in zip(layout.columns, wanted.columns, strict=False):
-            if column != own:
+        wanted = parse_layout(self.layouts[-1 if layout.has_masks else 0])
+        for name, column, own in zip(self.names(layout), layout.columns, wanted.columns, strict=False):
+            if column != own and column.letter == own.letter:
                 said, ours = (f"{c.dtype.str} with rows of {c.row}" for c in (column, own))
-                return ProtocolError(Refusal.SPEC, f"{NAMES[column.letter]} are {said}; expected {ours}")
+                return ProtocolError(Refusal.SPEC, f"{name} are {said}; expected {ours}")
         return ProtocolError(Refusal.SPEC, f"the columns are {layout.text:.80}; expected {wanted.text:.80}")

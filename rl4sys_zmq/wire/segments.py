@@ -118,15 +118,23 @@ def pack_segment(segment: Segment) -> PackedSegment:
     versions = segment.versions
     oldest = int(versions.min())
     mixed = oldest != int(versions.max())
-    columns: list[NDArray[Any]] = [segment.observations, segment.actions, segment.rewards, segment.log_probs, versions]
+    observations = segment.observation_leaves
+    columns: list[NDArray[Any]] = [*observations, segment.actions, segment.rewards, segment.log_probs, versions]
+    steps, rows, leaves = segment.steps, segment.steps + (not segment.terminated), len(observations)
+    letters, wanted = "o" * leaves + "arlv", [rows] * leaves + [steps] * 4
     if segment.masks is not None:
+        letters += "m"
         columns.append(segment.masks)
-    layout = describe(columns)
-    steps, rows = segment.steps, segment.steps + (not segment.terminated)
-    if any(len(c) != n for c, n in zip(columns, (rows, steps, steps, steps, steps, rows), strict=False)):
+        wanted.append(rows)
+    if segment.extras or segment.initial:
+        letters += "x" * len(segment.extras) + "i" * len(segment.initial)
+        columns += [*segment.extras.values(), *(value[None] for value in segment.initial.values())]
+        wanted += [steps] * len(segment.extras) + [1] * len(segment.initial)
+    layout = describe(letters, columns)
+    if any(len(c) != n for c, n in zip(columns, wanted, strict=True)):
         raise ProtocolError(Refusal.SHAPE, f"the columns have {[len(c) for c in columns]} rows for {steps} steps")
     if not mixed:
-        columns[4] = versions[:0]
+        columns[leaves + 3] = versions[:0]
     small: list[bytes] = []
     large: list[Frame] = []
     size = 0
@@ -213,8 +221,9 @@ def with_images(packed: PackedSegment, codec: ImageCodec) -> PackedSegment:
         packed: A segment from `pack_segment` or from this function.
         codec: How to encode the images.
     """
-    column = parse_layout(packed.layout).columns[0]
-    size = image_size(column.row) if column.dtype == np.uint8 else None
+    layout = parse_layout(packed.layout)
+    column = layout.columns[0]
+    size = image_size(column.row) if column.dtype == np.uint8 and layout.leaves == 1 else None
     own = packed.large and not packed.small[0] and packed.steps
     if size is None or not own or packed.images is not None or packed.nbytes > MAX_IMAGE_BYTES:
         return packed

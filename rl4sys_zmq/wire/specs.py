@@ -8,7 +8,15 @@ from typing import Any
 import xxhash
 
 from rl4sys_zmq.errors import ConfigError, ProtocolError, Refusal
-from rl4sys_zmq.values import MAX_BLOB_BYTES, PolicySpec, TensorSpec, space_from, space_to_json
+from rl4sys_zmq.values import (
+    MAX_BLOB_BYTES,
+    ColumnSpec,
+    PolicySpec,
+    TensorSpec,
+    observation_space_from,
+    space_from,
+    space_to_json,
+)
 from rl4sys_zmq.values.tensors import FLOAT32
 from rl4sys_zmq.wire.messages import Frame
 
@@ -16,7 +24,7 @@ __all__ = ["blob_digest", "spec_body", "spec_from_document", "spec_to_document"]
 
 MAX_DIMENSIONS = 8
 MAX_TENSORS = 4096
-_KEYS = {"observation_space": dict, "action_space": dict, "kind": str, "document": dict, "tensors": list}
+_KEYS = {"observation_space": dict, "action_space": dict, "kind": str, "document": dict, "tensors": list, "columns": list}
 _BLOB = "blob"
 
 
@@ -28,6 +36,7 @@ def spec_to_document(spec: PolicySpec) -> dict[str, Any]:
         "kind": spec.kind,
         "document": dict(spec.document),
         "tensors": [[t.name, list(t.shape), *([t.dtype] if t.dtype != FLOAT32 else [])] for t in spec.tensors],
+        "columns": [[c.name, list(c.shape), c.dtype, c.per] for c in spec.columns],
     }
     return {**form, _BLOB: [len(spec.blob), blob_digest(spec.blob)]} if spec.blob else form
 
@@ -61,12 +70,16 @@ def spec_from_document(form: dict[str, Any], body: Sequence[Frame] = (), held: P
         if len(form["tensors"]) > MAX_TENSORS:
             raise ValueError(f"{len(form['tensors'])} tensors; the limit is {MAX_TENSORS}")
         return PolicySpec(
-            space_from(form["observation_space"]),
+            observation_space_from(form["observation_space"]),
             space_from(form["action_space"]),
             form["kind"],
             form["document"],
             tuple(_tensor(*tensor) for tensor in form["tensors"]),
-            _blob(form.get(_BLOB, [0, ""]), body),
+            blob=_blob(form.get(_BLOB, [0, ""]), body),
+            columns=tuple(
+                ColumnSpec(_string(name), _sizes(shape, MAX_DIMENSIONS), dtype, per)
+                for name, shape, dtype, per in form["columns"]
+            ),
         )
     except (ConfigError, TypeError, ValueError) as exc:
         raise ProtocolError(Refusal.SPEC, f"not a policy spec: {exc}") from exc

@@ -92,7 +92,7 @@ def test_one_is_shown_by_number_and_by_file(tmp_path: Path) -> None:
     assert "reason     a reward is not finite" in lines
     assert "segment    3 steps, terminated, generation 42" in lines
     assert "episode    0000000000000abc, part 0, return nan, length 3" in lines
-    columns = {line.split()[0]: line.split()[1:] for line in lines if line.split()[0] in module._COLUMNS}
+    columns = {line.split()[0]: line.split()[1:] for line in lines if line.split()[0] in ("observations", *module._COLUMNS)}
     assert columns["rewards"] == ["float32", "3", "-2.5", "1", "1"]
     assert columns["observations"] == ["float32", "3x4", "0", "11", "-"]
     assert columns["versions"] == ["uint64", "3", "7", "8", "-"]

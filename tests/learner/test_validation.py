@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rl4sys_zmq.learner.validation import CHUNK, Bounds, ContentRules, content_error, content_errors, is_finite
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
+from rl4sys_zmq.values import BoxSpace, ColumnSpec, DiscreteSpace, Segment
 from rl4sys_zmq.wire import Batch, SegmentSchema, decode, encode, join_submit, pack_segment
 from rl4sys_zmq.wire.messages import Submit
 
@@ -176,7 +176,7 @@ def test_the_bounds_of_a_box_are_taken_at_their_word_and_its_infinities_are_not(
 def test_raw_actions_may_leave_their_box_and_bytes_are_not_looked_at() -> None:
     schema = SegmentSchema(BoxSpace((2, 2), "|u1", 0.0, 255.0), BoxSpace((2,), low=-1.0, high=1.0), 9)
     given = standard(schema)
-    found = given.bounds.of("o")
+    found = given.bounds.of("observations")
     assert found is not None and found.vacuous
     pixels = np.full((3, 2, 2), 255, np.uint8)
     drawn = segment(observations=pixels, actions=np.full((3, 2), 3.0, np.float32), log_probs=np.full(3, 40.0, np.float32))
@@ -192,3 +192,38 @@ def test_other_dtypes_have_bounds_too(dtype: Any) -> None:
     free = standard(SegmentSchema(BoxSpace((2,), dtype), DiscreteSpace(3, 1), 9))
     greatest = np.finfo(dtype).max if dtype != "<i8" else np.iinfo(np.int64).max
     assert bool(content_error(segment(observations=np.full((3, 2), greatest, dtype)), free)) == (dtype != "<f2")
+
+
+EXTRAS = (ColumnSpec("state", (2,), per="segment"), ColumnSpec("half", dtype="<f2"), ColumnSpec("index", dtype="<i8"))
+WITH_EXTRAS = SegmentSchema(BoxSpace((2,)), DiscreteSpace(3, 1), 1 << 20, EXTRAS)
+SOUND: dict[str, Any] = {
+    "extras": {"half": np.zeros(3, "<f2"), "index": np.full(3, np.iinfo(np.int64).max)},
+    "initial": {"state": np.zeros(2, "<f4")},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"initial": {"state": np.array([0.0, NAN], "<f4")}}, "state are not finite"),
+        ({"initial": {"state": np.array([-1e16, 0.0], "<f4")}}, "state contain -1e+16; expected -1e+15 to 1e+15"),
+        ({"extras": {**SOUND["extras"], "half": np.array([0, INF, 0], "<f2")}}, "half are not finite"),
+        (
+            {"extras": {**SOUND["extras"], "half": np.zeros(3, "<f4")}},
+            "half are <f4 with rows of (); expected <f2 with rows of ()",
+        ),
+        ({"extras": {}, "initial": {}}, "the columns are o<f4:2"),
+    ],
+    ids=["not finite", "huge", "half", "of another schema", "of a schema without extra columns"],
+)
+def test_extra_columns_are_looked_at(changes: dict[str, Any], reason: str) -> None:
+    given = standard(WITH_EXTRAS)
+    good, bad = segment(**SOUND), segment(**{**SOUND, **changes})
+    batch = Batch(join_submit(0, 0, [pack_segment(s) for s in (good, bad, good)]), WITH_EXTRAS)
+    with np.errstate(all="raise"):
+        found = content_errors(batch, batch.segments(), (), given)
+        assert list(found) == [1] and reason in found[1]
+        assert content_errors(batch, batch.segments(), {1}, given) == {}
+    only = Batch(join_submit(0, 0, [pack_segment(good)]), WITH_EXTRAS)
+    assert content_errors(only, only.segments(), (), given) == {}
+    assert content_error(good, given) == ""

@@ -11,11 +11,21 @@ import pytest
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import ALGORITHMS
-from rl4sys_zmq.policies import Policy, Sampler
+from rl4sys_zmq.policies import ColumnPolicy, Policy, Sampler, build_policy
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.policies.registry import POLICIES, PolicyEntry
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters, check_algorithm, check_policy
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec, Segment, Space, TensorSpec
+from rl4sys_zmq.values import (
+    BoxSpace,
+    ColumnSpec,
+    DiscreteSpace,
+    ObservationSpace,
+    PolicySnapshot,
+    PolicySpec,
+    Segment,
+    Space,
+    TensorSpec,
+)
 
 ARM = BoxSpace((3,), low=-1.0, high=2.0)
 SMALL: dict[str, dict[str, object]] = {
@@ -136,7 +146,7 @@ class Lucky(FakeAlgorithm):
     ],
 )
 def test_a_faulty_algorithm_is_found_out(cls: Any, words: str) -> None:
-    def factory(observations: Space, actions: Space, parameters: Mapping[str, object], seed: int) -> Any:
+    def factory(observations: ObservationSpace, actions: Space, parameters: Mapping[str, object], seed: int) -> Any:
         if parameters:
             raise ConfigError("no parameters")
         return cls(mlp_spec(observations, actions, "categorical", (8,)), FakeParameters(), seed)
@@ -146,7 +156,7 @@ def test_a_faulty_algorithm_is_found_out(cls: Any, words: str) -> None:
 
 
 def test_an_algorithm_that_swallows_unknown_parameters_is_found_out() -> None:
-    def factory(observations: Space, actions: Space, parameters: Mapping[str, object], seed: int) -> Any:
+    def factory(observations: ObservationSpace, actions: Space, parameters: Mapping[str, object], seed: int) -> Any:
         return FakeAlgorithm(mlp_spec(observations, actions, "categorical", (8,)), FakeParameters(), seed)
 
     with pytest.raises(AssertionError, match="unknown parameter"):
@@ -272,3 +282,81 @@ def test_a_faulty_policy_is_found_out(monkeypatch: pytest.MonkeyPatch, cls: Call
         return
     with pytest.raises(AssertionError, match=words):
         check_policy(spec)
+
+
+class Recording(ColumnPolicy):
+    """A policy that keeps the contract: its state counts the steps of the episode."""
+
+    def __init__(self, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
+        spec.views(snapshot.flat)
+        super().__init__(snapshot)
+
+    def step(self, observation: Any, mask: Any, rng: Sampler, explore: bool, state: Any) -> Any:
+        count = np.zeros(1, np.float32) if state is None else state
+        return np.int64(0), np.int64(0), 0.0, {"count": count, "total": observation.sum()}, count + 1
+
+
+class Mutating(Recording):
+    def step(self, observation: Any, mask: Any, rng: Sampler, explore: bool, state: Any) -> Any:
+        *parts, after = super().step(observation, mask, rng, explore, state)
+        if state is None:
+            return *parts, after
+        state += 1
+        return *parts, state
+
+
+class Wide(Recording):
+    def step(self, observation: Any, mask: Any, rng: Sampler, explore: bool, state: Any) -> Any:
+        *parts, columns, after = super().step(observation, mask, rng, explore, state)
+        return *parts, {**columns, "total": np.zeros(2)}, after
+
+
+class Short(Recording):
+    def step(self, observation: Any, mask: Any, rng: Sampler, explore: bool, state: Any) -> Any:
+        *parts, columns, after = super().step(observation, mask, rng, explore, state)
+        return *parts, {"count": columns["count"]}, after
+
+
+class Infinite(Recording):
+    def step(self, observation: Any, mask: Any, rng: Sampler, explore: bool, state: Any) -> Any:
+        *parts, columns, after = super().step(observation, mask, rng, explore, state)
+        return *parts, {**columns, "total": np.inf}, after
+
+
+class Stateless(Recording):
+    def step_batch(self, observations: Any, masks: Any, rng: Sampler, explore: bool, states: Any) -> Any:
+        return super().step_batch(observations, masks, rng, explore, [None] * len(states))
+
+
+@pytest.mark.parametrize(
+    ("cls", "words"),
+    [
+        (Recording, ""),
+        (Mutating, "the policy changes a state"),
+        (Wide, "step returns columns with the shapes"),
+        (Short, "step returns columns with the shapes"),
+        (Infinite, "column 'total' is not finite"),
+        (Stateless, "step_batch differs"),
+    ],
+)
+def test_a_policy_with_faulty_columns_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, cls: Callable[..., Policy], words: str
+) -> None:
+    monkeypatch.setitem(POLICIES._entries, KIND, PolicyEntry(name=KIND, factory=cls))
+    columns = (ColumnSpec("count", (1,), per="segment"), ColumnSpec("total"))
+    spec = PolicySpec(BoxSpace((2,)), DiscreteSpace(2), KIND, tensors=(TensorSpec("bias", (1,)),), columns=columns)
+    if not words:
+        check_policy(spec, masks=False)
+        return
+    with pytest.raises(AssertionError, match=words):
+        check_policy(spec, masks=False)
+
+
+@pytest.mark.parametrize("columns", [(), (ColumnSpec("count"),)])
+def test_a_policy_and_its_spec_agree_whether_there_are_columns(
+    monkeypatch: pytest.MonkeyPatch, columns: tuple[ColumnSpec, ...]
+) -> None:
+    monkeypatch.setitem(POLICIES._entries, KIND, PolicyEntry(name=KIND, factory=Coin if columns else Recording))
+    spec = PolicySpec(BoxSpace((2,)), DiscreteSpace(2), KIND, tensors=(TensorSpec("bias", (1,)),), columns=columns)
+    with pytest.raises(ConfigError, match=r"a ColumnPolicy exactly if PolicySpec\.columns is not empty"):
+        build_policy(spec, PolicySnapshot(1, 0, 0, np.zeros(1, np.float32)))

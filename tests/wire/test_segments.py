@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.images import ImageCodec
 from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.values import DTYPES, BoxSpace, DiscreteSpace, PolicySpec, Segment, TensorSpec, space_to_json
+from rl4sys_zmq.values import (
+    DTYPES,
+    NO_EXTRAS,
+    BoxSpace,
+    ColumnSpec,
+    DictSpace,
+    DiscreteSpace,
+    MultiBinarySpace,
+    MultiDiscreteSpace,
+    PolicySpec,
+    Segment,
+    TensorSpec,
+    TupleSpace,
+    space_to_json,
+)
+from rl4sys_zmq.values.space_conversion import MAX_LEAVES
+from rl4sys_zmq.values.trees import flatten
 from rl4sys_zmq.wire import (
     Batch,
     PackedSegment,
@@ -26,6 +44,7 @@ from rl4sys_zmq.wire import (
     read_submit,
     spec_from_document,
     spec_to_document,
+    with_images,
 )
 from rl4sys_zmq.wire.batch import FEW
 from rl4sys_zmq.wire.segments import HEAD, LARGE_BYTES, MAX_LAYOUTS
@@ -39,6 +58,12 @@ def same(a: Segment, b: Segment) -> bool:
         x, y = getattr(a, name), getattr(b, name)
         if isinstance(x, np.ndarray):
             if x.dtype != y.dtype or x.shape != y.shape or x.tobytes() != y.tobytes():
+                return False
+        elif isinstance(x, Mapping | tuple):
+            (ours, shape), (theirs, other) = (flatten(dict(side) if isinstance(side, Mapping) else side) for side in (x, y))
+            if shape != other or any(a.dtype != b.dtype or a.shape != b.shape for a, b in zip(ours, theirs, strict=True)):
+                return False
+            if any(a.tobytes() != b.tobytes() for a, b in zip(ours, theirs, strict=True)):
                 return False
         elif x != y:
             return False
@@ -67,8 +92,15 @@ def segments(draw: Any) -> Any:
     obs = draw(st.lists(st.integers(1, 4), max_size=3))
     act = draw(st.lists(st.integers(1, 3), max_size=2))
     ended = end in ("terminated", "truncated")
+    rows_of = st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(1, 3), max_size=2))
+    extras = {f"extra_{n}": column(dtype, steps, *row) for n, (dtype, row) in enumerate(draw(st.lists(rows_of, max_size=3)))}
+    initial = {
+        f"extra_{n}": column(dtype, *row) for n, (dtype, row) in enumerate(draw(st.lists(rows_of, max_size=2)), len(extras))
+    }
+    leaves = draw(st.integers(1, 3))
+    observed = tuple(column(draw(st.sampled_from(DTYPES)), rows, *obs[n:]) for n in range(leaves))
     return Segment(
-        column(draw(st.sampled_from(DTYPES)), rows, *obs),
+        observed if leaves > 1 else observed[0],
         column(draw(st.sampled_from(DTYPES)), steps, *act),
         column("<f4", steps),
         column("<f4", steps),
@@ -82,6 +114,8 @@ def segments(draw: Any) -> Any:
         end == "capped",
         draw(st.none() | st.floats(allow_nan=False)) if ended else None,
         steps + draw(st.integers(0, 5)) if ended else None,
+        extras,
+        initial,
     )
 
 
@@ -198,6 +232,10 @@ def test_every_part_of_a_segment_is_in_its_checksum(make_segment: Any) -> None:
         dataclasses.replace(base, versions=base.versions + np.uint64(1)),
         dataclasses.replace(base, masks=~base.masks),
         dataclasses.replace(base, masks=None),
+        dataclasses.replace(base, extras={"a": base.rewards}),
+        dataclasses.replace(base, extras={"a": base.rewards + 1}),
+        dataclasses.replace(base, initial={"a": base.rewards}),
+        dataclasses.replace(base, initial={"a": base.rewards + 1}),
     ]
     assert len({checksums(pack_segment(s))[0] for s in (base, *changed)}) == 1 + len(changed)
 
@@ -238,7 +276,8 @@ LAYOUT_LIES = {
     "one column missing": ("a<i8 r<f4 l<f4 v<u8", Refusal.MALFORMED),
     "columns in another order": ("v<u8 l<f4 r<f4 a<i8 o<f4:2", Refusal.MALFORMED),
     "an unknown column": ("x<f4:2 a<i8 r<f4 l<f4 v<u8", Refusal.MALFORMED),
-    "a column twice": ("o<f4:2 o<f4:2 a<i8 r<f4 l<f4 v<u8", Refusal.MALFORMED),
+    "a column twice": ("o<f4:2 a<i8 a<i8 r<f4 l<f4 v<u8", Refusal.MALFORMED),
+    "an observation that is not there": ("o<f4:2 o<f4:2 a<i8 r<f4 l<f4 v<u8", Refusal.SHAPE),
     "a column too many": ("o<f4:2 a<i8 r<f4 l<f4 v<u8 m|b1:2 n|b1:2", Refusal.MALFORMED),
     "two spaces": ("o<f4:2  a<i8 r<f4 l<f4 v<u8", Refusal.MALFORMED),
     "another space": ("o<f4:2\ta<i8 r<f4 l<f4 v<u8", Refusal.MALFORMED),
@@ -415,6 +454,246 @@ def test_content_is_not_looked_at(make_segment: Any) -> None:
     assert SCHEMA.check(dataclasses.replace(make_segment(), rewards=np.full(2, np.nan, np.float32))) is None
 
 
+# ---- extra columns
+
+STATE = ColumnSpec("state", (2, 2), per="segment")
+VALUE, SEEN = ColumnSpec("value", dtype="<f8"), ColumnSpec("seen", (3,), "|u1")
+WITH_EXTRAS = SegmentSchema(BoxSpace((2,)), DiscreteSpace(2), 4, (STATE, VALUE, SEEN))
+
+
+def with_extras(segment: Segment, **changes: Any) -> Segment:
+    """The segment with the columns of `WITH_EXTRAS`."""
+    steps = segment.steps
+    columns = {
+        "extras": {"value": np.arange(steps, dtype="<f8"), "seen": np.arange(3 * steps, dtype="|u1").reshape(steps, 3)},
+        "initial": {"state": np.array([[1.0, 2.0], [3.0, 4.0]], "<f4")},
+    }
+    return dataclasses.replace(segment, **{**columns, **changes})
+
+
+def test_extra_columns_follow_the_others_and_have_no_names(make_segment: Any) -> None:
+    assert WITH_EXTRAS.extra_names == ("value", "seen", "state"), "those per step come first"
+    plain, masked = (with_extras(make_segment(2, masks=masks)) for masks in (False, True))
+    message = join_submit(0, 0, [pack_segment(plain), pack_segment(masked)])
+    assert message.layouts == list(WITH_EXTRAS.layouts)
+    assert message.layouts == [
+        "o<f4:2 a<i8 r<f4 l<f4 v<u8 x<f8 x|u1:3 i<f4:2x2",
+        "o<f4:2 a<i8 r<f4 l<f4 v<u8 m|b1:2 x<f8 x|u1:3 i<f4:2x2",
+    ]
+    (body,) = message.body
+    columns = (
+        "0000000000000000000000000000f03f"  # value
+        "00010203040500000000000000000000"  # seen, padded
+        "0000803f000000400000404000008040"  # state: one row
+    )
+    assert bytes(body).hex().endswith(columns)
+    batch = Batch(decode(encode(message)), WITH_EXTRAS)  # type: ignore[arg-type]
+    assert batch.errors(WITH_EXTRAS) == {}
+    for sent, got in zip((plain, masked), batch.segments(), strict=True):
+        assert same(sent, got)
+        assert WITH_EXTRAS.check(got) is None
+        assert got.nbytes == make_segment(2, masks=got.masks is not None).nbytes + 16 + 6 + 16
+        assert not any(c.flags.writeable for c in (*got.extras.values(), *got.initial.values()))
+    assert batch.segments()[0].initial["state"].shape == (2, 2)
+
+
+def test_segments_without_extra_columns_share_one_empty_mapping(make_segment: Any) -> None:
+    (got,) = travel(make_segment())
+    assert got.extras is got.initial is NO_EXTRAS  # type: ignore[union-attr]
+    assert make_segment().extras is NO_EXTRAS
+
+
+@pytest.mark.parametrize("size", [LARGE_BYTES - 16, LARGE_BYTES, LARGE_BYTES + 16])
+def test_large_extra_columns_travel_in_frames_of_their_own(make_segment: Any, size: Any) -> None:
+    small = make_segment(2)
+    big = dataclasses.replace(
+        small,
+        extras={"extra_0": np.ones((2, size // 8), "<f4"), "extra_1": small.rewards},
+        initial={"extra_2": np.full(size // 4, 2, "<f4")},
+    )
+    packed = pack_segment(big)
+    assert len(packed.large) == 2 * (size >= LARGE_BYTES)
+    for coded in (False, True):
+        message = join_submit(0, 0, [pack_segment(small), packed, packed, pack_segment(small)], coded=coded)
+        back = read_submit(decode(encode(message)))  # type: ignore[arg-type]
+        assert all(same(a, b) for a, b in zip((small, big, big, small), back, strict=True))  # type: ignore[arg-type]
+    (alone,) = read_submit(Batch(message).alone(2))
+    assert same(alone, big)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"extras": {}}, "extra columns are ['state']"),
+        ({"initial": {}}, "extra columns are ['seen', 'value']"),
+        ({"extras": {"value": np.zeros(2), "seen": np.zeros((2, 4), "|u1")}}, "seen are |u1 (2, 4)"),
+        ({"extras": {"value": np.zeros(2, "<f4"), "seen": np.zeros((2, 3), "|u1")}}, "value are <f4 (2,)"),
+        ({"initial": {"state": np.zeros((2, 3), "<f4")}}, "state are <f4 (2, 3)"),
+    ],
+    ids=["none per step", "none per segment", "another shape", "another dtype", "another state"],
+)
+def test_a_segment_with_other_extra_columns_is_refused_alone(make_segment: Any, changes: Any, words: str) -> None:
+    other = with_extras(make_segment(), **changes)
+    error = WITH_EXTRAS.check(other)
+    assert error is not None and words in error.detail
+    batch = Batch(join_submit(0, 0, [pack_segment(with_extras(make_segment())), pack_segment(other)]), WITH_EXTRAS)
+    assert {place: e.code for place, e in batch.errors(WITH_EXTRAS).items()} == {1: Refusal.SPEC}
+    assert batch.layout_errors(WITH_EXTRAS).keys() == {1}
+    assert len(batch.segments()) == 2, "the others can be read"
+
+
+def test_a_segment_with_or_without_extra_columns_is_refused_by_the_other_client(make_segment: Any) -> None:
+    for segment, schema in ((make_segment(), WITH_EXTRAS), (with_extras(make_segment()), SCHEMA)):
+        assert schema.check(segment).code is Refusal.SPEC  # type: ignore[union-attr]
+        errors = Batch(join_submit(0, 0, [pack_segment(segment)])).errors(schema)
+        assert "the columns are o<f4:2" in errors[0].detail
+
+
+GOOD_LAYOUT = WITH_EXTRAS.layouts[0]
+
+
+@pytest.mark.parametrize(
+    ("layout", "code"),
+    [
+        (GOOD_LAYOUT.removesuffix(" i<f4:2x2"), Refusal.SHAPE),
+        (GOOD_LAYOUT + " i<f4", Refusal.SHAPE),
+        (GOOD_LAYOUT.replace("x<f8", "x<f4:3"), Refusal.SHAPE),
+        (GOOD_LAYOUT.replace("x<f8", "x<f8:2"), Refusal.SHAPE),
+        (GOOD_LAYOUT.replace("2x2", "1000000x200"), Refusal.SHAPE),
+        (GOOD_LAYOUT.replace("2x2", "0x2"), Refusal.SHAPE),
+        (GOOD_LAYOUT.replace("2x2", "1x1x1x1x1x1x2x2"), Refusal.SHAPE),
+        (GOOD_LAYOUT.replace("x<f8", "xO"), Refusal.DTYPE),
+        (GOOD_LAYOUT.replace("x<f8 x|u1:3 i<f4:2x2", "i<f4:2x2 x<f8 x|u1:3"), Refusal.MALFORMED),
+        (GOOD_LAYOUT.replace("x<f8", "y<f8"), Refusal.MALFORMED),
+        (GOOD_LAYOUT + " i<f4" * 40, Refusal.MALFORMED),
+    ],
+    ids=lambda value: f"{value!s:.60}"[-40:],
+)
+def test_layouts_that_lie_about_extra_columns_are_refused(make_segment: Any, layout: str, code: Refusal) -> None:
+    message = join_submit(0, 0, [pack_segment(with_extras(make_segment()))])
+    with pytest.raises(ProtocolError) as caught:
+        read_submit(dataclasses.replace(message, layouts=[layout]))
+    assert caught.value.code is code
+
+
+@pytest.mark.parametrize("change", [-16, -1, 1, 16])
+def test_bytes_that_belong_to_no_extra_column_are_refused(make_segment: Any, change: int) -> None:
+    message = join_submit(0, 0, [pack_segment(with_extras(make_segment()))])
+    (body,) = map(bytes, message.body)
+    body = body[:change] if change < 0 else body + bytes(change)
+    with pytest.raises(ProtocolError) as caught:
+        read_submit(dataclasses.replace(message, body=(body,), digests=()))
+    assert caught.value.code is Refusal.SHAPE
+
+
+def test_a_column_of_another_length_is_not_packed(make_segment: Any) -> None:
+    with pytest.raises(ProtocolError, match="rows for 2 steps"):
+        pack_segment(with_extras(make_segment(), extras={"value": np.zeros(3), "seen": np.zeros((2, 3), "|u1")}))
+
+
+# ---- trees of observations
+
+TREE_SPACE = DictSpace(
+    {
+        "state": TupleSpace((BoxSpace((2,)), MultiDiscreteSpace((3, 4)))),
+        "camera": BoxSpace((8, 8), "|u1", 0, 255),
+        "flags": MultiBinarySpace(3),
+        "mode": DiscreteSpace(5),
+    }
+)
+TREES = SegmentSchema(TREE_SPACE, DiscreteSpace(2), 4)
+
+
+def with_tree(segment: Segment, **changes: Any) -> Segment:
+    """The segment with observations of `TREE_SPACE`."""
+    rows = len(segment.observations)
+    leaves = {
+        "camera": np.arange(64 * rows, dtype="|u1").reshape(rows, 8, 8),
+        "flags": np.ones((rows, 3), "|i1"),
+        "mode": np.full(rows, 4),
+        "state": (np.ones((rows, 2), "<f4"), np.full((rows, 2), 2)),
+    }
+    return dataclasses.replace(segment, observations={**leaves, **changes})
+
+
+def test_a_tree_of_observations_has_a_column_for_each_array_in_sorted_order(make_segment: Any) -> None:
+    assert TREES.leaves.names == (
+        "observations['camera']",
+        "observations['flags']",
+        "observations['mode']",
+        "observations['state'][0]",
+        "observations['state'][1]",
+    )
+    for terminated in (True, False):
+        sent = with_tree(make_segment(2, terminated=terminated, masks=True))
+        assert TREES.check(sent) is None
+        message = join_submit(0, 0, [pack_segment(sent), pack_segment(with_tree(make_segment(3)))], coded=terminated)
+        assert message.layouts[0] == "o|u1:8x8 o|i1:3 o<i8 o<f4:2 o<i8:2 a<i8 r<f4 l<f4 v<u8 m|b1:2" == TREES.layouts[1]
+        batch = Batch(decode(encode(message)), TREES)  # type: ignore[arg-type]
+        assert batch.errors(TREES) == {}
+        got, _ = batch.segments()
+        assert same(sent, got)
+        assert list(got.observations) == ["camera", "flags", "mode", "state"]
+        assert sent.nbytes == got.nbytes
+        assert same(dataclasses.replace(sent, observations=tuple(sent.observation_leaves)), read_submit(message)[0])  # type: ignore[arg-type]
+        assert same(Batch(batch.alone(0), TREES).segments()[0], sent)
+
+
+def test_versions_of_a_tree_of_observations(make_segment: Any) -> None:
+    mixed = dataclasses.replace(with_tree(make_segment(3)), versions=np.array([4, 2, 9], np.uint64))
+    batch = Batch(join_submit(0, 0, [pack_segment(with_tree(make_segment(3))), pack_segment(mixed)]), TREES)
+    assert batch.oldest(1_700_000_000_000, 0).tolist() == [3, 2]
+    assert batch.segments()[1].versions.tolist() == [4, 2, 9]
+
+
+@pytest.mark.parametrize("size", [LARGE_BYTES - 16, LARGE_BYTES, LARGE_BYTES + 16])
+def test_large_leaves_travel_in_frames_of_their_own(make_segment: Any, size: int) -> None:
+    big = dataclasses.replace(
+        make_segment(), observations=(np.ones((2, size // 2), "|u1"), np.zeros(2), np.full((2, size // 8), 3.0, "<f4"))
+    )
+    packed = pack_segment(big)
+    assert len(packed.large) == 2 * (size >= LARGE_BYTES)
+    back = read_submit(decode(encode(join_submit(0, 0, [pack_segment(make_segment()), packed, packed]))))  # type: ignore[arg-type]
+    assert all(same(a, b) for a, b in zip((make_segment(), big, big), back, strict=True))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mode": np.zeros(2)},
+        {"flags": np.ones((2, 4), "|i1")},
+        {"state": (np.ones((2, 2), "<f4"),)},
+        {"state": np.ones((2, 2), "<f4")},
+        {"more": np.zeros(2)},
+    ],
+    ids=["another dtype", "another shape", "a leaf less", "a leaf instead of a tuple", "a leaf more"],
+)
+def test_another_tree_is_refused_alone(make_segment: Any, changes: Any) -> None:
+    other = with_tree(make_segment(), **changes)
+    assert TREES.check(other).code is Refusal.SPEC  # type: ignore[union-attr]
+    batch = Batch(join_submit(0, 0, [pack_segment(with_tree(make_segment())), pack_segment(other)]), TREES)
+    assert {place: e.code for place, e in batch.errors(TREES).items()} == {1: Refusal.SPEC}
+    assert len(batch.segments()) == 2
+
+
+def test_too_many_leaves_and_images_in_a_tree_are_refused(make_segment: Any) -> None:
+    message = join_submit(0, 0, [pack_segment(make_segment())])
+    many = " ".join(["o<f4"] * (MAX_LEAVES + 1)) + " a<i8 r<f4 l<f4 v<u8"
+    with pytest.raises(ProtocolError) as caught:
+        read_submit(dataclasses.replace(message, layouts=[many]))
+    assert caught.value.code is Refusal.MALFORMED
+    images = np.zeros((300, 16, 16), "|u1")
+    tree = dataclasses.replace(make_segment(299, terminated=False), observations=(images, images))
+    packed = pack_segment(tree)
+    assert with_images(packed, ImageCodec("png", 80)) is packed
+    frame, size = b"\0" * 64, images.nbytes
+    message = join_submit(0, 0, [packed])
+    codings = [[len(message.body[0])] * 2 + [0], [len(frame), size, 16], [size, size, 0]]
+    forged = dataclasses.replace(message, codings=codings, body=(message.body[0], frame, message.body[2]), digests=())
+    with pytest.raises(ProtocolError, match="images as column o") as caught:
+        read_submit(forged)
+
+
 # ---- specs
 
 
@@ -423,6 +702,8 @@ SPECS = [
     mlp_spec(BoxSpace((2, 3), "|u1", 0, 255), DiscreteSpace(3, -1), "q_values", (8,), "relu", True),
     mlp_spec(DiscreteSpace(5), BoxSpace((2,), low=(-1.0, -2.0), high=1.0), "gaussian", (), "identity", False, "tanh"),
     PolicySpec(BoxSpace((4,)), DiscreteSpace(2), "mine", {"a": [1, None, {"b": 0.5}]}, (TensorSpec("w", (2, 2)),)),
+    PolicySpec(TREE_SPACE, DiscreteSpace(2), "tree", {}, (TensorSpec("w", (2,)),)),
+    PolicySpec(BoxSpace((4,)), DiscreteSpace(2), "columns", {}, (TensorSpec("w", (2,)),), columns=(STATE, VALUE, SEEN)),
 ]
 
 
@@ -463,6 +744,23 @@ def test_specs_come_back(spec: Any) -> None:
         {"observation_space": {"type": "Box", "shape": [2], "low": "much"}},
         {"observation_space": {"type": "Box", "shape": [2], "low": "nan"}},
         {"observation_space": {"type": "Discrete", "n": -1}},
+        {"observation_space": {"type": "Text", "max_length": 1, "min_length": 1, "characters": "a"}},
+        {"observation_space": {"type": "Dict", "spaces": {}}},
+        {"observation_space": {"type": "Tuple", "spaces": [{"type": "Discrete", "n": 2}] * 33}},
+        {"action_space": {"type": "MultiBinary", "n": 2}},
+        {"columns": [["a", [2], "<f4"]]},
+        {"columns": [["a", [2], "<f4", "episode"]]},
+        {"columns": [["a", [0], "<f4", "step"]]},
+        {"columns": [["a", [1 << 21], "<f4", "step"]]},
+        {"columns": [["a", [1] * 8, "<f4", "step"]]},
+        {"columns": [["a", [2], "O", "step"]]},
+        {"columns": [["a", [2], 4, "step"]]},
+        {"columns": [["rewards", [], "<f4", "step"]]},
+        {"columns": [["a/b", [], "<f4", "step"]]},
+        {"columns": [[3, [], "<f4", "step"]]},
+        {"columns": [["a", [], "<f4", "step"], ["a", [], "<f8", "segment"]]},
+        {"columns": [[f"a{n}", [], "<f4", "step"] for n in range(33)]},
+        {"columns": {}},
         {"more": 1},
     ],
     ids=lambda changes: f"{changes!s:.60}",

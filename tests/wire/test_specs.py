@@ -40,7 +40,7 @@ def test_specs_come_back_with_their_blob() -> None:
 def test_a_spec_of_float32_alone_has_no_dtypes() -> None:
     document = spec_to_document(mlp_spec(FOUR, TWO, "categorical", ()))
     assert document["tensors"] == [["layers.0.weight", [2, 4]], ["layers.0.bias", [2]]]
-    assert list(document) == ["observation_space", "action_space", "kind", "document", "tensors"]
+    assert list(document) == ["observation_space", "action_space", "kind", "document", "tensors", "columns"]
 
 
 @given(

@@ -19,7 +19,8 @@ from rl4sys_zmq.learner.algorithms.dqn_parameters import DQNParameters, plan_dqn
 from rl4sys_zmq.learner.algorithms.entry import read_parameters
 from rl4sys_zmq.learner.algorithms.networks import FlatAdam, MLPStack, encode_observations
 from rl4sys_zmq.learner.algorithms.replay import Batch, Replay
-from rl4sys_zmq.values import DiscreteSpace, PolicySpec, Segment, Space, feature_size
+from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, PolicySpec, Segment, Space, feature_size
+from rl4sys_zmq.values.observations import flat_space
 
 __all__ = ["DQN"]
 
@@ -42,16 +43,19 @@ class DQN:
     kind: ClassVar[str] = "offpolicy"
     max_policy_lag: int | None = None
 
-    def __init__(self, observation_space: Space, action_space: Space, parameters: Mapping[str, object], seed: int) -> None:
+    def __init__(
+        self, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
+    ) -> None:
+        observations = self._observation_space = flat_space(observation_space, "DQN")
         self._spec = plan_dqn(observation_space, action_space, parameters)
         self.parameters = p = read_parameters(DQNParameters, parameters, algorithm="DQN")
         assert isinstance(action_space, DiscreteSpace)
         self.rollout_length = p.rollout_length
         self.publish_every_updates = max(1, round(_STEPS_PER_VERSION / p.train_frequency)) if p.traj_per_epoch is None else 1
         self._generator = torch.Generator().manual_seed(seed)
-        self._replay = Replay(observation_space, action_space, p.buffer_size, p.n_step, p.gamma)
+        self._replay = Replay(observations, action_space, p.buffer_size, p.n_step, p.gamma)
         self._online, self._target = (
-            MLPStack(feature_size(observation_space), p.hidden_sizes, [action_space.n], p.activation) for _ in range(2)
+            MLPStack(feature_size(observations), p.hidden_sizes, [action_space.n], p.activation) for _ in range(2)
         )
         self._online.initialise(self._generator, [1.0])
         self._target.flat.copy_(self._online.flat)
@@ -201,7 +205,7 @@ class DQN:
         batch = self._replay.gather(rows)
         targets = self._targets(batch)
         actions = torch.from_numpy(batch.actions).unsqueeze(1)
-        observations = encode_observations(self._spec.observation_space, batch.observations)
+        observations = encode_observations(self._observation_space, batch.observations)
         values = self._online(observations)[0].gather(1, actions).squeeze(1)
         loss = functional.huber_loss(values, targets, delta=p.huber_delta)
         self._optimizer.step(self._online.gradient(loss), [rate], max_norm=p.max_grad_norm)
@@ -213,7 +217,7 @@ class DQN:
     @torch.no_grad()
     def _targets(self, batch: Batch) -> torch.Tensor:
         """Return the target values of a batch, ``[B]`` (van Hasselt et al. 2016, equation 4)."""
-        successors = encode_observations(self._spec.observation_space, batch.successors)
+        successors = encode_observations(self._observation_space, batch.successors)
         values = self._target(successors)[0]
         chooser = self._online(successors)[0] if self.parameters.double_q else values
         if batch.masks is not None:

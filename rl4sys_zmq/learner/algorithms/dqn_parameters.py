@@ -9,7 +9,8 @@ from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Preset, gradient_norm, read_parameters
 from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.values import ACTIVATIONS, DiscreteSpace, PolicySpec, Space
+from rl4sys_zmq.values import ACTIVATIONS, DiscreteSpace, ObservationSpace, PolicySpec, Space
+from rl4sys_zmq.values.observations import flat_space
 
 __all__ = ["ENTRY", "DQNParameters", "plan_dqn"]
 
@@ -159,16 +160,17 @@ class DQNParameters:
         return self.learning_rate_final + (self.learning_rate - self.learning_rate_final) * left
 
 
-def plan_dqn(observation_space: Space, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
+def plan_dqn(observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
     """Return the policy of a DQN with these parameters, without building it.
 
     Raises:
-        ConfigError: If a parameter is invalid, or the actions are not discrete.
+        ConfigError: If a parameter is invalid, the actions are not discrete, or the observations are not one Box or Discrete.
     """
+    observations = flat_space(observation_space, "DQN")
     if not isinstance(action_space, DiscreteSpace):
         raise ConfigError(f"DQN needs a Discrete action space, not {action_space}; use PPO for a Box", key="action_space")
     p = read_parameters(DQNParameters, parameters, algorithm="DQN")
-    return mlp_spec(observation_space, action_space, "q_values", p.hidden_sizes, p.activation)
+    return mlp_spec(observations, action_space, "q_values", p.hidden_sizes, p.activation)
 
 
 ENTRY = AlgorithmEntry(

@@ -78,13 +78,14 @@ def parameter_table(cls: type[Any]) -> list[tuple[str, object, tuple[str, ...], 
     ]
 
 
-AlgorithmFactory = Callable[[Space, Space, Mapping[str, object], int], Algorithm]
-"""``factory(observation_space, action_space, parameters, seed) -> Algorithm``.
+AlgorithmFactory = Callable[[Any, Space, Mapping[str, object], int], Algorithm]
+"""``factory(observation_space, action_space, parameters, seed) -> Algorithm``. The first space is an `ObservationSpace`.
 
-It raises ConfigError for bad parameters.
+It raises ConfigError for bad parameters, and for a space that the algorithm does not support. `flat_space` of
+`rl4sys_zmq.values.observations` refuses trees of observations.
 """
 
-PolicyPlan = Callable[[Space, Space, Mapping[str, object]], PolicySpec]
+PolicyPlan = Callable[[Any, Space, Mapping[str, object]], PolicySpec]
 """``plan(observation_space, action_space, parameters) -> PolicySpec``. Returns the policy that would be trained.
 
 It builds nothing.

@@ -27,7 +27,8 @@ from rl4sys_zmq.learner.algorithms.rollout import (
     join_segments,
     ratio_bounds,
 )
-from rl4sys_zmq.values import BoxSpace, PolicySpec, Segment, Space, feature_size
+from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Segment, Space, feature_size
+from rl4sys_zmq.values.observations import flat_space
 
 __all__ = ["PPO", "PPOParameters", "PassRecord"]
 
@@ -104,14 +105,17 @@ class PPO:
     publish_every_updates: int = 1
     max_policy_lag: int | None = 4
 
-    def __init__(self, observation_space: Space, action_space: Space, parameters: Mapping[str, object], seed: int) -> None:
+    def __init__(
+        self, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
+    ) -> None:
+        observations = self._observation_space = flat_space(observation_space, "PPO")
         self.parameters = p = read_parameters(PPOParameters, parameters, algorithm="PPO")
         self.rollout_length = p.segment_length()
         self._spec = plan_ppo(observation_space, action_space, parameters)
         self._continuous = isinstance(action_space, BoxSpace)
-        self._normalise = p.normalise_observations and isinstance(observation_space, BoxSpace)
+        self._normalise = p.normalise_observations and isinstance(observations, BoxSpace)
         self._generator = torch.Generator().manual_seed(seed)
-        features, outputs = feature_size(observation_space), self._spec.outputs
+        features, outputs = feature_size(observations), self._spec.outputs
         extras = outputs if self._continuous else 0
         self._network = MLPStack(features, p.hidden_sizes, (outputs, 1), p.activation, extras=extras)
         self._network.initialise(self._generator, (POLICY_GAIN, VALUE_GAIN))
@@ -161,7 +165,7 @@ class PPO:
         """Do one update on everything observed since the last, if that is a batch; with `partial`, even on a single step."""
         if not self._buffered or (self.demand() > 0 and not partial):
             return None
-        rollout = join_segments(self._taken, self._spec.observation_space, self._spec.action_space)
+        rollout = join_segments(self._taken, self._observation_space, self._spec.action_space)
         trajectories = self._trajectories
         self._clear()
         metrics = self._train(rollout)

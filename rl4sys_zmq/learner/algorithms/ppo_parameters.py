@@ -10,7 +10,8 @@ from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Preset, gradient_norm, read_parameters
 from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, PolicySpec, Space
+from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace, PolicySpec, Space
+from rl4sys_zmq.values.observations import flat_space
 
 __all__ = ["ENTRY", "PPOParameters", "plan_ppo"]
 
@@ -259,21 +260,22 @@ class PPOParameters:
         return self.squash or ("tanh" if isinstance(action_space, BoxSpace) and action_space.bounded else "clip")
 
 
-def plan_ppo(observation_space: Space, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
+def plan_ppo(observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
     """Return the policy of a PPO with these parameters, without building it.
 
     Raises:
         ConfigError: If a parameter is invalid, or PPO does not support the spaces.
     """
+    observations = flat_space(observation_space, "PPO")
     p = read_parameters(PPOParameters, parameters, algorithm="PPO")
     continuous = isinstance(action_space, BoxSpace)
     return mlp_spec(
-        observation_space,
+        observations,
         action_space,
         head="gaussian" if continuous else "categorical",
         hidden_sizes=p.hidden_sizes,
         activation=p.activation,
-        normalise_observations=p.normalise_observations and isinstance(observation_space, BoxSpace),
+        normalise_observations=p.normalise_observations and isinstance(observations, BoxSpace),
         squash=p.squash_for(action_space) if continuous else "clip",
     )
 

@@ -9,7 +9,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.base import Algorithm
 from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, AlgorithmFactory
 from rl4sys_zmq.plugins import Registry
-from rl4sys_zmq.values import PolicySpec, Space
+from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space
 
 __all__ = ["ALGORITHMS", "make_algorithm", "planned_policy", "register_algorithm"]
 
@@ -53,7 +53,7 @@ def register_algorithm(entry: AlgorithmEntry | str, factory: AlgorithmFactory | 
 
 
 def make_algorithm(
-    name: str, observation_space: Space, action_space: Space, parameters: Mapping[str, object], seed: int
+    name: str, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
 ) -> Algorithm:
     """Build the algorithm `name` for one client.
 
@@ -64,7 +64,7 @@ def make_algorithm(
 
 
 def planned_policy(
-    name: str, observation_space: Space, action_space: Space, parameters: Mapping[str, object]
+    name: str, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]
 ) -> PolicySpec | None:
     """Return the policy that the algorithm `name` would train, without building it; None if its entry has no plan.
 

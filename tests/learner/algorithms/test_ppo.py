@@ -18,6 +18,7 @@ from rl4sys_zmq.learner.algorithms.normalise import RewardScale, RunningMoments
 from rl4sys_zmq.learner.algorithms.ppo import PPO
 from rl4sys_zmq.learner.algorithms.rollout import clipped_objective, equal_sizes, half_square_error, join_segments, ratio_bounds
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
+from rl4sys_zmq.values.observations import flat_space
 
 from .policy_twin import policy_outputs
 
@@ -67,7 +68,7 @@ def segment(
 ) -> Segment:
     spec = algorithm.spec()
     rows = steps + (not terminated)
-    space, action_space = spec.observation_space, spec.action_space
+    space, action_space = flat_space(spec.observation_space, "PPO"), spec.action_space
     observations: Any
     actions: Any
     if isinstance(space, DiscreteSpace):
@@ -112,7 +113,8 @@ def learner_values(algorithm: PPO, observations: Any) -> Any:
 
 
 def targets_of(algorithm: PPO, taken: Any) -> Any:
-    rollout = join_segments(taken, algorithm.spec().observation_space, algorithm.spec().action_space)
+    spec = algorithm.spec()
+    rollout = join_segments(taken, flat_space(spec.observation_space, "PPO"), spec.action_space)
     columns, _ = algorithm._prepare(rollout, 0.2)
     return columns
 

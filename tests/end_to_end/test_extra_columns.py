@@ -1,0 +1,200 @@
+"""A plug-in policy with extra columns: from the actor over real sockets into the algorithm, and through the journal."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.learner.deadletters import list_letters
+from rl4sys_zmq.ops.status import request_status
+from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters, check_algorithm, check_policy
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+
+from .conftest import Lab
+from .memory import COLUMNS, WIDTH, Memory, made, make_memory, memory_spec
+
+ROOT = Path(__file__).parents[2]
+SERVE = """
+import sys
+from pathlib import Path
+import tests.end_to_end.memory
+from rl4sys_zmq.learner import Learner, LearnerConfig
+with Learner(LearnerConfig(bind=sys.argv[1], run_dir=Path(sys.argv[2]), fsync="always", checkpoint_every_s=1e6)) as learner:
+    print(learner.address, flush=True)
+    sys.stdin.read()
+"""
+SPEC = memory_spec(BoxSpace((WIDTH,)), DiscreteSpace(2))
+
+
+def episode(agent: Any, steps: int, seed: int) -> None:
+    """An episode of random observations."""
+    rng = np.random.default_rng(seed)
+    traj = action = None
+    for observation in rng.normal(size=(steps, WIDTH)).astype(np.float32):
+        traj, action = agent.request_for_action(traj, observation)
+        agent.add_to_trajectory(traj, action)
+        action.update_reward(1.0)
+    agent.mark_end_of_trajectory(traj, action)
+
+
+def test_the_plug_in_keeps_the_contracts() -> None:
+    check_policy(SPEC)
+    check_algorithm(make_memory, observation_space=SPEC.observation_space, action_space=SPEC.action_space)
+
+
+def test_extra_columns_arrive_with_their_segments(lab: Lab) -> None:
+    learner = lab.learner()
+    agent = lab.agent(learner, algorithm_name="MEMORY")
+    assert agent.spec.columns == COLUMNS
+    for number, steps in enumerate((3, 12, 5, 7)):
+        episode(agent, steps, number)
+    agent.flush(20.0)
+    learner.drain(timeout_s=20.0)
+    client = learner.status()["clients"]["lab"]
+    assert client["verdicts"]["trained"] == client["accepted"] == 1 + 3 + 1 + 2
+    assert client["verdicts"]["quarantined"] == client["verdicts"]["refused"] == 0
+    found = made[-1].found
+    assert {segment.segment_index for segment in found} == {0, 1, 2}
+    assert all(segment.extras["tick"].dtype == np.int64 for segment in found)
+    assert any(segment.initial["state"].any() for segment in found)
+
+
+def test_a_batch_of_trajectories_has_a_state_each(inproc_lab: Lab) -> None:
+    learner = inproc_lab.learner()
+    agent = inproc_lab.agent(learner, algorithm_name="MEMORY")
+    rng = np.random.default_rng(0)
+    trajs: Any = None
+    for _ in range(12):
+        trajs, actions = agent.request_for_actions(trajs, rng.normal(size=(3, WIDTH)).astype(np.float32))
+        for traj, action in zip(trajs, actions, strict=True):
+            agent.add_to_trajectory(traj, action)
+            action.update_reward(1.0)
+    for traj, action in zip(trajs, actions, strict=True):
+        agent.mark_end_of_trajectory(traj, action)
+    agent.flush(20.0)
+    learner.drain(timeout_s=20.0)
+    client = learner.status()["clients"]["lab"]
+    assert client["verdicts"]["trained"] == client["accepted"] == 9
+    assert sum(segment.steps for segment in made[-1].found) == 36
+
+
+@contextmanager
+def serving(bind: str, run_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A learner process with a journal, and its address."""
+    command = [sys.executable, "-c", SERVE, bind, str(run_dir)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        try:
+            assert process.stdout is not None
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
+            process.wait(10)
+
+
+@pytest.mark.parametrize("compression", ["off", "zstd"])
+def test_a_killed_learner_reads_extra_columns_from_its_journal(inproc_lab: Lab, tmp_path: Path, compression: str) -> None:
+    run_dir = tmp_path / "run"
+    with serving("tcp://127.0.0.1:0", run_dir) as (process, address):
+        agent = inproc_lab.agent(address, algorithm_name="MEMORY", compression=compression)
+        for number in range(6):
+            episode(agent, 6, number)
+        agent.flush(20.0)
+        accepted = request_status(address, 10.0)["clients"]["lab"]["accepted"]
+        process.kill()  # no checkpoint so far: all of them come from the journal again
+        process.wait(10)
+    assert accepted == 12
+    agent.close(0.0)
+    with Learner(LearnerConfig(bind="inproc://again", run_dir=run_dir)) as learner:
+        learner.wait(client_id="lab", version=0, timeout_s=20.0)
+        learner.drain(timeout_s=20.0)
+        client = learner.status()["clients"]["lab"]
+        assert client["accepted"] == client["verdicts"]["trained"] == 12
+        assert len(made[-1].found) == 12
+    assert list_letters(run_dir / "dead") == []
+
+
+class Other(Memory):
+    """The same algorithm after an update of its program: its policy records fewer columns."""
+
+    def spec(self) -> Any:
+        spec = super().spec()
+        return type(spec)(spec.observation_space, spec.action_space, spec.kind, tensors=spec.tensors, columns=spec.columns[:2])
+
+
+def test_segments_of_an_earlier_policy_in_the_journal_are_quarantined(
+    inproc_lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start() -> Learner:
+        options: dict[str, Any] = {"run_dir": tmp_path / "run", "checkpoint_every_s": 1e6}
+        return inproc_lab.stack.enter_context(Learner(LearnerConfig(bind=inproc_lab.new_address(), **options)))
+
+    cls: Any = Memory
+
+    def factory(observation_space: Any, action_space: Any, parameters: Any, seed: int) -> Any:
+        given: dict[str, int] = {"steps_per_update": 1000, "rollout_length": 5}
+        return cls(memory_spec(observation_space, action_space), FakeParameters(**given), seed)
+
+    register_algorithm("CHANGES", factory)
+    first = start()
+    agent = inproc_lab.agent(first, algorithm_name="CHANGES")
+    for number in range(3):
+        episode(agent, 4, number)
+    agent.flush(20.0)
+    agent.close()
+    first.close()
+    cls = Other
+    second = start()
+    second.wait(client_id="lab", version=0, timeout_s=20.0)
+    second.drain(timeout_s=20.0)
+    assert second.status()["clients"]["lab"]["verdicts"]["quarantined"] == 3
+    second.close()
+    letters = list_letters(tmp_path / "run" / "dead")
+    assert len(letters) == 3
+    assert all("the columns are o<f4:4" in letter.reason for letter in letters)
+
+
+def test_values_out_of_bounds_are_quarantined(inproc_lab: Lab) -> None:
+    learner = inproc_lab.learner()
+    agent = inproc_lab.agent(learner, algorithm_name="MEMORY")
+    traj, acted = agent.request_for_action(None, np.ones(WIDTH, np.float32))
+    action: Any = acted
+    for column, value in (("hidden", np.nan), ("state", 1e20), ("hidden", np.inf)):
+        action.columns = {**action.columns, column: np.full(WIDTH, value, np.float32)}
+        agent.add_to_trajectory(traj, action)
+        action.update_reward(1.0)
+        agent.mark_end_of_trajectory(traj, action)
+        traj, action = agent.request_for_action(None, np.ones(WIDTH, np.float32))
+    agent.flush(20.0)
+    learner.drain(timeout_s=20.0)
+    assert learner.status()["clients"]["lab"]["verdicts"]["quarantined"] == 3
+
+
+def test_remote_inference_is_refused_in_one_line(inproc_lab: Lab) -> None:
+    learner = inproc_lab.learner(inference="auto")
+    with pytest.raises(ConfigError, match="kind 'memory' has extra columns, which only a policy in the actor records") as caught:
+        inproc_lab.agent(learner, algorithm_name="MEMORY", inference="remote")
+    assert caught.value.key == "inference"
+    assert "\n" not in str(caught.value)
+
+
+def test_a_policy_that_records_nothing_cannot_have_columns(inproc_lab: Lab) -> None:
+    def wrong(observation_space: Any, action_space: Any, parameters: Any, seed: int) -> FakeAlgorithm:
+        spec = FakeAlgorithm.factory()(observation_space, action_space, {}, seed).spec()
+        columns = type(spec)(
+            spec.observation_space, spec.action_space, "mlp", dict(spec.document), tensors=spec.tensors, columns=COLUMNS
+        )
+        return FakeAlgorithm(columns, FakeParameters(), seed)
+
+    register_algorithm("WRONG", wrong)
+    learner = inproc_lab.learner()
+    with pytest.raises(Exception, match="an mlp policy has no extra columns, but its spec has 3"):
+        inproc_lab.agent(learner, algorithm_name="WRONG")

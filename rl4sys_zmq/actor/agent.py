@@ -181,9 +181,13 @@ class RL4SysAgent(Resource):
     def add_to_trajectory(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
         """Store an action, before or after its reward is known, as the next step of `traj`.
 
+        With ``overflow: drop_oldest``, an action can be added after the end of its trajectory, from a queue of late rewards. It
+        becomes the step before the one that ended the trajectory, while the last segment waits for rewards. After that it is
+        dropped, counted (``late_actions_dropped`` in `stats`) and logged once.
+
         Raises:
-            ActionError: If the action or the trajectory belongs to another agent, the action is already stored, or the
-                trajectory has ended.
+            ActionError: If the action or the trajectory belongs to another agent, the action is already stored, or, with
+                ``overflow: wait``, the trajectory has ended.
         """
         writer = traj.writer
         if (
@@ -207,6 +211,9 @@ class RL4SysAgent(Resource):
     ) -> None:
         """End an episode.
 
+        With ``overflow: drop_oldest``, rewards can be missing. The last segment then leaves when the last reward is set, or is
+        dropped and counted after ``reward_timeout_s``.
+
         Args:
             traj: The trajectory.
             action: Its last action. It is stored now if it was not added before.
@@ -214,9 +221,9 @@ class RL4SysAgent(Resource):
             final_obs: The observation after the last action. Required if `truncated`, for bootstrapping.
 
         Raises:
-            RewardError: If a step has no reward. The message names the step.
+            RewardError: If a step has no reward. The message names the step. Only with ``overflow: wait``.
             ObservationError: If `final_obs` is missing or invalid.
-            ActionError: As for `add_to_trajectory`.
+            ActionError: As for `add_to_trajectory`, or if `traj` is None.
         """
         self._episodes.end(traj, action, truncated, final_obs)
 

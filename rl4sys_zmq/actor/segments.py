@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire import action_dtype
 
 __all__ = ["ClosedSegments", "PendingRewards", "SegmentWriter", "Stamp", "Step"]
+
+log = logging.getLogger(__name__)
 
 FIRST_ROWS = 128
 NO_REWARDS = np.full(FIRST_ROWS, np.nan, dtype=np.float32)
@@ -161,6 +164,22 @@ class SegmentWriter:
         """Return True if a step can be the next row. With extra columns, it depends on the policy's state."""
         return True
 
+    def insert(self, step: Step, last: Step | None) -> None:
+        """Write a row into a segment that has ended: before the row of `last`, or at the end if `last` is None."""
+        bootstrap = self._row(self.steps) if self._bootstrap else None
+        bootstrap_mask = self.masks[self.steps].copy() if self._bootstrap and self.masks is not None else None
+        if last is not None:
+            self.steps -= 1
+            self.missing -= last.known_reward is None
+            self._reward_cells[self.steps] = np.nan
+        self.write(step)
+        if last is not None:
+            self.write(last)
+        if self.steps == self.rows:
+            self._grow()
+        if bootstrap is not None:
+            self.close(bootstrap, bootstrap_mask)
+
     def set_reward(self, row: int, reward: float, first: bool) -> None:
         """Write a reward into its row. `first` is False if the row already has one.
 
@@ -168,7 +187,9 @@ class SegmentWriter:
             RewardError: If the segment has left.
         """
         if self.left:
-            raise RewardError(f"the segment with step {row} has left the actor; set rewards earlier (see reward_timeout_s)")
+            if self.missing:
+                raise RewardError(f"step {row} was dropped: not all rewards of its segment came within reward_timeout_s")
+            raise RewardError(f"step {row} was sent with its reward; a reward can be replaced until its segment has all rewards")
         if first:
             self.missing -= 1
         self._reward_cells[row] = reward
@@ -188,10 +209,7 @@ class SegmentWriter:
     @property
     def last_observation(self) -> Tree:
         """A copy of the last row's observation. The segment must have at least one row."""
-        observations = self.observations
-        if isinstance(observations, TreeColumn):
-            return observations.copy_row(self.steps - 1)
-        return np.array(observations[self.steps - 1])
+        return self._row(self.steps - 1)
 
     @property
     def reward_sum(self) -> float:
@@ -219,6 +237,11 @@ class SegmentWriter:
             episode_return,
             self.episode_length,
         )
+
+    def _row(self, row: int) -> Tree:
+        """Return a copy of the observation in a row."""
+        observations = self.observations
+        return observations.copy_row(row) if isinstance(observations, TreeColumn) else np.array(observations[row])
 
     def _set_mask(self, row: int, mask: NDArray[np.bool_] | None) -> None:
         if self.masks is None:
@@ -282,6 +305,7 @@ class PendingRewards:
         self._reward_timeout_s = reward_timeout_s
         self._wake = wake
         self._lock = threading.RLock()
+        self._warned = False
         self.late: list[tuple[float, ClosedSegments, SegmentWriter]] = []
 
     def close(self, closed: ClosedSegments, writer: SegmentWriter) -> None:
@@ -306,6 +330,25 @@ class PendingRewards:
             for closed in complete.values():
                 self._release(closed)
 
+    def join(self, writer: SegmentWriter, step: Step, last: Step | None, episode_steps: int) -> bool:
+        """Write a step into the last segment of an ended episode, if that still waits for rewards.
+
+        Args:
+            writer: The segment.
+            step: The step.
+            last: The step that ends the episode, which stays the last; None if `step` is to be the last.
+            episode_steps: The steps of the whole episode, without `step`.
+
+        Returns:
+            False if the segment has left, is full, or belongs to another generation.
+        """
+        with self._lock:
+            if writer.left or not writer.steps or writer.steps >= writer.limit or writer.generation != step.stamp.generation:
+                return False
+            writer.insert(step, last)
+            writer.episode_length = episode_steps + 1
+            return True
+
     def expire(self) -> None:
         """Drop and count the segments whose rewards are overdue."""
         now = time.monotonic()
@@ -313,6 +356,12 @@ class PendingRewards:
             expired = [entry for entry in self.late if entry[0] <= now]
             self.late = [entry for entry in self.late if entry[0] > now]
             for _, closed, writer in expired:
+                if not self._warned:
+                    self._warned = True
+                    log.warning(
+                        "a segment of %d steps was dropped: %d rewards did not come within %g s (reward_timeout_s); "
+                        "stats()['dropped'] counts further ones", writer.steps, writer.missing, self._reward_timeout_s,
+                    )  # fmt: skip
                 writer.left = True
                 closed.lost = True
                 closed.writers.remove(writer)

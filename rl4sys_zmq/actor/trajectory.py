@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -21,6 +22,8 @@ from rl4sys_zmq.values.trees import Tree
 
 __all__ = ["Episodes", "RL4SysTrajectory"]
 
+log = logging.getLogger(__name__)
+
 
 class RL4SysTrajectory:
     """One episode, of which earlier segments can have left already.
@@ -33,8 +36,8 @@ class RL4SysTrajectory:
     # The other slots are internal. `policy` chose the last action; with ``swap: episode`` it acts for the whole episode.
     # `selected_under` is the agent's policy at the time `policy` was selected: while the agent still has it, `policy` stays
     # valid. `state` is the state of a policy with extra columns after the last added action. `has_credit` is True once the
-    # open segment has its credit. `cap_left` counts down from ``max_traj_length``, and `steps_before` counts the steps of
-    # earlier segments.
+    # open segment has its credit. `marked` is the action with which the episode was ended. `cap_left` counts down from
+    # ``max_traj_length``, and `steps_before` counts the steps of earlier segments.
     __slots__ = (
         "cap_left",
         "closed",
@@ -43,6 +46,7 @@ class RL4SysTrajectory:
         "episodes",
         "has_credit",
         "last",
+        "marked",
         "policy",
         "selected_under",
         "state",
@@ -58,6 +62,7 @@ class RL4SysTrajectory:
         self.writer = writer
         self.closed = ClosedSegments(episode_id)
         self.last: RL4SysAction | None = None
+        self.marked: RL4SysAction | None = None
         self.policy: Policy | None = None
         self.selected_under: Policy | None = None
         self.state: Any = None
@@ -90,6 +95,7 @@ class Episodes:
         self.inputs = inputs
         self._pending, self._counters = context.pending, context.counters
         self._stores = config.explore
+        self._lenient = config.overflow == "drop_oldest"  # an embedded host must not fail because of late rewards
         self._max_steps = config.max_traj_length
         self._ids = random.Random()
 
@@ -167,12 +173,15 @@ class Episodes:
         if action.stamp.owner is not self.owner or traj.episodes.owner is not self.owner:
             raise ActionError("the action and the trajectory must come from this agent")
         if action.writer is not None:
+            if self._lenient and traj.completed and action is traj.marked:
+                return  # a queue of late rewards contains the action that ended the episode
             raise ActionError("this action is stored already")
         if traj.episodes is not self:
             self._counters.add("forked_trajectories")
             return  # the trajectory belongs to the parent of this forked process
         if traj.completed:
-            raise ActionError("this trajectory has ended; request_for_action starts another")
+            self._add_late(traj, action)
+            return
         traj.last = action
         if isinstance(action, RecordedAction):
             traj.state = action.state
@@ -190,10 +199,31 @@ class Episodes:
             writer.generation = action.generation
         writer.write(action)
 
+    def _add_late(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
+        """Store an action of an ended episode, if the episode's last segment still waits for rewards; else drop and count it.
+
+        Raises:
+            ActionError: With ``overflow: wait``.
+        """
+        if not self._lenient:
+            raise ActionError("this trajectory has ended; request_for_action starts another")
+        writer = traj.writer
+        joins = self._stores and action.raw is not None and type(writer) is SegmentWriter
+        if joins and self._pending.join(writer, action, traj.marked, traj.steps):
+            return
+        if self._stores and not self._counters.get("late_actions_dropped"):
+            log.warning(
+                "an action was added to episode %d after its end, when its last segment had left: it is dropped; "
+                "stats()['counters']['late_actions_dropped'] counts further ones", traj.episode_id,
+            )  # fmt: skip
+        self._counters.add("late_actions_dropped")
+
     def end(
         self, traj: RL4SysTrajectory, action: RL4SysAction | None = None, truncated: bool = False, final_obs: object = None
     ) -> None:
         """End an episode, as described in `RL4SysAgent.mark_end_of_trajectory`."""
+        if not isinstance(traj, RL4SysTrajectory):
+            raise ActionError(f"there is no trajectory to end: expected one from request_for_action, not {traj!r:.60}")
         if traj.episodes.owner is not self.owner:
             raise ActionError("this trajectory belongs to another agent")
         if traj.completed or traj.episodes is not self:
@@ -208,7 +238,7 @@ class Episodes:
         writer = traj.writer
         if self._stores and traj.steps:
             for part in (*traj.closed.writers, writer):
-                if part.missing:
+                if part.missing and not self._lenient:
                     step = f"step {part.first_missing()} of segment {part.segment_index}"
                     raise RewardError(f"{step} has no reward; call update_reward before mark_end_of_trajectory")
             if writer.steps:  # an empty one follows an automatic cut after the last step: the segment before it was the last
@@ -217,6 +247,7 @@ class Episodes:
                 writer.terminated, writer.truncated, writer.episode_length = not truncated, truncated, traj.steps
                 writer.close(final, None)
         traj.completed = True
+        traj.marked = action
         traj.selected_under = traj.policy = None
         if writer.terminated or writer.truncated:
             self._pending.close(traj.closed, writer)

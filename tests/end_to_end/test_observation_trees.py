@@ -174,6 +174,7 @@ def test_trees_outlive_a_restart_in_the_journal(inproc_lab: Lab, tmp_path: Path)
     agent.close()
     first.close()
     second = start()
+    second.wait(client_id="lab", version=0, timeout_s=20.0)
     second.drain(timeout_s=20.0)
     client = second.status()["clients"]["lab"]
     assert (client["accepted"], client["verdicts"]["trained"], client["verdicts"]["quarantined"]) == (8, 8, 0)

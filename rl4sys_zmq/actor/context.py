@@ -126,6 +126,12 @@ class AgentContext:
         self.io.opened.wait()
 
     @property
+    def longest_segment(self) -> int:
+        """The longest segment that the learner accepts, in steps."""
+        parameters = self.io.session_parameters
+        return parameters.max_segment_steps if parameters is not None else 1
+
+    @property
     def policy(self) -> Policy:
         """The newest policy. It exists once the agent's constructor has returned."""
         policy = self.io.weight_subscriber.policy

@@ -330,7 +330,7 @@ class PendingRewards:
             for closed in complete.values():
                 self._release(closed)
 
-    def join(self, writer: SegmentWriter, step: Step, last: Step | None, episode_steps: int) -> bool:
+    def join(self, writer: SegmentWriter, step: Step, last: Step | None, episode_steps: int, limit: int) -> bool:
         """Write a step into the last segment of an ended episode, if that still waits for rewards.
 
         Args:
@@ -338,12 +338,13 @@ class PendingRewards:
             step: The step.
             last: The step that ends the episode, which stays the last; None if `step` is to be the last.
             episode_steps: The steps of the whole episode, without `step`.
+            limit: The longest segment that the learner accepts, in steps.
 
         Returns:
             False if the segment has left, is full, or belongs to another generation.
         """
         with self._lock:
-            if writer.left or not writer.steps or writer.steps >= writer.limit or writer.generation != step.stamp.generation:
+            if writer.left or not writer.steps or writer.steps >= limit or writer.generation != step.stamp.generation:
                 return False
             writer.insert(step, last)
             writer.episode_length = episode_steps + 1

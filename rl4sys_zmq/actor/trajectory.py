@@ -93,7 +93,7 @@ class Episodes:
         self.rollout = rollout
         self._spec = spec
         self.inputs = inputs
-        self._pending, self._counters = context.pending, context.counters
+        self._context, self._pending, self._counters = context, context.pending, context.counters
         self._stores = config.explore
         self._lenient = config.overflow == "drop_oldest"  # an embedded host must not fail because of late rewards
         self._max_steps = config.max_traj_length
@@ -209,14 +209,15 @@ class Episodes:
             raise ActionError("this trajectory has ended; request_for_action starts another")
         writer = traj.writer
         joins = self._stores and action.raw is not None and type(writer) is SegmentWriter
-        if joins and self._pending.join(writer, action, traj.marked, traj.steps):
+        if joins and self._pending.join(writer, action, traj.marked, traj.steps, self._context.longest_segment):
             return
-        if self._stores and not self._counters.get("late_actions_dropped"):
-            log.warning(
-                "an action was added to episode %d after its end, when its last segment had left: it is dropped; "
-                "stats()['counters']['late_actions_dropped'] counts further ones", traj.episode_id,
-            )  # fmt: skip
-        self._counters.add("late_actions_dropped")
+        self._warn_once("late_actions_dropped", "an action was added after the end of its trajectory and is dropped")
+
+    def _warn_once(self, counter: str, text: str) -> None:
+        """Count an event, and log it if it is the first of its kind."""
+        if not self._counters.get(counter):
+            log.warning("%s; stats()['counters']['%s'] counts such events", text, counter)
+        self._counters.add(counter)
 
     def end(
         self, traj: RL4SysTrajectory, action: RL4SysAction | None = None, truncated: bool = False, final_obs: object = None
@@ -238,9 +239,13 @@ class Episodes:
         writer = traj.writer
         if self._stores and traj.steps:
             for part in (*traj.closed.writers, writer):
-                if part.missing and not self._lenient:
+                if part.missing:
                     step = f"step {part.first_missing()} of segment {part.segment_index}"
-                    raise RewardError(f"{step} has no reward; call update_reward before mark_end_of_trajectory")
+                    if not self._lenient:
+                        raise RewardError(f"{step} has no reward; call update_reward before mark_end_of_trajectory")
+                    self._warn_once(
+                        "ended_without_rewards", f"an episode has ended and {step} has no reward: the segment waits for it"
+                    )
             if writer.steps:  # an empty one follows an automatic cut after the last step: the segment before it was the last
                 if action is not None:
                     action.done = True

@@ -228,7 +228,7 @@ def test_late_rewards_are_waited_for_and_keep_their_order(bench: Bench) -> None:
     segments = bench.segments(agent, 3)
     assert [s.segment_index for s in segments] == [0, 1, 2]
     assert segments[2].episode_return == 8 + 16 + 3
-    with pytest.raises(RewardError, match="has left"):
+    with pytest.raises(RewardError, match="step 0 was sent with its reward"):
         actions[0].update_reward(5)
 
 
@@ -248,8 +248,124 @@ def test_rewards_that_never_come_are_dropped_at_the_source(bench: Bench) -> None
     assert (segment.segment_index, segment.episode_return, segment.episode_length) == (1, None, 10)
 
 
-def test_a_missing_reward_at_the_end_names_its_step(bench: Bench) -> None:
+def in_the_order_of_a_store(agent: RL4SysAgent, steps: int, lag: int, **ending: Any) -> list[Any]:
+    """One episode of a host whose rewards come `lag` steps late: actions are added as their rewards come, also after the end."""
+    traj: Any = None
+    queue: list[Any] = []
+    actions = []
+    for step in range(steps):
+        traj, action = agent.request_for_action(traj, obs(step))
+        actions.append(action)
+        queue.append(action)
+        if len(queue) > lag:
+            late = queue.pop(0)
+            late.update_reward(late.obs[0] + 1)
+            agent.add_to_trajectory(traj, late)
+    agent.mark_end_of_trajectory(traj, action, **ending)
+    for late in queue:
+        late.update_reward(late.obs[0] + 1)
+        agent.add_to_trajectory(traj, late)
+    return actions
+
+
+@pytest.mark.parametrize("ending", [{}, {"truncated": True, "final_obs": obs(9)}], ids=["terminated", "truncated"])
+@pytest.mark.parametrize("lag", [1, 3, 7])
+def test_actions_are_added_after_the_end_while_the_segment_waits(bench: Bench, lag: int, ending: dict[str, Any]) -> None:
     agent = bench.agent()
+    for _ in range(2):
+        actions = in_the_order_of_a_store(agent, 7, lag, **ending)
+    for segment in bench.segments(agent, 2):
+        assert (segment.steps, segment.episode_length, segment.episode_return) == (7, 7, 28.0)
+        assert (segment.terminated, segment.truncated) == (not ending, bool(ending))
+        np.testing.assert_array_equal(segment.rewards, np.arange(7) + 1)
+        np.testing.assert_array_equal(segment.observations, [obs(i) for i in [*range(7), *([9] if ending else [])]])
+    np.testing.assert_array_equal(segment.actions, [int(action.act) for action in actions])
+    np.testing.assert_array_equal(segment.log_probs, np.array([action.log_prob for action in actions], np.float32))
+    assert "late_actions_dropped" not in agent.stats()["counters"]
+
+
+def test_masks_stay_with_their_steps_when_actions_are_added_late(bench: Bench) -> None:
+    agent = bench.agent()
+    traj, first = agent.request_for_action(None, obs(0), [1, 0, 0])
+    traj, second = agent.request_for_action(traj, obs(1), [0, 1, 1])
+    agent.mark_end_of_trajectory(traj, second)
+    first.update_reward(1)
+    agent.add_to_trajectory(traj, first)
+    second.update_reward(2)
+    (segment,) = bench.segments(agent, 1)
+    assert segment.masks is not None
+    assert segment.masks[:2].tolist() == [[True, False, False], [False, True, True]]
+
+
+def test_an_action_that_is_added_when_its_segment_has_left_is_dropped_and_counted(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = bench.agent()
+    for _ in range(3):
+        traj, first = agent.request_for_action(None, obs(0))
+        traj, last = agent.request_for_action(traj, obs(1))
+        last.update_reward(1)
+        agent.mark_end_of_trajectory(traj, last)
+        first.update_reward(1)
+        agent.add_to_trajectory(traj, first)
+    assert agent.stats()["counters"]["late_actions_dropped"] == 3
+    assert [s.steps for s in bench.segments(agent, 3)] == [1, 1, 1]
+    assert caplog.text.count("after the end of its trajectory") == 1
+
+
+def test_a_segment_grows_beyond_its_limit_for_late_actions_but_not_beyond_the_learners(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = bench.agent()
+    assert agent._context.longest_segment > 1000
+    monkeypatch.setattr(type(agent._context), "longest_segment", 8)
+    traj: Any = None
+    for step in range(9):
+        traj, action = agent.request_for_action(traj, obs(step))
+        if step:
+            agent.add_to_trajectory(traj, action)
+        else:
+            forgotten = action
+        if step < 8:
+            action.update_reward(1)
+    agent.mark_end_of_trajectory(traj, action)
+    agent.add_to_trajectory(traj, forgotten)
+    action.update_reward(1)
+    assert agent.stats()["counters"]["late_actions_dropped"] == 1
+    (segment,) = bench.segments(agent, 1)
+    assert (segment.steps, segment.episode_length) == (8, 8)
+
+
+def test_a_simulator_that_adds_after_the_end_is_told(bench: Bench) -> None:
+    agent = bench.agent(overflow="wait")
+    traj, first = agent.request_for_action(None, obs(0))
+    traj, last = agent.request_for_action(traj, obs(1))
+    last.update_reward(1)
+    agent.mark_end_of_trajectory(traj, last)
+    with pytest.raises(ActionError, match="has ended"):
+        agent.add_to_trajectory(traj, first)
+    nothing: Any = None
+    with pytest.raises(ActionError, match="there is no trajectory to end"):
+        agent.mark_end_of_trajectory(nothing, first)
+
+
+def test_an_ended_segment_waits_for_its_rewards_and_no_longer_than_its_time(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = bench.agent(reward_timeout_s=0.0)
+    for _ in range(2):
+        traj, action = agent.request_for_action(None, obs(0))
+        agent.mark_end_of_trajectory(traj, action)
+    agent.request_for_action(None, obs(0))
+    assert (agent.stats()["dropped"], agent.stats()["counters"]["ended_without_rewards"]) == ({"reward_timeout": 2}, 2)
+    assert caplog.text.count("step 0 of segment 0 has no reward") == 1
+    assert caplog.text.count("1 rewards did not come within 0 s") == 1
+    with pytest.raises(RewardError, match="not all rewards of its segment came within reward_timeout_s"):
+        action.update_reward(1)
+
+
+def test_a_missing_reward_at_the_end_names_its_step(bench: Bench) -> None:
+    agent = bench.agent(overflow="wait")
     traj: Any = None
     for step in range(3):
         traj, action = agent.request_for_action(traj, obs(step))

@@ -211,13 +211,9 @@ class Episodes:
         joins = self._stores and action.raw is not None and type(writer) is SegmentWriter
         if joins and self._pending.join(writer, action, traj.marked, traj.steps, self._context.longest_segment):
             return
-        self._warn_once("late_actions_dropped", "an action was added after the end of its trajectory and is dropped")
-
-    def _warn_once(self, counter: str, text: str) -> None:
-        """Count an event, and log it if it is the first of its kind."""
-        if not self._counters.get(counter):
-            log.warning("%s; stats()['counters']['%s'] counts such events", text, counter)
-        self._counters.add(counter)
+        if not self._counters.get("late_actions_dropped"):
+            log.warning("an action was added after the end of its trajectory and is dropped; the counter is late_actions_dropped")
+        self._counters.add("late_actions_dropped")
 
     def end(
         self, traj: RL4SysTrajectory, action: RL4SysAction | None = None, truncated: bool = False, final_obs: object = None
@@ -243,9 +239,12 @@ class Episodes:
                     step = f"step {part.first_missing()} of segment {part.segment_index}"
                     if not self._lenient:
                         raise RewardError(f"{step} has no reward; call update_reward before mark_end_of_trajectory")
-                    self._warn_once(
-                        "ended_without_rewards", f"an episode has ended and {step} has no reward: the segment waits for it"
-                    )
+                    if not self._counters.get("ended_without_rewards"):
+                        log.warning(
+                            "an episode ended and %s has no reward: the segment waits for it (ended_without_rewards)", step
+                        )
+                    self._counters.add("ended_without_rewards")
+                    break
             if writer.steps:  # an empty one follows an automatic cut after the last step: the segment before it was the last
                 if action is not None:
                     action.done = True

@@ -21,6 +21,7 @@ from rl4sys_zmq.delivery import SessionState
 from rl4sys_zmq.delivery.incarnation import first_incarnation
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable, ProtocolError
 from rl4sys_zmq.policies import Act, Policy, Sampler, bind
+from rl4sys_zmq.transports.greeting import explain_silence
 from rl4sys_zmq.values import space_to_json
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Hello
@@ -144,12 +145,19 @@ class AgentContext:
         return max(0.0, time.monotonic() - self.io.current_at)
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the learner has answered and a policy is available.
+        """Wait until the learner has answered and a policy is available. If it does not answer, find out why.
 
         Raises:
             LearnerUnavailable, HandshakeRefused, ClientFailed, SpoolError: If that fails.
         """
-        self.wait(lambda: self.io.policy is not None and self.io.session_parameters is not None, timeout_s)
+        try:
+            self.wait(lambda: self.io.policy is not None and self.io.session_parameters is not None, timeout_s)
+        except LearnerUnavailable as exc:
+            if self.io.session.state is SessionState.JOINED or not timeout_s:
+                raise
+            reason = explain_silence(exc.address, has_keys=self.config.keys is not None)
+            command = f"`rl4sys-learner doctor {self.config.train_server_address}` tests each step"
+            raise LearnerUnavailable(exc.address, exc.stage, timeout_s, f"{reason}; {command}" if reason else "") from None
         if self.io.spool is not None:
             self.actor_id = self.io.spool.actor_id
 

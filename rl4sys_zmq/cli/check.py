@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["check_file", "list_algorithms"]
 
 RL4SYS_GLOBAL = {"default_algorithm", "algorithms", "server", "model_paths", "tensorboard", "ensemble_algorithms"}
-EXAMPLE_SPACES = (BoxSpace((4,)), DiscreteSpace(2))
-"""Spaces to plan a policy with, if a file has no spaces."""
+EXAMPLE_OBSERVATIONS = BoxSpace((4,))
+EXAMPLE_ACTIONS = (DiscreteSpace(2), BoxSpace((2,), low=-1.0, high=1.0))
+"""Spaces to plan a policy with, if a file has no spaces. The second action space is for algorithms that refuse the first."""
 
 
 def check_file(path: Path) -> None:
@@ -105,15 +106,18 @@ def _algorithm(
 
     An algorithm whose entry has no plan is built, because only that checks everything.
     """
+    observed = observations or EXAMPLE_OBSERVATIONS
     try:
         check_learning_options(parameters)
-        entry, own = ALGORITHMS.get(name), algorithm_parameters(parameters)
-        spaces = observations or EXAMPLE_SPACES[0], actions or EXAMPLE_SPACES[1]
-        if entry.plan is not None:
-            kind, used, size = entry.kind, entry.read(own), entry.plan(*spaces, own).parameters
-        else:
-            built = make_algorithm(name, *spaces, own, 0)
-            kind, used, size = built.kind, getattr(built, "parameters", None), built.spec().parameters
+        try:
+            kind, used, size = _planned(name, parameters, observed, actions or EXAMPLE_ACTIONS[0])
+        except ConfigError as refusal:
+            if actions is not None:
+                raise
+            try:
+                kind, used, size = _planned(name, parameters, observed, EXAMPLE_ACTIONS[1])
+            except ConfigError:
+                raise refusal from None
     except ConfigError as exc:
         raise ConfigError(f"{where}: {exc}" if where else str(exc), key=exc.key) from exc
     said = f"{name} ({kind})" if kind else name
@@ -122,6 +126,17 @@ def _algorithm(
     yield from (f"    {line}" for line in readings(used))
     if is_dataclass(used):
         yield from (f"    {key}: {_text(getattr(used, key))}" for key in (f.name for f in fields(used)))
+
+
+def _planned(
+    name: str, parameters: Mapping[str, object], observations: ObservationSpace, actions: Space
+) -> tuple[str, object, int]:
+    """Return an algorithm's kind, its parameters as a dataclass or None, and the number of parameters of its policy."""
+    entry, own = ALGORITHMS.get(name), algorithm_parameters(parameters)
+    if entry.plan is not None:
+        return entry.kind, entry.read(own), entry.plan(observations, actions, own).parameters
+    built = make_algorithm(name, observations, actions, own, 0)
+    return built.kind, getattr(built, "parameters", None), built.spec().parameters
 
 
 def _values(values: Mapping[str, object]) -> Iterator[str]:

@@ -26,9 +26,9 @@ from rl4sys_zmq.errors import Refusal, RL4SysError
 from rl4sys_zmq.liveness import BEACON_S, BEACON_TOPIC
 from rl4sys_zmq.ops.requests import ask, evaluating_hello, next_beacon, until
 from rl4sys_zmq.ops.status import handshake_error
-from rl4sys_zmq.ops.zmtp import Greeting, Unreachable, dial, greet, look_up
 from rl4sys_zmq.security import UserKeys, curve_client
 from rl4sys_zmq.transports import Address, Secure, Socket
+from rl4sys_zmq.transports.greeting import Greeting, Unreachable, dial, greet, look_up
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Bye, Message, Refused, Status, StatusRequest, Welcome
 from rl4sys_zmq.wire.prefix import MAJOR, MINOR

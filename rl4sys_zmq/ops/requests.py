@@ -12,8 +12,8 @@ from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.delivery.incarnation import first_incarnation
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.ops.status import MAX_MESSAGE_FRAMES
-from rl4sys_zmq.ops.zmtp import Unreachable
 from rl4sys_zmq.transports import Poller, Socket
+from rl4sys_zmq.transports.greeting import Unreachable
 from rl4sys_zmq.values import space_to_json
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Beacon, Hello, Message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -570,6 +571,13 @@ def test_a_closed_agent_says_so(bench: Bench) -> None:
 
 def test_no_learner_is_an_error_that_says_what_was_waited_for() -> None:
     config = AgentConfig(client_id="lab", train_server_address="inproc://nobody-here", connect_timeout_s=0.05)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    with pytest.raises(
+        LearnerUnavailable, match=rf"no process listens there .*; `rl4sys-learner doctor {address}` tests each step"
+    ):
+        RL4SysAgent(config=AgentConfig(client_id="lab", train_server_address=address, connect_timeout_s=0.05))
     with pytest.raises(LearnerUnavailable, match=r"inproc://nobody-here within 0.05 s \(waiting for the learner to answer\)"):
         RL4SysAgent(config=config)
 

@@ -18,7 +18,10 @@ from rl4sys_zmq import __version__
 from rl4sys_zmq.cli.actor import main as actor
 from rl4sys_zmq.cli.learner import main as learner
 from rl4sys_zmq.cli.rundir import fresh_run_dir
-from rl4sys_zmq.errors import RunDirectoryError
+from rl4sys_zmq.errors import ConfigError, RunDirectoryError
+from rl4sys_zmq.learner.algorithms import register_algorithm
+from rl4sys_zmq.testing import FakeAlgorithm
+from rl4sys_zmq.values import BoxSpace, Space
 
 LUNA = {
     "client_id": "luna",
@@ -199,6 +202,22 @@ def test_a_good_file_is_ok_and_says_what_will_be_used(tmp_path: Path, content: d
     assert result.stdout.splitlines()[-1] == "ok"
     for text in says:
         assert text in result.stdout
+
+
+@pytest.mark.usefixtures("learners_extra")
+def test_an_algorithm_for_boxes_alone_is_planned_with_one(tmp_path: Path) -> None:
+    def factory(observation_space: Any, action_space: Space, parameters: Any, seed: int) -> Any:
+        if not isinstance(action_space, BoxSpace):
+            raise ConfigError("needs a Box")
+        return FakeAlgorithm.factory()(observation_space, action_space, parameters, seed)
+
+    register_algorithm("BOXES", factory)
+    (tmp_path / "file.json").write_text(json.dumps({"algorithms": {"BOXES": {}}}))
+    result = invoke(learner, "config", "check", "file.json")
+    assert result.exit_code == 0, result.output
+    assert "algorithms.BOXES: BOXES" in result.stdout
+    (tmp_path / "file.json").write_text(json.dumps({"client_id": "a", "algorithm_name": "BOXES", "input_size": 2, "act_dim": 3}))
+    assert "needs a Box" in refused(invoke(learner, "config", "check", "file.json"))
 
 
 @pytest.mark.usefixtures("learners_extra")

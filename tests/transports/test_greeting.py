@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import zmq
 
 from rl4sys_zmq.learner import Learner, LearnerConfig
-from rl4sys_zmq.ops import zmtp
-from rl4sys_zmq.ops.zmtp import Unreachable, dial, greet, look_up
 from rl4sys_zmq.transports import Address
+from rl4sys_zmq.transports import greeting as zmtp
+from rl4sys_zmq.transports.greeting import Unreachable, dial, explain_silence, greet, look_up
 
 SHORT_S = 0.3
 
@@ -154,3 +155,17 @@ def test_a_name_with_ipv6_addresses_alone_is_named(monkeypatch: pytest.MonkeyPat
     with pytest.raises(Unreachable, match="IPv6 addresses only"):
         look_up(Address("tcp", "six", 1), 1.0)
     assert look_up(Address("tcp", "::1", 1), 1.0) == [(socket.AF_INET6, ("::1", 1))]
+
+
+def test_silence_is_explained() -> None:
+    with zmq.Context() as context, context.socket(zmq.PULL) as plain:
+        address = f"tcp://127.0.0.1:{plain.bind_to_random_port('tcp://127.0.0.1')}"
+        assert explain_silence(address, has_keys=False).startswith("a ZeroMQ socket answers, but no learner")
+        assert explain_silence(address, has_keys=True) == "the learner has no keys, but this actor has: remove the option keys"
+    with zmq.Context() as context, context.socket(zmq.PULL) as guarded:
+        public, secret = zmq.curve_keypair()
+        guarded.curve_server, guarded.curve_secretkey, guarded.curve_publickey = True, secret, public
+        address = f"tcp://127.0.0.1:{guarded.bind_to_random_port('tcp://127.0.0.1')}"
+        assert "set the option keys" in explain_silence(address, has_keys=False)
+        assert explain_silence(address, has_keys=True).endswith("or the keys")
+    assert explain_silence("inproc://nobody", has_keys=False) == ""

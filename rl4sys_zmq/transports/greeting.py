@@ -15,9 +15,9 @@ import time
 from dataclasses import dataclass
 
 from rl4sys_zmq.errors import RL4SysError
-from rl4sys_zmq.transports import Address
+from rl4sys_zmq.transports.address import Address
 
-__all__ = ["Greeting", "Unreachable", "dial", "greet", "look_up"]
+__all__ = ["Greeting", "Unreachable", "dial", "explain_silence", "greet", "look_up"]
 
 GREETING_BYTES = 64
 _HELLO = b"\xff" + bytes(8) + b"\x7f\x03\x01"
@@ -155,6 +155,27 @@ def greet(address: Address, timeout_s: float) -> Greeting:
             raise Unreachable(f"the peer uses ZMTP {heard[10]}.{heard[11]}; expected 3", "it is not a learner: correct the port")
         return Greeting(f"{heard[10]}.{heard[11]}", heard[12:32].rstrip(b"\0").decode("ascii", "replace"))
     raise Unreachable(_describe_peer(address, heard, closed, timeout_s), "it is not a learner: correct the host and the port")
+
+
+def explain_silence(uri: str, *, has_keys: bool, timeout_s: float = 0.5) -> str:
+    """Return why no learner answers at an address, with a remedy, as far as plain sockets can tell. Empty for ``inproc``.
+
+    It can take three times `timeout_s`.
+    """
+    address = Address.parse(uri)
+    if address.scheme == "inproc":
+        return ""
+    try:
+        found = greet(address, timeout_s)
+    except Unreachable as exc:
+        return str(exc)
+    if has_keys != (found.mechanism == "CURVE"):
+        return (
+            "the learner has no keys, but this actor has: remove the option keys"
+            if has_keys
+            else "the learner has keys: set the option keys to this actor's key file"
+        )
+    return f"a ZeroMQ socket answers, but no learner: correct the port, or {'the keys' if has_keys else 'see its log'}"
 
 
 def _exchange(raw: socket.socket, words: bytes, at_most: int, timeout_s: float) -> tuple[bytes, bool]:

@@ -61,8 +61,9 @@ class ClientSettings:
         observation_space: Space of the observations.
         action_space: Space of the actions.
         seed: Seed of the algorithm.
-        max_policy_lag: Largest lag of a segment that is trained on unchanged, in versions; None for the algorithm's own limit.
-        on_lag: Treatment of a segment with a larger lag: ``drop`` or ``correct``.
+        max_policy_lag: Largest number of versions by which the policy of a segment can be behind the newest one; None for the
+            algorithm's own limit. A segment is some consecutive steps of an episode.
+        on_lag: Treatment of older segments: ``drop`` discards them, ``correct`` corrects them with importance weights.
         pacing_lag: Number of batches that actors can collect ahead of the training.
         publish_every_updates: Number of updates between two versions; None for the algorithm's own number.
         weights: Encoding of the weights that are sent to the actors.
@@ -157,7 +158,7 @@ def _plain(value: Any) -> Any:
 
 
 def check_hello(hello: Hello) -> None:
-    """Check that the names in a HELLO are valid, and that all numbers among its algorithm parameters are finite.
+    """Check that the names in a HELLO (a request for a session) are valid, and its algorithm parameters are finite.
 
     Raises:
         ConfigError: If a name or a parameter is invalid.
@@ -173,7 +174,7 @@ def check_learning_options(parameters: Mapping[str, Any]) -> ClientConfig:
     These are ``max_policy_lag``, ``on_lag``, ``pacing_lag`` and ``publish_every_updates``. `seed` is checked, but not returned.
 
     Raises:
-        ConfigError: If one of them, or `seed`, has a wrong type or is out of range.
+        ConfigError: If one of these options, or `seed`, has a wrong type or is out of range.
     """
     seed = parameters.get("seed")
     if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << 63):
@@ -193,7 +194,8 @@ def resolve_configuration(config: LearnerConfig, hello: Hello) -> ClientSettings
     """Return the settings of a new client, from the learner's configuration and the HELLO of the client's first actor.
 
     Raises:
-        ConfigError: If a value is missing, unknown or out of range, or if the HELLO contradicts the learner's entry.
+        ConfigError: If a value is missing, unknown or out of range, or if the HELLO contradicts the learner's
+            entry for the client.
     """
     settings = _resolve_configuration(config, hello.client_id, hello)
     require_match(settings, hello)
@@ -276,7 +278,7 @@ def _resolve_configuration(config: LearnerConfig, client_id: str, hello: Hello) 
 
 
 def require_match(settings: ClientSettings, hello: Hello) -> None:
-    """Check that the fields of a HELLO equal the client's settings. Empty fields are not compared.
+    """Check that the fields of a HELLO (a request for a session) equal the client's settings, except empty fields.
 
     Raises:
         ConfigError: If a field differs. The error names the first one, with both values.

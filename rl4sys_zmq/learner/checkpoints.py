@@ -67,7 +67,7 @@ _TYPES = {"str": str, "int": int, "float": float, "dict[str, int]": dict}
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The position of a checkpoint in one stream, the numbered segments of one actor.
+    """The position of a checkpoint in one stream, the numbered segments (pieces of episodes) of one actor.
 
     Attributes:
         actor_id: Name of the actor.
@@ -96,7 +96,7 @@ class CheckpointManifest:
         algorithm_name: Registered name of the algorithm that can read the state.
         updates: Number of updates that the algorithm has done.
         steps: Number of environment steps that the algorithm has observed.
-        verdicts: Number of segments of the client by verdict, over all streams.
+        verdicts: Number of all segments of the client by verdict: trained, stale, quarantined or refused.
         marks: Position of the checkpoint in each stream, the numbered segments of one actor.
         grid: If weights are published rounded to a grid, the exponents of the grid's step sizes; else empty.
         blob: Digest of the extra bytes (`blob`) in the description of the policy; empty if it has none.
@@ -240,7 +240,7 @@ class CheckpointStore:
     """
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
-        """Create the store. Does not touch the disk.
+        """Create the store, without accessing the disk.
 
         Args:
             folder: The client's folder. Its name is usually the result of `rl4sys_zmq.names.folder_name` for the client.
@@ -342,7 +342,10 @@ class CheckpointStore:
         return [number for number, _ in newer]
 
     def _entries(self) -> list[tuple[int, bool, Path]]:
-        """Return ``(number, renamed, path)`` of each checkpoint, newest first. `renamed`: it is damaged or abandoned."""
+        """Return ``(number, renamed, path)`` of each checkpoint, newest first.
+
+        `renamed` is True for a damaged or abandoned checkpoint.
+        """
         try:
             names = os.listdir(self.folder)
         except FileNotFoundError:

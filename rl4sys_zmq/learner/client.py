@@ -192,7 +192,7 @@ class Client:
         return not (began or holds or self.is_wanted)
 
     def shares(self, journal_bytes: int) -> tuple[int, int]:
-        """Return the credit for each actor that sends segments: a number of segments and a number of bytes.
+        """Return the credit of each actor: how many segments and how many bytes it is allowed to send.
 
         The free segments are divided by the number of actors that have sent data. So an actor that has joined but sends nothing
         does not reduce the credit of the others. The free bytes are divided by the number of all actors that can send.
@@ -209,7 +209,7 @@ class Client:
         return max(1, items // workers), max(1, free // senders)
 
     def limit_request(self, stream: Stream, want_steps: int) -> int:
-        """Return the credit that an actor's request counts for: `want_steps`, up to a limit.
+        """Return the credit that an actor can request at present: `want_steps`, up to a limit.
 
         Credit of one actor is not available to other actors. So the limit depends on the number of steps that the actor has sent.
         It is twice this number, plus the larger of one segment and 1/`FIRST_REQUEST_DIVISOR` of the free steps (the steps that
@@ -224,7 +224,7 @@ class Client:
         return min(want_steps, 2 * stream.accepted_steps + first)
 
     def ack(self, stream: Stream, shares: tuple[int, int]) -> Ack:
-        """Return the ack for an actor.
+        """Return the `Ack` message (received segments and credit) for an actor.
 
         Args:
             stream: The actor's stream.
@@ -293,7 +293,7 @@ class Client:
     def roll_back(self) -> int:
         """Count all pending segments (accepted, without a verdict) as rolled back, and return their number.
 
-        Call this after the end of the learner thread if the journal, which is in memory, cannot replay the segments.
+        Call this when the learner thread is replaced and the journal is in memory, so that no segments can be replayed.
         """
         lost = self.table.roll_back()
         self.rolled_back += lost
@@ -338,7 +338,7 @@ class Client:
         self._balance()
 
     def replay(self, entry: JournalEntry) -> None:
-        """Queue an entry read from the journal for the learner thread, unless its checkpoint includes the whole entry."""
+        """Queue a journal entry for the learner thread in a replay, unless its checkpoint includes the whole entry."""
         stream = self.table.get(entry.actor_id, entry.origin)
         if stream is None or self.schema is None:
             return
@@ -350,7 +350,7 @@ class Client:
             self.send(entry, again.skip, again.load, waited=entry.accepted > 0 and stream.counted(entry.end_seq))
 
     def send_committed(self, entry: JournalEntry) -> None:
-        """Queue an entry for the learner thread, now that the journal has committed the entry."""
+        """Queue a journal entry for the learner thread, now that the journal has committed the entry."""
         stream = self.table.get(entry.actor_id, entry.origin)
         if stream is not None and not stream.counted(entry.end_seq):
             self.replay(entry)  # accepted before this life; with a full disk, a replayed page can overtake such an entry
@@ -360,7 +360,7 @@ class Client:
             self.send(entry, entry.skip, Amount(entry.steps, entry.accepted, entry.nbytes), waited=waited)
 
     def send(self, entry: JournalEntry, skip: int, load: Amount, *, waited: bool) -> None:
-        """Queue an entry for the learner thread, and count its segments as sent.
+        """Queue a journal entry for the learner thread, and count its segments as sent.
 
         Args:
             entry: The entry, with the whole message of the actor.
@@ -372,7 +372,7 @@ class Client:
         self.deliver(entry, skip)
 
     def deliver(self, entry: JournalEntry, skip: int) -> None:
-        """Queue an entry for the learner thread, without counting its segments.
+        """Queue a journal entry for the learner thread, without counting its segments.
 
         Args:
             entry: The entry, with the whole message of the actor.

@@ -22,7 +22,7 @@ __all__ = ["ClientRegistry"]
 log = logging.getLogger(__name__)
 
 MAX_STILLBORN = 64
-"""Number of clients that failed before they were ready and whose errors are kept."""
+"""Largest number of errors that are kept for clients that failed before they were ready."""
 
 MAX_REPORTED_GENERATION = 1 << 62
 """Limit on the generation (the number of a learner thread) that the first actor of a new client reports in its HELLO.
@@ -89,7 +89,7 @@ class ClientRegistry:
         """Create a client from the HELLO of its first actor, and start the client's learner thread.
 
         Raises:
-            ConfigError: If its configuration is incomplete or invalid.
+            ConfigError: If the configuration of the client is incomplete or invalid.
             ProtocolError: ``QUOTA`` if there are `max_clients` clients; ``CONFLICT`` while a client of this name is being
                 removed.
         """
@@ -111,6 +111,9 @@ class ClientRegistry:
 
     def restore(self, restored: Restored) -> None:
         """Create the clients that an earlier run has recorded in the journal, and start their learner threads.
+
+        Args:
+            restored: The content of the journal when it was opened.
 
         Raises:
             ConfigError: If the configuration of a client contradicts its saved settings.

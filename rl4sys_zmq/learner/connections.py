@@ -44,7 +44,7 @@ CUT_AFTER = 4096
 """Number of dropped messages after which a connection is closed."""
 
 CUT_BYTES = 1 << 18
-"""Smallest dropped message that closes its connection at once, in bytes. More messages of this size could fill the memory."""
+"""Size from which a dropped message closes its connection at once, in bytes. More such messages could fill the memory."""
 
 REST_FACTOR, MAX_REST_S = 2.0, 0.001
 """After it has dropped messages, the gateway reads nothing for `REST_FACTOR` times the time that it spent on them, at most for
@@ -89,7 +89,8 @@ class RateLimiter:
         """Create a limiter without connections.
 
         Args:
-            messages_per_s: Limit for one connection, in ordinary messages per second. Segments with credit do not count.
+            messages_per_s: Limit for one connection, in ordinary messages per second. Segments within the actor's credit
+                do not count.
             bytes_per_s: Limit for one connection, in bytes per second of the same messages. Infinity for no limit.
         """
         self.rates: dict[bytes, ConnectionRate] = {}
@@ -321,7 +322,7 @@ class Connections:
             self._shares.charge(rate, exc.count / FRAMES_PER_MESSAGE, 0, now, sessionless=sessionless)
 
     def _drop(self, peer: bytes, rate: ConnectionRate, frames: Sequence[Frame], now: float, reason: str = "") -> None:
-        """Drop a message over the rate limit. Some are answered with a refusal; a connection that floods is closed."""
+        """Drop a message over the rate limit. Refuse some of these messages, and close a connection that floods."""
         self._excess += 1
         if self._shares.count_excess(rate, sum(len(f) for f in frames)) and self._router.cut_off():
             self._counters.add("connections.cut")
@@ -331,7 +332,7 @@ class Connections:
             self._counters.add(f"refused.{Refusal.QUOTA.value}")
 
     def each_second(self, now: float) -> None:
-        """Close connections that complete no message, discard old records, and count libzmq's events. Call this each second."""
+        """Close connections that complete no message, discard old records, and count events. Call this once a second."""
         if now >= self._tidy_at:
             self._tidy_at = now + TIDY_S
             connected = self._router.connections()

@@ -58,7 +58,7 @@ BACKLOG_RETRY_S = 0.005
 
 
 class LearnerCore:
-    """All clients of a learner, their actors and their learner threads. Use it in one thread only.
+    """The decisions of a learner about all its clients, their actors and their learner threads. Use it in one thread only.
 
     Attributes:
         counters: The learner's counters.
@@ -102,6 +102,9 @@ class LearnerCore:
 
     def restore(self, restored: Restored) -> None:
         """Create the clients that an earlier run has recorded in the journal, and start their learner threads.
+
+        Args:
+            restored: The content of the journal when it was opened.
 
         Raises:
             ConfigError: If the configuration of a client contradicts its saved settings.
@@ -211,11 +214,11 @@ class LearnerCore:
     # ---- turns and the clock
 
     def on_journal(self) -> None:
-        """Send the learner threads the segments that the journal has committed or read, and their queued messages."""
+        """Send the learner threads their queued messages, and the segments that the journal has committed or read back."""
         self._dispatcher.dispatch()
 
     def turn(self) -> None:
-        """Continue the operators' commands, grant credit to actors, and send the acks and alarms that are due.
+        """Continue the operators' commands, grant actors credit (permission to send), and send acks and alarms that are due.
 
         The gateway thread calls this in each turn of its loop.
         """
@@ -323,7 +326,7 @@ class LearnerCore:
     # ---- closing
 
     def close_sessions(self, error: Exception) -> None:
-        """Fail the operators' commands with this error, ask the learner threads to end, and send ``CLOSING`` to the actors."""
+        """Fail the operators' commands with this error, ask the learner threads to end, and refuse all actors (``CLOSING``)."""
         self._operator.close(error)  # first, since a command may wait for the end of a learner thread
         for client in self.registry:
             client.end_thread()

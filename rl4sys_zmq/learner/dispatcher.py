@@ -52,7 +52,7 @@ class SegmentDispatcher:
         self._rescued = 0
 
     def dispatch(self) -> None:
-        """Send the learner threads the segments that the journal has committed or read, and their queued messages."""
+        """Send the learner threads their queued messages, and the segments that the journal has committed or read back."""
         for safe in self._journal.committed():
             if isinstance(safe, JournalPage) and self.on_page(safe):
                 continue
@@ -77,7 +77,7 @@ class SegmentDispatcher:
                 self._journal.read(client.client_id, client.replaying, after, PAGE_BYTES)
 
     def check(self, now: float) -> None:
-        """Check the counts of waiting segments, and look for stalled clients.
+        """Check the counts of segments that wait for the journal, and look for stalled clients.
 
         If the journal has completed all operations for a client, none of the client's segments can be waiting for the journal.
         If some are still counted as waiting, they would reduce the actors' credit for good. So the count is then corrected, and

@@ -198,7 +198,7 @@ class ActorEndpoint:
     def _on_session_message(
         self, peer: bytes, sender: User | None, message: Submit | Heartbeat | Fetch | Bye, frames: Sequence[Frame], now: float
     ) -> float | None:
-        """Handle a message that needs a session. Return the same as `_on_message`."""
+        """Handle a message that needs a session. Return its cost as `_on_message` does."""
         session = self.sessions.get(peer)
         if session is None:
             raise ProtocolError(Refusal.NO_SESSION, "this connection has no session; send HELLO first")
@@ -412,7 +412,7 @@ class ActorEndpoint:
         self._sink.event("gap", client_id=client.client_id, actor_id=stream.actor_id, segments=gap)
 
     def close_session(self, peer: bytes, client: Client, stream: Stream) -> None:
-        """Close a session, and free its credit for other actors."""
+        """Close the session of an actor, and give its unused credit to other actors."""
         self.sessions.pop(peer, None)
         if client.table.is_actor_live(stream.actor_id):
             self._live_by_user[stream.owner] -= 1
@@ -448,7 +448,7 @@ class ActorEndpoint:
     # ---- replies
 
     def send_acks(self, client: Client, room_bytes: int) -> None:
-        """Grant credit to the actors of a client, and send the acks that are due.
+        """Grant credit (permission to send) to the actors of a client, and send the acks that are due.
 
         Args:
             client: The client.
@@ -479,8 +479,8 @@ class ActorEndpoint:
             reason: One line for a person.
             field: The name of the configuration field that caused the refusal, or empty.
             expected_seq: With the code ``GAP``, the sequence number of the segment to send next.
-            incarnation: With the code ``FENCED``, the incarnation (number of a start of the actor) that the actor must exceed to join;
-                0 if it must not join.
+            incarnation: With the code ``FENCED``, the recorded incarnation (number of a start of the actor), if the actor is
+                allowed to join with a higher one; else 0.
         """
         self._counters.add(f"refused.{code.value}")
         self._send(peer, Refused(code.value, field, reason, expected_seq, incarnation))

@@ -70,7 +70,7 @@ class Gateway(Worker):
             journal: The open record of accepted segments. The caller configures it to call `wake` when it has results, and later
                 closes it.
             restored: The clients and streams of an earlier run, which the journal contained when it was opened; None for none.
-            authenticator: Keys and access list; None allows every peer everything.
+            authenticator: Has the keys and the access list. With None, every peer has all rights.
         """
         super().__init__("rl4sys-gateway")
         self.address = ""
@@ -204,7 +204,7 @@ class Gateway(Worker):
                 future.set_exception(closed)
 
     def _bind(self, sockets: list[Socket]) -> bool:
-        """Create the sockets. On failure return False; `wait_open` then raises the error."""
+        """Create the sockets, and restore the clients. Return False after an error, which `wait_open` then raises."""
         try:
             secure = self._authenticator.secure if self._authenticator is not None else None
             router = self._router = Socket.router(self._config.bind, max_frame_bytes=MAX_MESSAGE_BYTES, secure=secure, watch=True)

@@ -54,7 +54,7 @@ class ReceivedMessage:
 
 @dataclass(slots=True, eq=False)
 class HeldSegment:
-    """A segment that an algorithm received and may need to receive again.
+    """A segment that an algorithm received and may need to receive again, for example after an update was undone.
 
     Attributes:
         message: The message that contained the segment; None if the message was discarded to save memory.
@@ -78,7 +78,7 @@ class HeldSegment:
 
 
 def to_ranges(places: Sequence[int]) -> list[tuple[int, int]]:
-    """Return ascending integers as a list of ranges ``(first, end)`` of consecutive integers, without `end` itself."""
+    """Return ascending integers as ranges ``(first, end)`` of consecutive integers. A range does not include `end`."""
     if not places:
         return []
     if places[-1] - places[0] == len(places) - 1:
@@ -91,7 +91,7 @@ def streams_of(held: Iterable[HeldSegment]) -> list[tuple[Key, int, int]]:
     """Return the sequence numbers of segments as ranges, by stream.
 
     Returns:
-        Tuples ``(key of the stream, first, end)``. A range contains the sequence numbers from `first` to before `end`.
+        Tuples ``(key of the stream, first, end)``. A range does not include `end`.
     """
     found: dict[Key, list[int]] = {}
     for one in held:

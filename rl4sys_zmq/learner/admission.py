@@ -1,6 +1,8 @@
-"""The configuration of clients, and the check of each HELLO against it.
+"""The settings of each client, and the check of each actor's HELLO against them.
 
-The learner's entry for a client takes precedence over the first actor's HELLO, and that over the learner's defaults.
+A *client* is a policy with its learner. A HELLO is an actor's request for a session. The settings of a client come from three
+sources: the entry for the client in the learner's configuration, the HELLO of the client's first actor, and the learner's
+defaults. If several sources set the same option, the earlier source in this list takes precedence.
 """
 
 from __future__ import annotations
@@ -37,19 +39,35 @@ __all__ = [
 _WEIGHTS = WeightsConfig(wire_dtype="fp32", level=1)
 """The default encoding of weights."""
 _LEARNING_KEYS = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates")
-"""Options of the learner that can also be among an algorithm's parameters. The algorithm itself does not receive them."""
+"""Options of the learner that a user can also set among the parameters of an algorithm. They are not passed to the algorithm."""
 
 
 _SPACES: Mapping[str, Callable[[object], ObservationSpace]] = {
     "observation_space": observation_space_from,
     "action_space": space_from,
 }
-"""The readers of a client's spaces."""
+"""The functions that convert the JSON form of a space to a space object, by the name of the field in `Hello`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """The settings of a client, resolved once from the learner's configuration and its first actor's HELLO."""
+    """The settings of one client, a policy with its learner. They do not change while the learner runs.
+
+    Attributes:
+        client_id: Name of the client.
+        algorithm_name: Registered name of the algorithm, in capitals.
+        algorithm_type: Expected type of the algorithm, ``onpolicy`` or ``offpolicy``; empty for no expectation.
+        parameters: Parameters of the algorithm, with `seed` and those options of the learner that were set among them.
+        observation_space: Space of the observations.
+        action_space: Space of the actions.
+        seed: Seed of the algorithm.
+        max_policy_lag: Largest number of versions by which the policy of a segment can be behind the newest one; None for the
+            algorithm's own limit. A segment is some consecutive steps of an episode.
+        on_lag: Treatment of older segments: ``drop`` discards them, ``correct`` corrects them with importance weights.
+        pacing_lag: Number of batches that actors can collect ahead of the training.
+        publish_every_updates: Number of updates between two versions; None for the algorithm's own number.
+        weights: Encoding of the weights that are sent to the actors.
+    """
 
     client_id: str
     algorithm_name: str
@@ -65,10 +83,11 @@ class ClientSettings:
     weights: WeightsConfig = _WEIGHTS
 
     def writing(self, spec: PolicySpec | None = None) -> EncodingOptions:
-        """Return the encoding options of its weights.
+        """Return the options for encoding this client's weights.
 
         Args:
-            spec: The policy; None if only the wire dtype and the level are needed.
+            spec: Description of the policy, which gives the sizes of its tensors. None leaves the sizes empty: for a caller that
+                needs only the wire dtype and the compression level.
         """
         complete = self.weights.over(_WEIGHTS)
         assert complete.wire_dtype is not None and complete.level is not None
@@ -76,7 +95,15 @@ class ClientSettings:
         return EncodingOptions(dtype, complete.level, *((spec.sizes, spec.others) if spec is not None else ()))
 
     def assign(self, policy_id: bytes, generation: int, config: LearnerConfig, *, checkpoints: str, journal_id: int) -> Assign:
-        """Return the first message to this client's learner thread."""
+        """Return the first message to this client's learner thread. It contains the settings.
+
+        Args:
+            policy_id: The 8 bytes that identify the policy in messages.
+            generation: Number of the learner thread.
+            config: The learner's configuration.
+            checkpoints: Folder of the client's checkpoints; empty if there are none.
+            journal_id: Id of the journal, which the learner thread records in its checkpoints.
+        """
         writing, entry = self.writing(), config.client(self.client_id)
         return Assign(
             self.client_id,
@@ -103,7 +130,7 @@ class ClientSettings:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values from which `restore_configuration` restores the settings."""
+        """Return the settings as JSON values. `restore_configuration` can read them back."""
         return {
             "algorithm_name": self.algorithm_name,
             "algorithm_type": self.algorithm_type,
@@ -120,7 +147,7 @@ class ClientSettings:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value with its arrays and tuples converted to lists."""
+    """Return a copy of a value for JSON: arrays and tuples become lists, and the keys of mappings become strings."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -131,7 +158,7 @@ def _plain(value: Any) -> Any:
 
 
 def check_hello(hello: Hello) -> None:
-    """Check the names of the client and the actor in a HELLO, and that its parameters are finite.
+    """Check that the names in a HELLO (a request for a session) are valid, and its algorithm parameters are finite.
 
     Raises:
         ConfigError: If a name or a parameter is invalid.
@@ -142,10 +169,12 @@ def check_hello(hello: Hello) -> None:
 
 
 def check_learning_options(parameters: Mapping[str, Any]) -> ClientConfig:
-    """Return the learner's options that are among an algorithm's parameters.
+    """Return the learner's options that a user has set among an algorithm's parameters.
+
+    These are ``max_policy_lag``, ``on_lag``, ``pacing_lag`` and ``publish_every_updates``. `seed` is checked, but not returned.
 
     Raises:
-        ConfigError: If one of them, or `seed`, has a wrong type or is out of range.
+        ConfigError: If one of these options, or `seed`, has a wrong type or is out of range.
     """
     seed = parameters.get("seed")
     if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << 63):
@@ -157,15 +186,16 @@ def check_learning_options(parameters: Mapping[str, Any]) -> ClientConfig:
 
 
 def algorithm_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters without the learner's options and `seed`: those that the algorithm itself receives."""
+    """Return the parameters that the algorithm receives: all except `seed` and the learner's options."""
     return {key: value for key, value in parameters.items() if key not in (*_LEARNING_KEYS, "seed")}
 
 
 def resolve_configuration(config: LearnerConfig, hello: Hello) -> ClientSettings:
-    """Return the settings of a new client.
+    """Return the settings of a new client, from the learner's configuration and the HELLO of the client's first actor.
 
     Raises:
-        ConfigError: If a value is missing, unknown or out of range, or if the HELLO contradicts the learner's entry.
+        ConfigError: If a value is missing, unknown or out of range, or if the HELLO contradicts the learner's
+            entry for the client.
     """
     settings = _resolve_configuration(config, hello.client_id, hello)
     require_match(settings, hello)
@@ -173,9 +203,15 @@ def resolve_configuration(config: LearnerConfig, hello: Hello) -> ClientSettings
 
 
 def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[str, Any]) -> ClientSettings:
-    """Return the settings of a client that the journal holds.
+    """Return the settings of a client that an earlier run of the learner has saved in the journal.
 
-    The learner's entry for the client takes precedence over the saved settings, and those over the learner's defaults.
+    The entry for the client in the learner's configuration takes precedence over the saved settings. The saved settings take
+    precedence over the learner's defaults.
+
+    Args:
+        config: The learner's configuration.
+        client_id: Name of the client.
+        known: The saved settings, as `ClientSettings.to_json` returned them.
 
     Raises:
         ConfigError: If the entry names another algorithm or space, with which the saved state cannot be used.
@@ -221,7 +257,7 @@ def _resolve_configuration(config: LearnerConfig, client_id: str, hello: Hello) 
     said = check_learning_options(parameters)
 
     def pick(key: str) -> Any:
-        """Return the option from the client's entry, else from its parameters, else from the learner's configuration."""
+        """Return the value of an option: from the client's entry, else from its parameters, else the learner's own value."""
         choices = (getattr(entry, key), getattr(said, key), getattr(config, key))
         return next((choice for choice in choices if choice is not None), None)
 
@@ -242,7 +278,7 @@ def _resolve_configuration(config: LearnerConfig, client_id: str, hello: Hello) 
 
 
 def require_match(settings: ClientSettings, hello: Hello) -> None:
-    """Check that the fields of a HELLO equal the client's settings.
+    """Check that the fields of a HELLO (a request for a session) equal the client's settings, except empty fields.
 
     Raises:
         ConfigError: If a field differs. The error names the first one, with both values.
@@ -282,7 +318,10 @@ def _space(key: str, entry: ObservationSpace | None, given: Mapping[str, Any]) -
 
 
 def _seed(config: LearnerConfig, client_id: str, given: int | None) -> int:
-    """Return the given seed, else one from the learner's seed and the client's name, else a random one."""
+    """Return the seed of a client's algorithm.
+
+    It is the given seed; without one, a hash of the learner's seed and the client's name; without either, a random number.
+    """
     if given is not None:
         return given
     return zlib.crc32(f"{config.seed}/{client_id}".encode()) if config.seed is not None else secrets.randbits(32)

@@ -1,8 +1,9 @@
 """Alarms of a client: named and counted problems that stop nothing.
 
-The gateway thread has one `Alarms` for each client. A learner thread raises an alarm with the message `Alarm`; code in the
-gateway thread calls `Alarms.note`. ``status`` shows all alarms. Beacons carry their counts to the actors. The log has a line for
-the first alarm of a kind, then at most one a minute.
+The gateway thread (the learner's network thread) has one `Alarms` object for each client. A learner thread raises an alarm with
+the wire message `Alarm`, and code in the gateway thread raises one with `Alarms.note`. The command ``status`` shows all alarms.
+The actors receive the number of alarms of each kind in beacons, messages that the learner sends once a second. The log has a line
+for the first alarm of a kind, then at most one line a minute.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PROCESS_KILLER: Final = "process_killer"
 STALLED: Final = "stalled"
 CREDIT_CORRECTED: Final = "credit_corrected"
 OTHER: Final = "other"
-"""The kind under which all kinds beyond `MAX_KINDS` are counted."""
+"""The kind under which an alarm is counted if its own kind is new and the client has `MAX_KINDS` kinds already."""
 
 MAX_KINDS = 32
 MAX_NAME_CHARS = 64
@@ -46,13 +47,13 @@ class Alarm:
     """All alarms of one kind since the learner's start.
 
     Attributes:
-        name: The kind.
-        count: The number of alarms.
-        text: The text of the last alarm.
+        name: Name of the kind, such as ``stalled``.
+        count: Number of alarms of this kind.
+        text: Description of the last alarm, for a person.
         first_unix_s: Unix time of the first alarm, in seconds.
         last_unix_s: Unix time of the last alarm, in seconds.
-        logged: The value of `count` in the last log line.
-        logged_s: Time of the last log line, on the monotonic clock, in seconds.
+        logged: Value of `count` when the last log line was written; 0 before the first.
+        logged_s: Time of the last log line about this kind, on the monotonic clock, in seconds.
     """
 
     name: str
@@ -68,23 +69,23 @@ class Alarms:
     """The alarms of one client, by kind. Use it in one thread only."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, unix: Callable[[], float] = time.time) -> None:
-        """Create it without alarms.
+        """Create the object without alarms.
 
         Args:
-            clock: Returns monotonic time in seconds; it limits the rate of log lines.
-            unix: Returns Unix time in seconds; it is shown in reports.
+            clock: Returns monotonic time, in seconds. Used to limit the rate of log lines.
+            unix: Returns Unix time, in seconds. Used for the times in reports.
         """
         self._clock, self._unix = clock, unix
         self._kinds: dict[str, Alarm] = {}
         self._news = False
 
     def note(self, name: str, text: str, count: int = 1) -> None:
-        """Count alarms of a kind.
+        """Record one or more alarms of the same kind.
 
         Args:
-            name: The kind, one of those that the documentation lists.
-            text: One line for a person, with the numbers.
-            count: The number of alarms.
+            name: Name of the kind, such as ``stalled``.
+            text: Description of the problem for a person: one line, with the numbers.
+            count: Number of alarms.
         """
         name = name[:MAX_NAME_CHARS]
         if name not in self._kinds and len(self._kinds) >= MAX_KINDS:
@@ -98,7 +99,11 @@ class Alarms:
         self._news = True
 
     def due(self) -> list[Alarm]:
-        """Return the kinds for which a log line is due, and mark them as logged. The call is cheap if nothing is new."""
+        """Return the alarms that need a log line now, and record that they were logged.
+
+        A kind needs a log line if there were alarms since its last line, and that line is at least `LOG_EVERY_S` old. The call
+        is cheap if nothing is new.
+        """
         if not self._news:
             return []
         now = self._clock()
@@ -113,7 +118,7 @@ class Alarms:
         return {alarm.name: alarm.count for alarm in self._kinds.values()}
 
     def report(self) -> dict[str, dict[str, Any]]:
-        """Return the alarms for the learner's status."""
+        """Return the alarms as JSON values for the learner's status, by kind."""
         return {
             a.name: {
                 "count": a.count,

@@ -1,4 +1,4 @@
-"""The checkpoints of one client on disk. Each is written as a whole or not at all, and verified when it is read.
+"""The checkpoints of one client (a policy with its learner) on disk. Each is written as a whole or not at all.
 
 ::
 
@@ -8,12 +8,12 @@
       00000005.abandoned/                 newer than the checkpoint that --resume returned to
       .tmp-00000010/                      being written or removed; the next start removes it
 
-A checkpoint is written beside the others, flushed to disk, and renamed once. After a crash at any moment, either the old set or
-the new one is there.
+A new checkpoint is written under a temporary name, flushed to disk, and then renamed. After a crash at any moment, the folder
+either has the complete new checkpoint or is as before. A checkpoint is verified when it is read.
 
-Checksums cover every bit of the two files, ``state.safetensors`` and ``manifest.json``. The manifest begins with its seal, the
-digest of everything after it. It contains the size and the digest of the other file. This much is fixed for all future
-formats, so that another format is never mistaken for damage. The digests (xxh3-128) detect accidents, not attacks.
+Checksums cover every bit of the two files. ``manifest.json`` begins with its *seal*, a digest of everything after the seal. It
+also contains the size and the digest of ``state.safetensors``. Future formats keep these rules, so that a checkpoint in another
+format is never mistaken for a damaged one. The digests (xxh3-128) detect accidents, not attacks.
 """
 
 from __future__ import annotations
@@ -58,25 +58,22 @@ FORMAT = 1
 _HEAD = b'{"seal": "'
 _DIGEST_BYTES = 32
 _LOST = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}
-"""The errors of the disk that mean a lost file.
-
-Any other error (no permission, too many open files) can be temporary.
-"""
+"""The errors after which a file counts as lost. Other errors (no permission, too many open files) can be temporary."""
 
 _LATER = ("grid", "blob")
-"""The fields that older manifests lack."""
+"""The fields of `CheckpointManifest` that manifests from older versions of this library lack."""
 _TYPES = {"str": str, "int": int, "float": float, "dict[str, int]": dict}
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The position of a checkpoint in one stream.
+    """The position of a checkpoint in one stream, the numbered segments (pieces of episodes) of one actor.
 
     Attributes:
-        actor_id: The actor of the stream.
-        origin: The incarnation that began to number its segments.
-        next_seq: The first sequence number that this state has not disposed of.
-        verdicts: Counts of the stream's segments below `next_seq`: trained, stale, quarantined, refused.
+        actor_id: Name of the actor.
+        origin: The incarnation (the number of a start of the actor) that began to number the segments.
+        next_seq: Sequence number of the first segment that the saved state does not include. Training continues from there.
+        verdicts: Number of segments below `next_seq` by verdict: trained, stale, quarantined or refused.
     """
 
     actor_id: str
@@ -87,23 +84,23 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointManifest:
-    """The description of a checkpoint.
+    """The description of a checkpoint: the content of ``manifest.json`` without the state and the digests of the files.
 
     Attributes:
-        client_id: The client.
-        journal_id: The id of the journal that the marks belong to. With another journal, the marks have no meaning.
-        number: Number of the checkpoint among this client's; set by `CheckpointStore.write`.
-        generation: Generation of the policy.
-        version: Version of the policy in its generation.
+        client_id: Name of the client, a policy with its learner.
+        journal_id: Id of the journal, the learner's record of accepted segments. The positions in `marks` are valid only for it.
+        number: Number of the checkpoint, from 1 for each client; set by `CheckpointStore.write`.
+        generation: Number of the learner thread that wrote the checkpoint.
+        version: Version of the policy. Generation and version together identify a policy.
         digest: Xxh3-64 of the policy's weights, as in `PolicySnapshot`.
-        algorithm_name: The algorithm that can read the state.
-        updates: Number of updates done.
-        steps: Number of steps observed.
-        verdicts: Counts of all segments of the client.
-        marks: One per stream.
-        grid: Exponents of the grid steps of the published weights; empty if they are not on a grid.
-        blob: Digest of the blob of the policy's spec; empty if it has none.
-        saved_unix_s: Time of writing; set by `CheckpointStore.write`.
+        algorithm_name: Registered name of the algorithm that can read the state.
+        updates: Number of updates that the algorithm has done.
+        steps: Number of environment steps that the algorithm has observed.
+        verdicts: Number of all segments of the client by verdict: trained, stale, quarantined or refused.
+        marks: Position of the checkpoint in each stream, the numbered segments of one actor.
+        grid: If weights are published rounded to a grid, the exponents of the grid's step sizes; else empty.
+        blob: Digest of the extra bytes (`blob`) in the description of the policy; empty if it has none.
+        saved_unix_s: Unix time of writing, in seconds; set by `CheckpointStore.write`.
     """
 
     client_id: str
@@ -123,7 +120,7 @@ class CheckpointManifest:
 
 
 def encode_checkpoint(manifest: CheckpointManifest, state: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the contents of the two files by name.
+    """Return the contents of the two files of a checkpoint, by file name.
 
     Raises:
         CheckpointError: If something in the state cannot be stored, or safetensors is not installed.
@@ -146,7 +143,7 @@ def read_manifest(path: Path) -> CheckpointManifest:
     """Return the verified manifest of the checkpoint in the folder `path`, without reading the state.
 
     Raises:
-        CheckpointError: If it is missing, damaged, unreadable or of another format.
+        CheckpointError: If the manifest is missing, damaged, unreadable or of another format.
     """
     return _manifest(path, _document(path))
 
@@ -155,7 +152,7 @@ def read_checkpoint(path: Path) -> tuple[CheckpointManifest, dict[str, Any]]:
     """Return the manifest and the state of the checkpoint in the folder `path`, verified to the last bit.
 
     Raises:
-        CheckpointError: If it cannot be read or verified. The error names the file and the problem.
+        CheckpointError: If a file cannot be read or verified. The error names the file and the problem.
     """
     document = _document(path)
     manifest = _manifest(path, document)
@@ -179,7 +176,7 @@ def read_checkpoint(path: Path) -> tuple[CheckpointManifest, dict[str, Any]]:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """Return the manifest's JSON, after checking its digest and format."""
+    """Return the JSON of the manifest in the folder `path`, after checking its digest and format."""
     file = path / MANIFEST
     data = _read(file)
     at = len(_HEAD) + _DIGEST_BYTES
@@ -238,16 +235,16 @@ class CheckpointStore:
     """The checkpoint folder of one client. Only its learner thread writes there; any thread can call `newest`.
 
     Attributes:
-        folder: The folder, created by the first `write`.
-        damaged: The errors of all checkpoints that `load` has moved aside so far, including those with no older replacement.
+        folder: The client's folder, created by the first `write`.
+        damaged: One error message for each damaged checkpoint that `load` has renamed so far.
     """
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
-        """Create the store. Does not touch the disk.
+        """Create the store, without accessing the disk.
 
         Args:
-            folder: The client's folder; its last part is usually a `rl4sys_zmq.names.folder_name`.
-            keep: Number of checkpoints to keep, at least 1.
+            folder: The client's folder. Its name is usually the result of `rl4sys_zmq.names.folder_name` for the client.
+            keep: Number of checkpoints to keep, at least 1. `write` removes older ones.
         """
         if keep < 1:
             raise ValueError(f"keep is {keep}; expected at least 1")
@@ -261,16 +258,17 @@ class CheckpointStore:
         """Write one checkpoint. It is on disk when this returns.
 
         Args:
-            manifest: The manifest. `number` and `saved_unix_s` are set here. Numbers are never reused, not even abandoned ones.
+            manifest: The description of the checkpoint. This method sets `number` and `saved_unix_s`. The numbers of damaged and
+                abandoned checkpoints are not used again.
             state: The result of `Algorithm.state`; see `pack_state` for the supported types.
-            wanted: Called right before the rename; returns False if another learner thread has replaced this one.
+            wanted: Called right before the rename. It returns False if another learner thread has replaced this one.
 
         Returns:
-            The manifest as written.
+            The description of the new checkpoint, with its number.
 
         Raises:
-            CheckpointError: If the checkpoint cannot be written or is no longer wanted. The earlier ones are unchanged. If the
-                very last flush failed, the new one is there as well, complete, but might not survive a loss of power.
+            CheckpointError: If the checkpoint cannot be written, or `wanted` returned False. Earlier checkpoints are unchanged.
+                If only the last flush failed, the new checkpoint is complete, but a loss of power can still undo it.
         """
         with _disk(self.folder):
             _make_folder(self.folder)
@@ -292,7 +290,7 @@ class CheckpointStore:
         return written
 
     def newest(self) -> list[Path]:
-        """Return the checkpoints, newest first, without those moved aside or left unfinished by a crash.
+        """Return the folders of the checkpoints, newest first. Damaged, abandoned and unfinished ones are left out.
 
         Raises:
             CheckpointError: If the folder cannot be read.
@@ -301,17 +299,18 @@ class CheckpointStore:
             return [path for _, aside, path in self._entries() if not aside]
 
     def load(self) -> tuple[CheckpointManifest, dict[str, Any], list[str]] | None:
-        """Return the newest checkpoint that verifies.
+        """Return the newest intact checkpoint.
 
-        Newer ones that are damaged are renamed to ``NNNNNNNN.damaged``.
+        If newer checkpoints are damaged, they are renamed to ``NNNNNNNN.damaged``.
 
         Returns:
-            Its manifest, its state, and the errors of the damaged ones; None if there is no intact checkpoint (then `damaged`
-            has the errors).
+            The manifest of the checkpoint, its state, and one error message for each checkpoint that this call renamed. None if
+            no checkpoint is intact. The error messages are then only in the attribute `damaged`.
 
         Raises:
-            CheckpointError: If a checkpoint that may be intact cannot be read: another format, no permission, too many open
-                files. Falling back to an older one would undo what it holds, so a person must decide.
+            CheckpointError: If a checkpoint cannot be read but may be intact: it has another format, access is denied, or too
+                many files are open. An older checkpoint is not used instead, because the training in between would be lost.
+                The operator must decide.
         """
         with _disk(self.folder):
             self._sweep()
@@ -332,10 +331,10 @@ class CheckpointStore:
         """Rename all checkpoints newer than `number` to ``NNNNNNNN.abandoned``, newest first.
 
         Returns:
-            Their numbers, newest first.
+            The numbers of the renamed checkpoints, newest first.
 
         Raises:
-            CheckpointError: If one cannot be renamed; a second call continues from there.
+            CheckpointError: If a checkpoint cannot be renamed. A second call continues with this checkpoint.
         """
         newer = [(int(path.name), path) for path in self.newest() if int(path.name) > number]
         for _, path in newer:
@@ -343,7 +342,10 @@ class CheckpointStore:
         return [number for number, _ in newer]
 
     def _entries(self) -> list[tuple[int, bool, Path]]:
-        """Return ``(number, moved aside, path)`` of each checkpoint, newest first."""
+        """Return ``(number, renamed, path)`` of each checkpoint, newest first.
+
+        `renamed` is True for a damaged or abandoned checkpoint.
+        """
         try:
             names = os.listdir(self.folder)
         except FileNotFoundError:
@@ -352,14 +354,14 @@ class CheckpointStore:
         return sorted(found, reverse=True)
 
     def _sweep(self) -> None:
-        """Remove what a crash left unfinished."""
+        """Remove the temporary folders that a crash has left behind."""
         for path in self.folder.glob(f"{TEMPORARY}*"):
             shutil.rmtree(path, ignore_errors=True)
 
     def _prune(self) -> None:
-        """Remove the oldest checkpoints.
+        """Remove all checkpoints except the newest ones, whose number is the constructor's argument `keep`.
 
-        The new one is on disk already, so a failure only costs space; the next write tries again.
+        A failure is only logged, since it costs no more than space on the disk. The next `write` tries again.
         """
         try:
             for path in reversed(self.newest()[self._keep :]):
@@ -381,7 +383,7 @@ class CheckpointStore:
 
 @contextmanager
 def _disk(path: Path) -> Iterator[None]:
-    """Convert `OSError` to `CheckpointError`."""
+    """Convert an `OSError` in the body of the ``with`` statement to `CheckpointError`."""
     try:
         yield
     except OSError as exc:
@@ -389,7 +391,7 @@ def _disk(path: Path) -> Iterator[None]:
 
 
 def _make_folder(folder: Path) -> None:
-    """Create the folder and its parents, private to the owner, and flush their names to disk."""
+    """Create a folder and its missing parents, with mode 0700, and flush the new directory entries to disk."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(mode=0o700, exist_ok=True)
@@ -397,9 +399,9 @@ def _make_folder(folder: Path) -> None:
 
 
 def _fill(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Create a folder with these files.
+    """Create a folder with the given files, and flush the files to disk.
 
-    The files are on disk when this returns; the folder's own name may not be.
+    The entry of the folder in its parent is not flushed, so a loss of power can still remove the folder.
     """
     folder.mkdir(mode=0o700)
     for name, content in contents.items():

@@ -1,4 +1,4 @@
-"""The gateway's state of one client: its learner thread, its actors, its credit and its published weights."""
+"""The gateway's state of one client (a policy with its learner): learner thread, actors, credit and published weights."""
 
 from __future__ import annotations
 
@@ -39,29 +39,32 @@ __all__ = ["Client", "LearnerThreadState", "new_topic"]
 EPISODES_KEPT = 100
 CREDIT_ITEMS = 1024
 DURABLE_CREDIT_ITEMS = 4096
-"""Credit in segments: how many may wait for one learner thread, with a journal in memory and on disk. The second includes the
-segments that the journal is writing. In memory, a longer queue is slower: the segments leave the CPU caches before use."""
+"""`CREDIT_ITEMS` and `DURABLE_CREDIT_ITEMS` are the number of segments that actors are allowed to have waiting for one learner
+thread, with a journal in memory and with one on disk. The second number is higher, because it includes the segments that the
+journal is writing. The first is low, because data in a longer queue leaves the CPU caches before it is used."""
 
 CREDIT_BYTES = 256 << 20
-"""Credit in bytes: how many bytes of messages may wait for one learner thread."""
+"""Size of the messages that actors are allowed to have waiting for one learner thread, in bytes."""
 
 QUEUE_ITEMS = 8192
-"""Hard limit on the segments that wait for one learner thread. Credit can be exceeded, by one segment of each actor."""
+"""Hard limit on the number of segments that wait for one learner thread. The learner refuses messages beyond this limit. It is
+higher than the credit, because each actor can exceed its credit by one segment."""
 
 QUEUE_MESSAGES = QUEUE_ITEMS + 16
 
 NEWCOMER_ITEMS = 64
-"""Credit in segments of an actor that has not sent any."""
+"""Largest number of segments that a new actor can send before the learner has accepted its first one."""
 
 FIRST_REQUEST_DIVISOR = 64
-"""An actor that has sent no steps can request this fraction (1/64) of the free steps."""
+"""A new actor gets credit for at most 1/`FIRST_REQUEST_DIVISOR` of the steps that the learner thread can still use, or for one
+segment if that is more. The limit grows with the steps that the actor sends (`Client.limit_request`)."""
 
 ACTORS_SHOWN = 100
-"""Number of actors in a report: live ones first, then those that sent a message last."""
+"""Largest number of actors in the report of a client. Live actors come first, then those with the latest messages."""
 
 
 def new_topic() -> bytes:
-    """Return a random topic that a peer cannot guess."""
+    """Return a random topic of 8 bytes for the weights of a client. A peer cannot guess it."""
     return os.urandom(8)
 
 
@@ -74,29 +77,31 @@ class LearnerThreadState(StrEnum):
 
 
 class Client:
-    """The gateway's state of one client. Only the thread of its `LearnerCore` uses it.
+    """The gateway's state of one client: a policy with its learner thread and its actors.
 
-    A *life* is one start of the client's learner thread.
+    Only the thread of `LearnerCore` uses this class. A *life* is one start of the client's learner thread. A *stream* is the
+    numbered segments of one actor. *Credit* is the amount of data that an actor is allowed to send. A *replay* sends segments
+    from the journal to a learner thread that has loaded a checkpoint.
 
     Attributes:
-        table: The streams of its actors.
-        pool: The credit of the current life.
-        weight_history: The weights that the current learner thread has published (the current generation).
-        verdicts: The number of segments by verdict, counted from the checkpoint that the current life started with.
-        dirty: The actors to which an ack is due.
-        next_ack_at: The earliest time of the next acks, on the monotonic clock.
-        waiting: The HELLOs that arrived while the learner thread was starting, each with its user, by peer.
-        worker: The current life of its learner thread; None after `end_thread`.
-        workers: All lives that can still be running.
-        backlog: Messages for the learner thread that did not fit in its pipeline.
-        known: True if the journal has a row of this client.
-        replaying: The token of the journal pages that are replayed to the learner thread after it loaded a checkpoint. New
-            segments reach the learner thread through these pages too. 0 after the replay.
-        page_after: The journal row after which the next page begins; None if no page is to be requested.
-        topic: The topic of its weights and beacons, without the kind byte in front.
-        stalled_s: How long nothing has moved although it could, in seconds; 0 if the client is not stalled.
-        alarms: Its alarms since the start of the learner.
-        busy_at: When it was created or last had a live or waiting actor, on the monotonic clock.
+        table: The streams of all actors of the client, and the sessions of the live ones.
+        pool: The credit that the current life has given to the actors.
+        weight_history: The weights that the current life has published.
+        verdicts: The number of segments by verdict. The numbers go back when the learner thread returns to a checkpoint.
+        dirty: The ids of the actors that need an ack.
+        next_ack_at: The earliest time of the next acks, on the monotonic clock, in seconds.
+        waiting: The HELLOs that arrived while the learner thread was starting, by routing id, each with the name of its user.
+        worker: The handle of the current life; None after `end_thread`.
+        workers: The handles of all lives whose threads can still be running.
+        backlog: The encoded messages to send to the learner thread, oldest first. They stay here while its pipeline is full.
+        known: True if the journal has a record of this client.
+        replaying: The number (token) of the replay in progress, which its pages of the journal carry; 0 if there is no replay.
+            During a replay, the learner thread receives new segments through these pages too.
+        page_after: The row of the journal after which the next page of the replay begins; None if no page has to be requested.
+        topic: The PUB topic of the client's weights and beacons: 8 bytes, without the byte for the kind that precedes them.
+        stalled_s: The time for which actors and learner thread could work but no data has moved, in seconds; 0 if not stalled.
+        alarms: The alarms (counted problems) of the client since the start of the learner.
+        busy_at: The time when the client was created or last had a live or waiting actor, on the monotonic clock, in seconds.
     """
 
     def __init__(
@@ -161,35 +166,36 @@ class Client:
 
     @property
     def key(self) -> bytes:
-        """The key that precedes each message of its learner thread. It changes with each life."""
+        """The first frame of each message of the current learner thread. A new learner thread has another key."""
         return self.policy_id + self.life.to_bytes(4, "little")
 
     @property
     def queued(self) -> int:
-        """The number of segments accepted for this life of the learner thread and not yet taken by it."""
+        """The number of accepted segments that the current learner thread has not received so far."""
         return self.pool.transit.items
 
     @property
     def is_caught_up(self) -> bool:
-        """True if the learner thread runs and the replay of the journal is complete."""
+        """True if the learner thread runs, and no segments from the journal remain to be replayed to it."""
         return self.state is LearnerThreadState.RUNNING and not self.replaying
 
     @property
     def is_wanted(self) -> bool:
-        """True if an actor is live or waits for its `Welcome`."""
+        """True if an actor of this client has a session, or waits for one while the learner thread starts."""
         return self.table.has_live or bool(self.waiting)
 
     @property
     def is_expendable(self) -> bool:
-        """True if nothing is lost with this client: it was ready once and has no data, no checkpoint and no live actor."""
+        """True if this client can be removed without loss: it was ready, and has no data, no checkpoint and no live actor."""
         began = self.schema is None or self.replaying or self.state is LearnerThreadState.STARTING
         holds = self.accepted or self.verdicts[Verdict.REFUSED] or self.saved.number or self.save_error
         return not (began or holds or self.is_wanted)
 
     def shares(self, journal_bytes: int) -> tuple[int, int]:
-        """Return the credit of each actor that submits: a number of segments and a number of bytes.
+        """Return the credit of each actor: how many segments and how many bytes it is allowed to send.
 
-        Segments are shared between the actors that have sent some, so that an actor that has only joined takes none from them.
+        The free segments are divided by the number of actors that have sent data. So an actor that has joined but sends nothing
+        does not reduce the credit of the others. The free bytes are divided by the number of all actors that can send.
 
         Args:
             journal_bytes: Free space of the journal, in bytes.
@@ -203,31 +209,41 @@ class Client:
         return max(1, items // workers), max(1, free // senders)
 
     def limit_request(self, stream: Stream, want_steps: int) -> int:
-        """Return the number of steps to grant to an actor: `want_steps`, up to a limit.
+        """Return the credit that an actor can request at present: `want_steps`, up to a limit.
 
-        Granted steps are not available to other actors, so the limit grows with the steps that the actor has sent. It is twice
-        those steps, plus the larger of one segment and 1/`FIRST_REQUEST_DIVISOR` of the free steps.
+        Credit of one actor is not available to other actors. So the limit depends on the number of steps that the actor has sent.
+        It is twice this number, plus the larger of one segment and 1/`FIRST_REQUEST_DIVISOR` of the free steps (the steps that
+        the learner thread can still use).
+
+        Args:
+            stream: The actor's stream.
+            want_steps: The number of steps that the actor requests to have sent in all.
         """
         free_steps = self.pool.free_steps
         first = max(1, self.rollout_length, free_steps // FIRST_REQUEST_DIVISOR)
         return min(want_steps, 2 * stream.accepted_steps + first)
 
     def ack(self, stream: Stream, shares: tuple[int, int]) -> Ack:
-        """Return the ack for one of its actors, with the credit from `shares`."""
+        """Return the `Ack` message (received segments and credit) for an actor.
+
+        Args:
+            stream: The actor's stream.
+            shares: The credit of each actor, as the method `shares` returns it.
+        """
         generation, min_version = self.weight_history.generation, self.pool.min_version
         items = shares[0] if stream.accepted_steps else min(shares[0], NEWCOMER_ITEMS)
         return stream.ack(generation=generation, free_items=items, free_bytes=shares[1], min_version=min_version)
 
     def beacon(self) -> Beacon:
-        """Return the beacon of its policy."""
+        """Return the message that tells actors the newest version of the policy, its digest, and the number of alarms."""
         return self.weight_history.beacon(self.alarms.counts())
 
     def row(self) -> ClientRow:
-        """Return its row for the journal."""
+        """Return the record of this client for the journal. Its totals are 0, since the journal keeps its own."""
         return ClientRow(self.client_id, self.weight_history.generation, self.settings.to_json(), 0, 0, 0)
 
     def stream_row(self, stream: Stream) -> StreamRow:
-        """Return the row of a stream for the journal."""
+        """Return the record of a stream for the journal."""
         return StreamRow(
             self.client_id,
             stream.actor_id,
@@ -243,7 +259,7 @@ class Client:
         )
 
     def start(self, ports: Ports, config: LearnerConfig, journal: Journal) -> None:
-        """Start a learner thread for this client. Its first message is an `Assign`."""
+        """Start a new learner thread for this client, and queue its first message, an `Assign` with all settings."""
         self.life += 1
         self.replaying = self.life if journal.durable else 0
         self._credit_items = DURABLE_CREDIT_ITEMS if journal.durable else CREDIT_ITEMS
@@ -259,11 +275,15 @@ class Client:
 
     @property
     def ended_unexpectedly(self) -> bool:
-        """True if the learner thread has ended without a request to end and without `Failed`."""
+        """True if the learner thread has ended without having been asked to, and without reporting an error."""
         return self.state is not LearnerThreadState.FAILED and not any(worker.alive for worker in self.workers)
 
     def end_thread(self, *, replaced: bool = False) -> None:
-        """Tell the learner thread to finish its queue and end; with `replaced`, to end as soon as it can."""
+        """Discard the backlog, and ask the learner thread to end.
+
+        Args:
+            replaced: Ask the thread to end as soon as possible, without a checkpoint. Otherwise it first processes its queue.
+        """
         self.worker = None
         self.backlog.clear()
         for worker in self.workers:
@@ -271,7 +291,10 @@ class Client:
         self.workers = [worker for worker in self.workers if worker.alive]
 
     def roll_back(self) -> int:
-        """Count all pending segments as rolled back, because the learner thread has ended, and return their number."""
+        """Count all pending segments (accepted, without a verdict) as rolled back, and return their number.
+
+        Call this when the learner thread is replaced and the journal is in memory, so that no segments can be replayed.
+        """
         lost = self.table.roll_back()
         self.rolled_back += lost
         for stream in self.table.all():
@@ -279,7 +302,7 @@ class Client:
         return lost
 
     def ready(self, message: Ready) -> None:
-        """Store the learner thread's description of its policy."""
+        """Store the description of the policy that the learner thread has sent."""
         spec = self.spec = spec_from_document(message.spec, message.body)
         self.welcome_spec, self.welcome_body, self.algorithm_type = message.spec, message.body, message.kind
         self.rollout_length, self.max_policy_lag = message.rollout_length, message.max_policy_lag
@@ -291,7 +314,11 @@ class Client:
     # ---- return to a checkpoint
 
     def rewind(self, message: Ready) -> None:
-        """Reset the verdicts and marks to those of the checkpoint that the learner thread continues from."""
+        """Reset the verdicts and stream positions to those of the learner thread's checkpoint, and begin the replay.
+
+        Args:
+            message: The first message of the learner thread, with the verdicts and positions.
+        """
         marks = {(actor_id, origin): (seq, verdicts) for actor_id, origin, seq, verdicts in message.marks}
         self.table.rewind(marks)
         for verdict in Verdict.ALL:
@@ -311,7 +338,7 @@ class Client:
         self._balance()
 
     def replay(self, entry: JournalEntry) -> None:
-        """Send the learner thread an entry that was read from the journal, unless its checkpoint covers the entry."""
+        """Queue a journal entry for the learner thread in a replay, unless its checkpoint includes the whole entry."""
         stream = self.table.get(entry.actor_id, entry.origin)
         if stream is None or self.schema is None:
             return
@@ -323,7 +350,7 @@ class Client:
             self.send(entry, again.skip, again.load, waited=entry.accepted > 0 and stream.counted(entry.end_seq))
 
     def send_committed(self, entry: JournalEntry) -> None:
-        """Send the learner thread an entry that the journal has committed."""
+        """Queue a journal entry for the learner thread, now that the journal has committed the entry."""
         stream = self.table.get(entry.actor_id, entry.origin)
         if stream is not None and not stream.counted(entry.end_seq):
             self.replay(entry)  # accepted before this life; with a full disk, a replayed page can overtake such an entry
@@ -333,23 +360,28 @@ class Client:
             self.send(entry, entry.skip, Amount(entry.steps, entry.accepted, entry.nbytes), waited=waited)
 
     def send(self, entry: JournalEntry, skip: int, load: Amount, *, waited: bool) -> None:
-        """Queue an entry for the learner thread, and count it.
+        """Queue a journal entry for the learner thread, and count its segments as sent.
 
         Args:
-            entry: The entry, with the whole message.
-            skip: How many of its segments the learner thread must skip.
-            load: The size of the other segments.
-            waited: True if the entry was accepted in this life, and is counted as waiting.
+            entry: The entry, with the whole message of the actor.
+            skip: The number of segments at the start of the message that the learner thread must skip.
+            load: The amount of data in the other segments.
+            waited: True if the entry was accepted in this life, so that its segments were counted as waiting before.
         """
         self.pool.transit.send(load, waited=waited)
         self.deliver(entry, skip)
 
     def deliver(self, entry: JournalEntry, skip: int) -> None:
-        """Queue an entry for the learner thread."""
+        """Queue a journal entry for the learner thread, without counting its segments.
+
+        Args:
+            entry: The entry, with the whole message of the actor.
+            skip: The number of segments at the start of the message that the learner thread must skip.
+        """
         self.backlog.append(encode(Deliver(entry.actor_id, entry.origin, skip, entry.refused, entry.frames)))
 
     def caught_up(self) -> int:
-        """End the replay, and return how many segments the journal lacked. They are counted as rolled back."""
+        """End the replay. Return the number of accepted segments that the journal has lost, which count as rolled back."""
         self.replaying = 0
         for stream in self.table.all():
             stream.replay_ends()
@@ -358,14 +390,15 @@ class Client:
         return self.rolled_back - before
 
     def _balance(self) -> None:
-        """Set `rolled_back` to the accepted segments that have no verdict and are not pending."""
+        """Set `rolled_back` to the number of accepted segments that have no verdict and are not pending."""
         judged = sum(self.verdicts[v] for v in (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED))
         self.rolled_back = max(0, self.accepted - judged - self.table.pending)
 
     def checkpointed(self, message: Checkpointed) -> dict[Key, int]:
-        """Record a checkpoint, and return the marks below which the journal can delete entries.
+        """Record the result of a checkpoint. Return the sequence numbers below which the journal can delete entries, by stream.
 
-        These are the marks of the checkpoint before, so that one damaged checkpoint loses nothing.
+        These are the positions of the checkpoint before this one. So if this checkpoint is damaged later, the journal still has
+        all segments since the one before. The result is empty for the first checkpoint and after an error.
         """
         self.saved, self.saved_at, self.save_error = message, self._clock.monotonic(), message.error
         if message.error or not message.number:
@@ -378,19 +411,23 @@ class Client:
         return self._older_marks
 
     def trimmed(self, stream: Stream) -> bool:
-        """Return True if the journal holds no entry of a stream."""
+        """Return True if the journal has no entries of a stream, so that no replay can need the stream."""
         return not self.checkpoints or self._older_marks.get(stream.key, 0) >= stream.received
 
     def on_demand(self, message: Demand) -> None:
-        """Record the steps that the learner thread can use, and the messages that it has taken."""
+        """Record how many more steps the learner thread can use, and how many messages it has received."""
         self.pool.demand(message.usable_steps, message.messages, message.min_version)
         # An actor that has neither sent nor requested anything needs no ack now; all actors get one each second.
         self.dirty.update(s.actor_id for s in self.table.live() if s.want_steps or s.received)
 
     def look_for_stall(self, now: float) -> str:
-        """Set `stalled_s`, the time since anything moved although it could, and return the reason of the stall.
+        """Check for a stall: the learner thread can use data, actors request credit, and nothing moves.
 
-        Call this only while the journal works and has no operation left for this client.
+        Set `stalled_s` to the time for which this has lasted. Call this only while the journal works and has completed all
+        operations for this client.
+
+        Returns:
+            The reason for the stall; empty if there is no stall.
         """
         reason = ""
         if self.state is LearnerThreadState.RUNNING and not self.backlog and self.page_after is None:
@@ -401,7 +438,7 @@ class Client:
         return reason
 
     def note(self, metrics: Metrics) -> None:
-        """Record the learner thread's metrics."""
+        """Record the metrics that the learner thread has sent."""
         merged = {**self._metrics.scalars, **metrics.scalars}
         self._metrics = Metrics(metrics.step, metrics.update, merged, [], 0)
         self._pace.append((self._clock.monotonic(), metrics.step))
@@ -409,7 +446,7 @@ class Client:
         self._returns.extend((total, length) for _, total, length in metrics.episodes)
 
     def report(self, now: float) -> dict[str, Any]:
-        """Return this client's part of the learner's status. Means are over the last `EPISODES_KEPT` episodes."""
+        """Return this client's part of the learner's status, as JSON values. Means are over the last `EPISODES_KEPT` episodes."""
         pub, metrics, count = self.weight_history, self._metrics, len(self._returns)
         actors = self.table.current()
         return {
@@ -475,7 +512,7 @@ class Client:
         return heapq.nlargest(ACTORS_SHOWN, actors, key=lambda s: (self.table.is_live(s), s.last_seen))
 
     def _steps_per_s(self, now: float) -> float:
-        """Return the environment steps per second, from the oldest of the last 64 reports until now."""
+        """Return the environment steps per second since the oldest of the last 64 `Metrics` messages."""
         if len(self._pace) < 2:
             return 0.0
         (began, first), (_, last) = self._pace[0], self._pace[-1]

@@ -1,4 +1,4 @@
-"""The clients of a learner: creation, failure, restart and removal, with their learner threads."""
+"""The registry of a learner's clients. It creates, restarts and removes them, and starts and ends their learner threads."""
 
 from __future__ import annotations
 
@@ -22,22 +22,28 @@ __all__ = ["ClientRegistry"]
 log = logging.getLogger(__name__)
 
 MAX_STILLBORN = 64
-"""Number of errors kept for clients that could not be built."""
+"""Largest number of errors that are kept for clients that failed before they were ready."""
 
 MAX_REPORTED_GENERATION = 1 << 62
-"""The highest generation that a new client accepts from its first actor's HELLO."""
+"""Limit on the generation (the number of a learner thread) that the first actor of a new client reports in its HELLO.
+
+The client begins with a higher generation than this actor reports. A report above the limit counts as the limit.
+"""
 
 
 class ClientRegistry:
-    """All clients, by name and by the key of their learner thread's messages. Only the core's thread changes it."""
+    """All clients of a learner, by name and by the key of their learner thread. Only the thread of `LearnerCore` changes it.
+
+    A *client* is a policy with its learner thread. The *key* of a learner thread is the first frame of its messages.
+    """
 
     def __init__(self, config: LearnerConfig, journal: Journal, ports: Ports) -> None:
         """Create an empty registry.
 
         Args:
             config: The learner's configuration.
-            journal: The journal of the clients' segments.
-            ports: Starts learner threads; has the clock.
+            journal: The record of the clients' accepted segments.
+            ports: Starts learner threads, and provides the clock.
         """
         self._config, self._journal, self._ports = config, journal, ports
         self._clients: dict[str, Client] = {}
@@ -56,19 +62,19 @@ class ClientRegistry:
 
     @property
     def full(self) -> bool:
-        """True if there are `max_clients` clients."""
+        """True if the learner has as many clients as `max_clients` allows."""
         return len(self._clients) >= self._config.max_clients
 
     def by_topic(self, topic: bytes) -> Client | None:
-        """Return the client whose weights have this topic, or None."""
+        """Return the client whose weights are published under this topic, or None."""
         return next((client for client in self._clients.values() if client.topic == topic), None)
 
     def by_key(self, key: bytes) -> Client | None:
-        """Return the client whose learner thread has this key; None if that thread was replaced."""
+        """Return the client whose current learner thread has this key, or None, for example if that thread was replaced."""
         return self._by_key.get(key)
 
     def workers(self) -> list[WorkerPort]:
-        """Return all learner threads that can still be running."""
+        """Return the handles of all learner threads that can still be running, also those of removed clients."""
         return [*self._retired, *(worker for client in (*self, *self._detached.values()) for worker in client.workers)]
 
     def failure(self, client_id: str) -> RL4SysError | None:
@@ -80,12 +86,12 @@ class ClientRegistry:
         return ConfigError(f"client {client_id!r} could not be built: {error}", key="algorithm_parameters") if error else None
 
     def found(self, hello: Hello) -> Client:
-        """Create the client that a HELLO names for the first time, and start its learner thread.
+        """Create a client from the HELLO of its first actor, and start the client's learner thread.
 
         Raises:
-            ConfigError: If its configuration is incomplete or invalid.
+            ConfigError: If the configuration of the client is incomplete or invalid.
             ProtocolError: ``QUOTA`` if there are `max_clients` clients; ``CONFLICT`` while a client of this name is being
-                forgotten.
+                removed.
         """
         if hello.client_id in self._detached:
             raise ProtocolError(Refusal.CONFLICT, f"client {hello.client_id!r} is being forgotten; join again when that is done")
@@ -104,7 +110,10 @@ class ClientRegistry:
         return client
 
     def restore(self, restored: Restored) -> None:
-        """Create the clients that the journal holds, and start their learner threads.
+        """Create the clients that an earlier run has recorded in the journal, and start their learner threads.
+
+        Args:
+            restored: The content of the journal when it was opened.
 
         Raises:
             ConfigError: If the configuration of a client contradicts its saved settings.
@@ -138,11 +147,11 @@ class ClientRegistry:
     def fail(self, client: Client, message: Failed) -> bool:
         """Stop a client whose learner thread has failed.
 
-        A client that was never ready is removed, so that the next actor can create it with a better configuration.
+        A client that was never ready is removed, so that the next actor can create it with a corrected configuration.
 
         Args:
             client: The client.
-            message: The learner thread's error.
+            message: The last message of the learner thread, with its error.
 
         Returns:
             True if the client was removed.
@@ -163,14 +172,15 @@ class ClientRegistry:
         return True
 
     def restart(self, client: Client, *, give_up_pending: bool) -> int:
-        """Start a new learner thread, in a new generation, for a client.
+        """Replace the learner thread of a client with a new one, which has a new generation number.
 
         Args:
             client: The client.
-            give_up_pending: Delete the client's journal entries first, so that nothing is replayed.
+            give_up_pending: Delete the client's journal entries first, so that no segments are replayed to the new thread.
 
         Returns:
-            The number of segments that are rolled back at once: the pending ones with a journal in memory, else 0.
+            The number of segments that this call has counted as rolled back. With a journal in memory, these are all pending
+            segments (accepted, without a verdict). With a journal on disk it is 0, and losses are counted after the replay.
         """
         self._by_key.pop(client.key, None)
         client.end_thread(replaced=True)
@@ -182,19 +192,19 @@ class ClientRegistry:
         return rolled_back
 
     def detach(self, client: Client) -> None:
-        """Remove a client, and end its learner thread without a checkpoint. Its name stays in use until `release`."""
+        """Remove a client, and end its learner thread without a checkpoint. No other client can have its name until `release`."""
         self._by_key.pop(client.key, None)
         client.end_thread(replaced=True)
         del self._clients[client.client_id]
         self._detached[client.client_id] = client
 
     def release(self, client: Client) -> None:
-        """Free the name of a detached client."""
+        """Allow a new client to have the name of a client that was removed with `detach`."""
         del self._detached[client.client_id]
         self._retired = [worker for worker in (*self._retired, *client.workers) if worker.alive]
 
     def put_back(self, client: Client, error: str) -> None:
-        """Return a detached client to the registry in the state ``failed``, with this error."""
+        """Add a client that was removed with `detach` again, in the state ``failed`` and with this error."""
         del self._detached[client.client_id]
         client.state, client.error = LearnerThreadState.FAILED, error
         self._clients[client.client_id] = client
@@ -205,5 +215,5 @@ class ClientRegistry:
 
 
 def _generation(last: int, clock: Clock) -> int:
-    """Return a generation for a new learner thread, above the last one: the Unix time in ms, or one more than the last."""
+    """Return a generation (number) for a new learner thread: the Unix time in ms, but at least one more than `last`."""
     return max(last + 1, int(clock.unix() * 1000))

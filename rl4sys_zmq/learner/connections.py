@@ -1,8 +1,13 @@
-"""The connections of the ROUTER: rate limits, and the closing of connections that flood or complete no message.
+"""The reader of the gateway's ROUTER. It limits the rate of each connection, and closes connections that misbehave.
 
-The rate limits apply to all messages of a connection except segments with credit. Costs are counted in ordinary messages. The
-debt of a connection is kept as a time: the moment at which the debt is paid off at the connection's rate. A submitted segment
-with credit costs nothing and pays for two other messages, so an actor at work has no debt.
+Each message adds its cost to the *debt* of its connection. The unit of costs is one ordinary message, such as a heartbeat. The
+debt falls with time, at the rate that the limit permits. The stored value is the time at which the debt will be zero. If this
+time is more than `BURST_S` seconds away, the connection is over the limit, and its messages are dropped.
+
+A `Submit` with segments that the actor had credit for has a negative cost: it pays for two ordinary messages. So an actor that
+sends data within its credit has no debt.
+
+A connection is closed if it sends far more than the limit, or if it completes no message for a long time.
 """
 
 from __future__ import annotations
@@ -23,41 +28,46 @@ __all__ = ["ConnectionRate", "Connections", "RateLimiter"]
 
 
 BURST_S = 2.0
-"""Size of a burst: a connection can send the messages of this many seconds at once."""
+"""Size of a burst: a connection can send at once as many messages as its limit permits in this time, in seconds."""
 
 SESSIONLESS_FACTOR = 20
-"""Rate limit of all connections without a session together, as a multiple of one connection's."""
+"""Joint rate limit of all connections without a session, as a multiple of the limit of one connection. A session begins when an
+actor's HELLO is accepted."""
 
 FREE_MESSAGES = 2
-"""Number of messages of a connection without a session that the limit for all such connections does not drop."""
+"""Number of first messages of a connection without a session that are accepted even if the joint limit is exceeded."""
 
 REPLIES_PER_S = 5.0
-"""Refusals per second that are sent to a connection whose messages are dropped, at most."""
+"""Largest number of refusals per second that a connection receives for its dropped messages."""
 
 CUT_AFTER = 4096
-"""Number of messages over the limit after which a connection is closed."""
+"""Number of dropped messages after which a connection is closed."""
 
 CUT_BYTES = 1 << 18
-"""Size from which one message over the limit closes its connection at once, in bytes. More of them would fill the memory."""
+"""Size from which a dropped message closes its connection at once, in bytes. More such messages could fill the memory."""
 
 REST_FACTOR, MAX_REST_S = 2.0, 0.001
-"""After a turn with messages over the limit, the gateway reads nothing for `REST_FACTOR` times the time spent on them, at most
-`MAX_REST_S` seconds. The flood then waits at its sender. Other peers wait too, but mostly they wait for replies anyway: beside
-a flood of heartbeats, a well-behaved actor kept 0.42 of its rate with rests of 10 ms and 0.89 with rests of 1 ms."""
+"""After it has dropped messages, the gateway reads nothing for `REST_FACTOR` times the time that it spent on them, at most for
+`MAX_REST_S` seconds. Meanwhile a flood of messages waits at its sender. Messages of other peers wait too, so a rest is short:
+beside a flood of heartbeats, a well-behaved actor kept 0.42 of its rate with rests of 10 ms and 0.89 with rests of 1 ms."""
 
 FORGET_S, MAX_CONNECTIONS = 60.0, 1 << 16
+"""`FORGET_S` is the time without a message after which the record of a connection without a session is discarded, in seconds.
+`MAX_CONNECTIONS` is the number of records above which the oldest are discarded earlier."""
 
 
 class ConnectionRate:
-    """The rate limit of one connection. All times are on the monotonic clock, in seconds.
+    """The record of one connection's messages, for its rate limit. All times are on the monotonic clock, in seconds.
+
+    Each message adds to the debt of the connection, which falls with time.
 
     Attributes:
-        last_message_s: Time of its last message.
-        descriptor: File descriptor of its socket; -1 if unknown.
-        owes_until: Time at which the debt for its messages is paid off.
-        excess: Number of messages over the limit since `count_excess` last returned True.
-        sessionless_messages: Number of messages checked while it had no session.
-        replies_until: Time at which the debt for the refusals sent to it is paid off.
+        last_message_s: Time of the last message.
+        descriptor: File descriptor of the connection; -1 if unknown.
+        owes_until: Time at which the debt for all messages so far will be zero.
+        excess: Number of dropped messages since `RateLimiter.count_excess` last returned True.
+        sessionless_messages: Number of messages that were checked while the connection had no session.
+        replies_until: Time at which the debt for refusals that were sent to the connection will be zero.
     """
 
     __slots__ = ("descriptor", "excess", "last_message_s", "owes_until", "replies_until", "sessionless_messages")
@@ -72,15 +82,16 @@ class RateLimiter:
     """The rate limits of all connections of a ROUTER. Only the gateway thread uses it.
 
     Attributes:
-        rates: The rate limit of each connection, by routing id.
+        rates: The record of each connection, by routing id.
     """
 
     def __init__(self, messages_per_s: float, bytes_per_s: float) -> None:
-        """Create it without connections.
+        """Create a limiter without connections.
 
         Args:
-            messages_per_s: Ordinary messages per second of one connection, not counting segments with credit.
-            bytes_per_s: Bytes per second of these messages. Infinity for no limit.
+            messages_per_s: Limit for one connection, in ordinary messages per second. Segments within the actor's credit
+                do not count.
+            bytes_per_s: Limit for one connection, in bytes per second of the same messages. Infinity for no limit.
         """
         self.rates: dict[bytes, ConnectionRate] = {}
         self._message_s, self._byte_s = 1 / messages_per_s, 1 / bytes_per_s
@@ -89,11 +100,11 @@ class RateLimiter:
         self._first_seen_s: dict[int, float] = {}
 
     def add(self, peer: bytes, descriptor: int, now: float) -> ConnectionRate:
-        """Add a connection and return it.
+        """Add a connection, and return its record.
 
         Args:
-            peer: Its routing id.
-            descriptor: The file descriptor of its socket.
+            peer: The routing id of the connection.
+            descriptor: The file descriptor of the connection; -1 if unknown.
             now: Time on the monotonic clock, in seconds.
         """
         rate = self.rates[peer] = ConnectionRate(descriptor, now)
@@ -103,7 +114,7 @@ class RateLimiter:
         """Return True if a message exceeds the limit and must be dropped before it is decoded.
 
         Args:
-            rate: The connection.
+            rate: The record of the connection.
             now: Time on the monotonic clock, in seconds.
             sessionless: True if the connection has no session.
         """
@@ -115,12 +126,12 @@ class RateLimiter:
         return rate.sessionless_messages > FREE_MESSAGES and self._sessionless_owe_until > now + BURST_S
 
     def charge(self, rate: ConnectionRate, messages: float, nbytes: int, now: float, *, sessionless: bool) -> None:
-        """Charge a connection for a message.
+        """Add the cost of a message to the debt of its connection.
 
         Args:
-            rate: The connection.
-            messages: Cost in ordinary messages; negative if the message pays for others.
-            nbytes: Size in bytes; 0 if the message pays for others.
+            rate: The record of the connection.
+            messages: Cost in ordinary messages. A negative cost reduces the debt.
+            nbytes: Size of the message in bytes; 0 if the cost is negative.
             now: Time on the monotonic clock, in seconds.
             sessionless: True if the connection had no session.
         """
@@ -131,7 +142,7 @@ class RateLimiter:
 
     @staticmethod
     def count_excess(rate: ConnectionRate, nbytes: int) -> bool:
-        """Count a message over the limit, and return True if its connection must be closed."""
+        """Count a dropped message of `nbytes` bytes, and return True if its connection must be closed."""
         rate.excess += 1
         if rate.excess < CUT_AFTER and nbytes < CUT_BYTES:
             return False
@@ -140,7 +151,10 @@ class RateLimiter:
 
     @staticmethod
     def should_reply(rate: ConnectionRate, now: float) -> bool:
-        """Return True if a dropped message gets a refusal. Only `REPLIES_PER_S` a second do, with bursts."""
+        """Return True if a refusal must be sent for a dropped message, and count the refusal.
+
+        A connection receives at most `REPLIES_PER_S` refusals a second on average.
+        """
         if rate.replies_until > now + BURST_S:
             return False
         rate.replies_until = max(rate.replies_until, now) + 1 / REPLIES_PER_S
@@ -149,11 +163,11 @@ class RateLimiter:
     # ---- rests
 
     def rest_after(self, wasted_s: float, now: float) -> None:
-        """Begin a rest after `wasted_s` seconds were spent on messages over the limit."""
+        """Begin a rest, in which no messages are read, after `wasted_s` seconds were spent on dropped messages."""
         self._rests_until = now + min(wasted_s * REST_FACTOR, MAX_REST_S)
 
     def rest_s(self, now: float) -> float:
-        """Return the remaining time of the rest, in seconds."""
+        """Return the remaining time of the rest, in seconds; 0 if there is no rest."""
         return max(0.0, self._rests_until - now)
 
     # ---- all connections
@@ -178,10 +192,10 @@ class RateLimiter:
         ]
 
     def forget(self, now: float, sessions: Container[bytes], connected: Sequence[int]) -> None:
-        """Discard the records of connections that are closed and have no debt, or were silent for `FORGET_S` seconds.
+        """Discard the records of connections that have closed without debt, or that were silent for `FORGET_S` seconds.
 
-        Above `MAX_CONNECTIONS` records, the ones that were silent for longest are discarded too. Records of connections with a
-        session are kept.
+        If there are more than `MAX_CONNECTIONS` records, those of the connections that were silent for longest are discarded too.
+        Records of connections with a session are kept.
 
         Args:
             now: Time on the monotonic clock, in seconds.
@@ -203,25 +217,25 @@ class RateLimiter:
 
 
 ROUTER_BURST = 256
-"""Number of messages read in one turn of the gateway thread, at most."""
+"""Largest number of messages that the gateway thread reads in one turn of its loop."""
 
 EXCESS_BURST = 64
-"""Number of messages over the rate limit that are dropped in one turn, at most."""
+"""Largest number of messages over the rate limit that the gateway thread reads and drops in one turn of its loop."""
 
 FRAMES_PER_MESSAGE = 32
-"""A message with too many frames costs one ordinary message for this many frames."""
+"""Number of frames that cost as much as one ordinary message, in a message that was refused for having too many frames."""
 
 TIDY_S, IDLE_CONNECTION_S = 5.0, 30.0
-"""Interval between two checks of all connections, and longest time in which a connection completes no message, in seconds.
-Actors send a message each second."""
+"""`TIDY_S` is the interval between two checks of all connections, in seconds. A check closes each connection that has completed
+no message for `IDLE_CONNECTION_S` seconds. Actors send a message each second."""
 
 BUSY_S, NEW_S = 1.5, 0.15
-"""Longest time in which a connection completes no message while memory runs out, in seconds. The second value is for a
-connection that has never completed one."""
+"""While memory runs out, a connection is closed after `BUSY_S` seconds without a complete message. If it has never completed a
+message, it is closed after `NEW_S` seconds."""
 
 
 class Connections:
-    """The reader of the ROUTER, which limits each connection's rate. Only the gateway thread uses it."""
+    """The reader of the gateway's ROUTER socket, with a rate limit for each connection. Only the gateway thread uses it."""
 
     def __init__(self, config: LearnerConfig, router: Socket, endpoint: ActorEndpoint, counters: Counters) -> None:
         """Create a reader for a bound ROUTER.
@@ -229,7 +243,7 @@ class Connections:
         Args:
             config: The learner's configuration.
             router: The ROUTER. Its owner closes it.
-            endpoint: Handles the messages.
+            endpoint: Handles the messages that are not dropped, and sends the replies.
             counters: The learner's counters.
         """
         self._router, self._endpoint, self._counters = router, endpoint, counters
@@ -241,11 +255,11 @@ class Connections:
 
     @property
     def rest_s(self) -> float:
-        """The remaining time in which `read` reads nothing, in seconds."""
+        """The remaining time in which `read` reads nothing, because messages were dropped, in seconds."""
         return self._shares.rest_s(time.monotonic())
 
     def read(self) -> None:
-        """Read up to `ROUTER_BURST` messages. After many dropped messages, read nothing for a short rest."""
+        """Read and handle up to `ROUTER_BURST` messages. If messages were dropped, begin a short rest without reading."""
         began = time.monotonic()
         if self._shares.rest_s(began):
             return
@@ -286,7 +300,7 @@ class Connections:
             self._shares.rest_after(now - began - useful_s, now)
 
     def _handle(self, peer: bytes, rate: ConnectionRate | None, frames: Sequence[Frame], now: float) -> float | None:
-        """Let the endpoint handle a message. Return its cost in ordinary messages, or None if it was dropped."""
+        """Let the endpoint handle a message. Return the cost in ordinary messages, or None if the message was dropped."""
         sender = None
         if self._router.authenticated:  # over inproc, and without keys, every peer is allowed everything
             try:
@@ -308,7 +322,7 @@ class Connections:
             self._shares.charge(rate, exc.count / FRAMES_PER_MESSAGE, 0, now, sessionless=sessionless)
 
     def _drop(self, peer: bytes, rate: ConnectionRate, frames: Sequence[Frame], now: float, reason: str = "") -> None:
-        """Drop a message over the rate limit. Some are answered with a refusal; a connection that floods is closed."""
+        """Drop a message over the rate limit. Refuse some of these messages, and close a connection that floods."""
         self._excess += 1
         if self._shares.count_excess(rate, sum(len(f) for f in frames)) and self._router.cut_off():
             self._counters.add("connections.cut")
@@ -318,7 +332,7 @@ class Connections:
             self._counters.add(f"refused.{Refusal.QUOTA.value}")
 
     def each_second(self, now: float) -> None:
-        """Close connections that complete no message, discard records of closed ones, and count libzmq's events."""
+        """Close connections that complete no message, discard old records, and count events. Call this once a second."""
         if now >= self._tidy_at:
             self._tidy_at = now + TIDY_S
             connected = self._router.connections()
@@ -328,9 +342,9 @@ class Connections:
             self._counters.add(f"connections.{event.name}")
 
     def relieve(self, *, all_connections: bool) -> int:
-        """Close connections because memory runs out, and return their number.
+        """Close connections because memory runs out, and return the number of closed connections.
 
-        Their incomplete messages are freed. Actors reconnect.
+        This frees the memory of their incomplete messages. Actors reconnect.
 
         Args:
             all_connections: Close all connections, not only those that complete no message.

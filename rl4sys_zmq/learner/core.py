@@ -1,8 +1,8 @@
 """The learner's core: all decisions of the gateway thread, without a socket, a thread or a clock.
 
-The inputs are messages of actors, messages of learner threads, and the time. The outputs go through `Ports`, the journal and
-the event sink. The gateway thread drives the core with sockets; the simulator in ``tests/simulation`` drives it with a
-simulated network.
+The inputs are messages of actors, messages of learner threads, and the time. The outputs go to the journal (the record of
+accepted segments), to the event sink, and through `Ports` (functions that send messages and start threads). The gateway thread
+drives the core with sockets. The simulator in ``tests/simulation`` drives it with a simulated network.
 """
 
 from __future__ import annotations
@@ -54,17 +54,18 @@ __all__ = ["BACKLOG_RETRY_S", "LearnerCore"]
 log = logging.getLogger(__name__)
 
 BACKLOG_RETRY_S = 0.005
-"""Time until a send to a full pipeline of a learner thread is tried again, in seconds."""
+"""Time after which the gateway tries again to send a message to a learner thread whose pipeline was full, in seconds."""
 
 
 class LearnerCore:
-    """All clients of a learner, their actors and their learner threads. Use it in one thread only.
+    """The decisions of a learner about all its clients, their actors and their learner threads. Use it in one thread only.
 
     Attributes:
         counters: The learner's counters.
-        registry: The clients.
+        registry: The clients, with their learner threads.
         endpoint: The sessions of the actors; its `receive` handles their messages.
-        published: A condition for other threads. The core holds it while it changes clients and versions, then notifies it.
+        published: A condition that the core holds while it changes clients or policy versions. It then notifies the threads that
+            wait for a change.
     """
 
     def __init__(self, config: LearnerConfig, journal: Journal, sink: EventSink, authorizer: Authorizer, ports: Ports) -> None:
@@ -74,8 +75,8 @@ class LearnerCore:
             config: The learner's configuration.
             journal: Receives accepted segments. Its owner closes it.
             sink: Receives metrics and events.
-            authorizer: Rights and quotas.
-            ports: Sockets, threads and the clock.
+            authorizer: Checks the rights and quotas of users.
+            ports: Gives access to sockets, threads and the clock.
         """
         self.counters = Counters()
         self.published = threading.Condition()
@@ -100,7 +101,10 @@ class LearnerCore:
         self.endpoint.run_command, self.endpoint.make_room = self._operator.do, self._operator.make_room
 
     def restore(self, restored: Restored) -> None:
-        """Create the clients that the journal holds, and start their learner threads.
+        """Create the clients that an earlier run has recorded in the journal, and start their learner threads.
+
+        Args:
+            restored: The content of the journal when it was opened.
 
         Raises:
             ConfigError: If the configuration of a client contradicts its saved settings.
@@ -112,10 +116,10 @@ class LearnerCore:
     def on_worker(self, frames: Sequence[Frame]) -> None:
         """Handle a message of a learner thread.
 
-        Messages of a thread that was replaced are dropped. A message that cannot be handled stops its client only.
+        Messages of a thread that was replaced are dropped. An error while handling a message stops only the client of the thread.
 
         Args:
-            frames: The key of the learner thread, then the message.
+            frames: The frame that identifies the learner thread (its key), then the frames of the message.
         """
         client = self.registry.by_key(bytes(frames[0]))
         if client is None:
@@ -210,11 +214,14 @@ class LearnerCore:
     # ---- turns and the clock
 
     def on_journal(self) -> None:
-        """Send the entries that the journal has committed or read, and queued messages, to the learner threads."""
+        """Send the learner threads their queued messages, and the segments that the journal has committed or read back."""
         self._dispatcher.dispatch()
 
     def turn(self) -> None:
-        """Continue the operators' commands, grant credit, and send the acks and alarms that are due."""
+        """Continue the operators' commands, grant actors credit (permission to send), and send acks and alarms that are due.
+
+        The gateway thread calls this in each turn of its loop.
+        """
         self._operator.turn()
         room_bytes = self._dispatcher.room_bytes()
         for client in self.registry:
@@ -222,7 +229,7 @@ class LearnerCore:
             self._report_alarms(client)
 
     def rest_s(self, now: float, most_s: float) -> float:
-        """Return the time until the next task if no message arrives, at most `most_s`, in seconds."""
+        """Return how long the gateway thread can wait for a message until the next task is due: at most `most_s`, in seconds."""
         for client in self.registry:
             if client.backlog:
                 most_s = min(most_s, BACKLOG_RETRY_S)
@@ -231,7 +238,11 @@ class LearnerCore:
         return max(0.0, most_s)
 
     def each_second(self, now: float) -> None:
-        """Do the tasks of each second: beacons, leases, silent actors, stalls, and checkpoints that relieve the journal."""
+        """Do the tasks of each second.
+
+        Publish beacons (the newest version of each policy), close the sessions of silent actors, remove idle clients and streams,
+        look for stalled clients and ended learner threads, and request checkpoints if the journal becomes full.
+        """
         self._dispatcher.relieve()
         self._dispatcher.check(now)
         self._rotate_topics(self._authorizer.lapsed(self._ports.clock.unix()))
@@ -255,7 +266,7 @@ class LearnerCore:
             self._dispatcher.expire(client, now)
 
     def _report_alarms(self, client: Client) -> None:
-        """Write the alarms of a client that are due to the log, and send their counts to its actors."""
+        """Log the new alarms of a client, at most one line a minute for each kind, and send the counts to its actors."""
         for alarm in client.alarms.due():
             log.warning("client %s: alarm %s (%d so far): %s", client.client_id, alarm.name, alarm.count, alarm.text)
             fields = {"client_id": client.client_id, "alarm": alarm.name, "count": alarm.count, "text": alarm.text}
@@ -269,19 +280,22 @@ class LearnerCore:
     # ---- subscribers and rights
 
     def client_of_topic(self, topic: bytes) -> Client | None:
-        """Return the client whose weights or beacons have this topic, or None."""
+        """Return the client whose weights or beacons are published under this topic, or None."""
         return self.registry.by_topic(topic[1:]) if topic[:1] in (WEIGHTS_TOPIC, BEACON_TOPIC) else None
 
     def on_subscribed(self, client: Client, topic: bytes) -> None:
-        """Send a beacon after a new subscription, since a subscriber does not receive earlier publications."""
+        """Handle a new subscription: publish the beacon (the newest policy version) at once, if the topic is for beacons.
+
+        Without this, the subscriber would have to wait for the next beacon, because it does not receive earlier publications.
+        """
         if topic[:1] == BEACON_TOPIC and client.state is LearnerThreadState.RUNNING:
             self._beacon(client)
 
     def change_access(self, access: AccessList) -> None:
         """Apply a new access list.
 
-        A user that has lost the right to read a policy can still be subscribed to it, and libzmq cannot revoke a subscription.
-        So each policy gets another topic, which its actors receive in a new handshake.
+        A user that has lost the right to read a policy can still be subscribed to its topic, and libzmq cannot revoke a
+        subscription. So if a user has lost this right, each policy gets a new topic, which actors receive in a new handshake.
         """
         losers = self._authorizer.replace(access)
         self._rotate_topics(losers)
@@ -295,11 +309,11 @@ class LearnerCore:
     # ---- operators
 
     def do(self, command: Command) -> Future[CommandDone]:
-        """Start an operator's command. See `Operator.do`."""
+        """Start an operator's command, and return a future for its result. See `Operator.do`."""
         return self._operator.do(command)
 
     def save(self, *, partial: bool) -> Future[dict[str, str]]:
-        """Request a checkpoint of every client. See `SegmentDispatcher.save`."""
+        """Request a checkpoint of every running client, and return a future for the errors. See `SegmentDispatcher.save`."""
         return self._dispatcher.save(partial=partial)
 
     def report(self, now: float) -> dict[str, Any]:
@@ -312,14 +326,14 @@ class LearnerCore:
     # ---- closing
 
     def close_sessions(self, error: Exception) -> None:
-        """Fail the commands with this error, end the learner threads, and send ``CLOSING`` to the actors."""
+        """Fail the operators' commands with this error, ask the learner threads to end, and refuse all actors (``CLOSING``)."""
         self._operator.close(error)  # first, since a command may wait for the end of a learner thread
         for client in self.registry:
             client.end_thread()
         self.endpoint.close_sessions()
 
     def close(self, error: Exception) -> None:
-        """Fail everything in progress with this error, and record how many segments of each client are pending."""
+        """Fail all commands and checkpoint requests in progress with this error, and record the number of pending segments."""
         pending = {c.client_id: c.table.pending for c in self.registry if c.table.pending}
         if pending:
             self._sink.event("closed_with_pending_segments", pending=pending)

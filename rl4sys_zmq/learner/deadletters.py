@@ -1,4 +1,4 @@
-"""The dead-letter folder: quarantined segments, kept for inspection.
+"""The dead-letter folder: quarantined segments (accepted, but unfit for training), kept for inspection.
 
 ::
 
@@ -6,8 +6,9 @@
       2026-11-21/luna,3f2a9c41,7,1042.msg     the segment's `Submit`: each frame after its length (u32, little-endian)
       2026-11-21/luna,3f2a9c41,7,1042.json    the stream of the segment, and why it was quarantined
 
-A name consists of the client, the actor, the origin and the sequence number (`rl4sys_zmq.names.file_name`). So no two segments
-have the same name, and no name leads out of the folder. Beyond `MAX_LETTERS` and `MAX_BYTES` the oldest letters are removed.
+A file name consists of the client, the actor, the origin of the stream (the incarnation that began its numbering) and the
+sequence number, encoded by `rl4sys_zmq.names.file_name`. So no two segments have the same file name, and no file name leads out
+of the folder. If there are more than `MAX_LETTERS` letters, or more than `MAX_BYTES` bytes, the oldest letters are removed.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ class StoredDeadLetter:
     """One dead letter on disk.
 
     Attributes:
-        path: Path of its message; the description is beside it.
+        path: Path of the ``.msg`` file with the segment. A ``.json`` file beside it has the other fields.
         client_id, actor_id, origin, seq: The client, the actor, the origin of the stream (the incarnation that began its
             numbering), and the sequence number. Together they identify the segment.
-        reason: Why it was quarantined.
-        at_unix_s: Time of the quarantine.
-        nbytes: Size of the message.
+        reason: Reason for the quarantine.
+        at_unix_s: Unix time of the quarantine, in seconds.
+        nbytes: Size of the ``.msg`` file, in bytes.
     """
 
     path: Path
@@ -57,7 +58,10 @@ class StoredDeadLetter:
 
 
 class DeadLetterFolder:
-    """Writes dead letters one at a time, and keeps the folder within its bounds. Used in one thread."""
+    """The folder of dead letters (quarantined segments). Each write removes the oldest letters beyond the limits.
+
+    Use it in one thread.
+    """
 
     def __init__(self, folder: Path, *, max_letters: int = MAX_LETTERS, max_bytes: int = MAX_BYTES) -> None:
         self._folder, self._max_letters, self._max_bytes = folder, max_letters, max_bytes
@@ -65,10 +69,15 @@ class DeadLetterFolder:
         self._bytes = 0
 
     def write(self, client_id: str, letter: DeadLetter, at_unix_s: float) -> Path:
-        """Write one letter, and return the path of its message.
+        """Write one letter, and return the path of its ``.msg`` file.
+
+        Args:
+            client_id: The client of the segment.
+            letter: The segment, with the reason for the quarantine.
+            at_unix_s: Unix time of the quarantine, in seconds.
 
         Raises:
-            OSError: If it cannot be written.
+            OSError: If a file cannot be written.
         """
         held = self._look()
         day = self._folder / time.strftime("%Y-%m-%d", time.gmtime(at_unix_s))
@@ -95,7 +104,7 @@ class DeadLetterFolder:
         return path
 
     def _look(self) -> deque[tuple[Path, int]]:
-        """Return the letters on disk, including those of earlier learners."""
+        """Return the path and size of each letter on disk, oldest first, including letters of earlier runs."""
         if self._held is None:
             found = sorted((p.stat().st_mtime, p, p.stat().st_size) for p in self._folder.glob("*/*.msg"))
             self._held = deque((path, size) for _, path, size in found)
@@ -104,7 +113,7 @@ class DeadLetterFolder:
 
 
 def list_letters(folder: Path) -> list[StoredDeadLetter]:
-    """Return all letters of a folder (``RUN/dead``), oldest first, without those that lack a readable description."""
+    """Return all letters of a folder (``RUN/dead``), oldest first. Letters without a readable ``.json`` file are left out."""
     letters = []
     for path in folder.glob("*/*.msg"):
         try:
@@ -117,11 +126,11 @@ def list_letters(folder: Path) -> list[StoredDeadLetter]:
 
 
 def read_letter(path: Path) -> Sequence[Frame]:
-    """Return the frames of a letter's message.
+    """Return the frames of the message in the ``.msg`` file of a letter.
 
     Raises:
-        OSError: If it cannot be read.
-        ValueError: If it is truncated or has too many frames.
+        OSError: If the file cannot be read.
+        ValueError: If the file is truncated or has too many frames.
     """
     content = memoryview(path.read_bytes())
     frames: list[Frame] = []

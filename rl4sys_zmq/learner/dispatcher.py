@@ -1,4 +1,7 @@
-"""Delivery of segments from the journal to the learner threads, and requests for checkpoints."""
+"""The delivery of segments to learner threads, and requests for checkpoints.
+
+The segments come from the journal, the record of accepted segments.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +24,24 @@ __all__ = ["SegmentDispatcher"]
 log = logging.getLogger(__name__)
 
 CHECKPOINT_FILL, PARTIAL_BATCH_FILL = 0.5, 0.9
-"""Fill levels of the journal, from 0 to 1: from the first on, checkpoints are requested; above the second, incomplete batches
-are trained on before."""
+"""Fill levels of the journal, as fractions of its size limit. From `CHECKPOINT_FILL` on, checkpoints are requested, because the
+journal can then delete entries. Above `PARTIAL_BATCH_FILL`, learner threads train on their incomplete batches first."""
 
 PAGE_BYTES = 16 << 20
-"""Size of the pages in which the journal is read for a replay, in bytes."""
+"""Size of one page of journal entries, in bytes. Entries are read in pages when they are sent to a restarted learner thread."""
 
 UNBOUNDED_BYTES = 1 << 40
 """Free space reported for a journal without a limit, in bytes."""
 
 
 class SegmentDispatcher:
-    """Sends committed and replayed segments to the learner threads. Only the core's thread uses it.
+    """The sender of segments to learner threads: new ones that the journal has committed, and old ones that it replays.
+
+    Only the thread of `LearnerCore` uses this class.
 
     Attributes:
-        on_page: Called first with each page of the journal. Returns True if the page is not for a learner thread.
+        on_page: A function that is called with each page read from the journal. If it returns True, it has handled the page, and
+            the page is not sent to a learner thread.
     """
 
     def __init__(self, registry: ClientRegistry, journal: Journal, counters: Counters, sink: EventSink) -> None:
@@ -46,7 +52,7 @@ class SegmentDispatcher:
         self._rescued = 0
 
     def dispatch(self) -> None:
-        """Send the entries that the journal has committed or read, and queued messages, to the learner threads."""
+        """Send the learner threads their queued messages, and the segments that the journal has committed or read back."""
         for safe in self._journal.committed():
             if isinstance(safe, JournalPage) and self.on_page(safe):
                 continue
@@ -71,10 +77,14 @@ class SegmentDispatcher:
                 self._journal.read(client.client_id, client.replaying, after, PAGE_BYTES)
 
     def check(self, now: float) -> None:
-        """Check the counts of credit against the journal, and look for stalled clients.
+        """Check the counts of segments that wait for the journal, and look for stalled clients.
 
-        If the journal has no operation left for a client, none of its segments can be waiting for the journal. Segments that
-        are still counted as waiting would block credit forever, so the count is corrected and an alarm is raised.
+        If the journal has completed all operations for a client, none of the client's segments can be waiting for the journal.
+        If some are still counted as waiting, they would reduce the actors' credit for good. So the count is then corrected, and
+        an alarm is raised.
+
+        Args:
+            now: Time on the monotonic clock, in seconds.
         """
         failing = bool(self._journal.state().error)
         busy = {c.client_id for c in self._registry if failing or self._journal.queued(c.client_id)}
@@ -109,17 +119,17 @@ class SegmentDispatcher:
             self._sink.event("fed_again", client_id=client.client_id, segments=client.replayed, rolled_back=lost)
 
     def room_bytes(self) -> int:
-        """Return the free space of the journal in bytes; 0 while it fails, so that actors keep their segments."""
+        """Return the free space of the journal, in bytes. While the journal fails it is 0, so that actors keep their segments."""
         state = self._journal.state()
         if state.error:
             return 0
         return max(0, state.max_bytes - state.used_bytes - state.queued_bytes) if state.max_bytes else UNBOUNDED_BYTES
 
     def relieve(self) -> None:
-        """Request checkpoints while the journal is half full or more, since they let it delete entries.
+        """Request checkpoints of all clients if the journal is at least half full, because it can then delete entries.
 
-        When it is nearly full, incomplete batches are trained on first. If the journal's file was lost and written again,
-        request a checkpoint of every client once.
+        If the journal is nearly full, learner threads train on their incomplete batches before the checkpoint. Checkpoints are
+        also requested once if the file of the journal was deleted, and the journal has written a new one.
         """
         state = self._journal.state()
         if state.rescued > self._rescued:
@@ -133,7 +143,7 @@ class SegmentDispatcher:
                 client.backlog.append(encode(Save(0, partial)))
 
     def _after_rescue(self) -> None:
-        """Request new checkpoints after the journal's file was lost, since the checkpoints may be lost too."""
+        """Request checkpoints of all clients after the journal's file was lost, since the earlier checkpoints may be lost too."""
         self._counters.add("journal_rescued")
         self._sink.event("journal_rescued", times=self._rescued)
         for client in self._registry:
@@ -141,7 +151,15 @@ class SegmentDispatcher:
                 client.backlog.append(encode(Save(0, partial=False)))
 
     def expire(self, client: Client, now: float) -> None:
-        """Delete the streams of a client that have expired and have nothing pending."""
+        """Delete the streams of a client that can no longer continue and have no pending segments.
+
+        A stream is the numbered segments of one actor. It can no longer continue if its actor was silent for longer than the
+        lease, or has begun a new stream. Streams of actors with a spool (a queue on disk) are kept longer.
+
+        Args:
+            client: The client.
+            now: Time on the monotonic clock, in seconds.
+        """
         for stream in client.table.expire(now, client.trimmed):
             self._journal.drop_stream(client.client_id, stream.actor_id, stream.origin)
             if client.worker is not None:
@@ -153,10 +171,10 @@ class SegmentDispatcher:
         """Request a checkpoint of every running client.
 
         Args:
-            partial: Let each client first train on its incomplete batch.
+            partial: Let each learner thread first train on its incomplete batch.
 
         Returns:
-            A future for the errors, by client; empty if every checkpoint was written.
+            A future for a dict with the error of each client whose checkpoint failed, by client name.
         """
         token, running = next(self._save_tokens), [c for c in self._registry if c.state is LearnerThreadState.RUNNING]
         future: Future[dict[str, str]] = Future()
@@ -169,18 +187,18 @@ class SegmentDispatcher:
         return future
 
     def give_up(self, client: Client, error: str) -> None:
-        """Answer the requests for a checkpoint of a failed client with this error."""
+        """Complete all open requests for a checkpoint of a client that has failed or was removed, with this error."""
         for token in list(self._saves):
             self._saved(client.client_id, token, error)
 
     def close(self, error: Exception) -> None:
-        """Fail all requests for checkpoints with this error."""
+        """Make the futures of all open requests for checkpoints raise this error."""
         for _, future, _ in self._saves.values():
             future.set_exception(error)
         self._saves.clear()
 
     def checkpointed(self, client: Client, message: Checkpointed) -> None:
-        """Record a checkpoint, and let the journal delete the entries that the checkpoint before it covers."""
+        """Record the result of a checkpoint. The journal then deletes the entries that the checkpoint before it includes."""
         trim = client.checkpointed(message)
         if trim:
             self._journal.trim(client.client_id, trim)

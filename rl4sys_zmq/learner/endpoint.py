@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 MAX_MESSAGE_BYTES = 1 << 26
 
 MESSAGE_COST = {Hello: 20.0, StatusRequest: 10.0, Fetch: 5.0, Submit: 5.0}
-"""The cost of a message by its type, for the rate limit of its connection. A message of another type costs 1."""
+"""The cost of a message by its type, for the rate limit of its connection. Messages of all other types cost 1."""
 
 REFUSED_COST = 5.0
 """The lowest cost of a message that is refused."""
@@ -60,17 +60,18 @@ NO_SESSION_COST = 0.5
 """The cost of a message that is refused because its peer has no session."""
 
 CREDITED_COST = -2.0
-"""The cost of a `Submit` that brings new segments and has credit for them. It pays for other messages."""
+"""The cost of a `Submit` with new segments that the actor had credit for. It is negative: the message pays for two others."""
 
 STATUS_BURST_S, STATUS_REST_FACTOR = 0.5, 20.0
-"""Limit on the time spent on statuses: one part in `STATUS_REST_FACTOR`, in bursts of up to `STATUS_BURST_S` seconds.
-Beyond it, requests get the last status again."""
+"""Limit on the time for building status reports: about 1/`STATUS_REST_FACTOR` of all time. Each report adds `STATUS_REST_FACTOR`
+times its build time to a waiting time. While more than `STATUS_BURST_S` seconds of it remain, a request gets the last report."""
 
 ACK_LONG_S, ACK_REST_FACTOR, ACK_REST_MAX_S = 0.5e-3, 4.0, 0.1
-"""If credit and acks of a client take longer than `ACK_LONG_S` seconds, the next ones wait `ACK_REST_FACTOR` times as long.
+"""If granting credit and sending acks for a client takes longer than `ACK_LONG_S` seconds, the next acks of this client wait
+`ACK_REST_FACTOR` times as long, but at most `ACK_REST_MAX_S` seconds.
 
-They wait at most `ACK_REST_MAX_S` seconds, because the time may have gone to another process. Without this bound a gateway that
-the system suspended for 250 ms granted no credit for a second.
+The bound is necessary because the measured time can include time in which the process did not run. Without the bound, a gateway
+that the system suspended for 250 ms granted no credit for a second.
 """
 
 
@@ -78,11 +79,11 @@ class ActorEndpoint:
     """The sessions of all actors. `receive` handles their messages; replies leave through `Ports.send`.
 
     Attributes:
-        sessions: The client and the stream of each peer that has a session.
+        sessions: For each peer with a session, by routing id: the client, and the stream (the numbered segments of the actor).
         pub_address: The URI at which weights are published.
         inference_address: The URI of the inference service, or empty.
-        run_command: Starts an operator's command. Set by the owner.
-        make_room: Removes an idle client if `max_clients` is reached. Set by the owner.
+        run_command: A function that starts an operator's command. `LearnerCore` sets it.
+        make_room: A function that removes an idle client if `max_clients` is reached. `LearnerCore` sets it.
     """
 
     run_command: Callable[[Command], Future[CommandDone]]
@@ -104,10 +105,10 @@ class ActorEndpoint:
             config: The learner's configuration.
             registry: The clients.
             journal: Receives accepted segments.
-            authorizer: Rights and quotas.
+            authorizer: Checks the rights and quotas of users.
             counters: The learner's counters.
             sink: Receives events.
-            ports: Sockets, threads and the clock.
+            ports: Gives access to sockets, threads and the clock.
         """
         self._config, self._registry, self._journal, self._authorizer = config, registry, journal, authorizer
         self._counters, self._sink, self._ports = counters, sink, ports
@@ -130,7 +131,7 @@ class ActorEndpoint:
             now: Time on the monotonic clock, in seconds.
 
         Returns:
-            The cost of the message, in ordinary messages; negative if it pays for others.
+            The cost of the message for the rate limit of its connection, in ordinary messages. A negative cost pays for others.
         """
         cost = 1.0
         try:
@@ -147,16 +148,22 @@ class ActorEndpoint:
         return cost
 
     def refuse_error(self, peer: bytes, exc: ProtocolError) -> None:
-        """Refuse a message that raised a protocol error."""
+        """Send the refusal of a message that raised a protocol error."""
         field = "keys" if exc.code in (Refusal.FORBIDDEN, Refusal.IDENTITY) else ""
         self.refuse(peer, exc.code, exc.detail, field=field, incarnation=exc.incarnation)
 
     def admit(self, peer: bytes, user: str, nbytes: int, now: float) -> User | None:
-        """Check a sender's rights and rates before its message is decoded, and return the user of its key.
+        """Check the sender of a message before the message is decoded, and return the user that the sender's key belongs to.
+
+        Args:
+            peer: The routing id of the sender.
+            user: The public key of the sender's connection, as reported by the key check.
+            nbytes: The size of the message, in bytes.
+            now: Time on the monotonic clock, in seconds.
 
         Raises:
-            ProtocolError: ``FORBIDDEN`` if the user has no rights or they have expired; its session, if any, is closed.
-                ``QUOTA`` if it sends too fast.
+            ProtocolError: ``FORBIDDEN`` if the key is no longer in the access list or has expired. A session of the sender is
+                then closed. ``QUOTA`` if the user sends too fast.
         """
         try:
             return self._authorizer.admit(user, nbytes, now)
@@ -191,7 +198,7 @@ class ActorEndpoint:
     def _on_session_message(
         self, peer: bytes, sender: User | None, message: Submit | Heartbeat | Fetch | Bye, frames: Sequence[Frame], now: float
     ) -> float | None:
-        """Handle a message that needs a session. Return the same as `_on_message`."""
+        """Handle a message that needs a session. Return its cost as `_on_message` does."""
         session = self.sessions.get(peer)
         if session is None:
             raise ProtocolError(Refusal.NO_SESSION, "this connection has no session; send HELLO first")
@@ -272,7 +279,7 @@ class ActorEndpoint:
         self.run_command(command).add_done_callback(lambda done: self._answer(peer, done))
 
     def _answer(self, peer: bytes, done: Future[CommandDone]) -> None:
-        """Send the result of a command, or refuse it with the error."""
+        """Send an operator the result of a finished command, or a refusal with the error of the command."""
         error = done.exception()
         match error:
             case None:
@@ -317,7 +324,7 @@ class ActorEndpoint:
                 self._welcome(peer, client, hello, sender.name if sender is not None else "", now)
 
     def _live_actors(self, user: str, client: Client | None, replaces: str) -> int:
-        """Return the number of a user's live actors, over all clients, without the one that a HELLO replaces.
+        """Return the number of a user's live actors, over all clients, without the actor whose session a HELLO replaces.
 
         Args:
             user: Name of the user.
@@ -405,7 +412,7 @@ class ActorEndpoint:
         self._sink.event("gap", client_id=client.client_id, actor_id=stream.actor_id, segments=gap)
 
     def close_session(self, peer: bytes, client: Client, stream: Stream) -> None:
-        """Close a session, and free its credit for other actors."""
+        """Close the session of an actor, and give its unused credit to other actors."""
         self.sessions.pop(peer, None)
         if client.table.is_actor_live(stream.actor_id):
             self._live_by_user[stream.owner] -= 1
@@ -413,19 +420,19 @@ class ActorEndpoint:
         client.pool.reclaim(stream)
 
     def close_client_sessions(self, client: Client, reason: str) -> None:
-        """Close the sessions of all actors of a client. They then send HELLO again."""
+        """Close the sessions of all actors of a client, and send them a refusal with the reason. They then send HELLO again."""
         for stream in client.table.live():
             self.remove_actor(client, stream, reason)
 
     def remove_actor(self, client: Client, stream: Stream, reason: str) -> None:
-        """Close the session of one actor. It then sends HELLO again."""
+        """Close the session of one actor, and send it a refusal with the reason. The actor then sends HELLO again."""
         peer = client.table.peer_of(stream)
         if peer is not None:
             self.close_session(peer, client, stream)
             self.refuse(peer, Refusal.NO_SESSION, reason)
 
     def admit_waiting(self, client: Client, now: float) -> None:
-        """Answer the HELLOs that arrived while the learner thread was starting."""
+        """Answer the HELLOs that arrived while the learner thread of a client was starting."""
         waiting, client.waiting = client.waiting, {}
         for peer, (hello, user) in waiting.items():
             try:
@@ -434,14 +441,14 @@ class ActorEndpoint:
                 self.refuse(peer, exc.code, exc.detail, incarnation=exc.incarnation)
 
     def close_sessions(self) -> None:
-        """Send ``CLOSING`` to every actor."""
+        """Send a refusal with the code ``CLOSING`` to every actor that has a session."""
         for peer in list(self.sessions):
             self.refuse(peer, Refusal.CLOSING, "the learner is shutting down")
 
     # ---- replies
 
     def send_acks(self, client: Client, room_bytes: int) -> None:
-        """Grant credit to the actors of a client, and send the acks that are due.
+        """Grant credit (permission to send) to the actors of a client, and send the acks that are due.
 
         Args:
             client: The client.
@@ -464,7 +471,17 @@ class ActorEndpoint:
     def refuse(
         self, peer: bytes, code: Refusal, reason: str, *, field: str = "", expected_seq: int = 0, incarnation: int = 0
     ) -> None:
-        """Send a refusal, and count it under its code."""
+        """Send a refusal, and count it under its code.
+
+        Args:
+            peer: The routing id of the receiver.
+            code: The code of the refusal.
+            reason: One line for a person.
+            field: The name of the configuration field that caused the refusal, or empty.
+            expected_seq: With the code ``GAP``, the sequence number of the segment to send next.
+            incarnation: With the code ``FENCED``, the recorded incarnation (number of a start of the actor), if the actor is
+                allowed to join with a higher one; else 0.
+        """
         self._counters.add(f"refused.{code.value}")
         self._send(peer, Refused(code.value, field, reason, expected_seq, incarnation))
 
@@ -483,7 +500,10 @@ class ActorEndpoint:
 
 @functools.lru_cache
 def _advertised(uri: str, host: str | None) -> str:
-    """Return the URI to send to actors, or "". The host ``*`` stands for the host that the actor connected to."""
+    """Return the URI of one of the learner's sockets in the form that is sent to actors, or "" if `uri` is empty.
+
+    The host in a TCP URI is replaced by `host`, or by ``*``, which stands for the host that the actor connected to.
+    """
     if not uri:
         return ""
     address = Address.parse(uri)

@@ -1,8 +1,8 @@
 """The gateway thread: the learner's core and its sockets.
 
-The sockets are a ROUTER for actors, an XPUB for weights and beacons, and a PULL for messages of learner threads. The thread
-never blocks in a send and never accesses a disk. `LearnerCore` interprets the messages. `Connections` limits the rate of each
-connection.
+The sockets are a ROUTER for actors, an XPUB for weights and beacons (which announce the newest policy versions), and a PULL for
+messages of learner threads. The thread never blocks in a send and never accesses a disk. `LearnerCore` handles the messages.
+`Connections` reads the ROUTER and limits the rate of each connection.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ T = TypeVar("T")
 
 
 class Gateway(Worker):
-    """The thread that has the learner's network sockets.
+    """The learner's network thread, which uses the sockets and runs the `LearnerCore`.
 
     Attributes:
         address: The URI that actors connect to; empty until the sockets are bound.
         pub_address: The URI at which weights are published; empty until the sockets are bound.
         inference_address: The URI of the inference service; empty if it is not configured.
-        published: A condition that is notified when clients or versions change. Hold it to read them in another thread.
-        warnings: The warnings from the start of the learner, shown in the status.
+        published: A condition that is notified when clients or policy versions change. Another thread must hold it to read them.
+        warnings: Texts of the warnings from the start of the learner. The status shows them.
     """
 
     def __init__(
@@ -67,9 +67,10 @@ class Gateway(Worker):
         Args:
             config: The learner's configuration.
             sink: Receives metrics and events.
-            journal: An open journal. The caller closes it, and configures it to call `wake` when it has results.
-            restored: The clients and streams that the journal held when it was opened.
-            authenticator: Keys and access list; None allows every peer everything.
+            journal: The open record of accepted segments. The caller configures it to call `wake` when it has results, and later
+                closes it.
+            restored: The clients and streams of an earlier run, which the journal contained when it was opened; None for none.
+            authenticator: Has the keys and the access list. With None, every peer has all rights.
         """
         super().__init__("rl4sys-gateway")
         self.address = ""
@@ -118,7 +119,7 @@ class Gateway(Worker):
         """Run `function` in the gateway thread, and return a future for its result.
 
         Raises:
-            Closed: If that thread has ended or is stopping.
+            Closed: If the gateway thread has ended or is stopping.
         """
         future: Future[T] = Future()
         with self._commands_lock:
@@ -129,11 +130,14 @@ class Gateway(Worker):
         return future
 
     def wake(self) -> None:
-        """Wake the thread, so that it reads the results of the journal. Any thread can call this."""
+        """Wake the gateway thread, for example because the journal has results to read. Any thread can call this."""
         self._wakeup.set()
 
     def weight_history(self, client_id: str) -> WeightHistory | None:
-        """Return the published weights of a client, or None if it is unknown or starting. Hold `published` to call this."""
+        """Return the published weights of a client, or None if there are none. Hold `published` to call this.
+
+        There are none if no client has this name, or if its learner thread is still starting.
+        """
         client = self._core.registry.get(client_id)
         return client.weight_history if client is not None and client.state is not LearnerThreadState.STARTING else None
 
@@ -142,21 +146,25 @@ class Gateway(Worker):
         return self._core.registry.failure(client_id)
 
     def learner_threads(self) -> list[WorkerPort]:
-        """Return all learner threads that can still be running."""
+        """Return the handles of all learner threads that can still be running."""
         return self._core.registry.workers()
 
     def stop(self) -> None:
-        """Stop the gateway and its learner threads."""
+        """Ask the gateway thread and its learner threads to end. This does not wait for their end."""
         with self._commands_lock:
             self._stopping.set()
         self._wakeup.set()
 
     def on_death(self, error: BaseException) -> None:
-        """Release the threads that wait in `wait_open`."""
+        """Release the threads that wait in `wait_open`, after the gateway thread has failed."""
         self._open.set()
 
     def join_all(self, deadline: float) -> bool:
-        """Join the gateway and its learner threads until `deadline` (monotonic), and return True if all have ended."""
+        """Wait for the end of the gateway thread and its learner threads. Return True if all have ended.
+
+        Args:
+            deadline: The time at which to stop waiting, on the monotonic clock, in seconds.
+        """
         done = self.join(max(0.0, deadline - time.monotonic()))
         for thread in self.learner_threads():
             done &= thread.join(max(0.0, deadline - time.monotonic()))
@@ -196,7 +204,7 @@ class Gateway(Worker):
                 future.set_exception(closed)
 
     def _bind(self, sockets: list[Socket]) -> bool:
-        """Create the sockets. On failure return False; `wait_open` then raises the error."""
+        """Create the sockets, and restore the clients. Return False after an error, which `wait_open` then raises."""
         try:
             secure = self._authenticator.secure if self._authenticator is not None else None
             router = self._router = Socket.router(self._config.bind, max_frame_bytes=MAX_MESSAGE_BYTES, secure=secure, watch=True)
@@ -256,7 +264,7 @@ class Gateway(Worker):
                 future.set_exception(exc)
 
     def _drain(self) -> None:
-        """Read the messages of the learner threads until they have ended or ``shutdown_timeout_s`` is over."""
+        """Read the last messages of the learner threads, until all have ended or ``shutdown_timeout_s`` seconds are over."""
         deadline = time.monotonic() + self._config.shutdown_timeout_s
         with Poller() as poller:
             poller.register(self._upstream)
@@ -270,7 +278,7 @@ class Gateway(Worker):
             self._core.on_worker(frames)
 
     def _read_subscriptions(self) -> None:
-        """Grant the subscriptions of peers that have the right to read the topic's client."""
+        """Grant new subscriptions, if the subscriber has the right to read the weights of the topic's client."""
         while True:
             try:
                 frames = self._xpub.recv()
@@ -321,15 +329,15 @@ class Gateway(Worker):
         return self._core.do(command)
 
     def relieve(self, *, all_connections: bool) -> int:
-        """Close connections because memory runs out, and return their number. See `Connections.relieve`."""
+        """Close connections because memory runs out, and return how many were closed. See `Connections.relieve`."""
         return self._connections.relieve(all_connections=all_connections)
 
     def save(self, *, partial: bool) -> Future[dict[str, str]]:
-        """Request a checkpoint of every client. See `SegmentDispatcher.save`."""
+        """Request a checkpoint of every running client, and return a future for the errors. See `SegmentDispatcher.save`."""
         return self._core.save(partial=partial)
 
     def change_access(self, access: AccessList) -> None:
-        """Apply a new access list."""
+        """Apply a new access list, the list of users and their rights. See `LearnerCore.change_access`."""
         self._core.change_access(access)
 
     def status(self) -> dict[str, Any]:
@@ -350,5 +358,10 @@ class Gateway(Worker):
 
 
 def _beside(address: Address, name: str) -> str:
-    """Return the default address of another socket: a free port, or a path or name next to the ROUTER's."""
+    """Return the default address of another socket of the learner.
+
+    Args:
+        address: The address of the ROUTER.
+        name: The suffix for a path or an inproc name. With TCP, the system chooses a free port instead.
+    """
     return address.with_port(0).uri if address.scheme == "tcp" else f"{address.uri}.{name}"

@@ -1,4 +1,4 @@
-"""Segments on their way into an algorithm, with their messages, so that each can be quarantined later."""
+"""The segments that an algorithm receives, kept with their messages so that a bad segment can become a dead letter later."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ __all__ = ["HeldSegment", "ReceivedMessage", "to_ranges", "streams_of"]
 
 @dataclass(slots=True, eq=False)
 class ReceivedMessage:
-    """A message of segments from the gateway, in a decoded form. A learner thread keeps it until all segments have a verdict.
+    """A decoded message with segments of one actor.
+
+    A learner thread keeps the message while one of its segments can still be quarantined.
 
     Attributes:
         key: The key of the stream: the actor's id and the origin (the incarnation that began to number the stream's segments).
-        batch: The heads and columns of the message.
+        batch: The decoded message: the header of each segment and the columns of data.
         segments: The segments of the batch.
-        refused: The indices of the segments that the gateway has refused, with the error.
-        bad: The indices of the segments with invalid content, with the reason.
-        oldest: The lowest policy version of each segment.
+        refused: The error of each segment that the gateway has refused, by the index of the segment.
+        bad: The reason for each segment with invalid content, by the index of the segment.
+        oldest: The lowest policy version among the steps of each segment, int64 ``[segments]``.
         segment_bytes: The mean size of a segment on the wire, in bytes.
     """
 
@@ -41,20 +43,25 @@ class ReceivedMessage:
     segment_bytes: int
 
     def dead_letter(self, place: int, reason: str) -> DeadLetter:
-        """Return the segment at an index as a dead letter, the record of a quarantined segment."""
+        """Return the message that records a segment as quarantined (unfit for training).
+
+        Args:
+            place: The index of the segment in the message.
+            reason: The reason for the quarantine.
+        """
         return DeadLetter(*self.key, self.batch.first_seq + place, reason, tuple(encode(self.batch.alone(place))))
 
 
 @dataclass(slots=True, eq=False)
 class HeldSegment:
-    """A segment that an algorithm received and may need to receive again.
+    """A segment that an algorithm received and may need to receive again, for example after an update was undone.
 
     Attributes:
-        message: The message that contained it; None if it is no longer kept.
-        place: Its index in the message.
-        key: The key of its stream.
-        seq: Its sequence number.
-        correct: The argument `correct` with which `Algorithm.observe` received it.
+        message: The message that contained the segment; None if the message was discarded to save memory.
+        place: The index of the segment in the message.
+        key: The key of the stream: the actor's id and the origin (the incarnation that began to number the stream's segments).
+        seq: The sequence number of the segment in its stream.
+        correct: The argument `correct` for `Algorithm.observe`: True if the segment is so old that it needs importance weights.
     """
 
     message: ReceivedMessage | None
@@ -65,13 +72,13 @@ class HeldSegment:
 
     @property
     def segment(self) -> Segment:
-        """The segment itself."""
+        """The decoded segment. Use this only while `message` is not None."""
         assert self.message is not None
         return self.message.segments[self.place]
 
 
 def to_ranges(places: Sequence[int]) -> list[tuple[int, int]]:
-    """Return ascending numbers as ranges ``[first, end)``."""
+    """Return ascending integers as ranges ``(first, end)`` of consecutive integers. A range does not include `end`."""
     if not places:
         return []
     if places[-1] - places[0] == len(places) - 1:
@@ -81,7 +88,11 @@ def to_ranges(places: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def streams_of(held: Iterable[HeldSegment]) -> list[tuple[Key, int, int]]:
-    """Return segments as ranges ``[first, end)`` of their streams."""
+    """Return the sequence numbers of segments as ranges, by stream.
+
+    Returns:
+        Tuples ``(key of the stream, first, end)``. A range does not include `end`.
+    """
     found: dict[Key, list[int]] = {}
     for one in held:
         found.setdefault(one.key, []).append(one.seq)

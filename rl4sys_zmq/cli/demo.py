@@ -317,7 +317,7 @@ def _facts(task: Task, curve: Curve | None, outcome: DemoResult) -> Iterator[tup
     yield "steps", f"{client['steps']:,}"
     lag = "" if curve.policy_lag is None else f"; its data was {curve.policy_lag:.2f} versions old on average"
     yield "policy", f"version {client['version']:,} after {client['updates']:,} updates{lag}"
-    verdicts = {k: v for k, v in client["verdicts"].items() if v}
+    verdicts = {k: v for k, v in {**client["verdicts"], "pending": client["pending"]}.items() if v}
     yield (
         "segments",
         f"{client['accepted']:,} accepted: " + (", ".join(f"{v:,} {k}" for k, v in verdicts.items()) or "none used yet"),

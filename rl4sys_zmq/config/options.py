@@ -263,8 +263,8 @@ def check_value(key: str, value: object, check: Check[T]) -> T:
         message = str(exc)
         nested = bool(exc.key) and message.startswith(f"{exc.key}: ")
         if nested:
-            raise ConfigError(f"{key}.{message}", key=f"{key}.{exc.key}") from exc
-        raise ConfigError(f"{key}: {message}", key=key) from exc
+            raise ConfigError(f"{key}.{message}", key=f"{key}.{exc.key}") from None
+        raise ConfigError(f"{key}: {message}", key=key) from None
 
 
 def check_fields(config: DataclassInstance) -> None:
@@ -350,7 +350,7 @@ def with_source(source: str) -> Iterator[None]:
     except ConfigError as exc:
         if exc.source or not source:
             raise
-        raise ConfigError(str(exc), key=exc.key, source=source) from exc
+        raise ConfigError(str(exc), key=exc.key, source=source) from None
 
 
 def as_json(config: DataclassInstance) -> dict[str, object]:

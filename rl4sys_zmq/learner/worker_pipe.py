@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rl4sys_zmq.errors import CheckpointError, Closed
+from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError
 from rl4sys_zmq.learner.checkpoints import CheckpointStore
 from rl4sys_zmq.learner.client import QUEUE_MESSAGES
 from rl4sys_zmq.learner.ports import WorkerPort
@@ -63,9 +63,8 @@ class TrainerWorker(Worker):
                 except Closed:
                     raise
                 except Exception as exc:  # noqa: BLE001 - an error of an algorithm stops its client only
-                    upstream.send(
-                        Failed(plain_text(f"{type(exc).__name__}: {exc}"[:1000]), plain_text(traceback.format_exc()[-8000:]))
-                    )
+                    words = str(exc) if isinstance(exc, ConfigError) else f"{type(exc).__name__}: {exc}"
+                    upstream.send(Failed(plain_text(words[:1000]), plain_text(traceback.format_exc()[-8000:])))
             except Closed as exc:
                 log.warning("%s ends without a report to the gateway: %s", self.name, exc)
 

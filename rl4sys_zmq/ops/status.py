@@ -93,7 +93,9 @@ def handshake_error(event: MonitorEvent, have_keys: bool) -> str:
         if have_keys:
             return "keys were given, but the learner has none; omit the keys, or start the learner with --keys DIR"
         return "the learner requires keys, but none were given; give --keys NAME.keys"
-    if have_keys and event.name == "handshake_failed.no_detail" and event.detail != errno.EAGAIN:
+    if event.name == "handshake_failed.no_detail" and event.detail != errno.EAGAIN:
+        if not have_keys:
+            return "it closed the connection, as a learner with keys does; give --keys NAME.keys, or correct the port"
         return "it closed the connection, probably for a wrong learner key in NAME.keys; copy the file again or correct the port"
     return explain(event, "actor")
 

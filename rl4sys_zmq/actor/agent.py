@@ -248,7 +248,7 @@ class RL4SysAgent(Resource):
 
     @property
     def generation(self) -> int:
-        """The generation of the current policy: the number of the learner thread that published it. It grows with each new thread."""
+        """The generation of the current policy: the number of the learner thread that published it."""
         return self._context.policy.generation
 
     @property

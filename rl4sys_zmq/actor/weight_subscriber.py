@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 HWM = 64
 PREVIOUS_KEPT = 2
 MAX_WEIGHT_BYTES = MAX_FRAME_BYTES - TRAILER_BYTES
-"""The largest size of weights, in bytes: what fits into a frame. The actor refuses a policy spec with more, before it allocates."""
+"""The largest size of weights, in bytes: what fits into a frame. The actor refuses a policy with more weights."""
 
 
 class WeightSubscriber:
@@ -99,7 +99,7 @@ class WeightSubscriber:
 
     @property
     def next_deadline(self) -> float:
-        """The monotonic time at which `tick` must be called to repeat a fetch, in seconds. Infinity if no fetch is outstanding."""
+        """The monotonic time at which `tick` must be called to repeat a fetch, in seconds. Infinity without a fetch."""
         return self._fetch_at or float("inf")
 
     def take_up(self, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
@@ -140,8 +140,8 @@ class WeightSubscriber:
         Raises:
             ConfigError: If the policy's kind is not registered in this process, or this actor has ``inference: remote`` and the
                 learner has no inference service.
-            HandshakeRefused: If the `Welcome` is invalid, the policy is too large, or its spaces or columns have changed since the
-                last session.
+            HandshakeRefused: If the `Welcome` is invalid, the policy is too large, or its spaces or extra columns have changed
+                since the last session.
         """
         try:
             spec = spec_from_document(welcome.spec, welcome.body, self.spec)

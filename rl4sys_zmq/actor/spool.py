@@ -1,43 +1,43 @@
 """The actor's spool: finished segments on disk, until the learner's journal has recorded them.
 
-``DIR/spool.db`` (sqlite, WAL) survives the end of the process, also by ``kill -9``, but not a loss of power. The process that uses
-the spool holds the lock ``DIR/lock``. The spool is a FIFO of encoded segments. The oldest segments are *rows* in the file. While
-the disk fails, newer segments wait in memory. The oldest segments can be *taken*: they have a sequence number, and the session
-sends them.
+``DIR/spool.db`` (sqlite, WAL) survives the end of the process, also by ``kill -9``, but not a loss of power. The process that
+uses the spool holds the lock ``DIR/lock``. The spool is a FIFO of encoded segments. The oldest segments are *rows* in the file.
+While the disk fails, newer segments wait in memory. The oldest segments can be *taken*: they have a sequence number, and the
+session sends them.
 
-**A sequence number is a position in the FIFO.** The file does not have the number of each segment. The number is `base_seq`, the
-number of the oldest segment in the spool, plus the segment's position. `base_seq` changes in the same transaction that deletes
-rows. The following rules keep the numbers right whenever the process ends:
+**A sequence number is a position in the FIFO.** The file does not have the number of each segment. The number is `base_seq`,
+the number of the oldest segment in the spool, plus the segment's position. `base_seq` changes in the same transaction that
+deletes rows. The following rules keep the numbers right whenever the process ends:
 
-- Only segments that are not taken are dropped. Their rows are deleted before the next segment is taken. If the disk fails, no row
-  is dropped.
-- The deletion of rows that the learner has recorded can be late, or lost with the process. The next Welcome repeats the number up
-  to which they can be deleted.
+- Only segments that are not taken are dropped. Their rows are deleted before the next segment is taken. If the disk fails, no
+  row is dropped.
+- The deletion of rows that the learner has recorded can be late, or lost with the process. The next Welcome repeats the number
+  up to which they can be deleted.
 - Segments in memory are newer than all rows. They are written to the file in order, taken ones too.
 
-**After a start** it is unknown which rows have a sequence number: all, some or none. The first Welcome has two numbers: ``R``, the
-next sequence number that the learner expects, and ``D``, below which its journal has recorded all segments. Let ``B`` be the
-`base_seq` in the file, ``e`` the number of rows dropped since the start (*evicted*; they were the oldest rows), and ``m`` the
-number of rows that the file had at the start and still has. Of these ``e + m`` rows, the learner has received the oldest
+**After a start** it is unknown which rows have a sequence number: all, some or none. The first Welcome has two numbers: ``R``,
+the next sequence number that the learner expects, and ``D``, below which its journal has recorded all segments. Let ``B`` be
+the `base_seq` in the file, ``e`` the number of rows dropped since the start (*evicted*; they were the oldest rows), and ``m``
+the number of rows that the file had at the start and still has. Of these ``e + m`` rows, the learner has received the oldest
 ``r = min(R - B, e + m)``:
 
 - ``min(e, r)`` of them were evicted. They no longer count as dropped, and `base_seq` increases by their number. The learner has
   not received the other evicted rows. These have no sequence number.
-- The other ``r - min(e, r)`` are the first rows in the file. Those with numbers below ``D`` are deleted, the others are taken. The
-  rows after them have no sequence number.
+- The other ``r - min(e, r)`` are the first rows in the file. Those with numbers below ``D`` are deleted, the others are taken.
+  The rows after them have no sequence number.
 - The learner has also received ``R - B - r`` segments that were only in memory when the earlier process ended. They count as
   submitted. If rows before them must be kept, placeholders (empty segments) take their positions. The learner refuses a
   placeholder that is sent.
 
 The learner cannot have received rows that were added after the start. A later start must not count these rows in ``m`` if no
-Welcome came in between, so the file records the id of the first of them (`SpoolMeta.sure_from`). All changes are committed before
-a segment is taken, so that ``B``, ``e`` and `sure_from` are applied only once.
+Welcome came in between, so the file records the id of the first of them (`SpoolMeta.sure_from`). All changes are committed
+before a segment is taken, so that ``B``, ``e`` and `sure_from` are applied only once.
 
-**The counts of a spool add up**, at every moment and over all starts: ``submitted = dropped + base_seq + len(spool)``. The equation
-also holds for the file alone. A file in which it does not hold is damaged.
+**The counts of a spool add up**, at every moment and over all starts: ``submitted = dropped + base_seq + len(spool)``. The
+equation also holds for the file alone. A file in which it does not hold is damaged.
 
-A damaged file does not show which sequence numbers are in use. The new file then gets a new `origin`, which tells the learner that
-the numbers start again, and a new `actor_id` unless the configuration sets one. A damaged row without a sequence number is
+A damaged file does not show which sequence numbers are in use. The new file then gets a new `origin`, which tells the learner
+that the numbers start again, and a new `actor_id` unless the configuration sets one. A damaged row without a sequence number is
 dropped. A damaged row that can have a sequence number becomes a placeholder.
 """
 
@@ -205,7 +205,8 @@ class Spool(Resource):
     def put(self, segments: Sequence[PackedSegment]) -> None:
         """Add segments and write them to the file. If a limit is exceeded, drop the oldest segments that are not taken.
 
-        While the disk fails, the new segments wait in memory. One call writes about `FLUSH_BYTES` at most; `tick` writes the rest.
+        While the disk fails, the new segments wait in memory. One call writes about `FLUSH_BYTES` at most. `tick` writes the
+        rest.
 
         Args:
             segments: The segments, in order. The caller must not change their `large` frames afterwards.

@@ -243,7 +243,7 @@ class RL4SysAgent(Resource):
 
     @property
     def version(self) -> int:
-        """The version of the current policy: the number of its publication within its `generation`."""
+        """The version of the current policy: the number of its publication. `generation` and `version` together identify it."""
         return self._context.policy.version
 
     @property

@@ -32,7 +32,7 @@ class Stamp:
 
     Attributes:
         generation: The generation of the policy: the number of the learner thread that published it.
-        version: The version of the policy within that generation.
+        version: The version of the policy: the number of its publication.
         owner: An object that identifies the agent. The agent in a forked child has the same object as in the parent.
     """
 

@@ -69,7 +69,7 @@ class FallbackActions:
         return self._unstored_action(observation, last if last is not None else _idle(self._spec))
 
     def for_stale(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
-        """Return the action of the host's fallback function, because the policy is stale.
+        """Return the action of the host's fallback function (without one, an idle action), because the policy is stale.
 
         Args:
             observation: ``[*obs]`` or a tree of arrays, checked.
@@ -94,7 +94,7 @@ class FallbackActions:
         """Roll back a policy whose action is not finite, and return another action.
 
         The policy version before `bad` becomes the current one and chooses the action. If there is no earlier version, or its
-        action is not finite either, the host's fallback function chooses.
+        action is not finite either, the host's fallback function chooses (without one, an idle action is returned).
         """
         context = self._context
         context.counters.add("policies_not_finite")
@@ -157,8 +157,10 @@ log-probabilities ``[N]``, and the policy version that chose them."""
 class Acting:
     """The chooser of actions, for one environment or for a batch.
 
+    It asks the local policy, the learner's inference service or `FallbackActions`, as the configuration says.
+
     Attributes:
-        episodes: The object that begins the trajectories, and cuts them into segments.
+        episodes: The object that starts the trajectories, and cuts them into segments.
     """
 
     def __init__(self, context: AgentContext, spec: PolicySpec, rollout: int, baseline: Baseline | None) -> None:
@@ -339,7 +341,8 @@ class Acting:
     def _policy_for(self, traj: RL4SysTrajectory) -> Policy:
         """Return the policy that chooses the trajectory's next action, and record it in the trajectory.
 
-        With ``swap: episode`` it stays the same for the whole episode, unless a new learner thread (generation) took over.
+        With ``swap: step`` it is the newest policy. With ``swap: episode`` the trajectory keeps its first policy, until a new
+        learner thread (generation) publishes one.
         """
         policy, chosen = self._context.policy, traj.policy
         if self._has_fast_path:

@@ -28,7 +28,8 @@ class RL4SysAction(Step):
             (with a leading axis of 1 if the observation had one).
         obs: A checked copy of the observation for which the action was chosen: an array, or a tree of arrays.
         log_prob: The log-probability of the raw action (before clipping or squashing) under the policy that chose it.
-        done: The host can set it to True. The next `request_for_action` then ends the trajectory as terminated.
+        done: True if the episode reached a terminal state with this action. Set by the host. The next `request_for_action`
+            then ends the trajectory.
     """
 
     __slots__ = ("act", "done")
@@ -54,7 +55,7 @@ class RL4SysAction(Step):
 
     @property
     def stored(self) -> bool:
-        """True if the action has been added to a trajectory, to be sent to the learner."""
+        """True if the action is recorded as a step of a trajectory. A fallback action is never recorded."""
         return self.writer is not None
 
     def update_reward(self, reward: object) -> None:

@@ -91,7 +91,7 @@ class RL4SysAgent(Resource):
         Args:
             conf_path: Path of a JSON or YAML configuration file. Give either this or `config`.
             debug: True sets this package's logger to level DEBUG.
-            config: The configuration itself.
+            config: The configuration as an object, in place of a file.
             baseline: Your fallback function, from the observation and the mask to an action. The agent calls the function when
                 the policy is stale (``on_stale: baseline``) or gives no finite action. None: the agent then uses the middle of
                 the action range, or the first allowed discrete action.
@@ -266,7 +266,7 @@ class RL4SysAgent(Resource):
 
         Raises:
             LearnerUnavailable: If the version does not arrive within `timeout_s` seconds.
-            HandshakeRefused, ClientFailed: If the learner refuses this actor, or the client's learner thread has stopped.
+            HandshakeRefused, ClientFailed: If the learner refuses this actor, or has stopped the thread that trains this policy.
         """
         self._context.wait(lambda: self.version >= version, timeout_s, f"version {version}")
         return self.version
@@ -292,7 +292,7 @@ class RL4SysAgent(Resource):
 
         Raises:
             LearnerUnavailable: If that takes longer than `timeout_s` seconds. The message has the number of missing segments.
-            HandshakeRefused, ClientFailed: If the learner refuses this actor, or the client's learner thread has stopped.
+            HandshakeRefused, ClientFailed: If the learner refuses this actor, or has stopped the thread that trains this policy.
         """
         self._io.flushing += 1
         try:

@@ -17,7 +17,7 @@ __all__ = ["BatchSender"]
 
 MAX_BATCH_STEPS = 16_384
 MAX_BATCH_ITEMS, MAX_BATCH_BYTES = 64, 1 << 20
-"""The limits on the segments and bytes of one message. A message can always hold ``send_frequency`` segments.
+"""The limits on the segments and bytes of one message. They do not apply to its first ``send_frequency`` segments.
 
 Large messages save work: a message with one segment costs the learner nearly as much as a message with 16.
 """
@@ -64,7 +64,7 @@ class BatchSender:
 
     @property
     def assigned_steps(self) -> int:
-        """The number of steps that have gone through the queue since the start: sent, or dropped."""
+        """The number of finished steps that have left the queue since the start: they were sent or dropped."""
         return self._segment_queue.outbox.put_steps - self._segment_queue.steps
 
     def send_due(self, now: float, held: tuple[int, int] | None, *, urgent: bool) -> Iterator[list[Action]]:
@@ -112,7 +112,8 @@ class BatchSender:
     def wanted_steps(self, now: float, asked_steps: int) -> int:
         """Return the credit to request from the learner: a limit on the steps sent in all.
 
-        The limit covers the steps sent so far, those in the queue, and those that host threads ask for.
+        The limit is the number of steps sent so far, plus the steps that will be needed next: those in the queue, those that host
+        threads ask for, or as many as the last message had.
 
         Args:
             now: The monotonic time, in seconds.

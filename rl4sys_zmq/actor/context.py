@@ -79,8 +79,8 @@ class AgentContext:
     """The parts of an agent in one process. A forked child creates a new context.
 
     Attributes:
-        config: The agent's configuration. In a forked child, without the settings that only the parent can use.
-        actor_id: The actor's name on the wire.
+        config: The agent's configuration. In a forked child, without the parent's actor name, spool and policy cache.
+        actor_id: The name by which the learner identifies the actor.
         owner: An object that identifies the agent. The agent in a forked child has the same object as in the parent.
         counters: The counters of the host threads.
         outbox: The queue of finished segments, from host threads to the I/O thread.
@@ -143,7 +143,7 @@ class AgentContext:
     def join(self, timeout_s: float) -> None:
         """Wait for at most `timeout_s` seconds until the learner has answered and a policy is available.
 
-        A policy and session parameters from the policy cache count too.
+        If the policy cache has a policy, this method does not wait for the learner.
 
         Raises:
             LearnerUnavailable, HandshakeRefused, ClientFailed, SpoolError: As for the constructor of `RL4SysAgent`.

@@ -18,7 +18,7 @@ from rl4sys_zmq.values.trees import Tree
 __all__ = ["Inputs", "TreeInputs", "inputs_for"]
 
 SMALL = 64
-"""The largest array for which summing Python floats, to find infinity and NaN, is faster than two numpy calls (elements)."""
+"""The largest number of array elements for which a sum of Python floats finds infinity and NaN faster than numpy."""
 
 
 class Inputs:

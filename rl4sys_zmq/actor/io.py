@@ -128,7 +128,7 @@ class ActorIO(Worker):
         self._wakeup.set()
 
     def wake_up(self) -> None:
-        """Wake the thread, unless it rests. A resting thread reads the outbox within `REST_S` seconds by itself."""
+        """Wake the thread, unless it is in a short sleep. It reads the outbox after that anyway, within `REST_S` seconds."""
         if not self._io_scheduler.resting:
             self._wakeup.set()
 
@@ -198,7 +198,7 @@ class ActorIO(Worker):
     # ---- the thread
 
     def run(self) -> None:
-        """Serve until `stop`. After an exception, count it and create new sockets."""
+        """Run the loop of the thread until `stop` is called. After an exception, count it, pause, and create new sockets."""
         try:
             try:
                 self._open()
@@ -269,7 +269,7 @@ class ActorIO(Worker):
         return ActorSession(self._hello, self.counters, self._rng, coded=coded, images=config.images)
 
     def _serve(self, network: Network) -> None:
-        """Serve with one set of sockets, until they must be replaced or the thread stops."""
+        """Send and receive with one set of sockets, until the sockets must be replaced or the thread stops."""
         with network.poller() as poller, network.dealer(self._address, send_hwm=SEND_HWM, keys=self._keys) as dealer:
             self._dealer, self._poller = dealer, poller
             try:
@@ -537,7 +537,7 @@ class ActorIO(Worker):
         self.credit_gate = CreditGate(0, self.credit_gate.generation, 0, self._error, stage)
 
     def _notify(self) -> None:
-        """Wake waiting host threads. The caller holds `changed`, a lock that acting never takes."""
+        """Wake the host threads that wait. The caller holds the lock of `changed`, which requests for actions never take."""
         self.changed.notify_all()
 
 

@@ -38,7 +38,7 @@ class IoScheduler:
         self._paused_at = 0.0
 
     def turn(self, now: float, *, segments: bool) -> None:
-        """Record the begin of a turn: one pass of the thread through its loop.
+        """Record the start of a turn: one pass of the thread through its loop.
 
         Args:
             now: The monotonic time, in seconds.

@@ -134,7 +134,7 @@ _KEYS = {
 
 
 class _Unusable(Exception):
-    """The file cannot be used. The message is the reason."""
+    """The error for a file that cannot be used. Its message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +155,9 @@ class CachedPolicy:
 
 
 class PolicyCache:
-    """A file with one policy.
+    """A file that keeps one policy: its description, its weights, and further values of the caller.
 
-    Several processes can use it: a reader gets the old policy or the new one, never a mixture.
+    Several processes can use the file. A reader gets the old contents or the new contents, never a mixture.
 
     Attributes:
         counters: ``policy_cache.saves``, ``.save_errors``, ``.loads`` and ``.refused`` (files that could not be used).

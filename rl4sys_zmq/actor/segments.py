@@ -42,7 +42,7 @@ class Stamp:
 
 
 class Step:
-    """One step of an episode: an observation, an action, and its reward. `SegmentWriter.write` copies it into the columns.
+    """One step of an episode: an observation, an action, and its reward. `SegmentWriter.write` copies the step into columns.
 
     Attributes:
         obs: The observation ``[*obs]``, or a tree of arrays.
@@ -68,7 +68,7 @@ class Step:
 
 
 class SegmentWriter:
-    """The columns of one unfinished segment. Row ``t`` of all columns is one step.
+    """The columns of one unfinished segment (a run of consecutive steps). Row ``t`` of all columns is one step.
 
     A segment is *open* while steps are added. A *closed* segment gets no more steps, but can wait for late rewards.
 

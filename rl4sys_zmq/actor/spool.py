@@ -93,7 +93,9 @@ class SpoolLimits:
 class Spool(Resource):
     """A FIFO of the finished segments of one actor, on disk.
 
-    Only one thread can use it at a time. After the constructor, no method raises because of the disk: `error` has the last error.
+    A segment is *taken* when it gets a sequence number and goes to the session, which sends it. It stays in the spool until the
+    learner's journal has recorded it. Only one thread can use the spool at a time. After the constructor, no method raises because
+    of the disk: `error` has the last error.
 
     Attributes:
         actor_id: The actor's name, which the spool keeps over all starts.
@@ -165,7 +167,7 @@ class Spool(Resource):
 
     @property
     def untaken_items(self) -> int:
-        """The number of segments that are not taken. Before `reconcile`, the learner can have received some of them."""
+        """The number of segments that are not taken (sent). Before `reconcile`, the learner can have received some of them."""
         return len(self._untaken)
 
     @property
@@ -197,13 +199,13 @@ class Spool(Resource):
         return dict(self._meta.dropped)
 
     def peek(self) -> QueueHead | None:
-        """Return the properties of the oldest segment that is not taken, or None if there is none."""
+        """Return the properties of the oldest segment that is not taken (sent), or None if there is none."""
         return self._untaken[0].head if self._untaken else None
 
     # ---- changes
 
     def put(self, segments: Sequence[PackedSegment]) -> None:
-        """Add segments and write them to the file. If a limit is exceeded, drop the oldest segments that are not taken.
+        """Add segments and write them to the file. If a limit is exceeded, drop the oldest segments that were not sent.
 
         While the disk fails, the new segments wait in memory. One call writes about `FLUSH_BYTES` at most. `tick` writes the
         rest.
@@ -272,7 +274,7 @@ class Spool(Resource):
         return count
 
     def untake(self) -> None:
-        """Return all taken segments to the queue. They then have no sequence number.
+        """Return all taken (sent) segments to the queue. They then have no sequence number.
 
         Call this method for a new session, and `reconcile` after the Welcome of that session.
         """
@@ -285,7 +287,7 @@ class Spool(Resource):
         self.reconciled = False
 
     def release(self, durable_seq: int) -> None:
-        """Discard the taken segments with sequence numbers below `durable_seq`. The learner has recorded them.
+        """Discard the sent segments with sequence numbers below `durable_seq`. The learner has recorded them.
 
         Their rows are deleted from the file with the next `put`, or by `tick` after `DELETE_DELAY_S` seconds.
         """

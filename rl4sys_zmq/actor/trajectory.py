@@ -1,4 +1,4 @@
-"""Trajectories: their begin, their end, and their division into segments (the parts that are sent to the learner)."""
+"""Trajectories: their start, their end, and their division into segments (the parts that are sent to the learner)."""
 
 from __future__ import annotations
 

@@ -94,8 +94,10 @@ class Spool(Resource):
     """A FIFO of the finished segments of one actor, on disk.
 
     A segment is *taken* when it gets a sequence number and goes to the session, which sends it. It stays in the spool until the
-    learner's journal has recorded it. Only one thread can use the spool at a time. After the constructor, no method raises because
-    of the disk: `error` has the last error.
+    learner's journal has recorded it.
+
+    Only one thread can use the spool at a time. After the constructor, no method raises because of the disk: `error` has the
+    last error.
 
     Attributes:
         actor_id: The actor's name, which the spool keeps over all starts.
@@ -162,7 +164,7 @@ class Spool(Resource):
 
     @property
     def journal_id(self) -> int:
-        """The identifier of the journal of the learner that the actor last joined, 0 before the first."""
+        """The identifier of the last learner's journal (its record of accepted segments), 0 before the first learner."""
         return self._meta.journal_id
 
     @property

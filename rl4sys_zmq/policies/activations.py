@@ -31,8 +31,8 @@ def erf(x: NDArray[Any]) -> NDArray[Any]:
     """Return the Gauss error function of each element of a float32 array, with an absolute error below 5e-7.
 
     The approximation is 7.1.26 in Abramowitz and Stegun, Handbook of Mathematical Functions (error 1.5e-7 in exact arithmetic).
-    Arguments above 4 in absolute value are replaced by 4, so that the exponential does not underflow. There, the function
-    differs from 1 by less than 2e-8.
+    Absolute values above 4 are replaced by 4, so that the exponential does not underflow. The function of such values differs
+    from 1 by less than 2e-8.
     """
     a = np.minimum(np.abs(x), _ERF_LIMIT)
     t = _ONE / (_ONE + _ERF_P * a)

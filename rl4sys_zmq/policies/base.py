@@ -75,7 +75,7 @@ class Policy(Protocol):
         Args:
             observations: ``[N, *obs]``, or a tree of such arrays.
             masks: ``[N, n]`` or None, as in `act`.
-            rng: The source of random numbers. The draws differ from those of ``N`` calls of `act`.
+            rng: The source of random numbers. The random draws differ from those of ``N`` calls of `act`.
             explore: As in `act`.
 
         Returns:

@@ -43,7 +43,7 @@ class CategoricalPolicy:
 
     @classmethod
     def of(cls, spec: PolicySpec, snapshot: PolicySnapshot, network: Network) -> CategoricalPolicy:
-        """Return the policy of `spec` over `network`, which views `snapshot`."""
+        """Return the policy of `spec`. `network` must have been built from the weights in `snapshot`."""
         return cls(snapshot, snapshot.generation, snapshot.version, network, _actions(spec))
 
     def act(
@@ -62,7 +62,7 @@ class CategoricalPolicy:
         return action, action, log_prob
 
     def bind(self, rng: Sampler, explore: bool) -> Act:
-        """Return `act` for one thread, as `base.bind` describes."""
+        """Return a faster form of `act` for one thread, with the given `rng` and `explore`."""
         fused, actions = self._network.fused, self._actions
         if fused is None or len(actions) > PYTHON_MAX_ACTIONS:
             return lambda observation, mask: self.act(observation, mask, rng, explore)
@@ -124,7 +124,7 @@ class QValuePolicy:
 
     @classmethod
     def of(cls, spec: PolicySpec, snapshot: PolicySnapshot, network: Network) -> QValuePolicy:
-        """Return the policy of `spec` over `network`, which views `snapshot`."""
+        """Return the policy of `spec`. `network` must have been built from the weights in `snapshot`."""
         epsilon = min(max(float(spec.views(snapshot.flat)["epsilon"][0]), 0.0), 1.0)
         return cls(snapshot, snapshot.generation, snapshot.version, network, _actions(spec), epsilon)
 
@@ -135,7 +135,7 @@ class QValuePolicy:
         return self._choose(self._network.single(observation), mask, rng, explore)
 
     def bind(self, rng: Sampler, explore: bool) -> Act:
-        """Return `act` for one thread, as `base.bind` describes."""
+        """Return a faster form of `act` for one thread, with the given `rng` and `explore`."""
         fused, choose = self._network.fused, self._choose
         forward = self._network.single if fused is None else fused.forward()
         return lambda observation, mask: choose(forward(observation), mask, rng, explore)

@@ -116,9 +116,9 @@ class ColumnPolicy(ABC):
 
 
 def local_only_reason(spec: PolicySpec) -> str:
-    """Return the reason why the learner's inference service cannot act for actors of this spec. Empty if it can.
+    """Return the reason why the learner's inference service cannot choose actions for policies of this spec.
 
-    The reason is a text for an error message, and names the remedy.
+    The reason is a text for an error message, with the remedy. The text is empty if the service can choose them.
     """
     if spec.columns:
         return f"a policy of kind {spec.kind!r} has extra columns, which only a policy in the actor records; use inference: local"

@@ -48,7 +48,7 @@ class GaussianPolicy:
 
     @classmethod
     def of(cls, spec: PolicySpec, document: MLPDocument, snapshot: PolicySnapshot, network: Network) -> GaussianPolicy:
-        """Return the policy of `spec` over `network`, which views `snapshot`."""
+        """Return the policy of `spec`. `network` must have been built from the weights in `snapshot`."""
         space = spec.action_space
         assert isinstance(space, BoxSpace)
         log_std = spec.views(snapshot.flat)["log_std"].astype(np.float64)
@@ -73,7 +73,7 @@ class GaussianPolicy:
         return self._sample(self._network.single(observation), rng, explore)
 
     def bind(self, rng: Sampler, explore: bool) -> Act:
-        """Return `act` for one thread, as `base.bind` describes."""
+        """Return a faster form of `act` for one thread, with the given `rng` and `explore`."""
         fused, sample = self._network.fused, self._sample
         if fused is None:
             return lambda observation, mask: self.act(observation, mask, rng, explore)

@@ -14,7 +14,7 @@ from rl4sys_zmq.values.observations import flat_space
 __all__ = ["ENTRY", "OBS_CLIP", "MLPDocument", "mlp_document", "mlp_spec"]
 
 OBS_CLIP = 10.0
-"""The absolute value to which standardised observations are clipped."""
+"""The largest absolute value of a normalised observation. Larger values are clipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

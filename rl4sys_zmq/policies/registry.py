@@ -112,8 +112,8 @@ def build_policy(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
     """Build the policy that `spec` describes, with the weights in `snapshot`. The policy can use views of the weights.
 
     Raises:
-        ConfigError: If the kind is not registered in this process, if the snapshot and the spec differ in size, or if only one of
-            two holds: the spec has extra columns, and the policy is a `ColumnPolicy`.
+        ConfigError: If the kind is not registered in this process, if the snapshot and the spec differ in size, if the spec has
+            extra columns and the policy is not a `ColumnPolicy`, or the reverse.
     """
     policy = require_policy(spec.kind).load()(spec, snapshot)
     if isinstance(policy, ColumnPolicy) != bool(spec.columns):

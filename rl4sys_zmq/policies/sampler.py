@@ -19,7 +19,7 @@ POOL = 1024
 
 
 class Sampler:
-    """The random numbers of one host thread.
+    """The source of the random numbers with which one host thread chooses actions.
 
     The sequence depends only on the seed and the order of the calls. Threads must not share a sampler without a lock.
 

@@ -1,6 +1,6 @@
-"""The actor: it runs inside the host program, chooses actions, and sends the steps to the learner. It never imports torch.
+"""The actor, which runs inside the host program, chooses actions, and sends the steps to the learner.
 
-An episode is sent in segments: runs of consecutive steps, stored as columns. The modules:
+It never imports torch. An episode is sent in segments: runs of consecutive steps, stored as columns. The modules:
 
 - `agent`: `RL4SysAgent`, the public interface. `context`: the parts of an agent in one process.
 - `acting`: chooses actions, also when no policy can choose. `remote`: gets actions from the learner's inference service.

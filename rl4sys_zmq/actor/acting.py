@@ -1,8 +1,8 @@
 """Choice of actions: by the local policy, by the learner's inference service, or by a fallback.
 
-`Acting.request` has a fast path for the most frequent request: a running trajectory, one flat float observation, no mask, and no
-closed segment that waits for rewards. `Acting._request` handles every request, with the same results. `FallbackActions` chooses
-the action for invalid input, for a stale policy, and for a policy whose action is not finite.
+`Acting.request` has a fast path for the most frequent request: a running trajectory, a short flat observation of floats, no mask,
+and no closed segment that waits for rewards. `Acting._request` handles every request, with the same results. `FallbackActions`
+chooses the action for invalid input, for a stale policy, and for a policy whose action is not finite.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class FallbackActions:
         return self.max_age_s is not None and self._context.policy_age_s > self.max_age_s
 
     def for_bad_input(self, traj: RL4SysTrajectory, error: BadInput) -> RL4SysAction:
-        """Return the action for an invalid observation: this thread's previous action, or an idle action if there is none."""
+        """Return the action for invalid input: this thread's previous action, or an idle action if there is none."""
         self._context.counters.add(f"bad_input.{type(error).__name__}")
         last = self._context.threads.state.last_act
         # The last valid observation is the best estimate.

@@ -238,7 +238,7 @@ class RL4SysAgent(Resource):
 
     @property
     def policy_age_s(self) -> float:
-        """The time since the learner's last message, in seconds. A policy of that age can have been superseded since."""
+        """The time since the learner's last message, in seconds. Since then it can have published a newer policy."""
         return self._context.policy_age_s
 
     @property

@@ -1,4 +1,4 @@
-"""The sender of segments: it decides which segments to send now, how many in one message, and how much credit to request.
+"""The sender of segments. It decides when to send them, how many in one message, and how much credit to request.
 
 Credit is the number of steps that the learner permits the actor to send.
 """
@@ -156,7 +156,7 @@ class BatchSender:
         return session.sent_steps + steps < session.credit_steps and session.has_room(items)
 
     def _drop_stale(self, generation: int, version: int) -> None:
-        """Without a spool, drop segments whose policy version is too old. The learner would drop them too.
+        """Drop segments whose policy version is too old, if there is no spool. The learner would drop them too.
 
         `generation` and `version` are those of the current policy.
         """

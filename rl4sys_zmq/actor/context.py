@@ -153,10 +153,10 @@ class AgentContext:
             self.actor_id = self.io.spool.actor_id
 
     def admit(self, steps: int) -> None:
-        """With ``overflow: wait``, wait until a new segment of `steps` steps can start. Otherwise return at once.
+        """Wait until a new segment of `steps` steps can start. Only with ``overflow: wait``.
 
         The learner must have granted credit (a number of steps that the actor may send), and the policy must have at least the
-        version that the learner requires.
+        version that the learner requires. With another ``overflow``, or with ``explore: false``, return at once.
 
         Raises:
             LearnerUnavailable: If that takes longer than ``wait_timeout_s``.

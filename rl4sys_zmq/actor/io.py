@@ -82,7 +82,7 @@ class ActorIO(Worker):
     """
 
     def __init__(self, config: AgentConfig, hello: Hello, outbox: Outbox, keys: UserKeys | None = None) -> None:
-        """Create the thread without starting it. With a spool, the actor's name in the spool replaces the name in `hello`."""
+        """Create the thread without starting it. With a spool, the actor's name and numbers there replace those in `hello`."""
         super().__init__(f"rl4sys-actor-{hello.actor_id[:8]}")
         self.opened = threading.Event()
         self.open_error: RL4SysError | None = None
@@ -372,7 +372,7 @@ class ActorIO(Worker):
             self._listens = listens
 
     def _reconcile(self) -> None:
-        """After the first Welcome of this start, find out which segments of the spool the learner has received.
+        """Find out which segments of the spool the learner has received, after the first Welcome of this start.
 
         The spool discards the segments that the learner's journal has recorded. The session keeps the segments that the learner
         has received but not recorded so far. If the disk fails, the next call repeats the work.

@@ -118,7 +118,7 @@ log = logging.getLogger(__name__)
 MAGIC, FORMAT = b"R4PC", 1
 MAX_BYTES = 1 << 30
 ABANDONED_S = 60.0
-"""The age above which a temporary file is deleted, in seconds. The process that wrote it has ended."""
+"""The age above which a temporary file is deleted, in seconds. The process that wrote it must have ended by then."""
 _FIELDS = struct.Struct("<4sIQQII")
 _CHECKSUM = struct.Struct("<Q")
 _FIXED = _FIELDS.size + _CHECKSUM.size

@@ -85,7 +85,8 @@ class RemoteInference(Resource):
     def ask(self, new_address: str, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Answer | None:
         """Request actions from the learner. Return None if the local policy must choose instead.
 
-        After a failed call, the local policy chooses for `INFERENCE_RETRY_S` seconds before the learner is called again.
+        If there is a local policy, it chooses for `INFERENCE_RETRY_S` seconds after a failed call. Then the learner is
+        called again.
 
         Args:
             new_address: The address of the service in the learner's last `Welcome`; empty if the learner has no such service.

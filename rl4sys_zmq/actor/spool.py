@@ -398,7 +398,7 @@ class Spool(Resource):
         self._abandon()
 
     def disown(self) -> None:
-        """In a forked child, give up the parent's file and lock without changing them. Called after each `os.fork`."""
+        """Give up the parent's file and lock in a forked child, without changing them. Called after each `os.fork`."""
         _open_spools.discard(self)
         self._file.disown()
 
@@ -575,7 +575,7 @@ class Spool(Resource):
         return replace(self._meta, dropped=dropped, evicted=tuple(evicted))
 
     def _bound_memory(self) -> None:
-        """While the disk fails, keep the memory within its limits: drop the oldest segments that cannot have been sent."""
+        """Drop the oldest unsent segments in memory, while the disk fails and they exceed the limits on memory."""
         size = sum(e.head.nbytes for e in self._memory)
         while self.error is not None and (len(self._memory) > self._limits.memory_items or size > self._limits.memory_bytes):
             ahead = len(self._untaken) - len(self._memory)  # those in the file; negative: the number taken and in memory

@@ -237,7 +237,7 @@ class SpoolFile:
         return aside
 
     def disown(self) -> None:
-        """In a forked child, give up the parent's file and lock without changing them."""
+        """Give up the parent's file and lock in a forked child, without changing them."""
         if self._connection is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))  # never closed: that would write to the parent's file
             self._connection = None

@@ -276,9 +276,9 @@ class WeightSubscriber:
         self._swapped()
 
     def saw(self, stamp: tuple[int, int]) -> None:
-        """Record the (generation, version) of the policy with which the learner chose an action. Any thread can call this method.
+        """Record the (generation, version) of the policy with which the learner chose an action.
 
-        Only for an actor with ``inference: remote``; otherwise it does nothing.
+        Any thread can call this method. It has an effect only for an actor with ``inference: remote``.
         """
         policy = self.policy
         if isinstance(policy, AbsentPolicy) and stamp[0] == policy.generation and stamp[1] > policy.version:

@@ -1,6 +1,7 @@
-"""The activation functions of the built-in networks, as functions ``f(h, out)`` on float32 arrays. `out` can be `h` itself.
+"""The activation functions of the built-in networks, as functions ``f(h, out)`` on float32 arrays.
 
-They follow torch's definitions. They do not overflow for large inputs, so the host gets no floating-point warning.
+The output array `out` can be `h` itself. The functions follow torch's definitions. They do not overflow for large inputs, so the
+host gets no floating-point warning.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The two built-in policies for discrete actions: sampling from a softmax over logits, and epsilon-greedy over action values."""
+"""The two built-in policies for discrete actions: a softmax over logits, and epsilon-greedy over action values."""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
-"""The actor: a light client inside the host program. It never imports torch.
+"""The actor, which runs inside the host program, chooses actions, and sends the steps to the learner.
+
+It never imports torch. An episode is sent in segments: runs of consecutive steps, stored as columns. The modules:
 
 - `agent`: `RL4SysAgent`, the public interface. `context`: the parts of an agent in one process.
-- `acting`: chooses actions. `fallback`: actions for when no policy can choose. `remote`: actions from the learner's service.
-- `trajectory`: begins, cuts and ends episodes. `segments`: writes the columns and waits for late rewards. `inputs`: checks
-  observations and masks.
-- `outbox`: the bounded queue from host threads to the I/O thread.
-- `io`: the I/O thread, which owns the sockets. It uses `weight_subscriber` (keeps the policy current), `batch_sender` (decides
-  which segments leave), `segment_queue` (the outbox itself, or the spool) and `io_scheduler` (decides when the thread rests).
+- `acting`: chooses actions, also when no policy can choose. `remote`: gets actions from the learner's inference service.
+- `trajectory`: begins and ends episodes, and cuts them into segments. `segments`: writes the columns of a segment and waits for
+  late rewards. `inputs`: checks observations and masks.
+- `io`: the I/O thread, which owns the sockets. `weight_subscriber` keeps its policy current, `batch_sender` decides which
+  segments it sends, and `io_scheduler` decides when it sleeps.
+- `segment_queue`: the bounded queue from host threads to the I/O thread, in memory. `spool`: the same queue on disk.
 """
 
 from rl4sys_zmq.actor.action import RL4SysAction

@@ -1,8 +1,8 @@
-"""Choice of actions: by the local policy, by the learner, or by a fallback.
+"""Choice of actions: by the local policy, by the learner's inference service, or by a fallback.
 
-Nearly all requests are ordinary: a running trajectory, an observation of the plain shape and dtype, and no pending work.
-`Acting.request` recognises them with a few comparisons. `Acting._request` handles all cases, with the same results.
-`FallbackActions` serves invalid input, a stale policy, and a policy without a finite action.
+`Acting.request` has a fast path for the most frequent request: a running trajectory, a short flat observation of floats, no mask,
+and no closed segment that waits for rewards. `Acting._request` handles every request, with the same results. `FallbackActions`
+chooses the action for invalid input, for a stale policy, and for a policy whose action is not finite.
 """
 
 from __future__ import annotations
@@ -33,14 +33,17 @@ __all__ = ["Acting", "Baseline", "FallbackActions", "with_leading_axis"]
 log = logging.getLogger(__name__)
 
 Baseline = Callable[[Any, NDArray[np.bool_] | None], Any]
-"""The host's own fallback function: an action from the observation (an array or a tree of arrays) and the mask."""
+"""The host's fallback function. It takes an observation (an array or a tree of arrays) and a mask, and returns an action."""
 
 
 class FallbackActions:
-    """The source of actions when no policy can choose. Actions that no policy chose are never stored.
+    """The source of actions for invalid input, for a stale policy, and for a policy whose action is not finite.
+
+    An *idle action* is the last resort: the first allowed discrete action, or the middle of the range of a box. Idle actions and
+    actions of the host's fallback function are never stored or trained on.
 
     Attributes:
-        max_age_s: The policy age in seconds above which the policy is stale. None: it is never stale.
+        max_age_s: The time without a message from the learner after which the policy is stale, in seconds. None: never stale.
     """
 
     def __init__(self, context: AgentContext, spec: PolicySpec, baseline: Baseline | None, recorder: StepRecorder | None) -> None:
@@ -54,11 +57,11 @@ class FallbackActions:
         self._recorder = recorder
 
     def is_stale(self) -> bool:
-        """Return True if the policy is older than `max_age_s`."""
+        """Return True if the learner has sent no message for more than `max_age_s` seconds."""
         return self.max_age_s is not None and self._context.policy_age_s > self.max_age_s
 
     def for_bad_input(self, traj: RL4SysTrajectory, error: BadInput) -> RL4SysAction:
-        """Return the thread's last action again, or an idle action if there is none."""
+        """Return the action for invalid input: this thread's previous action, or an idle action if there is none."""
         self._context.counters.add(f"bad_input.{type(error).__name__}")
         last = self._context.threads.state.last_act
         # The last valid observation is the best estimate.
@@ -66,7 +69,12 @@ class FallbackActions:
         return self._unstored_action(observation, last if last is not None else _idle(self._spec))
 
     def for_stale(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
-        """Return the baseline's action instead of the stale policy's.
+        """Return the action of the host's fallback function (without one, an idle action), because the policy is stale.
+
+        Args:
+            observation: ``[*obs]`` or a tree of arrays, checked.
+            mask: ``[n]`` or None, checked.
+            leading: True if the host's observation had a leading axis of 1. An array action then gets that axis too.
 
         Raises:
             PolicyStale: With ``on_stale: raise``.
@@ -83,7 +91,11 @@ class FallbackActions:
         mask: NDArray[np.bool_] | None,
         leading: bool = False,
     ) -> RL4SysAction:
-        """Roll back a policy that gives no finite action, and act by the version before it, or by the baseline."""
+        """Roll back a policy whose action is not finite, and return another action.
+
+        The policy version before `bad` becomes the current one and chooses the action. If there is no earlier version, or its
+        action is not finite either, the host's fallback function chooses (without one, an idle action is returned).
+        """
         context = self._context
         context.counters.add("policies_not_finite")
         previous = context.io.roll_back(bad)
@@ -105,7 +117,7 @@ class FallbackActions:
         return self._idle_action(observation, mask, leading)
 
     def baseline(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
-        """Return the baseline's action, and count it."""
+        """Return the action of the host's fallback function, or an idle action without one. Count it as ``baseline_actions``."""
         self._context.counters.add("baseline_actions")
         return self._idle_action(observation, mask, leading)
 
@@ -120,12 +132,15 @@ class FallbackActions:
 
 
 def with_leading_axis(act: Any, leading: bool) -> Any:
-    """Return an action with a leading axis of 1 if the observation had one."""
+    """Return `act`, with a leading axis of 1 added if `leading` is true and `act` is an array."""
     return act[None] if leading and isinstance(act, np.ndarray) else act
 
 
 def _idle(spec: PolicySpec, mask: NDArray[np.bool_] | None = None) -> Any:
-    """Return the first (allowed) discrete action, or the middle of a box (the value nearest to 0 if unbounded)."""
+    """Return the idle action: the first allowed discrete action, or the middle of a box.
+
+    In a dimension of the box with an infinite bound, it is the value nearest to 0.
+    """
     space = spec.action_space
     if not isinstance(space, BoxSpace):
         return np.int64(space.start + (int(np.argmax(mask)) if mask is not None else 0))
@@ -135,14 +150,17 @@ def _idle(spec: PolicySpec, mask: NDArray[np.bool_] | None = None) -> Any:
 
 
 Choices = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], Stamp]
-"""A choice: raw actions ``[N, *act]``, actions ``[N, *act]``, log-probabilities ``[N]``, and the policy version."""
+"""The actions for ``N`` observations: raw actions ``[N, *act]`` to train on, actions ``[N, *act]`` for the environment, their
+log-probabilities ``[N]``, and the policy version that chose them."""
 
 
 class Acting:
     """The chooser of actions, for one environment or for a batch.
 
+    It asks the local policy, the learner's inference service or `FallbackActions`, as the configuration says.
+
     Attributes:
-        episodes: The trajectories that it begins, and cuts when a segment is full.
+        episodes: The object that starts the trajectories, and cuts them into segments.
     """
 
     def __init__(self, context: AgentContext, spec: PolicySpec, rollout: int, baseline: Baseline | None) -> None:
@@ -291,7 +309,11 @@ class Acting:
         return [self._fallback.for_unusable(policy, traj, observation, mask) for traj, observation, mask in parts]
 
     def _without_parents(self, trajs: Sequence[RL4SysTrajectory | None]) -> list[RL4SysTrajectory | None]:
-        """Return the trajectories, with None in place of those that belong to the parent of this forked process."""
+        """Return the trajectories, with None in place of each one that began in the parent of this forked process.
+
+        Raises:
+            ActionError: If a trajectory belongs to another agent.
+        """
         episodes, given = self.episodes, list(trajs)
         for i, traj in enumerate(given):
             if traj is not None and traj.episodes is not episodes:
@@ -301,7 +323,7 @@ class Acting:
         return given
 
     def _ask_learner(self, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Choices | None:
-        """Request actions for ``[N, *obs]`` from the learner. Return None if the local policy is to act.
+        """Request actions for observations ``[N, *obs]`` from the learner. Return None if the local policy must choose instead.
 
         Raises:
             CallError: If the learner gives no actions and there is no local policy.
@@ -317,7 +339,11 @@ class Acting:
         return raws, acts, log_probs, Stamp(*version, self._context.owner)
 
     def _policy_for(self, traj: RL4SysTrajectory) -> Policy:
-        """Return the policy to act by, and record it in the trajectory."""
+        """Return the policy that chooses the trajectory's next action, and record it in the trajectory.
+
+        With ``swap: step`` it is the newest policy. With ``swap: episode`` the trajectory keeps its first policy, until a new
+        learner thread (generation) publishes one.
+        """
         policy, chosen = self._context.policy, traj.policy
         if self._has_fast_path:
             traj.selected_under = policy

@@ -1,4 +1,4 @@
-"""The action that the host holds: one step, with the action for the environment and the reward."""
+"""The action that a request returns to the host: one step, with the action for the environment and its reward."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ __all__ = ["RL4SysAction", "as_reward", "new_action", "new_actions"]
 LARGEST = float(np.finfo(np.float32).max)
 """The largest reward that a float32 column can hold."""
 LEAST = -LARGEST
+"""The lowest reward that a float32 column can hold."""
 
 
 class RL4SysAction(Step):
@@ -25,9 +26,10 @@ class RL4SysAction(Step):
     Attributes:
         act: The action for the environment: a numpy integer for Discrete, an array of the space's shape and dtype for Box
             (with a leading axis of 1 if the observation had one).
-        obs: The observation that it responds to, as stored: an array, or a tree of arrays.
-        log_prob: The log-probability of the stored action under the policy that chose it.
-        done: The host can set it to True. The next `request_for_action` then ends the trajectory as terminated.
+        obs: A checked copy of the observation for which the action was chosen: an array, or a tree of arrays.
+        log_prob: The log-probability of the raw action (before clipping or squashing) under the policy that chose it.
+        done: True if the episode reached a terminal state with this action. Set by the host. The next `request_for_action`
+            then ends the trajectory.
     """
 
     __slots__ = ("act", "done")
@@ -48,19 +50,20 @@ class RL4SysAction(Step):
 
     @property
     def reward(self) -> float | None:
-        """The reward, or None while it is missing."""
+        """The reward, or None if the host has not set it so far."""
         return self.known_reward
 
     @property
     def stored(self) -> bool:
-        """True if the action is part of a trajectory."""
+        """True if the action is recorded as a step of a trajectory. A fallback action is never recorded."""
         return self.writer is not None
 
     def update_reward(self, reward: object) -> None:
-        """Set the reward, before or after the action is added. A later call replaces it until the segment leaves.
+        """Set the reward, before or after the action is added to a trajectory. A later call replaces the reward.
 
         Raises:
-            RewardError: If the reward is not one number that is finite in float32, or the segment has left.
+            RewardError: If the reward is not a single number that is finite in float32, or if the action's segment (the steps
+                that are sent together) has already been queued for sending or was dropped.
         """
         value = reward if type(reward) is float and LEAST <= reward <= LARGEST else as_reward(reward)
         writer = self.writer
@@ -76,7 +79,7 @@ class RL4SysAction(Step):
 def new_action(
     observation: Tree, raw: Any, act: Any, log_prob: float, stamp: Stamp, mask: NDArray[np.bool_] | None
 ) -> RL4SysAction:
-    """Return an action that is not stored and has no reward. `raw` is None if no policy chose it."""
+    """Return an action that is not stored and has no reward. `raw` is the action to train on, None if no policy chose it."""
     action = RL4SysAction()
     action.obs = observation
     action.raw = raw
@@ -97,7 +100,10 @@ def new_actions(
     stamp: Stamp,
     masks: Iterable[NDArray[np.bool_] | None],
 ) -> list[RL4SysAction]:
-    """Return an action for each row of a batch. Calls of `new_action` would take a tenth of the request."""
+    """Return an action for each row of a batch, as `new_action` does for one.
+
+    The function repeats the code of `new_action`, because a call for each row would take a tenth of the time of the request.
+    """
     actions = []
     for observation, raw, act, log_prob, mask in zip(observations, raws, acts, log_probs.tolist(), masks, strict=True):
         action = RL4SysAction()
@@ -114,10 +120,13 @@ def new_actions(
 
 
 def as_reward(reward: object) -> float:
-    """Return the reward as a float. It can be a number, a numpy scalar, or an array or tensor of one element.
+    """Return a reward as a float.
+
+    Args:
+        reward: A number, a numpy scalar, or an array or tensor of one element.
 
     Raises:
-        RewardError: If it is something else, or not finite in float32.
+        RewardError: If `reward` is something else, or not finite in float32.
     """
     if isinstance(reward, float):
         reward = float(reward)  # numpy's float64 is one

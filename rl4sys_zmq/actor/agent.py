@@ -1,8 +1,8 @@
 """The public interface of an actor.
 
-With ``overflow: drop_oldest`` and ``inference: local`` only the constructor, `RL4SysAgent.wait_version`, `flush` and `close`
-wait. Acting uses one immutable policy in this process, and finished segments go into a bounded queue that the I/O thread
-empties.
+With ``overflow: drop_oldest`` and ``inference: local``, only the constructor, `RL4SysAgent.wait_version`, `flush` and `close`
+block the calling thread. Actions are computed from an immutable policy in this process. Finished segments (runs of consecutive
+steps) go into a bounded queue, from which the I/O thread sends them.
 """
 
 from __future__ import annotations
@@ -42,10 +42,16 @@ __all__ = ["RL4SysAgent"]
 log = logging.getLogger(__name__)
 
 EXIT_FLUSH_S = 1.0
-"""Longest time that agents that were not closed delay the exit of the interpreter, all together, in seconds."""
+"""Longest delay of the interpreter's exit, in seconds, for all agents together that were not closed.
+
+The agents use that time to send their finished segments.
+"""
 
 _open_agents: weakref.WeakSet[RL4SysAgent] = weakref.WeakSet()
-"""The open agents of this process. The fork handler marks them in a child process, and the exit handler flushes them."""
+"""The open agents of this process.
+
+The fork handler marks them as forked in a child process. The exit handler flushes them.
+"""
 
 
 class RL4SysAgent(Resource):
@@ -67,8 +73,9 @@ class RL4SysAgent(Resource):
     Close the agent, or use it in a `with` statement. At the exit of the interpreter, an agent that is still open sends its
     finished segments for at most `EXIT_FLUSH_S`, and logs how many it could not deliver.
 
-    A forked child can go on using the agent. At its first call there it becomes another actor, with its own sockets, the
-    policy of the parent, and no spool. Running trajectories stay with the parent.
+    A forked child process can use the agent too. At the first request for an action in the child, the agent becomes another
+    actor there: with a new name, new sockets, the parent's policy, and no spool (queue on disk). Running trajectories stay with
+    the parent.
     """
 
     def __init__(
@@ -79,23 +86,24 @@ class RL4SysAgent(Resource):
         config: AgentConfig | None = None,
         baseline: Callable[[NDArray[Any], NDArray[np.bool_] | None], Any] | None = None,
     ) -> None:
-        """Join the learner.
+        """Connect to the learner, and wait until a policy is available.
 
         Args:
             conf_path: Path of a JSON or YAML configuration file. Give either this or `config`.
             debug: True sets this package's logger to level DEBUG.
-            config: The configuration itself.
-            baseline: Function from the observation and the mask to an action. It acts when the policy is stale
-                (``on_stale: baseline``) or unusable. None: an action near zero, or the first allowed one.
+            config: The configuration as an object, in place of a file.
+            baseline: Your fallback function, from the observation and the mask to an action. The agent calls the function when
+                the policy is stale (``on_stale: baseline``) or gives no finite action. None: the agent then uses the middle of
+                the action range, or the first allowed discrete action.
 
         Raises:
             ConfigError: If the configuration is invalid, a plugin cannot be imported, the policy kind is not registered in this
                 process, the keys cannot be used, ``image_codec`` is set for observations that are not images, or ``inference`` is
                 not ``local`` and the policy has extra columns or trees of observations.
             SpoolError: If the spool cannot be used, or another process uses it.
-            LearnerUnavailable: If no learner answers in time. The message names the stage.
-            HandshakeRefused: If the learner refuses this actor. The message names the field and both values.
-            ClientFailed: If this client's learner thread has stopped.
+            LearnerUnavailable: If no learner answers in time. The message names the step of the handshake that is missing.
+            HandshakeRefused: If the learner refuses this actor. The message has the reason.
+            ClientFailed: If the learner has stopped the thread that trains this policy, because of an error.
         """
         if (conf_path is None) == (config is None):
             raise ConfigError("give either conf_path or config", key="conf_path")
@@ -132,22 +140,23 @@ class RL4SysAgent(Resource):
     def request_for_action(
         self, traj: RL4SysTrajectory | None, obs: object, mask: object = None
     ) -> tuple[RL4SysTrajectory, RL4SysAction]:
-        """Choose an action.
+        """Choose an action for one observation.
 
         Args:
-            traj: The running trajectory. None or a completed one starts a new trajectory.
-            obs: Observation ``[*obs]`` or ``[1, *obs]``: a finite array, tensor or list. For a Dict or Tuple space, a dict or
-                tuple of them.
-            mask: ``[n]`` or ``[1, n]``, 1 where an action is allowed. None allows all actions.
+            traj: The running trajectory. None or a completed trajectory starts a new one.
+            obs: Observation ``[*obs]`` or ``[1, *obs]``: an array, tensor or list of finite numbers. For a Dict or Tuple space,
+                a dict or tuple of such observations.
+            mask: ``[n]`` or ``[1, n]`` for ``n`` discrete actions, 1 where an action is allowed. None allows all actions.
 
         Returns:
-            The trajectory and the action. An action that is never added has no effect.
+            The trajectory and the action. Add the action with `add_to_trajectory` if it is to be trained on.
 
         Raises:
             ObservationError, MaskError: If the input is invalid and ``on_bad_input`` is ``raise``. Nothing has changed.
             ActionError: If the trajectory belongs to another agent.
             Closed: If the agent is closed.
-            LearnerUnavailable, ClientFailed: If the learner grants no credit in time. Only with ``overflow: wait``.
+            LearnerUnavailable, ClientFailed: If the learner does not permit more steps (credit) in time. Only with
+                ``overflow: wait``.
             CallError: If the learner gives no action in time. Only with ``inference: remote``, and not with
                 ``on_stale: baseline``.
         """
@@ -161,25 +170,25 @@ class RL4SysAgent(Resource):
     ) -> tuple[list[RL4SysTrajectory], list[RL4SysAction]]:
         """Choose actions for ``N`` environments with one batched forward pass.
 
-        All segments are cut together, once every `rollout_length` calls of this thread, so that one request for credit
-        covers them.
+        All ``N`` trajectories are cut into segments at the same time, once every `rollout_length` calls of this thread. So one
+        request to the learner for permission to send (credit) covers all of them.
 
         Args:
-            trajs: ``N`` trajectories as in `request_for_action`. None starts ``N`` new ones.
-            obs: Observations ``[N, *obs]``. For a Dict or Tuple space, a dict or tuple of ``[N, *leaf]``.
-            masks: ``[N, n]``, or None.
+            trajs: ``N`` trajectories as in `request_for_action`. None starts ``N`` new trajectories.
+            obs: Observations ``[N, *obs]``. For a Dict or Tuple space, a dict or tuple of arrays ``[N, *leaf]``.
+            masks: ``[N, n]`` for ``n`` discrete actions, 1 where an action is allowed. None allows all actions.
 
         Returns:
             ``N`` trajectories and ``N`` actions.
 
         Raises:
-            ObservationError, MaskError: If the input is invalid, whatever ``on_bad_input`` is. Nothing has changed.
+            ObservationError, MaskError: If the input is invalid, also with ``on_bad_input: drop``. Nothing has changed.
             Closed, LearnerUnavailable, ClientFailed: As for `request_for_action`.
         """
         return (self._open or self._reopened()).request_batch(trajs, obs, masks)
 
     def add_to_trajectory(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
-        """Store an action, before or after its reward is known, as the next step of `traj`.
+        """Store an action as the next step of `traj`. Its reward can be set before or after this call.
 
         With ``overflow: drop_oldest``, an action can be added after the end of its trajectory, from a queue of late rewards. It
         becomes the step before the one that ended the trajectory, while the last segment waits for rewards. After that it is
@@ -231,22 +240,22 @@ class RL4SysAgent(Resource):
 
     @property
     def actor_id(self) -> str:
-        """The actor's name on the wire."""
+        """The name by which the learner identifies this actor."""
         return self._context.actor_id
 
     @property
     def policy_age_s(self) -> float:
-        """The seconds since the policy was last known to be the newest."""
+        """The time since the learner's last message, in seconds. Since then it can have published a newer policy."""
         return self._context.policy_age_s
 
     @property
     def version(self) -> int:
-        """The version of the current policy: the number of its publication. See also `generation`."""
+        """The version of the current policy: the number of its publication. `generation` and `version` together identify it."""
         return self._context.policy.version
 
     @property
     def generation(self) -> int:
-        """The generation of the current policy: the number of the learner thread that published it. It grows with each thread."""
+        """The generation of the current policy: the number of the learner thread that published it."""
         return self._context.policy.generation
 
     @property
@@ -256,27 +265,27 @@ class RL4SysAgent(Resource):
 
     @property
     def spec(self) -> PolicySpec:
-        """The description of the policy: its spaces and layers."""
+        """The description of the policy: its spaces, kind, parameters and tensors."""
         return self._spec
 
     def wait_version(self, version: int, timeout_s: float) -> int:
-        """Wait until the policy has `version` or a later one, and return its version.
+        """Wait until the current policy has `version` or a later version. Return the version of the current policy.
 
         Raises:
             LearnerUnavailable: If the version does not arrive within `timeout_s` seconds.
-            HandshakeRefused, ClientFailed: If the learner refuses this actor, or the client's learner thread has stopped.
+            HandshakeRefused, ClientFailed: If the learner refuses this actor, or has stopped the thread that trains this policy.
         """
         self._context.wait(lambda: self.version >= version, timeout_s, f"version {version}")
         return self.version
 
     def rollback(self) -> int:
-        """Go back to the version before the current one, and return the version that acts now.
+        """Go back to the policy version before the current one. Return the version that this actor uses now.
 
-        Call it when the host finds that the current version is bad. This actor does not use that version again; it uses the
-        next one that the learner publishes.
+        Call this method when the host finds that the current version is bad. This actor does not use the bad version again. It
+        uses the next version that the learner publishes.
 
         Raises:
-            LearnerUnavailable: If this actor holds no earlier version.
+            LearnerUnavailable: If this actor has no earlier version in memory.
         """
         bad = self._context.policy
         previous = self._io.roll_back(bad)
@@ -286,11 +295,11 @@ class RL4SysAgent(Resource):
         return previous.version
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until every finished segment is durable on the learner.
+        """Wait until the learner has acknowledged every finished segment as durable (recorded in its journal).
 
         Raises:
-            LearnerUnavailable: If that takes longer than `timeout_s` seconds. The message has the number of segments left.
-            HandshakeRefused, ClientFailed: If the learner refuses this actor, or the client's learner thread has stopped.
+            LearnerUnavailable: If that takes longer than `timeout_s` seconds. The message has the number of missing segments.
+            HandshakeRefused, ClientFailed: If the learner refuses this actor, or has stopped the thread that trains this policy.
         """
         self._io.flushing += 1
         try:
@@ -305,8 +314,8 @@ class RL4SysAgent(Resource):
     def stats(self) -> dict[str, Any]:
         """Return a copy of this actor's counters and state.
 
-        The conservation law ``submitted = dropped_at_source + in_actor + refused + accepted`` holds for any copy that is taken
-        while no segment moves.
+        The counts of segments add up: ``submitted = dropped_at_source + in_actor + refused + accepted``. The equation holds for
+        each copy that is made while no segment is being queued or sent.
         """
         session, io, segment_queue = self._io.session, self._io, self._io.segment_queue
         dropped, spool = segment_queue.dropped, self._io.spool
@@ -350,9 +359,9 @@ class RL4SysAgent(Resource):
     def close(self, timeout_s: float = 2.0) -> None:
         """Send the finished segments, end the session and stop the I/O thread.
 
-        It returns after at most `timeout_s` seconds plus half a second. Segments that the learner has not received by then
-        are counted (``in_actor`` in `stats`) and dropped; with a spool they stay on disk for the next start. A second call
-        does nothing.
+        The call takes at most `timeout_s` seconds plus half a second. Segments that the learner has not received by then are
+        dropped, and `stats` still counts them as ``in_actor``. With a spool they stay on disk for the next start. A second
+        call does nothing.
         """
         context = self._context
         before, context.closed, self._open = context.closed, True, None
@@ -371,7 +380,7 @@ class RL4SysAgent(Resource):
     # ---- internals
 
     def _flush_or_log(self, timeout_s: float, words: str) -> None:
-        """Wait for the finished segments to become durable. Log how many do not in time."""
+        """Wait until the learner has recorded all finished segments. If time runs out, log how many are missing."""
         try:
             self.flush(timeout_s)
         except RL4SysError as exc:
@@ -381,7 +390,7 @@ class RL4SysAgent(Resource):
                 log.warning("%s with %d segments undelivered: %s", words, self._in_actor, exc)
 
     def _leave(self, timeout_s: float) -> None:
-        """Flush at the exit of the interpreter. Threads of the host that still run can go on acting."""
+        """Flush at the exit of the interpreter. Host threads that still run can request actions meanwhile."""
         if not self._forked and not self._context.closed and not self._io.idle:
             self._flush_or_log(timeout_s, f"actor {self.actor_id} was not closed; the process exits")
 

@@ -1,4 +1,7 @@
-"""The choice of which segments leave now, how many share a message, and how much credit to request."""
+"""The sender of segments. It decides when to send them, how many in one message, and how much credit to request.
+
+Credit is the number of steps that the learner permits the actor to send.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +17,27 @@ __all__ = ["BatchSender"]
 
 MAX_BATCH_STEPS = 16_384
 MAX_BATCH_ITEMS, MAX_BATCH_BYTES = 64, 1 << 20
-"""The limits of a message beyond `send_frequency` segments. One segment costs the learner nearly as much as 16."""
+"""The limits on the segments and bytes of one message. They do not apply to its first ``send_frequency`` segments.
+
+Large messages save work: a message with one segment costs the learner nearly as much as a message with 16.
+"""
 MAX_BODY_FRAMES = 200
 CREDIT_AHEAD_S = 0.5
-"""The age of the last message up to which the next one's credit is requested with the current one, in seconds.
+"""The time after a message, in seconds, during which the actor requests credit (permission to send steps) in advance.
 
-That saves a round trip for each message. It is half the time that the learner lets an actor keep unused credit
-(`delivery.credit.IDLE_S`), so a batch that other actors could fill does not wait for this one.
+That saves a round trip for each message of a busy actor. The value is half the time for which the learner lets an actor keep
+unused credit (`delivery.credit.IDLE_S`). So an actor that has become idle does not hold back credit that others could use.
 """
 
 
 class BatchSender:
-    """The link between the segment queue and the session. Used in the I/O thread.
+    """The sender of segments: it takes them from the segment queue and passes them to the session, in batches.
 
-    It calls `yield_to_host` in the middle of long work.
+    Used in the I/O thread. During long work it calls `yield_to_host`, so that host threads can run.
 
     Attributes:
-        session_parameters: The learner's session parameters, None before the first.
-        first_version: The first version of the current generation, as far as this actor knows.
+        session_parameters: The parameters that the learner sent in its last `Welcome`, None before the first.
+        first_version: The policy version that the learner named when this actor first joined the current generation.
     """
 
     def __init__(
@@ -48,26 +54,32 @@ class BatchSender:
 
     @property
     def next_deadline(self) -> float:
-        """The time at which the oldest queued segment is due. Infinity if the queue is empty or an ack must arrive first."""
+        """The monotonic time, in seconds, at which the oldest queued segment is due to be sent.
+
+        Infinity if the queue is empty, or if no segment can be sent before the next acknowledgement.
+        """
         if self._oldest_since is None or not self._session.can_take():
             return float("inf")
         return self._oldest_since + self._linger_s
 
     @property
     def assigned_steps(self) -> int:
-        """The number of finished steps that are no longer in the queue."""
+        """The number of finished steps that have left the queue since the start: they were sent or dropped."""
         return self._segment_queue.outbox.put_steps - self._segment_queue.steps
 
     def send_due(self, now: float, held: tuple[int, int] | None, *, urgent: bool) -> Iterator[list[Action]]:
-        """Send the segments that are due: enough for a message or for the credit, queued for long enough, or waited for.
+        """Pass the queued segments to the session, if they are due.
+
+        They are due if there are enough for a message, if they use up the credit (the steps that may be sent), if the oldest one
+        has been queued for `linger_ms`, or if `urgent` is true.
 
         Args:
             now: The monotonic time, in seconds.
-            held: The (generation, version) of the policy, None without one.
-            urgent: True if a host thread waits.
+            held: The (generation, version) of the policy, None without a policy.
+            urgent: True if a host thread waits for credit or for an acknowledgement.
 
         Yields:
-            The actions for each message, to be carried out before the next iteration.
+            The session's actions for one message. Carry them out before the next iteration.
         """
         segment_queue, session = self._segment_queue, self._session
         if held is not None:
@@ -98,7 +110,15 @@ class BatchSender:
             self._oldest_since = None
 
     def wanted_steps(self, now: float, asked_steps: int) -> int:
-        """Return the steps to request in all. Host threads request `asked_steps`, counted since the start."""
+        """Return the credit to request from the learner: a limit on the steps sent in all.
+
+        The limit is the number of steps sent so far, plus the steps that will be needed next: those in the queue, those that host
+        threads ask for, or as many as the last message had.
+
+        Args:
+            now: The monotonic time, in seconds.
+            asked_steps: The number of steps that host threads ask for, counted since the start of the actor.
+        """
         need = max(self._segment_queue.steps, asked_steps - self.assigned_steps, self._ahead(now, self._shipped_steps))
         return self._session.sent_steps + need
 
@@ -136,7 +156,10 @@ class BatchSender:
         return session.sent_steps + steps < session.credit_steps and session.has_room(items)
 
     def _drop_stale(self, generation: int, version: int) -> None:
-        """Without a spool, drop the segments that are too old. The learner would drop them anyway."""
+        """Drop segments whose policy version is too old, if there is no spool. The learner would drop them too.
+
+        `generation` and `version` are those of the current policy.
+        """
         segment_queue, session_parameters = self._segment_queue, self.session_parameters
         if (
             segment_queue.spool is not None

@@ -1,4 +1,4 @@
-"""The parts of an agent in one process, the state of each host thread, and the waits for the I/O thread."""
+"""The parts that an agent consists of in one process, the state of each host thread, and the waits for the I/O thread."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class ThreadState:
     """The state of one host thread of one agent.
 
     Attributes:
-        sampler: The thread's random numbers.
-        policy: The policy that `act` is bound to, None at first.
-        act: The policy's `act`, bound to this thread's random numbers and buffers.
-        stamp: The version of that policy. All actions of the thread share the object.
-        last_act: The newest action.
-        calls_until_cut: The number of batched requests until segments are cut together.
-        batch_width: The number of environments in the newest batched request.
+        sampler: The thread's source of random numbers.
+        policy: The policy version that the thread acts by, None before the first action.
+        act: The method `act` of `policy`, bound to this thread's random numbers and buffers.
+        stamp: The policy version as the thread's actions record it. The actions share this object.
+        last_act: The thread's last action for the environment, None before the first. It is used again after invalid input.
+        calls_until_cut: The number of batched requests before all trajectories of the batch are cut into segments together.
+        batch_width: The number of environments in the last batched request.
     """
 
     __slots__ = ("_explore", "_owner", "act", "batch_width", "calls_until_cut", "last_act", "policy", "sampler", "stamp")
@@ -59,7 +59,7 @@ class ThreadState:
         self.batch_width = 0
 
     def take(self, policy: Policy) -> None:
-        """Act by `policy` from now on."""
+        """Use `policy` for the next actions of this thread."""
         if policy is not self.policy:
             self.act = bind(policy, self.sampler, self._explore)
             self.stamp = Stamp(policy.generation, policy.version, self._owner)
@@ -67,7 +67,10 @@ class ThreadState:
 
 
 class ThreadStates(threading.local):
-    """The `ThreadState` of the current thread, seeded by the order in which threads first use the agent."""
+    """A thread-local object whose `state` is the `ThreadState` of the current host thread.
+
+    The thread's random numbers depend on the agent's seed and on the number of threads that used the agent before.
+    """
 
     def __init__(self, seed: int, numbers: itertools.count[int], explore: bool, owner: object) -> None:
         self.state = ThreadState(seed << 32 | next(numbers), explore, owner)
@@ -77,16 +80,16 @@ class AgentContext:
     """The parts of an agent in one process. A forked child creates a new context.
 
     Attributes:
-        config: The agent's configuration. In a forked child, without the settings that only the parent can use.
-        actor_id: The actor's name on the wire.
-        owner: Identifies the agent. A forked child keeps its parent's.
+        config: The agent's configuration. In a forked child, without the parent's actor name, spool and policy cache.
+        actor_id: The name by which the learner identifies the actor.
+        owner: An object that identifies the agent. The agent in a forked child has the same object as in the parent.
         counters: The counters of the host threads.
-        outbox: Finished segments on their way to the I/O thread.
+        outbox: The queue of finished segments, from host threads to the I/O thread.
         io: The I/O thread, which owns the sockets, the spool and the policy cache.
         threads: The state of each host thread.
-        pending: Closed segments that wait for rewards.
-        remote: The caller of the learner's inference service, None with ``inference: local``.
-        closed: True once the agent is closed. Then no thread can wait any more.
+        pending: The closed segments that wait for late rewards before they go into the outbox.
+        remote: Calls the learner's inference service. None with ``inference: local``.
+        closed: True once the agent is closed. `wait` then raises Closed.
     """
 
     def __init__(
@@ -98,10 +101,10 @@ class AgentContext:
             config: The agent's configuration.
             keys: The keys to use, None for a learner without keys.
             counters: The counters of the host threads.
-            parent: In a forked child, the context of the parent process. The child begins with its policy.
+            parent: In a forked child, the context of the parent process. The child starts with the parent's policy.
 
         Raises:
-            ConfigError: If the configuration cannot be encoded.
+            ConfigError: If the configuration does not fit into the first message to the learner (`Hello`).
         """
         self.config = config
         self.actor_id = config.actor_id or uuid.uuid4().hex
@@ -134,21 +137,24 @@ class AgentContext:
 
     @property
     def policy(self) -> Policy:
-        """The newest policy. It exists once the agent's constructor has returned."""
+        """The current policy. Use this property only after the agent's constructor has returned."""
         policy = self.io.weight_subscriber.policy
         assert policy is not None
         return policy
 
     @property
     def policy_age_s(self) -> float:
-        """The seconds since the policy was last known to be the newest."""
+        """The time since the learner's last message, in seconds. Before the first message: the age of the cached policy."""
         return max(0.0, time.monotonic() - self.io.current_at)
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the learner has answered and a policy is available. If it does not answer, find out why.
+        """Wait for at most `timeout_s` seconds until the learner has answered and a policy is available.
+
+        If the policy cache has a policy, this method does not wait for the learner. If the learner does not answer, the error says
+        why, as far as plain sockets can tell.
 
         Raises:
-            LearnerUnavailable, HandshakeRefused, ClientFailed, SpoolError: If that fails.
+            LearnerUnavailable, HandshakeRefused, ClientFailed, SpoolError: As for the constructor of `RL4SysAgent`.
         """
         try:
             self.wait(lambda: self.io.policy is not None and self.io.session_parameters is not None, timeout_s)
@@ -162,10 +168,14 @@ class AgentContext:
             self.actor_id = self.io.spool.actor_id
 
     def admit(self, steps: int) -> None:
-        """Wait for the credit and the policy version that a segment of `steps` steps needs. Only with ``overflow: wait``.
+        """Wait until a new segment of `steps` steps can start. Only with ``overflow: wait``.
+
+        The learner must have granted credit (a number of steps that the actor may send), and the policy must have at least the
+        version that the learner requires. With another ``overflow``, or with ``explore: false``, return at once.
 
         Raises:
-            LearnerUnavailable, ClientFailed: If the learner does not grant them within ``wait_timeout_s``.
+            LearnerUnavailable: If that takes longer than ``wait_timeout_s``.
+            ClientFailed: If the learner has stopped the thread that trains this policy.
         """
         if not self._waits:
             return
@@ -180,7 +190,7 @@ class AgentContext:
             io.waiting -= 1
 
     def _granted(self, steps: int) -> bool:
-        """Request credit for the next segments, and return True if a segment can begin now."""
+        """Return True if a new segment can start now. Also request credit for the next two segments of `steps` steps."""
         io, finished = self.io, self.outbox.put_steps
         wanted = finished + 2 * steps
         if wanted > io.want_steps:
@@ -194,15 +204,16 @@ class AgentContext:
         )
 
     def wait(self, ready: Callable[[], bool], timeout_s: float, stage: str | Callable[[], str] | None = None) -> None:
-        """Wait for a condition that the I/O thread brings about.
+        """Wait until `ready` returns True, as a result of the work of the I/O thread.
 
         Args:
-            ready: The condition.
+            ready: Returns True once the wait can end. Called in this thread.
             timeout_s: Longest time to wait, in seconds.
-            stage: Text for the error that names what is waited for. None: the stage of the I/O thread.
+            stage: The missing event, for the error message, or a function that returns this text. None: the event that the I/O
+                thread waits for.
 
         Raises:
-            LearnerUnavailable: If the condition does not hold in time.
+            LearnerUnavailable: If `ready` does not return True in time.
             Closed: If another thread closes the agent.
             RL4SysError: If the I/O thread reports an error.
         """

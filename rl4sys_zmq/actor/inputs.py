@@ -18,15 +18,17 @@ from rl4sys_zmq.values.trees import Tree
 __all__ = ["Inputs", "TreeInputs", "inputs_for"]
 
 SMALL = 64
-"""The largest number of elements for which a sum of Python floats is faster than two numpy calls."""
+"""The largest number of array elements for which a sum of Python floats finds infinity and NaN faster than numpy."""
 
 
 class Inputs:
-    """The reader of observations and masks for one pair of spaces. It returns copies, which the host cannot change.
+    """The checks of the observations and masks of one observation space and one action space.
+
+    The methods return copies, so that the host can change its own arrays afterwards.
 
     Attributes:
-        plain_dtype, plain_shape: An observation of this dtype and shape needs only ``copy()`` and a check that its sum is
-            finite. Nearly all observations are like that. None if no observation of the space is.
+        plain_dtype, plain_shape: The dtype and shape of observations that `Acting.request` handles on its fast path: it only
+            copies the observation and checks that the sum is finite. None if the space does not permit this.
     """
 
     def __init__(self, observation_space: LeafSpace, action_space: Space) -> None:
@@ -42,11 +44,11 @@ class Inputs:
         self._actions = action_space.n if isinstance(action_space, DiscreteSpace) else None
 
     def count(self, given: object) -> int:
-        """Return the number of observations of a batch."""
+        """Return the number of observations in a batch. The batch is not checked."""
         return len(given)  # type: ignore[arg-type]
 
     def rows(self, observations: Tree) -> Sequence[Any]:
-        """Return the observations of a checked batch."""
+        """Return the single observations of a checked batch, as a sequence."""
         return observations  # type: ignore[no-any-return]
 
     def zero(self) -> Tree:
@@ -54,10 +56,14 @@ class Inputs:
         return np.zeros(self._shape, dtype=self._dtype)
 
     def observation(self, given: object) -> tuple[Tree, bool]:
-        """Return one observation ``[*obs]``, and True if it came as ``[1, *obs]``.
+        """Check and copy one observation.
+
+        Returns:
+            The observation ``[*obs]``, and True if `given` had the shape ``[1, *obs]``.
 
         Raises:
-            ObservationError: If the shape differs, the dtype would lose information, or an element is not finite.
+            ObservationError: If the shape differs, the conversion to the space's dtype would lose information, a float is not
+                finite, or an integer is out of bounds.
         """
         array = self._array(given)
         leading = False
@@ -69,7 +75,7 @@ class Inputs:
         return array, leading
 
     def observations(self, given: object, count: int) -> Tree:
-        """Return a batch ``[count, *obs]``.
+        """Check and copy a batch of observations ``[count, *obs]``.
 
         Raises:
             ObservationError: As for `observation`.
@@ -81,7 +87,14 @@ class Inputs:
         return array
 
     def mask(self, given: object, count: int | None = None) -> NDArray[np.bool_] | None:
-        """Return a mask ``[n]`` (given as ``[n]`` or ``[1, n]``), or ``[count, n]`` for a batch. None stays None.
+        """Check a mask and return a boolean copy.
+
+        Args:
+            given: ``[n]`` or ``[1, n]`` for ``n`` discrete actions, ``[count, n]`` for a batch. None allows all actions.
+            count: The number of observations in a batch. None for a single observation.
+
+        Returns:
+            ``[n]``, or ``[count, n]`` for a batch. None if `given` is None.
 
         Raises:
             MaskError: If the shape differs, a value is not 0 or 1, the action space is continuous, or no action is allowed.
@@ -134,7 +147,7 @@ class Inputs:
 
 
 class TreeInputs(Inputs):
-    """The reader of observations that are trees of arrays. Each leaf is read as `Inputs` reads a single array."""
+    """The checks of observations of Dict and Tuple spaces (trees of arrays). Each array is checked as in `Inputs`."""
 
     def __init__(self, observation_space: ObservationSpace, action_space: Space) -> None:
         self._leaves = leaves_of(observation_space)
@@ -143,11 +156,11 @@ class TreeInputs(Inputs):
         self.plain_dtype = self.plain_shape = None
 
     def count(self, given: object) -> int:
-        """Return the number of observations of a batch, from its first leaf."""
+        """Return the number of observations in a batch: the length of the first array of the tree."""
         return len(self._leaves.flatten(given)[0])
 
     def rows(self, observations: Tree) -> Sequence[Any]:
-        """Return the observations of a checked batch, as trees."""
+        """Return the single observations of a checked batch, as a sequence of trees."""
         return self._leaves.rows(observations)
 
     def zero(self) -> Tree:
@@ -155,16 +168,19 @@ class TreeInputs(Inputs):
         return self._leaves.unflatten(reader.zero() for reader in self._readers)
 
     def observation(self, given: object) -> tuple[Tree, bool]:
-        """Return one observation, and True if each leaf came with a leading axis of 1.
+        """Check and copy one observation.
+
+        Returns:
+            The observation as a tree of arrays, and True if each given array had a leading axis of 1.
 
         Raises:
-            ObservationError: If the dicts or tuples differ from those of the space, or as for a single array.
+            ObservationError: If the keys or lengths differ from those of the space, or if an array is invalid as in `Inputs`.
         """
         read = self._read(given, lambda reader, leaf: reader.observation(leaf))
         return self._leaves.unflatten(leaf for leaf, _ in read), all(leading for _, leading in read)
 
     def observations(self, given: object, count: int) -> Tree:
-        """Return a batch: a tree of arrays ``[count, *leaf]``.
+        """Check and copy a batch of observations: a tree of arrays ``[count, *leaf]``.
 
         Raises:
             ObservationError: As for `observation`.
@@ -182,14 +198,17 @@ class TreeInputs(Inputs):
 
 
 def inputs_for(observation_space: ObservationSpace, action_space: Space) -> Inputs:
-    """Return the reader for one pair of spaces."""
+    """Return an `Inputs` object for these spaces: a `TreeInputs` if observations are dicts or tuples."""
     if isinstance(observation_space, DictSpace | TupleSpace):
         return TreeInputs(observation_space, action_space)
     return Inputs(observation_space, action_space)
 
 
 def _host(given: object) -> object:
-    """Return a tensor as an array, anything else as given. A ``detach`` method marks a tensor: no import of torch."""
+    """Return a tensor as a numpy array, any other object unchanged.
+
+    Each object with a method ``detach`` counts as a tensor, so that the check does not import torch.
+    """
     detach = getattr(given, "detach", None)
     if detach is not None:
         return np.asarray(detach().cpu().numpy())

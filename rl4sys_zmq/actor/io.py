@@ -1,7 +1,8 @@
-"""The actor's I/O thread, which owns the DEALER, the SUB, the spool and the policy cache.
+"""The actor's I/O thread. It alone uses the DEALER and SUB sockets, the spool and the policy cache.
 
-Host threads put finished segments into the outbox and set the wakeup. They read two references, `policy` and `credit_gate`, which
-are replaced as a whole. If this thread raises, it counts the error and creates new sockets; the host gets no exception.
+Host threads put finished segments into a queue, the outbox, and wake this thread. They read its attributes `policy` and
+`credit_gate`. Both are immutable objects that this thread replaces as a whole, so reading them needs no lock. After an exception
+the thread counts the error and creates new sockets. The host gets no exception.
 """
 
 from __future__ import annotations
@@ -53,27 +54,35 @@ __all__ = ["ActorIO"]
 log = logging.getLogger(__name__)
 
 ACK_READ_INTERVAL_S = 0.25
-"""The longest time that acks stay unread while no thread waits for them, in seconds. It saves turns of the thread."""
+"""Longest time for which acknowledgements stay unread if no thread waits for them, in seconds.
+
+Reading several at once saves work.
+"""
 EVENTS_S = 1.0
-"""The interval at which a joined actor reads the events of its connection, in seconds."""
+"""The interval at which an actor with a session reads the connection events of its DEALER socket, in seconds."""
 MAX_MESSAGE_FRAMES = 256
 SEND_HWM = 8192
-"""The high-water mark of the DEALER: more messages than credit allows, because a dropped one must be resent."""
+"""The high-water mark of the DEALER socket, in messages.
+
+It is higher than the number of messages that the learner permits, so that the socket drops no message.
+"""
 
 
 class ActorIO(Worker):
-    """The network and disk I/O of one actor.
+    """The thread that does the network and disk I/O of one actor.
 
     Attributes:
-        credit_gate: The conditions that waiting host threads check.
-        changed: Notified after `policy` or `credit_gate` changed.
+        credit_gate: The conditions under which a host thread can start a segment, or the error that prevents it.
+        changed: A condition variable that is notified after each change of `policy` or `credit_gate`.
         counters: The counters of this thread.
-        opened: Set once the spool and the policy cache have been opened. `open_error` then has the error, if any.
-        current_at: The monotonic time at which the policy was last known to be the newest, in seconds.
+        opened: An event that is set once the spool and the policy cache have been opened. `open_error` is then the error, or
+            None.
+        current_at: The monotonic time of the learner's last message in a session, in seconds. For a cached policy, until then,
+            the time at which the policy was saved.
     """
 
     def __init__(self, config: AgentConfig, hello: Hello, outbox: Outbox, keys: UserKeys | None = None) -> None:
-        """Create the thread without starting it. With a spool, the spool's identity replaces the one in `hello`."""
+        """Create the thread without starting it. With a spool, the actor's name and numbers there replace those in `hello`."""
         super().__init__(f"rl4sys-actor-{hello.actor_id[:8]}")
         self.opened = threading.Event()
         self.open_error: RL4SysError | None = None
@@ -115,11 +124,11 @@ class ActorIO(Worker):
     # ---- for host threads
 
     def wake(self) -> None:
-        """Make the thread look at the outbox and the requested credit at once."""
+        """Wake the thread now, so that it reads the outbox and the credit that host threads request."""
         self._wakeup.set()
 
     def wake_up(self) -> None:
-        """Make the thread look at the outbox and the requested credit, at once or at the end of its rest."""
+        """Wake the thread, unless it is in a short sleep. It reads the outbox after that anyway, within `REST_S` seconds."""
         if not self._io_scheduler.resting:
             self._wakeup.set()
 
@@ -129,22 +138,22 @@ class ActorIO(Worker):
         self._wakeup.set()
 
     def release(self) -> None:
-        """Close the wakeup. Call it after `join`."""
+        """Close the descriptor that wakes the thread. Call this method after `join`."""
         self._wakeup.close()
 
     @property
     def session_parameters(self) -> SessionParameters | None:
-        """The learner's newest session parameters, or those of the policy cache. None before either is known."""
+        """The session parameters of the learner's last `Welcome`; before the first, those of the policy cache, or None."""
         return self._batch_sender.session_parameters
 
     @property
     def weight_subscriber(self) -> WeightSubscriber:
-        """The keeper of the current policy. Other threads read only its policy."""
+        """The object that receives the weights and has the current policy. Host threads read only its policy and spec."""
         return self._weight_subscriber
 
     @property
     def policy(self) -> Policy | None:
-        """The current policy, None before the first snapshot."""
+        """The current policy, None before the first weights."""
         return self._weight_subscriber.policy
 
     @property
@@ -154,42 +163,42 @@ class ActorIO(Worker):
 
     @property
     def session(self) -> ActorSession:
-        """The state of the protocol. Other threads read only its numbers."""
+        """The session with the learner. Host threads only read its state and counts."""
         return self._session
 
     @property
     def segment_queue(self) -> SegmentQueue:
-        """The queue of segments without a sequence number. Other threads read only its numbers."""
+        """The queue of finished segments that have not been sent. Host threads only read its counts."""
         return self._segment_queue
 
     @property
     def spool(self) -> Spool | None:
-        """The spool, or None. Other threads read only its numbers."""
+        """The segments on disk, None without a spool. Host threads only read its counts."""
         return self._segment_queue.spool
 
     @property
     def waiting_segments(self) -> int:
-        """The number of segments without a sequence number."""
+        """The number of finished segments that have not been sent."""
         return self._segment_queue.items + self._segment_queue.in_hand
 
     @property
     def idle(self) -> bool:
-        """True if no segment is queued or in hand and all sent segments are durable."""
+        """True if all finished segments have been sent, and the learner has recorded all of them."""
         return not self.waiting_segments and not self._session.in_flight
 
     def inherit(self, other: ActorIO) -> None:
-        """Take over the policy of another actor, the parent of a forked process. Call it before `start`."""
+        """Start with the policy of `other`, the I/O thread of the parent process. Call this method before `start`."""
         self._batch_sender.session_parameters, self.current_at = other.session_parameters, other.current_at
         self._weight_subscriber.inherit(other._weight_subscriber)
 
     def roll_back(self, bad: Policy) -> Policy | None:
-        """Go back to the version before `bad`, as `WeightSubscriber.roll_back` does. Any thread can call it."""
+        """Go back to the policy version before `bad`, as `WeightSubscriber.roll_back` does. Any thread can call this method."""
         return self._weight_subscriber.roll_back(bad)
 
     # ---- the thread
 
     def run(self) -> None:
-        """Serve until `stop`. After an exception, count it and create new sockets."""
+        """Run the loop of the thread until `stop` is called. After an exception, count it, pause, and create new sockets."""
         try:
             try:
                 self._open()
@@ -260,7 +269,7 @@ class ActorIO(Worker):
         return ActorSession(self._hello, self.counters, self._rng, coded=coded, images=config.images)
 
     def _serve(self, network: Network) -> None:
-        """Serve with one set of sockets, until they must be replaced or the thread stops."""
+        """Send and receive with one set of sockets, until the sockets must be replaced or the thread stops."""
         with network.poller() as poller, network.dealer(self._address, send_hwm=SEND_HWM, keys=self._keys) as dealer:
             self._dealer, self._poller = dealer, poller
             try:
@@ -319,10 +328,10 @@ class ActorIO(Worker):
         return bool(self.waiting or self.flushing)
 
     def _rest(self) -> Collection[object]:
-        """Rest while segments and acks accumulate, and return the sources that ended the rest.
+        """Sleep for at most `REST_S` seconds while segments and acknowledgements accumulate. Return the sources that are ready.
 
-        Weights and waiting host threads end the rest. A host thread that adds a segment meanwhile does not set the wakeup: this
-        thread reads the outbox after the rest.
+        New weights, and a host thread that begins to wait, end the sleep early. A new segment does not: the thread reads the
+        outbox after the sleep.
         """
         self._listen(False)
         self._io_scheduler.resting = True
@@ -332,7 +341,7 @@ class ActorIO(Worker):
             self._io_scheduler.resting = False
 
     def _wait(self) -> tuple[Collection[object], bool]:
-        """Wait for work. Return the sources that are ready, and True if the DEALER was among those polled."""
+        """Wait for work. Return the sources that are ready, and True if the DEALER socket was polled too."""
         listens = self._must_listen()
         self._listen(listens)
         deadlines = self._session.next_deadline(), self._weight_subscriber.next_deadline, self._segment_queue.next_deadline()
@@ -340,7 +349,11 @@ class ActorIO(Worker):
         return self._poller.poll(min(max(0.0, left), 1.0 if listens else ACK_READ_INTERVAL_S)), listens
 
     def _must_listen(self) -> bool:
-        """Return False if the learner's next messages can be read later: acks that no thread waits for."""
+        """Return True if the learner's next message must be read at once.
+
+        Return False if it can be only an acknowledgement that no thread waits for. Acknowledgements are then read later, several
+        at once.
+        """
         session = self._session
         return (
             session.state is not SessionState.JOINED
@@ -359,10 +372,10 @@ class ActorIO(Worker):
             self._listens = listens
 
     def _reconcile(self) -> None:
-        """After the first Welcome of this start, match the spool with the segments that the learner has received.
+        """Find out which segments of the spool the learner has received, after the first Welcome of this start.
 
-        The spool discards the segments that the learner's journal has. The session gets those that the learner has received,
-        but its journal does not have yet. If the spool's disk fails, the next call tries again.
+        The spool discards the segments that the learner's journal has recorded. The session keeps the segments that the learner
+        has received but not recorded so far. If the disk fails, the next call repeats the work.
         """
         segment_queue, session = self._segment_queue, self._session
         if segment_queue.spool is None or segment_queue.spool.reconciled or session.state is not SessionState.JOINED:
@@ -395,7 +408,7 @@ class ActorIO(Worker):
                 self.current_at = time.monotonic()
 
     def _read_events(self) -> None:
-        """Report the reason why the connection fails: a wrong key must not look like an absent learner."""
+        """Record the reason for a failed connection, so that a wrong key is not reported as an absent learner."""
         for event in self._dealer.events():
             if not event.is_failure:
                 continue
@@ -478,7 +491,10 @@ class ActorIO(Worker):
             self._last_policy.save(self.session_parameters)
 
     def _on_raised(self, incarnation: int) -> None:
-        """Continue as a higher incarnation, on new sockets, so that no answer to the old HELLO arrives."""
+        """Continue with a higher incarnation (number of a start), because the learner has a record of a later start.
+
+        The thread then uses new sockets, so that no answer to the old HELLO arrives.
+        """
         words = "%s: the learner knows a later incarnation of %s; this start continues as incarnation %d"
         log.warning(words, self._config.client_id, self._hello.actor_id, incarnation)
         if (spool := self.spool) is not None:
@@ -521,7 +537,7 @@ class ActorIO(Worker):
         self.credit_gate = CreditGate(0, self.credit_gate.generation, 0, self._error, stage)
 
     def _notify(self) -> None:
-        """Wake waiting host threads. The caller holds `changed`, a lock that acting never takes."""
+        """Wake the host threads that wait. The caller holds the lock of `changed`, which requests for actions never take."""
         self.changed.notify_all()
 
 

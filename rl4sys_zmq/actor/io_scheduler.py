@@ -1,4 +1,4 @@
-"""The schedule by which the I/O thread leaves the interpreter to the host."""
+"""The pauses and sleeps of the I/O thread, in which the interpreter (GIL) is free for the host's threads."""
 
 from __future__ import annotations
 
@@ -7,19 +7,28 @@ import time
 __all__ = ["REST_S", "IoScheduler"]
 
 MAX_COMPUTE_S, PAUSE_S = 0.0005, 0.000_001
-"""The longest computation without a pause, and the pause (0.05 ms, by the kernel's timer slack), in seconds."""
+"""The longest computation without a pause, and the length of a pause, in seconds.
+
+The kernel's timer slack extends a pause to about 0.05 ms.
+"""
 REST_S = 0.02
-"""The length of a rest, in seconds. Each turn halts the host threads, so one turn handles all that accumulates."""
+"""The length of one sleep of the busy I/O thread, in seconds.
+
+The thread halts the host threads each time it runs. So it sleeps, and then handles at once all that has accumulated.
+"""
 BUSY_S = 0.05
-"""The interval above which segments are rare, in seconds: each is sent at once, and no rest follows."""
+"""The time between two segments, in seconds, below which the I/O thread counts as busy and sleeps.
+
+If segments are rarer, the thread handles each of them at once.
+"""
 
 
 class IoScheduler:
     """The timing of one I/O thread. Only that thread uses it, except for `resting`, which host threads read.
 
     Attributes:
-        resting: True while a host thread need not set the wakeup: the thread reads the outbox at the end of its rest.
-        busy: True if the next turn can begin with a rest, because segments arrive in quick succession.
+        resting: True while the thread sleeps because it is busy. A host thread with a new segment need not wake it then.
+        busy: True if segments arrive in quick succession, so that the thread can sleep before its next turn.
     """
 
     def __init__(self) -> None:
@@ -29,14 +38,22 @@ class IoScheduler:
         self._paused_at = 0.0
 
     def turn(self, now: float, *, segments: bool) -> None:
-        """Begin a turn at the monotonic time `now`. `segments` is True if host threads have added any since the last turn."""
+        """Record the start of a turn: one pass of the thread through its loop.
+
+        Args:
+            now: The monotonic time, in seconds.
+            segments: True if host threads have added a segment since the last turn.
+        """
         self._paused_at = now
         self.busy = segments and now - self._segments_at < BUSY_S
         if segments:
             self._segments_at = now
 
     def yield_to_host(self) -> None:
-        """In the middle of long work, let host threads run. Otherwise they wait for the interpreter's switch interval."""
+        """Let host threads run, if the last pause is more than `MAX_COMPUTE_S` ago. Called often during long work.
+
+        Without these pauses, a host thread has to wait for the interpreter's switch interval.
+        """
         if time.monotonic() - self._paused_at > MAX_COMPUTE_S:
             self.yield_now()
 

@@ -1,4 +1,4 @@
-"""The column of observations of a growing segment, for spaces that are trees of arrays."""
+"""The storage for the observations of a growing segment: an array, or several for Dict and Tuple spaces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ __all__ = ["TreeColumn", "new_column"]
 
 
 class TreeColumn:
-    """A tree of columns that is used as one array: each index reads or writes a row, or a slice of rows, of all of them."""
+    """The observations of a Dict or Tuple space: one array ``[rows, *leaf]`` for each leaf, used like a single array.
+
+    Reading an index or a slice returns a tree of views of these rows. Assigning to an index writes one observation.
+    """
 
     __slots__ = ("_columns", "_leaves")
 
@@ -28,16 +31,16 @@ class TreeColumn:
         return self._leaves.unflatten(column[index] for column in self._columns)
 
     def copy_row(self, row: int) -> Tree:
-        """Return a copy of one observation."""
+        """Return a copy of the observation in one row."""
         return self._leaves.unflatten(np.array(column[row]) for column in self._columns)
 
     def grow(self, rows: int) -> None:
-        """Add this number of rows."""
+        """Add `rows` rows to each array, at most as many as it has."""
         self._columns = [np.concatenate([column, np.empty_like(column[:rows])]) for column in self._columns]
 
 
 def new_column(space: ObservationSpace, rows: int) -> Tree:
-    """Return a column for observations of a space: an array if its elements are arrays, else a `TreeColumn`."""
+    """Return storage for `rows` observations: an array ``[rows, *obs]``, or a `TreeColumn` for a Dict or Tuple space."""
     if space.shape is None:
         return TreeColumn(leaves_of(space), rows)
     return np.empty((rows, *space.shape), dtype=space.dtype)

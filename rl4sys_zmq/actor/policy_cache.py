@@ -1,22 +1,24 @@
 """A file with the newest verified policy, so that an actor can start and act without a learner.
 
-The file is 40 bytes, a msgpack header, the float32 weights, the bytes of the other tensors, and the blob of the policy:
+The file starts with 40 bytes, described in the table. Then follow a msgpack header, the float32 weights, the bytes of the
+tensors of other dtypes, and the blob of the policy spec:
 
 ======  ====  ============  =========================================================================
 offset  size  field         meaning
 ======  ====  ============  =========================================================================
 0       4     magic         ``R4PC``
 4       4     format        1
-8       8     header bytes  of the msgpack map that follows
-16      8     elements      float32 elements after it
-24      4     others        bytes of the other tensors after them
-28      4     blob          bytes of the blob after those
+8       8     header bytes  length of the msgpack header
+16      8     elements      number of float32 weights
+24      4     others        bytes of the tensors of other dtypes
+28      4     blob          bytes of the blob
 32      8     checksum      xxh3-64 of bytes 0-31, and of everything after this field
 ======  ====  ============  =========================================================================
 
-All numbers are unsigned and little-endian. The lengths must add up to the size of the file, so that no length in it can cause an
-allocation. The header has the library's version, the time, the policy's spec, generation, version and digest, and the caller's
-`extras`. Nothing is unpickled. An invalid file is counted and renamed; only the last one is kept.
+All numbers are unsigned and little-endian. The lengths must add up to the size of the file, so that a damaged length cannot cause
+a huge allocation. The header is a map with the library's version, the time of the save, the policy's spec, generation, version
+and digest, and further values of the caller (`extras`). Nothing is unpickled. An invalid file is counted and renamed. Only the
+last invalid file is kept.
 """
 
 from __future__ import annotations
@@ -52,13 +54,13 @@ __all__ = ["CachedPolicy", "CachedLastPolicy", "PolicyCache"]
 log = logging.getLogger(__name__)
 
 CLOCK_SLACK_S = 60.0
-"""The lead of a cached policy's timestamp over the clock up to which its age counts as 0, in seconds."""
+"""A cached policy that was saved at most this many seconds in the future, by this machine's clock, has the age 0."""
 
 
 class CachedLastPolicy:
-    """The policy cache of one actor, which keeps the session parameters with the policy. Used in the I/O thread.
+    """The policy cache of one actor: a file with the policy and the session parameters. Used in the I/O thread.
 
-    It counts cached policies that cannot be used (``policy_cache.refused``).
+    A cached policy that cannot be used is counted as ``policy_cache.refused``.
     """
 
     def __init__(self, config: AgentConfig, path: Path, weight_subscriber: WeightSubscriber, counters: Counters) -> None:
@@ -67,11 +69,11 @@ class CachedLastPolicy:
         self._saved = (0, 0)
 
     def take_up(self) -> tuple[SessionParameters, float] | None:
-        """Make the cached policy the current one.
+        """Load the cached policy, and make it the actor's current policy.
 
         Returns:
-            The session parameters of the policy and its age in seconds. The age is infinite if the clock that saved it was
-            ahead of this one. None if no usable policy is cached.
+            The session parameters in the file, and the policy's age in seconds. The age is infinite if the time of the save is
+            more than `CLOCK_SLACK_S` in the future. None if no usable policy is cached.
         """
         cached = self._cache.load()
         if cached is None:
@@ -96,7 +98,11 @@ class CachedLastPolicy:
         return session_parameters, max(0.0, age_s) if age_s > -CLOCK_SLACK_S else math.inf
 
     def save(self, session_parameters: SessionParameters | None, *, force: bool = False) -> None:
-        """Save the current policy, if there is one. `force` saves it at once, unless this version is already saved."""
+        """Save the current policy and the session parameters. Do nothing if either is missing.
+
+        `PolicyCache` limits how often it writes the file. With `force`, save without that limit, unless the file already has this
+        policy version.
+        """
         policy, spec = self._weight_subscriber.policy, self._weight_subscriber.spec
         if policy is None or spec is None or session_parameters is None:
             return
@@ -112,7 +118,7 @@ log = logging.getLogger(__name__)
 MAGIC, FORMAT = b"R4PC", 1
 MAX_BYTES = 1 << 30
 ABANDONED_S = 60.0
-"""The age in seconds at which a temporary file counts as left behind by a process that ended."""
+"""The age above which a temporary file is deleted, in seconds. The process that wrote it must have ended by then."""
 _FIELDS = struct.Struct("<4sIQQII")
 _CHECKSUM = struct.Struct("<Q")
 _FIXED = _FIELDS.size + _CHECKSUM.size
@@ -128,12 +134,19 @@ _KEYS = {
 
 
 class _Unusable(Exception):
-    """The file cannot be used. The message is the reason."""
+    """The error for a file that cannot be used. Its message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedPolicy:
-    """A policy, its weights (verified by their digest), the caller's `extras`, and the Unix time of the save in seconds."""
+    """The contents of a policy cache.
+
+    Attributes:
+        spec: The description of the policy.
+        snapshot: The weights, verified by their digest.
+        extras: Further values of the caller, as given to `PolicyCache.save`.
+        saved_unix_s: The Unix time of the save, in seconds.
+    """
 
     spec: PolicySpec
     snapshot: PolicySnapshot
@@ -142,9 +155,9 @@ class CachedPolicy:
 
 
 class PolicyCache:
-    """A file with one policy.
+    """A file that keeps one policy: its description, its weights, and further values of the caller.
 
-    Several processes can use it: a reader gets the old policy or the new one, never a mixture.
+    Several processes can use the file. A reader gets the old contents or the new contents, never a mixture.
 
     Attributes:
         counters: ``policy_cache.saves``, ``.save_errors``, ``.loads`` and ``.refused`` (files that could not be used).
@@ -158,13 +171,13 @@ class PolicyCache:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Keep the path. No file is opened so far.
+        """Store the arguments. The constructor does not open the file.
 
         Args:
             path: The file. Its folder is created when needed.
             min_interval_s: Shortest time between two saves, in seconds.
             clock: Returns Unix time, in seconds.
-            monotonic: Returns monotonic time, in seconds. Used for the interval.
+            monotonic: Returns monotonic time, in seconds. Used for `min_interval_s`.
         """
         self.counters = Counters()
         self._path = path
@@ -174,16 +187,18 @@ class PolicyCache:
         self._warned = False
 
     def save(self, spec: PolicySpec, snapshot: PolicySnapshot, extras: dict[str, Any], *, force: bool = False) -> bool:
-        """Replace the file. Errors are counted, and logged once until a save succeeds.
+        """Write the policy to the file, in place of the previous one.
+
+        An error is counted, and raises nothing. It is logged only if the save before it succeeded.
 
         Args:
             spec: The description of the policy.
-            snapshot: The weights, of the same size.
-            extras: Further values that the caller needs to act: a tree of JSON values.
-            force: True to save even within the interval.
+            snapshot: The weights. Their size must be that of the spec.
+            extras: Further values to keep with the policy: a tree of JSON values.
+            force: True to save also if the last attempt was less than `min_interval_s` ago.
 
         Returns:
-            True if the file is written and synced. False if the last attempt was too recent, or after an error.
+            True if the file has been written and synced. False if the last attempt was too recent, or after an error.
         """
         now = self._monotonic()
         if now < self._next_save and not force:
@@ -203,9 +218,9 @@ class PolicyCache:
         return True
 
     def load(self) -> CachedPolicy | None:
-        """Return the saved policy, or None if there is none or it cannot be used.
+        """Return the saved policy. Return None if there is no file, or if the file cannot be used.
 
-        A file that cannot be used is counted and logged. If its contents are invalid, it is renamed to ``*.refused``.
+        A file that cannot be used is counted and logged. A file with invalid contents is also renamed to ``*.refused``.
         """
         try:
             data = self._read()
@@ -296,10 +311,14 @@ def _checksum(*parts: bytes | memoryview) -> int:
 
 
 def _check_lengths(fixed: bytes, size: int) -> tuple[int, int, int, int]:
-    """Return the bytes of the header, the float32 weights, the other tensors and the blob.
+    """Return the lengths of the header, of the float32 weights, of the other tensors and of the blob, in bytes.
+
+    Args:
+        fixed: The first 40 bytes of the file.
+        size: The size of the file, in bytes.
 
     Raises:
-        _Unusable: If they do not add up to a file of `size` bytes.
+        _Unusable: If the lengths do not add up to `size`, or the file has another format.
     """
     if len(fixed) != _FIXED:
         raise _Unusable("it is cut off in its fixed fields")

@@ -1,4 +1,7 @@
-"""Actions of policies with extra columns (`rl4sys_zmq.policies.ColumnPolicy`), and the segments that store their values."""
+"""Actions and segments of policies that record further values with each step (`rl4sys_zmq.policies.ColumnPolicy`).
+
+The values are called extra columns. Such a policy can also carry a state from step to step, for example a recurrent state.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,12 @@ __all__ = ["ColumnWriter", "RecordedAction", "StepRecorder"]
 
 
 class RecordedAction(RL4SysAction):
-    """An action of a policy with extra columns.
+    """An action of a policy with extra columns (further values that the policy records with each step).
 
     Attributes:
-        columns: The values of the extra columns, by name.
+        columns: The values of the extra columns for this step, by name.
         before: The state of the policy before the step, None at the start of an episode.
-        state: The state after it.
+        state: The state of the policy after the step.
     """
 
     __slots__ = ("before", "columns", "state")
@@ -40,7 +43,10 @@ class RecordedAction(RL4SysAction):
 
 
 class StepRecorder:
-    """The caller of policies with extra columns, for one spec. It checks the values that they return."""
+    """The chooser of actions for policies with extra columns. It calls the policy, and checks the columns that it returns.
+
+    One object serves all versions of the policy of one spec. Extra columns are further values, recorded with each step.
+    """
 
     def __init__(self, spec: PolicySpec, explore: bool) -> None:
         self._kind = spec.kind
@@ -51,17 +57,17 @@ class StepRecorder:
     def choose(
         self, policy: Policy, thread: ThreadState, state: Any, observation: Tree, mask: NDArray[np.bool_] | None
     ) -> RecordedAction:
-        """Choose an action from a state.
+        """Choose an action for one observation, with the policy in a given state.
 
         Args:
-            policy: The policy. `thread` has taken it.
-            thread: The state of this host thread.
-            state: The state of the policy.
+            policy: The policy. Call ``thread.take(policy)`` before.
+            thread: The data of this host thread, such as its random numbers.
+            state: The state of the policy after the previous step, None at the start of an episode.
             observation: ``[*obs]``, checked.
             mask: ``[n]`` or None, checked.
 
         Raises:
-            ConfigError: If the policy returns other columns than its spec has.
+            ConfigError: If the columns that the policy returns differ from its spec in name, shape or dtype.
         """
         parts = cast(ColumnPolicy, policy).step(observation, mask, thread.sampler, self._explore, state)
         raw, act, log_prob, columns, after = parts
@@ -75,17 +81,17 @@ class StepRecorder:
         observations: Tree,
         masks: NDArray[np.bool_] | None,
     ) -> list[RecordedAction]:
-        """Choose ``N`` actions, each from a state, as `choose` does.
+        """Choose an action for each of ``N`` observations, as `choose` does for one.
 
         Args:
-            policy: The policy. `thread` has taken it.
-            thread: The state of this host thread.
-            states: ``N`` states.
+            policy: The policy. Call ``thread.take(policy)`` before.
+            thread: The data of this host thread, such as its random numbers.
+            states: ``N`` states of the policy, one for each observation.
             observations: ``[N, *obs]``, checked.
             masks: ``[N, n]`` or None, checked.
 
         Raises:
-            ConfigError: If the policy returns other columns than its spec has.
+            ConfigError: If the columns that the policy returns differ from its spec in name, shape or dtype.
         """
         parts = cast(ColumnPolicy, policy).step_batch(observations, masks, thread.sampler, self._explore, states)
         raws, acts, log_probs, columns, after = parts
@@ -102,7 +108,18 @@ class StepRecorder:
         ]
 
     def _checked(self, columns: Mapping[str, Any], rows: tuple[int, ...]) -> dict[str, NDArray[Any]]:
-        """Return the values of all columns as arrays, ``[*rows, *row]`` each."""
+        """Check the extra columns that a policy returned, and convert them to arrays.
+
+        Args:
+            columns: The values by name.
+            rows: The leading shape of each value: ``(N,)`` for a batch, ``()`` for one step.
+
+        Returns:
+            An array ``[*rows, *row]`` for each column name, where ``row`` is the column's shape in the spec.
+
+        Raises:
+            ConfigError: If a name, a shape or a dtype differs from the spec.
+        """
         if columns.keys() != self._wanted.keys():
             found, wanted = sorted(columns), sorted(self._wanted)
             raise ConfigError(
@@ -137,9 +154,10 @@ def _action(
 
 
 class ColumnWriter(SegmentWriter):
-    """The columns of a growing segment, with the extra columns of the policy.
+    """A `SegmentWriter` that also stores the extra columns of the policy (further values of each step).
 
-    Its `stamp` stays None, so that each action is added by `Episodes.add`, which keeps the trajectory's state.
+    `stamp` stays None. So `RL4SysAgent.add_to_trajectory` never uses its fast path, but calls `Episodes.add`, which records the
+    state of the policy in the trajectory.
 
     Attributes:
         state: The state of the policy after the last row.
@@ -162,7 +180,7 @@ class ColumnWriter(SegmentWriter):
         self.state: Any = None
 
     def write(self, step: Step) -> None:
-        """Write the next row."""
+        """Write one step as the next row of all columns."""
         assert isinstance(step, RecordedAction)
         row, columns = self.steps, step.columns
         super().write(step)
@@ -174,11 +192,11 @@ class ColumnWriter(SegmentWriter):
         self.state = step.state
 
     def continues(self, step: Step) -> bool:
-        """Return True if a step was chosen from the state after the last row."""
+        """Return True if the policy chose this step from the state that it had after the last row."""
         return isinstance(step, RecordedAction) and step.before is self.state
 
     def build(self, episode_id: int, episode_return: float | None) -> Segment:
-        """Return the finished segment. It takes over the columns."""
+        """Return the finished segment, as `SegmentWriter.build` does, with the extra columns."""
         extras = {name: column[: self.steps] for name, column in self._extras.items()}
         return replace(super().build(episode_id, episode_return), extras=extras, initial=self._initial)
 

@@ -1,4 +1,4 @@
-"""Acting by a policy in another process: host threads call the learner's inference service, with a deadline."""
+"""Actions from the learner: host threads call its inference service, and wait for the answer until a deadline."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ __all__ = ["Answer", "AbsentPolicy", "RemoteInference"]
 log = logging.getLogger(__name__)
 
 NOT_READY_RETRY_S = 0.01
-"""The pause before a learner that has no such policy so far is called again, in seconds."""
+"""The pause before the next call of a learner that has started, but does not have the policy so far, in seconds."""
 MIN_TIMEOUT_S = 0.001
 """The shortest deadline of a call, in seconds."""
 
 Answer = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], tuple[int, int]]
-"""Raw actions ``[N, *act]``, actions ``[N, *act]``, log-probabilities ``[N]``, and (generation, version)."""
+"""The answer of the inference service: raw actions ``[N, *act]`` to train on, actions ``[N, *act]`` for the environment, their
+log-probabilities ``[N]``, and the (generation, version) of the policy that chose them."""
 
 
 class AbsentPolicy:
@@ -56,19 +57,19 @@ class AbsentPolicy:
         self.generation, self.version = generation, version
 
     def act(self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: Sampler, explore: bool) -> Any:
-        """Raise LearnerUnavailable."""
+        """Raise LearnerUnavailable, because there are no weights to act by."""
         raise LearnerUnavailable("the learner", "an action: this actor has no policy of its own", 0.0)
 
     act_batch = act
 
 
 class RemoteInference(Resource):
-    """The caller of the learner's inference service.
+    """The connection to the learner's inference service, which chooses actions for this actor.
 
-    Any host thread can call it. Each waits for its own answer, at most ``inference_timeout_s``.
+    Any host thread can call `ask`. Each call waits for its own answer, for at most ``inference_timeout_s``.
 
     Attributes:
-        required: True if there is no local policy to fall back on.
+        required: True if this actor has no local policy that could choose instead (``inference: remote``).
     """
 
     def __init__(self, config: AgentConfig, counters: Counters) -> None:
@@ -82,15 +83,18 @@ class RemoteInference(Resource):
         self._not_before = 0.0
 
     def ask(self, new_address: str, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Answer | None:
-        """Request actions from the learner's service. Return None if the local policy must act.
+        """Request actions from the learner. Return None if the local policy must choose instead.
+
+        If there is a local policy, it chooses for `INFERENCE_RETRY_S` seconds after a failed call. Then the learner is
+        called again.
 
         Args:
-            new_address: The address of the service, from the learner's `Welcome`.
+            new_address: The address of the service in the learner's last `Welcome`; empty if the learner has no such service.
             observations: ``[N, *obs]``, checked.
             masks: ``[N, n]`` or None, checked.
 
         Raises:
-            CallError: If there is no answer and no local policy.
+            CallError: If the learner does not answer in time or refuses, and there is no local policy.
         """
         if not self.required and time.monotonic() < self._not_before:
             self._counters.add("inference.fallbacks")
@@ -164,7 +168,11 @@ class RemoteInference(Resource):
 
 
 def _read(reply: Any, count: int) -> Answer:
-    """Return the parts of an answer.
+    """Check the reply of the inference service and return its parts.
+
+    Args:
+        reply: The decoded reply.
+        count: The number of actions that were requested.
 
     Raises:
         LookupError, TypeError, ValueError: If the answer is malformed.

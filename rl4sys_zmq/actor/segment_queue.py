@@ -1,8 +1,7 @@
-"""The queue from which the I/O thread takes segments.
+"""The queues of finished segments (runs of steps), from host threads to the session that sends them.
 
-`MemorySegmentQueue` is the outbox itself; `spooled_queue` has the queue over a spool, which it fills from the outbox.
-
-`Outbox` is the bounded queue between host threads and the I/O thread.
+Host threads put segments into the `Outbox`, a bounded queue in memory. The I/O thread takes them from a `SegmentQueue`: either
+`MemorySegmentQueue`, which reads the outbox directly, or `SpooledSegmentQueue`, which first moves them to disk (the spool).
 """
 
 from __future__ import annotations
@@ -25,11 +24,17 @@ __all__ = ["ENTRY_BYTES", "MemorySegmentQueue", "Outbox", "QueueHead", "SegmentQ
 
 
 class Outbox:
-    """A bounded FIFO of finished segments.
+    """A bounded FIFO of finished segments, between host threads and the I/O thread.
 
-    Host threads call `put` under their own lock; the I/O thread calls `pop`. Both are single operations on a deque, so neither
-    waits for the other. Beyond the bounds the oldest segment is dropped and counted, unless the actor is configured to wait for
-    credit, which bounds the queue by itself.
+    Host threads call `put` under a lock of theirs, and the I/O thread calls `pop`. Both are single operations on a deque, so
+    neither side waits for the other. If the queue is full, the oldest segment is dropped and counted. With ``overflow: wait``
+    nothing is dropped: the learner's permission to send (credit) limits the length of the queue.
+
+    Attributes:
+        dropped: The number of dropped segments by reason, and under ``steps`` the number of their steps.
+        put_items: The number of segments added since the start.
+        put_steps: The number of steps added since the start.
+        popped_steps: The number of steps removed by `pop` since the start.
     """
 
     def __init__(self, max_items: int, max_bytes: int, *, drops: bool) -> None:
@@ -47,16 +52,16 @@ class Outbox:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all segments in the queue."""
+        """The size of all segments in the queue, in bytes."""
         return self._bytes_in - self._bytes_popped - self._bytes_dropped
 
     @property
     def steps(self) -> int:
-        """The steps of all segments in the queue."""
+        """The number of steps of all segments in the queue."""
         return self.put_steps - self.popped_steps - self.dropped.get("steps")
 
     def put(self, segment: Segment) -> None:
-        """Add a segment, and drop the oldest ones beyond the bounds. Called by host threads."""
+        """Add a segment. If the queue is then too long, drop the oldest segments. Called by host threads."""
         self.put_items += 1
         self.put_steps += segment.steps
         self._bytes_in += segment.nbytes
@@ -71,7 +76,7 @@ class Outbox:
             self.dropped.add("steps", oldest.steps)
 
     def pop(self) -> Segment | None:
-        """Remove and return the oldest segment, or None. Called by the I/O thread."""
+        """Remove and return the oldest segment. Return None if the queue is empty. Called by the I/O thread."""
         try:
             segment = self._items.popleft()
         except IndexError:
@@ -81,7 +86,7 @@ class Outbox:
         return segment
 
     def peek(self) -> Segment | None:
-        """Return the oldest segment, or None. A host thread can drop it at the same time."""
+        """Return the oldest segment, or None if the queue is empty. A host thread can drop that segment at the same time."""
         try:
             return self._items[0]
         except IndexError:
@@ -89,17 +94,18 @@ class Outbox:
 
 
 ENTRY_BYTES = 65_536
-"""A generous bound on the bytes of a segment's header in a message."""
+"""An upper limit on the size of a segment's header in a message, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueHead:
-    """The properties of the oldest segment that sending and dropping need.
+    """The properties of one queued segment that decide when it is sent or dropped.
 
     Attributes:
-        generation: The generation of the policy that acted: the number of the learner thread that published it.
-        oldest_version: The lowest version among its steps.
-        nbytes: The bytes of its columns.
+        generation: The generation of the policy that acted: the number of the learner thread that published the policy.
+        oldest_version: The lowest policy version among the segment's steps.
+        steps: The number of steps.
+        nbytes: The size of the segment's columns, in bytes.
     """
 
     generation: int
@@ -109,13 +115,16 @@ class QueueHead:
 
 
 class SegmentQueue(Resource):
-    """A FIFO of segments without a sequence number. Used in the I/O thread; other threads read only the properties.
+    """A FIFO of finished segments that have not been sent and so have no sequence number.
+
+    Used in the I/O thread. Other threads read only the properties.
 
     Attributes:
-        spool: The spool that keeps the segments, None for a queue in memory.
-        in_hand: The number of segments that are moving from one queue to the next, or to the session. It is raised before
-            they leave the first and cleared once they are in the second. A thread that reads `items`, then this, then the
-            session, misses no segment.
+        outbox: The queue in memory into which host threads put segments.
+        spool: The segments on disk, None for a queue in memory.
+        in_hand: The number of segments that are moving from the outbox to the spool, or from the queue to the session. The
+            number is set before they leave the first place, and cleared once they are in the second. So a thread that reads
+            `items`, then `in_hand`, then the session's count misses no segment.
     """
 
     spool: Spool | None = None
@@ -132,49 +141,60 @@ class SegmentQueue(Resource):
     @property
     @abstractmethod
     def steps(self) -> int:
-        """The steps of the queued segments."""
+        """The number of steps of the queued segments."""
 
     @abstractmethod
     def peek(self) -> QueueHead | None:
-        """Return the head of the oldest segment that can be taken."""
+        """Return the properties of the segment that `take` returns next, or None if there is none."""
 
     @abstractmethod
     def take(self, max_items: int, max_bytes: int) -> list[PackedSegment]:
-        """Return the oldest segments, which the session keeps from then on. The first can exceed `max_bytes`."""
+        """Remove and return the oldest segments, for the session to send.
+
+        Args:
+            max_items: The largest number of segments.
+            max_bytes: The largest size of all segments together, in bytes. The first segment can exceed it.
+        """
 
     @abstractmethod
     def drop(self, reason: str) -> bool:
-        """Drop the oldest segment and count it as `reason`. Return False if that is impossible now."""
+        """Drop the oldest segment and count it as `reason`. Return False if the disk does not permit it now."""
 
     def fill(self) -> bool:
-        """Move some segments from the outbox into the spool. Return False if the outbox is empty."""
+        """Move some segments from the outbox into the spool. Return False if the outbox is empty or there is no spool."""
         return False
 
     def release(self, durable: int) -> None:
-        """Release the segments below this number, which the learner's journal has."""
+        """Delete the segments with sequence numbers below `durable` from the spool. The learner has recorded them."""
 
     def reconcile(self, received: int, durable: int) -> Sequence[PackedSegment] | None:
-        """Apply the learner's marks to the segments of an earlier start, and return those for the session.
+        """Find out which segments of an earlier start the learner has received, and adapt the spool.
 
-        Without a spool, and while its disk cannot be used, return None.
+        Args:
+            received: The next sequence number that the learner expects.
+            durable: The learner has recorded all segments with lower numbers than this. They are deleted.
+
+        Returns:
+            The segments that the learner has received but not recorded, for the session to keep. None without a spool, or while
+            the disk fails.
         """
         return None
 
     def tick(self) -> None:
-        """Do the work that has become due."""
+        """Do the work of the spool that has become due, such as late deletions."""
 
     def next_deadline(self) -> float:
-        """Return the monotonic time at which `tick` must be called, infinity for never."""
+        """Return the monotonic time at which `tick` must be called, in seconds. Infinity if no work is due."""
         return float("inf")
 
     @property
     def submitted(self) -> int:
-        """The number of segments that the host has finished, over all starts of a spool."""
+        """The number of segments that the host has finished. With a spool: over all starts of the actor."""
         return self.outbox.put_items
 
     @property
     def dropped(self) -> dict[str, int]:
-        """The number of segments dropped in this queue, by reason."""
+        """The number of segments dropped before they were sent, by reason."""
         return {k: int(v) for k, v in self.outbox.dropped.snapshot().items() if k != "steps"}
 
     def close(self) -> None:
@@ -182,7 +202,7 @@ class SegmentQueue(Resource):
 
 
 class MemorySegmentQueue(SegmentQueue):
-    """The outbox as a queue. Segments are packed as they are taken."""
+    """The segment queue of an actor without a spool. It reads the outbox, and encodes each segment when it is taken."""
 
     @property
     def items(self) -> int:
@@ -191,18 +211,18 @@ class MemorySegmentQueue(SegmentQueue):
 
     @property
     def steps(self) -> int:
-        """The steps of the queued segments."""
+        """The number of steps of the queued segments."""
         return self.outbox.steps
 
     def peek(self) -> QueueHead | None:
-        """Return the head of the oldest segment, which a host thread can drop at the same time."""
+        """Return the properties of the oldest segment, or None. A host thread can drop that segment at the same time."""
         segment = self.outbox.peek()
         if segment is None:
             return None
         return QueueHead(segment.generation, int(segment.versions.min()), segment.steps, segment.nbytes)
 
     def take(self, max_items: int, max_bytes: int) -> list[PackedSegment]:
-        """Pack and return the oldest segments."""
+        """Remove, encode and return the oldest segments."""
         out: list[PackedSegment] = []
         size = 0
         while len(out) < max_items:
@@ -217,7 +237,7 @@ class MemorySegmentQueue(SegmentQueue):
         return out
 
     def drop(self, reason: str) -> bool:
-        """Drop the oldest segment."""
+        """Drop the oldest segment, if there is one. Return True."""
         if self.outbox.pop() is not None:
             self.outbox.dropped.add(reason)
         return True

@@ -1,4 +1,4 @@
-"""The growth of segments: the columns that a host thread writes, and closed segments that wait for rewards."""
+"""Segments that are not finished: those that a host thread writes, and closed ones that wait for late rewards."""
 
 from __future__ import annotations
 
@@ -29,9 +29,14 @@ NO_REWARDS = np.full(FIRST_ROWS, np.nan, dtype=np.float32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stamp:
-    """The policy version that chose an action. All actions of one host thread and one version share one object.
+    """The policy version and the agent that chose an action.
 
-    `owner` identifies the agent. A forked child keeps its parent's.
+    All actions that one host thread chooses by one policy version share one object.
+
+    Attributes:
+        generation: The generation of the policy: the number of the learner thread that published it.
+        version: The version of the policy: the number of its publication.
+        owner: An object that identifies the agent. The agent in a forked child has the same object as in the parent.
     """
 
     generation: int
@@ -40,17 +45,17 @@ class Stamp:
 
 
 class Step:
-    """One decision, and its row once it is stored. `SegmentWriter.write` copies it into the columns.
+    """One step of an episode: an observation, an action, and its reward. `SegmentWriter.write` copies the step into columns.
 
     Attributes:
         obs: The observation ``[*obs]``, or a tree of arrays.
-        raw: The action to train on, None if no policy chose it.
+        raw: The action to train on (before clipping or squashing), None if no policy chose the action.
         log_prob: The log-probability of `raw` under the policy.
-        stamp: The policy version.
-        mask: ``[n]``, or None.
-        known_reward: The reward, None while it is missing.
-        writer: The segment that holds the step, None before it is stored.
-        row: The row in that segment, once stored.
+        stamp: The policy version that chose the action.
+        mask: ``[n]``, True where an action was allowed, or None.
+        known_reward: The reward, None until the host sets it.
+        writer: The segment that has the step, None before the step is added to a trajectory.
+        row: The row of the step in `writer`. Unset before the step is added.
     """
 
     __slots__ = ("known_reward", "log_prob", "mask", "obs", "raw", "row", "stamp", "writer")
@@ -66,24 +71,31 @@ class Step:
 
 
 class SegmentWriter:
-    """The columns of one segment while it grows, and while it waits for late rewards.
+    """The columns of one unfinished segment (a run of consecutive steps). Row ``t`` of all columns is one step.
+
+    A segment is *open* while steps are added. A *closed* segment gets no more steps, but can wait for late rewards.
 
     Attributes:
-        observations: ``[rows + 1, *obs]``, or a `TreeColumn`. The last row in use can be the one to bootstrap from.
-        actions: ``[rows, *act]``.
-        rewards: ``[rows]``, NaN while missing.
-        log_probs: ``[rows]``.
-        versions: ``[rows]``. Rows that are not written so far already have the version of the last row.
-        masks: ``[rows + 1, n]``, None until a mask is given.
-        stamp: The stamp of the last row, None before the first.
-        generation: The number of the learner thread that published the policy which chose the actions. The first action sets it.
-        limit: The number of rows at which the segment is complete.
-        rows: The number of rows that the columns have room for. It grows.
-        steps: The number of rows written.
-        missing: The number of rows without a reward.
-        pending: The holder of the segment once it is closed, None while it is open.
-        left: True once the segment was handed over or dropped. A reward then is too late.
-        episode_length: The steps of the whole episode if the segment ends it, else None.
+        observations: ``[rows + 1, *obs]``, or a `TreeColumn`. Row `steps` can have the observation after the last step, from
+            which the learner bootstraps.
+        actions: ``[rows, *act]``, the actions to train on.
+        rewards: ``[rows]`` float32, NaN where the reward is missing.
+        log_probs: ``[rows]`` float32, the log-probabilities of the actions.
+        versions: ``[rows]`` uint64, the policy versions. Unwritten rows already have the version of the last written row.
+        masks: ``[rows + 1, n]`` bool, None if no step has had a mask.
+        stamp: The policy version that chose the last step, None before the first step.
+        generation: The number of the learner thread that published the policy of these steps. Set with the first step.
+        limit: The number of steps at which the segment is complete.
+        rows: The number of rows for which the columns have memory. The columns grow when they are full.
+        steps: The number of steps written.
+        missing: The number of steps without a reward.
+        segment_index: The index of the segment in its episode, from 0. An index is skipped where steps are missing.
+        terminated: True if the episode reached a terminal state with the last step.
+        truncated: True if the host ended the episode after the last step for another reason, such as a time limit.
+        capped: True if the episode continues, but reached ``max_traj_length`` with this segment.
+        pending: The `PendingRewards` that has the segment once it is closed, None while the segment is open.
+        left: True once the segment has gone to the outbox or was dropped. Its rewards can no longer be set.
+        episode_length: The number of steps of the whole episode, if this is its last segment. Otherwise None.
     """
 
     __slots__ = (
@@ -137,7 +149,7 @@ class SegmentWriter:
         self.episode_length: int | None = None
 
     def write(self, step: Step) -> None:
-        """Write the next row."""
+        """Write one step as the next row of all columns."""
         row = self.steps
         if row == self.rows:
             self._grow()
@@ -161,7 +173,7 @@ class SegmentWriter:
         self.steps = row + 1
 
     def continues(self, step: Step) -> bool:
-        """Return True if a step can be the next row. With extra columns, it depends on the policy's state."""
+        """Return True if `step` can be the next row. A subclass for policies with a state compares that state."""
         return True
 
     def insert(self, step: Step, last: Step | None) -> None:
@@ -181,10 +193,10 @@ class SegmentWriter:
             self.close(bootstrap, bootstrap_mask)
 
     def set_reward(self, row: int, reward: float, first: bool) -> None:
-        """Write a reward into its row. `first` is False if the row already has one.
+        """Write the reward of a row. `first` is False if the row already has a reward.
 
         Raises:
-            RewardError: If the segment has left.
+            RewardError: If the segment has gone to the outbox or was dropped.
         """
         if self.left:
             if self.missing:
@@ -195,11 +207,17 @@ class SegmentWriter:
         self._reward_cells[row] = reward
 
     def first_missing(self) -> int:
-        """Return the first row without a reward."""
+        """Return the index of the first row without a reward. Call this method only if `missing` is not 0."""
         return int(np.isnan(self.rewards[: self.steps]).argmax())
 
     def close(self, observation: Tree | None, mask: NDArray[np.bool_] | None) -> None:
-        """End the segment. `observation` is the one to bootstrap from, None if the episode terminated."""
+        """Close the segment: it gets no more steps.
+
+        Args:
+            observation: The observation after the last step, from which the learner bootstraps. None if the episode reached a
+                terminal state.
+            mask: The mask of that observation, or None.
+        """
         if observation is not None:
             self._bootstrap = True
             self.observations[self.steps] = observation
@@ -213,11 +231,16 @@ class SegmentWriter:
 
     @property
     def reward_sum(self) -> float:
-        """The sum of all rewards of a complete segment."""
+        """The sum of the rewards of all steps. No reward can be missing."""
         return float(np.add.reduce(self.rewards[: self.steps], dtype=np.float64))
 
     def build(self, episode_id: int, episode_return: float | None) -> Segment:
-        """Return the finished segment. It takes over the columns."""
+        """Return the finished segment. Its arrays are views of these columns, so do not write to the columns afterwards.
+
+        Args:
+            episode_id: The number of the episode.
+            episode_return: The sum of the rewards of the whole episode, if this is its last segment. Otherwise None.
+        """
         self.left = True
         n = self.steps
         rows = n + self._bootstrap
@@ -265,20 +288,20 @@ class SegmentWriter:
         self._view()
 
     def _view(self) -> None:
-        """Prepare the columns: writing a number to a memoryview takes half as long as writing it to an array."""
+        """Create the memoryviews for single numbers. Writing to a memoryview takes half as long as writing to an array."""
         self._action_cells: Any = self.actions.data if isinstance(self._space, DiscreteSpace) else self.actions
         self._log_prob_cells: Any = self.log_probs.data
         self._reward_cells: Any = self.rewards.data
 
 
 class ClosedSegments:
-    """The closed segments of one episode that have not left, oldest first. `PendingRewards` guards it.
+    """The closed segments of one episode that wait for late rewards. Only `PendingRewards` changes it, under its lock.
 
     Attributes:
-        episode_id: Identifies the episode.
-        writers: The segments.
-        reward_sum: The sum of the rewards of the segments that have left.
-        lost: True if a segment was dropped, so that the episode's return is unknown.
+        episode_id: The random number of the episode.
+        writers: The waiting segments, oldest first.
+        reward_sum: The sum of the rewards in the segments that have gone to the outbox.
+        lost: True if a segment of the episode was dropped. The sum of the episode's rewards is then unknown.
     """
 
     __slots__ = ("episode_id", "lost", "reward_sum", "writers")
@@ -291,13 +314,15 @@ class ClosedSegments:
 
 
 class PendingRewards:
-    """The closed segments on their way to the outbox. They leave in order, each once its last reward is known.
+    """The closed segments that wait for late rewards before they go to the outbox (the queue to the I/O thread).
 
-    Host threads share one lock. The I/O thread never takes it, and no thread waits while it holds it. A thread can expire the
-    late segments of another thread's episode while a reward for one of them arrives.
+    The segments of an episode go to the outbox in order, each one once it has all its rewards. Host threads share one lock here,
+    because one thread can drop overdue segments of another thread's episode. The I/O thread never takes the lock, and no thread
+    blocks while it holds the lock.
 
     Attributes:
-        late: The closed segments that wait for rewards, with their deadlines. Replaced or extended under the lock.
+        late: For each segment with a missing reward: its deadline (monotonic time in seconds), its episode, and the segment.
+            Changed only under the lock.
     """
 
     def __init__(self, outbox: Outbox, reward_timeout_s: float, wake: Callable[[], None]) -> None:
@@ -309,7 +334,7 @@ class PendingRewards:
         self.late: list[tuple[float, ClosedSegments, SegmentWriter]] = []
 
     def close(self, closed: ClosedSegments, writer: SegmentWriter) -> None:
-        """Add the next closed segment of an episode."""
+        """Add the next closed segment of an episode. It goes to the outbox at once if it waits for nothing."""
         with self._lock:
             writer.pending = self
             closed.writers.append(writer)
@@ -318,10 +343,10 @@ class PendingRewards:
             self._release(closed)
 
     def set_reward(self, writer: SegmentWriter, row: int, reward: float) -> None:
-        """Write a reward into a closed segment, and hand over the segments that waited for it.
+        """Write a reward into a closed segment. Segments that waited only for this reward go to the outbox.
 
         Raises:
-            RewardError: If the segment has left.
+            RewardError: If the segment has already gone to the outbox or was dropped.
         """
         with self._lock:
             writer.set_reward(row, reward, bool(np.isnan(writer.rewards[row])))
@@ -351,7 +376,7 @@ class PendingRewards:
             return True
 
     def expire(self) -> None:
-        """Drop and count the segments whose rewards are overdue."""
+        """Drop and count the segments that have waited for rewards longer than ``reward_timeout_s``."""
         now = time.monotonic()
         with self._lock:
             expired = [entry for entry in self.late if entry[0] <= now]
@@ -371,7 +396,7 @@ class PendingRewards:
                 self._release(closed)
 
     def _release(self, closed: ClosedSegments) -> None:
-        """Hand over an episode's closed segments, in order, up to the first without all rewards."""
+        """Put the episode's closed segments into the outbox, in order. Stop at the first one with a missing reward."""
         while closed.writers and not closed.writers[0].missing:
             writer = closed.writers.pop(0)
             closed.reward_sum += writer.reward_sum

@@ -1,4 +1,4 @@
-"""The parameters of the actor's session, and the conditions that a waiting host thread checks."""
+"""The parameters of the actor's session, and the conditions under which a host thread can start a segment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["CreditGate", "SessionParameters"]
 
 @dataclass(frozen=True, slots=True)
 class SessionParameters:
-    """The session parameters that the learner sent last, or that the policy cache kept. Each field is as in `Welcome`."""
+    """The session parameters from the learner's last `Welcome` or from the policy cache. `Welcome` describes the fields."""
 
     generation: int
     algorithm_name: str
@@ -26,21 +26,22 @@ class SessionParameters:
 
     @classmethod
     def of(cls, welcome: Welcome) -> SessionParameters:
-        """Return the parameters of a `Welcome`, with `max_segment_steps` raised to 1 if it is lower."""
+        """Return the session parameters in a `Welcome`. `max_segment_steps` is at least 1."""
         said = {name: getattr(welcome, name) for name in cls.__slots__}
         return cls(**{**said, "max_segment_steps": max(1, welcome.max_segment_steps)})
 
 
 @dataclass(frozen=True, slots=True)
 class CreditGate:
-    """The conditions that a waiting host thread checks, as one immutable value.
+    """The conditions under which a host thread can start a new segment, with ``overflow: wait``. It is immutable.
 
     Attributes:
-        limit_steps: A segment can start while fewer steps than this are finished, counted since the start.
-        generation: The number of the learner thread that trains the policy. A policy of another generation is out of date.
-        min_version: The lowest version that the policy can have.
-        error: The error that ends all waits, or None.
-        stage: What the I/O thread waits for, for messages.
+        limit_steps: The learner's permission (credit): a segment can start while the actor has finished fewer steps than this,
+            counted since its start.
+        generation: The number of the learner thread that trains the policy. The actor's policy must have this generation.
+        min_version: The lowest version that the actor's policy must have.
+        error: The error that ends the waits of all host threads, or None.
+        stage: The event that the I/O thread waits for, as text for error messages.
     """
 
     limit_steps: int

@@ -1,38 +1,44 @@
-"""The actor's segments on disk, from the moment they are finished until the learner's journal has them.
+"""The actor's spool: finished segments on disk, until the learner's journal has recorded them.
 
-``DIR/spool.db`` (sqlite, WAL) survives the end of the process, also by ``kill -9``, but not a loss of power. The one process that
-uses it holds ``DIR/lock``. The spool is a FIFO of packed segments: *rows* in the file, then, while the disk fails, segments in
-memory. The first segments can be *taken*: they have a sequence number, and the session sends them.
+``DIR/spool.db`` (sqlite, WAL) survives the end of the process, also by ``kill -9``, but not a loss of power. The process that
+uses the spool holds the lock ``DIR/lock``. The spool is a FIFO of encoded segments. The oldest segments are *rows* in the file.
+While the disk fails, newer segments wait in memory. The oldest segments can be *taken*: they have a sequence number, and the
+session sends them.
 
-**Numbers are positions.** No number is written when a segment is sent. A segment's number is `base_seq`, the number of the
-oldest segment, plus its position. `base_seq` changes in the same transaction that deletes rows. The following rules keep the
-numbers right whenever the process ends:
+**A sequence number is a position in the FIFO.** The file does not have the number of each segment. The number is `base_seq`,
+the number of the oldest segment in the spool, plus the segment's position. `base_seq` changes in the same transaction that
+deletes rows. The following rules keep the numbers right whenever the process ends:
 
-- Only segments that are not taken are dropped, and their rows are deleted before the next segment is taken. If the disk
-  fails, they are not dropped.
-- The deletion of durable rows can be late or lost: the next Welcome repeats the durable mark.
+- Only segments that are not taken are dropped. Their rows are deleted before the next segment is taken. If the disk fails, no
+  row is dropped.
+- The deletion of rows that the learner has recorded can be late, or lost with the process. The next Welcome repeats the number
+  up to which they can be deleted.
 - Segments in memory are newer than all rows. They are written to the file in order, taken ones too.
 
-**After a start** it is unknown which rows have numbers: it can be any, or none. The first Welcome has the marks ``R`` (received)
-and ``D`` (durable). Let ``B`` be `base_seq` in the file, ``e`` the number of rows evicted since the start (the oldest ones), and
-``m`` the number of rows left that the file had at the start. Of these ``e + m`` the learner has received
-``r = min(R - B, e + m)``.
+**After a start** it is unknown which rows have a sequence number: all, some or none. The first Welcome has two numbers: ``R``,
+the next sequence number that the learner expects, and ``D``, below which its journal has recorded all segments. Let ``B`` be
+the `base_seq` in the file, ``e`` the number of rows dropped since the start (*evicted*; they were the oldest rows), and ``m``
+the number of rows that the file had at the start and still has. Of these ``e + m`` rows, the learner has received the oldest
+``r = min(R - B, e + m)``:
 
-- It has received ``min(e, r)`` of the evicted rows. They do not count as dropped, and the base moves past them. It has not
-  received the other evicted rows, so they have no number, and ``R`` is the number of the oldest row.
-- It has received the first ``r - min(e, r)`` rows. Those below ``D`` are deleted, the others are taken. Later rows are new.
-- It has received ``R - B - r`` segments that were only in memory when the process ended. They count as submitted. If rows
-  before them must be kept, placeholders keep their numbers. If a placeholder is sent, the learner refuses that item.
+- ``min(e, r)`` of them were evicted. They no longer count as dropped, and `base_seq` increases by their number. The learner has
+  not received the other evicted rows. These have no sequence number.
+- The other ``r - min(e, r)`` are the first rows in the file. Those with numbers below ``D`` are deleted, the others are taken.
+  The rows after them have no sequence number.
+- The learner has also received ``R - B - r`` segments that were only in memory when the earlier process ended. They count as
+  submitted. If rows before them must be kept, placeholders (empty segments) take their positions. The learner refuses a
+  placeholder that is sent.
 
-Rows added after the start cannot have been received. A later start must not count them among the ``e + m`` if no Welcome came in
-between, so the file records the first of them (`SpoolMeta.sure_from`). All this is committed before a segment is taken, so that
-``B``, ``e`` and `sure_from` are applied only once.
+The learner cannot have received rows that were added after the start. A later start must not count these rows in ``m`` if no
+Welcome came in between, so the file records the id of the first of them (`SpoolMeta.sure_from`). All changes are committed
+before a segment is taken, so that ``B``, ``e`` and `sure_from` are applied only once.
 
-**The conservation law of a spool**, at every moment and over all starts: ``submitted = dropped + base_seq + len(spool)``. It also
-holds for the file alone; a file in which it does not hold is damaged.
+**The counts of a spool add up**, at every moment and over all starts: ``submitted = dropped + base_seq + len(spool)``. The
+equation also holds for the file alone. A file in which it does not hold is damaged.
 
-A damaged file does not show which numbers are in use. The new file gets a new `origin`, which makes it another stream, and a new
-`actor_id` unless one was given. A damaged row without a number is dropped; one that can have a number becomes a placeholder.
+A damaged file does not show which sequence numbers are in use. The new file then gets a new `origin`, which tells the learner
+that the numbers start again, and a new `actor_id` unless the configuration sets one. A damaged row without a sequence number is
+dropped. A damaged row that can have a sequence number becomes a placeholder.
 """
 
 from __future__ import annotations
@@ -69,13 +75,13 @@ MAX_HOLE = 65_536
 
 @dataclass(frozen=True, slots=True)
 class SpoolLimits:
-    """The limits of a spool. Beyond them, the oldest segments that are not taken are dropped.
+    """The limits of a spool. If one is exceeded, the oldest segments that have not been sent are dropped and counted.
 
     Attributes:
-        max_bytes: Limit on the bytes of the columns of all segments (dropped as ``spool_bytes``).
-        max_age_s: Limit on the age of a segment, in seconds (``spool_age``). None for no limit.
-        memory_items: Limit on the segments in memory while the disk fails (``overflow``).
-        memory_bytes: Limit on the bytes of those (``overflow``).
+        max_bytes: Largest size of the columns of all segments, in bytes. Drops count as ``spool_bytes``.
+        max_age_s: Largest age of a segment, in seconds, None for no limit. Drops count as ``spool_age``.
+        memory_items: Largest number of segments in memory while the disk fails. Drops count as ``overflow``.
+        memory_bytes: Largest size of the segments in memory while the disk fails, in bytes. Drops count as ``overflow``.
     """
 
     max_bytes: int
@@ -85,17 +91,21 @@ class SpoolLimits:
 
 
 class Spool(Resource):
-    """A FIFO of segments on disk, for one actor.
+    """A FIFO of the finished segments of one actor, on disk.
 
-    One thread uses it at a time. After the constructor, no method raises because of the disk: `error` has the last error, and
-    `counters` count ``spool_errors``, ``spool_damaged_files``, ``spool_damaged_rows`` and ``spool_placeholders``.
+    A segment is *taken* when it gets a sequence number and goes to the session, which sends it. It stays in the spool until the
+    learner's journal has recorded it.
+
+    Only one thread can use the spool at a time. After the constructor, no method raises because of the disk: `error` has the
+    last error.
 
     Attributes:
-        actor_id: The actor's name, kept in the spool.
-        origin: The incarnation that began the numbering. It identifies the stream of this actor.
-        incarnation: The incarnation of this start, higher than that of any earlier start.
-        error: The reason why the disk fails now, or None.
-        reconciled: True once a Welcome has been applied. Before that no segment can be taken.
+        actor_id: The actor's name, which the spool keeps over all starts.
+        origin: The incarnation with which the sequence numbers began. With the actor's name it identifies the numbers.
+        incarnation: The number of this start of the actor, higher than that of any earlier start.
+        counters: ``spool_errors``, ``spool_damaged_files``, ``spool_damaged_rows`` and ``spool_placeholders``.
+        error: The text of the disk's last error, None while the disk works.
+        reconciled: True once `reconcile` has succeeded. Before that, no segment can be taken (sent).
     """
 
     def __init__(
@@ -114,13 +124,13 @@ class Spool(Resource):
             folder: A folder for this spool alone, created with mode 0700.
             client_id: The client whose segments it holds.
             limits: The limits of the spool.
-            actor_id: The actor's name that the spool must have. None: any; a new spool gets a random one.
+            actor_id: The actor's name that the spool must have. None accepts any name, and gives a new spool a random one.
             clock: Returns Unix time, in seconds. If it jumps, the ages of segments jump too.
             monotonic: Returns monotonic time, in seconds. Used for retries and late deletions.
 
         Raises:
-            SpoolError: If the spool is in use, cannot be read or written, or belongs to another client, actor or version of the
-                library.
+            SpoolError: If another process uses the spool, if it cannot be read or written, or if it belongs to another client,
+                actor or version of the library.
         """
         self.counters = Counters()
         self.error: str | None = None
@@ -149,32 +159,32 @@ class Spool(Resource):
 
     @property
     def base_seq(self) -> int:
-        """The number of the oldest segment, or of the next one if the spool is empty. The first number in a Hello."""
+        """The sequence number of the oldest segment, or of the next segment if the spool is empty."""
         return self._meta.base_seq
 
     @property
     def journal_id(self) -> int:
-        """The journal of the last learner, 0 for none."""
+        """The identifier of the last learner's journal (its record of accepted segments), 0 before the first learner."""
         return self._meta.journal_id
 
     @property
     def untaken_items(self) -> int:
-        """The number of segments without a sequence number. Before `reconcile` some of them can have one."""
+        """The number of segments that are not taken (sent). Before `reconcile`, the learner can have received some of them."""
         return len(self._untaken)
 
     @property
     def untaken_steps(self) -> int:
-        """The steps of the segments that `untaken_items` counts."""
+        """The number of steps of the segments that `untaken_items` counts."""
         return self._untaken_steps
 
     @property
     def memory_items(self) -> int:
-        """The number of segments that are only in memory because the disk fails. The end of the process would lose them."""
+        """The number of segments that are only in memory so far. They are lost if the process ends now."""
         return len(self._memory)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the columns of all segments."""
+        """The size of the columns of all segments, in bytes."""
         return self._nbytes
 
     @property
@@ -184,20 +194,26 @@ class Spool(Resource):
 
     @property
     def dropped(self) -> dict[str, int]:
-        """The drops since the spool was created, by reason. A count falls if the learner turns out to have the segment."""
+        """The number of segments dropped since the spool was created, by reason.
+
+        A number decreases if a Welcome shows that the learner has received a dropped segment after all.
+        """
         return dict(self._meta.dropped)
 
     def peek(self) -> QueueHead | None:
-        """Return the head of the oldest segment that is not taken, or None."""
+        """Return the properties of the oldest segment that is not taken (sent), or None if there is none."""
         return self._untaken[0].head if self._untaken else None
 
     # ---- changes
 
     def put(self, segments: Sequence[PackedSegment]) -> None:
-        """Add segments, and drop the oldest beyond the limits. They are in the file on return, unless the disk fails.
+        """Add segments and write them to the file. If a limit is exceeded, drop the oldest segments that were not sent.
+
+        While the disk fails, the new segments wait in memory. One call writes about `FLUSH_BYTES` at most. `tick` writes the
+        rest.
 
         Args:
-            segments: The segments, in order. Their `large` frames must not change any more.
+            segments: The segments, in order. The caller must not change their `large` frames afterwards.
         """
         put_at, next_id = self._clock(), self._meta.next_id
         for p in segments:
@@ -215,9 +231,14 @@ class Spool(Resource):
         self._bound_memory()
 
     def take(self, max_items: int, max_bytes: int) -> list[PackedSegment]:
-        """Take and return the next segments. Their numbers follow those of the segments already taken.
+        """Take the next segments: give them the next sequence numbers, and return them for the session to send.
 
-        The first can exceed `max_bytes`. The list is empty before `reconcile`, and while the disk cannot be read.
+        Args:
+            max_items: The largest number of segments.
+            max_bytes: The largest size of all segments together, in bytes. The first segment can exceed it.
+
+        Returns:
+            The segments, oldest first. An empty list before `reconcile`, and while the disk cannot be read.
         """
         if not self.reconciled or not self._file.is_open:
             return []
@@ -255,9 +276,9 @@ class Spool(Resource):
         return count
 
     def untake(self) -> None:
-        """Return all taken segments to the queue: they have no sequence number any more.
+        """Return all taken (sent) segments to the queue. They then have no sequence number.
 
-        Call it for a new session, whose Welcome has other marks. Call `reconcile` after that Welcome.
+        Call this method for a new session, and `reconcile` after the Welcome of that session.
         """
         if not self.reconciled:
             return
@@ -268,7 +289,10 @@ class Spool(Resource):
         self.reconciled = False
 
     def release(self, durable_seq: int) -> None:
-        """Release the taken segments below `durable_seq`. The file follows within `DELETE_DELAY_S`, or with the next `put`."""
+        """Discard the sent segments with sequence numbers below `durable_seq`. The learner has recorded them.
+
+        Their rows are deleted from the file with the next `put`, or by `tick` after `DELETE_DELAY_S` seconds.
+        """
         count = min(durable_seq - self._meta.base_seq, len(self._taken))
         if count <= 0:
             return
@@ -279,15 +303,16 @@ class Spool(Resource):
         self.tick()
 
     def reconcile(self, received: int, durable: int) -> list[PackedSegment] | None:
-        """Match the spool with the learner's marks, after the first Welcome of a start or after `untake`.
+        """Find out which segments the learner has received, after the first Welcome of a start or after `untake`.
 
-        Segments that are durable at the learner are deleted. Those that it has received only become taken: the session keeps
-        them until they are durable. The others have no sequence number so far. The module's docstring describes the rules.
+        Segments that the learner's journal has recorded are deleted. Segments that the learner has received, but not recorded so
+        far, become taken: the session keeps them until they are recorded. All other segments have no sequence number. The
+        module's docstring describes the rules.
 
         Args:
-            received: The learner's received mark: the next sequence number that it expects. It is the reply to a Hello whose
-                `first_seq` was `base_seq`.
-            durable: The learner's durable mark: its journal has all segments below it.
+            received: The next sequence number that the learner expects, from a Welcome. The Hello before it must have had
+                `base_seq` as its `first_seq`.
+            durable: The learner's journal has recorded all segments with lower sequence numbers than this.
 
         Returns:
             The segments that are now taken, oldest first. None if the disk fails: no segment can be taken, and the call must be
@@ -331,14 +356,14 @@ class Spool(Resource):
         return [p if p is not None else placeholder() for p in packed]
 
     def set_journal(self, journal_id: int) -> None:
-        """Record the journal of the current learner."""
+        """Record the identifier of the current learner's journal."""
         if journal_id != self._meta.journal_id:
             self._meta = replace(self._meta, journal_id=journal_id)
             self._dirty = True
             self._sync()
 
     def set_incarnation(self, incarnation: int) -> None:
-        """Record the higher incarnation of this start, so that the next start's is higher still."""
+        """Record a higher incarnation (number) of this start. The next start then gets a higher number than that."""
         self.incarnation = incarnation
         self._meta = replace(self._meta, incarnation=incarnation)
         self._dirty = True
@@ -364,7 +389,7 @@ class Spool(Resource):
         return due
 
     def close(self) -> None:
-        """Write the segments in memory if possible, close the file and release the folder."""
+        """Write the segments in memory to the file if possible. Then close the file and release the lock."""
         if self._file.is_open:
             while self._sync() and self._memory:
                 pass
@@ -373,7 +398,7 @@ class Spool(Resource):
         self._abandon()
 
     def disown(self) -> None:
-        """In a forked child, give up the parent's file and lock without changing them. Called after each `os.fork`."""
+        """Give up the parent's file and lock in a forked child, without changing them. Called after each `os.fork`."""
         _open_spools.discard(self)
         self._file.disown()
 
@@ -423,10 +448,11 @@ class Spool(Resource):
         """Delete released and dropped rows and insert the segments in memory, in one transaction.
 
         Args:
-            drops: Reasons and counts of the segments to drop from the head of those not taken. Empty: those beyond the limits.
+            drops: Pairs of a reason and a count: how many of the oldest segments that are not taken to drop. Empty: drop those
+                that exceed a limit.
 
         Returns:
-            False if the disk failed. Then nothing has changed.
+            False if the disk failed or the file is closed. Then nothing has changed.
         """
         if not self._file.is_open:
             return False
@@ -479,9 +505,13 @@ class Spool(Resource):
         self._retry_at = self._monotonic() + RETRY_S
 
     def _apply(self, meta: SpoolMeta, held: int, gone: int, blanks: int) -> bool:
-        """Commit the result of `reconcile`, then apply it here.
+        """Commit the result of `reconcile` to the file, then change this object. Return False if the disk fails.
 
-        `gone` entries are deleted. The other ones of the first `held`, and `blanks` placeholders, are taken.
+        Args:
+            meta: The new document, without the placeholders.
+            held: The number of segments that the learner has received. They are the oldest.
+            gone: The number of these that are deleted. The other ones become taken.
+            blanks: The number of placeholders to add and take after them.
         """
         entries = list(self._untaken)
         deleted, kept = entries[:gone], entries[gone:held]
@@ -504,7 +534,7 @@ class Spool(Resource):
         return True
 
     def _read(self, entries: Sequence[SpoolEntry]) -> list[PackedSegment | None] | None:
-        """Return the segments of consecutive entries, with None for each damaged one. Return None if the disk fails."""
+        """Return the segments of consecutive entries, with None in place of a damaged segment. Return None if the disk fails."""
         try:
             return self._file.read(entries)
         except sqlite3.Error as exc:
@@ -514,7 +544,7 @@ class Spool(Resource):
     # ---- helpers
 
     def _over_limits(self) -> list[tuple[str, int]]:
-        """Return the reasons and counts of the segments to drop from the head of those not taken."""
+        """Return pairs of a reason and a count: how many of the oldest segments that are not taken exceed a limit."""
         old = excess = 0
         size = self._nbytes
         horizon = self._clock() - self._limits.max_age_s if self._limits.max_age_s is not None else float("-inf")
@@ -529,7 +559,10 @@ class Spool(Resource):
         return [(reason, n) for reason, n in (("spool_age", old), ("spool_bytes", excess)) if n]
 
     def _counted(self, drops: Sequence[tuple[str, int]]) -> SpoolMeta:
-        """Return the document after these drops. Drops that the learner can have received are recorded in order."""
+        """Return a copy of the document that counts these drops.
+
+        Dropped segments that the learner can have received are also listed in `SpoolMeta.evicted`, oldest first.
+        """
         dropped, evicted, unsure = dict(self._meta.dropped), list(self._meta.evicted), self._possibly_received
         for reason, count in drops:
             dropped[reason] = dropped.get(reason, 0) + count
@@ -542,7 +575,7 @@ class Spool(Resource):
         return replace(self._meta, dropped=dropped, evicted=tuple(evicted))
 
     def _bound_memory(self) -> None:
-        """While the disk fails, drop the oldest segments in memory that cannot have a number."""
+        """Drop the oldest unsent segments in memory, while the disk fails and they exceed the limits on memory."""
         size = sum(e.head.nbytes for e in self._memory)
         while self.error is not None and (len(self._memory) > self._limits.memory_items or size > self._limits.memory_bytes):
             ahead = len(self._untaken) - len(self._memory)  # those in the file; negative: the number taken and in memory
@@ -560,7 +593,7 @@ class Spool(Resource):
             )
 
     def _first_id(self, meta: SpoolMeta) -> int:
-        """Return the id of the oldest segment, or of the next one if the spool is empty."""
+        """Return the row id of the oldest segment, or the id of the next row if the spool is empty."""
         first = self._taken[0] if self._taken else self._untaken[0] if self._untaken else None
         return first.id if first is not None else meta.next_id
 
@@ -570,13 +603,13 @@ class Spool(Resource):
         self._taken.append(entry)
 
     def _forget(self, entry: SpoolEntry) -> None:
-        """Adjust the totals after an entry has left both deques."""
+        """Update the size and the list of segments in memory, for a segment that was removed from the spool."""
         self._nbytes -= entry.head.nbytes
         if entry.packed is not None:
             self._memory.remove(entry)
 
     def _abandon(self) -> None:
-        """Close the file even if that fails, and stop watching for forks."""
+        """Close the file, and no longer call `disown` after a fork. An error of the database is only logged."""
         _open_spools.discard(self)
         self._file.close()
 
@@ -593,7 +626,7 @@ os.register_at_fork(after_in_child=_disown_all)
 
 
 def _taken_back(dropped: dict[str, int], evicted: Sequence[tuple[str, int]], count: int) -> dict[str, int]:
-    """Return the drops without the first `count` of `evicted`, which the learner turned out to have received."""
+    """Return the counts in `dropped` without the first `count` segments of `evicted`. The learner has received these."""
     dropped = dict(dropped)
     for reason, number in evicted:
         mistaken = min(number, count)

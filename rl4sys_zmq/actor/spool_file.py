@@ -1,7 +1,7 @@
-"""The file of a spool: its lock, its rows, and the document of counts that belongs to them.
+"""The database file of a spool: its lock, one row for each segment, and one document with the counts (`SpoolMeta`).
 
-The docstring of `spool` defines the counts and when they change. This module reads, checks and writes them. Every record and the
-document have a checksum. An inconsistent file raises `SpoolDamaged`.
+This module reads, checks and writes the file. The docstring of the module `spool` defines the counts, and when they change. Each
+row and the document have a checksum. An inconsistent file raises `SpoolDamaged`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ log = logging.getLogger(__name__)
 
 SCHEMA = 2
 FLUSH_BYTES = 8 << 20
-"""The bytes after which a transaction inserts no more, so that a full memory does not cause one long pause."""
+"""A transaction stops inserting segments after this many bytes, so that many segments in memory cause no long pause."""
 KEEP_DAMAGED = 3
 _APPLICATION_ID = 0x52345350  # R4SP
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _PREFIX = struct.Struct("<QI")
 _U64 = 1 << 64
 _NO_FLAGS = 0x81
-"""The flags of a placeholder. No segment of this library has them."""
+"""The flags in the header of a placeholder segment. A real segment never has them."""
 _TABLES = """
 CREATE TABLE rows (id INTEGER PRIMARY KEY, steps INTEGER NOT NULL, generation INTEGER NOT NULL, oldest_version INTEGER NOT NULL,
                    nbytes INTEGER NOT NULL, put_at REAL NOT NULL, record BLOB NOT NULL);
@@ -48,20 +48,27 @@ CREATE TABLE meta (one INTEGER PRIMARY KEY CHECK (one = 1), document BLOB NOT NU
 
 
 class SpoolDamaged(Exception):
-    """The file is a spool, but inconsistent."""
+    """The error for a spool file with inconsistent contents."""
 
 
 @dataclass(frozen=True)
 class SpoolMeta:
-    """The one row of ``meta``. Together with the rows it is the complete state of a spool.
+    """The document of a spool: the names and counts that belong to its segments. The table ``meta`` has it as its only row.
 
     Attributes:
-        origin: The incarnation that began the numbering of the segments.
+        client_id: The client whose segments the spool holds.
+        actor_id: The actor's name.
+        origin: The incarnation (number of a start) with which the sequence numbers began.
         incarnation: The number of the latest start of the actor with this spool.
-        rows: The number of rows. It detects a lost row, which would shift the numbers.
-        next_id: The id of the next row. Ids grow, and no id is reused while its row exists.
-        sure_from: Rows from this id on have never been taken. None: any row can have been.
-        evicted: Reasons and counts of the rows evicted while it was unknown if they had been received, oldest first.
+        journal_id: The identifier of the journal of the learner that the actor last joined, 0 before the first.
+        base_seq: The sequence number of the oldest segment, or of the next segment if the spool is empty.
+        rows: The number of rows. It reveals a lost row, which would change the sequence numbers of the rows after it.
+        next_id: The id of the next row. Ids increase, and an id is not reused while its row exists.
+        sure_from: Rows with this id or a higher one were added after the start, so the learner cannot have received them. None:
+            the learner can have received any row.
+        evicted: Pairs of a reason and a count: dropped rows that the learner can have received, oldest first.
+        submitted: The number of segments added since the spool was created.
+        dropped: The number of segments dropped since then, by reason.
     """
 
     client_id: str
@@ -80,7 +87,14 @@ class SpoolMeta:
 
 @dataclass(slots=True, eq=False)
 class SpoolEntry:
-    """One segment. `packed` is None once it is in the file, to save memory."""
+    """One segment in a spool: in the file, or in memory only.
+
+    Attributes:
+        id: The id of the segment's row.
+        head: The properties of the segment that are known without reading it.
+        put_at: The Unix time at which the segment was added, in seconds.
+        packed: The encoded segment while it is only in memory. None once it is in the file, to save memory.
+    """
 
     id: int
     head: QueueHead
@@ -96,10 +110,10 @@ class SpoolFile:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Take the lock.
+        """Lock the folder. Create it if it does not exist. The database is not opened.
 
         Raises:
-            SpoolError: If another process holds it, or the folder cannot be used.
+            SpoolError: If another process has the lock, or the folder cannot be used.
         """
         self.path = folder / "spool.db"
         self._connection: sqlite3.Connection | None = None
@@ -111,7 +125,7 @@ class SpoolFile:
         return self._connection is not None
 
     def open(self) -> SpoolMeta | None:
-        """Read the document, or create the file. Return None for a new file.
+        """Open the database and return its document. If it does not exist, create it and return None.
 
         Raises:
             SpoolError: If the file is another program's database, or of another version.
@@ -122,10 +136,10 @@ class SpoolFile:
         return meta
 
     def entries(self, meta: SpoolMeta) -> list[SpoolEntry]:
-        """Return all rows, oldest first, after checking them against the document.
+        """Return an entry for each row, oldest first, without the contents of the segments.
 
         Raises:
-            SpoolDamaged: If they do not match it.
+            SpoolDamaged: If the rows do not match the document `meta`.
             sqlite3.Error: If the disk fails.
         """
         query = "SELECT id, steps, generation, oldest_version, nbytes, put_at FROM rows"
@@ -155,10 +169,10 @@ class SpoolFile:
 
         Args:
             meta: The new document.
-            first_id: Rows below it were released and are deleted.
-            deleted: Consecutive entries to delete.
-            inserted: Entries in memory to insert as rows.
-            shift: An id, and the number by which to raise the ids above it.
+            first_id: The id of the oldest segment. All rows with lower ids are deleted.
+            deleted: Consecutive entries whose rows are deleted too.
+            inserted: Entries to insert as rows. A placeholder is inserted with an empty record.
+            shift: ``(id, n)``: add ``n`` to all ids above ``id``, to make room for placeholders. ``n`` is 0 for no change.
 
         Raises:
             sqlite3.Error, OSError: If the disk fails. Then nothing has changed.
@@ -183,7 +197,7 @@ class SpoolFile:
             raise
 
     def read(self, entries: Sequence[SpoolEntry]) -> list[PackedSegment | None]:
-        """Return the segments of consecutive entries, with None for each damaged one.
+        """Return the segments of consecutive entries, with None in place of each damaged segment.
 
         Raises:
             sqlite3.Error: If the disk fails.
@@ -201,7 +215,13 @@ class SpoolFile:
         return [e.packed if e.packed is not None else _unpack(records.get(e.id, b""), e.head) for e in entries]
 
     def move_aside(self, stamp: int) -> str:
-        """Close and rename the damaged file, and return the new name. The newest `KEEP_DAMAGED` such files are kept."""
+        """Close and rename the damaged file, and return the new name.
+
+        The newest `KEEP_DAMAGED` damaged files are kept, older ones are deleted.
+
+        Args:
+            stamp: A number for the new name: the Unix time in milliseconds.
+        """
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -217,14 +237,14 @@ class SpoolFile:
         return aside
 
     def disown(self) -> None:
-        """In a forked child, give up the parent's file and lock without changing them."""
+        """Give up the parent's file and lock in a forked child, without changing them."""
         if self._connection is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))  # never closed: that would write to the parent's file
             self._connection = None
         self.close()
 
     def close(self) -> None:
-        """Close the database and release the folder, even if an error occurs."""
+        """Close the database and release the lock. An error of the database is only logged."""
         connection, self._connection = self._connection, None
         lock, self._lock = self._lock, -1
         try:
@@ -241,7 +261,7 @@ class SpoolFile:
         return self._connection
 
     def _read_singly(self, ids: Sequence[int]) -> dict[int, bytes]:
-        """Return the records that can still be read from a file in which sqlite has found damage."""
+        """Return the readable records by row id, for a file in which sqlite has found damage. Read each row by itself."""
         records: dict[int, bytes] = {}
         for row_id in ids:
             try:
@@ -252,7 +272,7 @@ class SpoolFile:
 
 
 def _lock(folder: Path) -> int:
-    """Create the folder and take its lock. The lock ends with the process."""
+    """Create the folder if needed, lock it, and return the descriptor of the lock file. The lock ends with the process."""
     path = folder / "lock"
     try:
         if not folder.is_dir():
@@ -275,7 +295,7 @@ def _lock(folder: Path) -> int:
 
 
 def _connect(path: Path) -> tuple[sqlite3.Connection, SpoolMeta | None]:
-    """Return the connection and the document, None for a new file."""
+    """Open or create the database. Return the connection and the document, which is None for a new database."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
     try:
@@ -332,12 +352,12 @@ def _row(entry: SpoolEntry) -> tuple[int, int, int, int, int, float, bytes]:
 
 
 def _i64(number: int) -> int:
-    """Return the number as a signed 64-bit integer: SQLite has no unsigned ones."""
+    """Return the signed 64-bit integer with the same bits as an unsigned one. SQLite has only signed integers."""
     return number - _U64 if number >= _U64 >> 1 else number
 
 
 def _pack(p: PackedSegment) -> bytes:
-    """Return a record: a checksum of the rest, the length of the header, the header, the blob and the large columns."""
+    """Encode a segment as the record of a row: a checksum of the rest, the header's length, the header, and the columns."""
     numbers = [p.steps, p.generation, p.oldest_version, p.nbytes]
     head = pack_header([p.layout, p.head, *numbers, [len(s) for s in p.small], [len(f) for f in p.large], list(p.digests)])
     body = b"".join((_PREFIX.pack(0, len(head))[8:], head, *p.small, *p.large))
@@ -345,7 +365,7 @@ def _pack(p: PackedSegment) -> bytes:
 
 
 def _unpack(record: bytes, expected: QueueHead) -> PackedSegment | None:
-    """Return the segment of a record, or None if the record is not what was written."""
+    """Decode the record of a row. Return None if it is damaged: a wrong checksum, or other numbers than `expected`."""
     view = memoryview(record)
     if len(view) < _PREFIX.size or xxhash.xxh3_64_digest(view[8:]) != record[:8]:
         return None
@@ -364,6 +384,9 @@ def _unpack(record: bytes, expected: QueueHead) -> PackedSegment | None:
 
 
 def placeholder() -> PackedSegment:
-    """Return a segment that keeps a lost one's number. The learner refuses it for its flags and moves the mark on."""
+    """Return an empty segment that takes the sequence number of a lost segment.
+
+    The learner refuses a placeholder because of its flags, and then expects the next sequence number.
+    """
     head = head_struct.pack(0, 0, 0, 0, 0.0, 0, 0, 0, _NO_FLAGS, 0, 0)
     return PackedSegment("o<f4 a<f4 r<f4 l<f4 v<u8", head, (b"",) * 5, (), (), 0, 0, 0, 0)

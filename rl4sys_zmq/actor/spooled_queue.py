@@ -1,4 +1,4 @@
-"""The segment queue over a spool. Imported only by actors that have one, because it imports sqlite."""
+"""The segment queue on disk, for actors with a spool. Other actors do not import this module, because it imports sqlite."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rl4sys_zmq.wire import PackedSegment, pack_segment
 __all__ = ["SpooledSegmentQueue"]
 
 PUT_ITEMS = 32
-"""The largest number of segments that go into the spool in one transaction."""
+"""The largest number of segments that go from memory into the spool in one transaction."""
 
 
 class SpooledSegmentQueue(SegmentQueue):
-    """A spool that is filled from the outbox, as a segment queue."""
+    """The segment queue of an actor with a spool: segments go from the outbox (in memory) to disk before they are sent."""
 
     def __init__(self, outbox: Outbox, spool: Spool) -> None:
         super().__init__(outbox)
@@ -23,28 +23,28 @@ class SpooledSegmentQueue(SegmentQueue):
 
     @property
     def items(self) -> int:
-        """The number of segments without a number, in the spool and in the outbox."""
+        """The number of segments in the spool and in the outbox that have not been sent."""
         return self.spool.untaken_items + len(self.outbox)
 
     @property
     def steps(self) -> int:
-        """The steps of those segments."""
+        """The number of steps of the segments that `items` counts."""
         return self.spool.untaken_steps + self.outbox.steps
 
     def peek(self) -> QueueHead | None:
-        """Return the head of the oldest segment in the spool, or None before `reconcile`."""
+        """Return the properties of the oldest segment in the spool that was not sent. Return None before `reconcile`."""
         return self.spool.peek() if self.spool.reconciled else None
 
     def take(self, max_items: int, max_bytes: int) -> list[PackedSegment]:
-        """Return the oldest segments of the spool, which keeps them until `release`."""
+        """Return the oldest segments of the spool that were not sent. They stay on disk until `release`."""
         return self.spool.take(max_items, max_bytes)
 
     def drop(self, reason: str) -> bool:
-        """Drop the oldest segment in the spool."""
+        """Drop the oldest segment in the spool that was not sent. Return False if the disk fails."""
         return self.spool.drop_head(1, reason) == 1
 
     def fill(self) -> bool:
-        """Move some segments from the outbox into the spool."""
+        """Move up to `PUT_ITEMS` segments from the outbox into the spool. Return False if the outbox was empty."""
         batch: list[PackedSegment] = []
         self.in_hand = min(PUT_ITEMS, len(self.outbox))
         while len(batch) < self.in_hand and (segment := self.outbox.pop()) is not None:
@@ -55,11 +55,11 @@ class SpooledSegmentQueue(SegmentQueue):
         return bool(batch)
 
     def release(self, durable: int) -> None:
-        """Release the segments that the learner's journal has."""
+        """Delete the segments with sequence numbers below `durable`. The learner has recorded them."""
         self.spool.release(durable)
 
     def reconcile(self, received: int, durable: int) -> Sequence[PackedSegment] | None:
-        """Apply the learner's marks, as `Spool.reconcile` does."""
+        """Find out which segments of an earlier start the learner has received, as `Spool.reconcile` describes."""
         return self.spool.reconcile(received, durable)
 
     def tick(self) -> None:
@@ -67,18 +67,18 @@ class SpooledSegmentQueue(SegmentQueue):
         self.spool.tick()
 
     def next_deadline(self) -> float:
-        """Return the time at which the spool's next work is due."""
+        """Return the monotonic time at which `tick` must be called, in seconds. Infinity if no work is due."""
         return self.spool.next_deadline()
 
     @property
     def submitted(self) -> int:
-        """The number of segments finished over all starts."""
+        """The number of segments that the host has finished, over all starts with this spool."""
         lost = sum(super().dropped.values())
         return self.spool.submitted + len(self.outbox) + lost
 
     @property
     def dropped(self) -> dict[str, int]:
-        """The number of segments dropped in the spool over all starts, and before the spool in this start, by reason."""
+        """The number of dropped segments by reason: in the spool over all starts, and in the outbox since this start."""
         counts = self.spool.dropped
         for reason, count in super().dropped.items():
             counts[reason] = counts.get(reason, 0) + count

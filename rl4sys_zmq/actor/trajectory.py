@@ -1,4 +1,4 @@
-"""Trajectories: how they begin, are cut into segments, and end."""
+"""Trajectories: their start, their end, and their division into segments (the parts that are sent to the learner)."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ log = logging.getLogger(__name__)
 
 
 class RL4SysTrajectory:
-    """One episode, of which earlier segments can have left already.
+    """One episode, which `RL4SysAgent.request_for_action` starts. Its first steps can have been sent already, in segments.
 
     Attributes:
-        episode_id: A random 64-bit number.
+        episode_id: A random 64-bit number that identifies the episode.
         completed: True after `mark_end_of_trajectory`. The next request then starts another trajectory.
     """
 
     # The other slots are internal. `policy` chose the last action; with ``swap: episode`` it acts for the whole episode.
-    # `selected_under` is the agent's policy at the time `policy` was selected: while the agent still has it, `policy` stays
-    # valid. `state` is the state of a policy with extra columns after the last added action. `has_credit` is True once the
-    # open segment has its credit. `marked` is the action with which the episode was ended. `cap_left` counts down from
-    # ``max_traj_length``, and `steps_before` counts the steps of earlier segments.
+    # `selected_under` is the agent's policy at the time `policy` was selected: as long as the agent has the same policy, `policy`
+    # is valid. `state` is the state of a policy with extra columns after the last added action. `has_credit` is True once the
+    # learner has permitted the steps of the open segment. `marked` is the action with which the episode was ended.
+    # `cap_left` counts down from ``max_traj_length``, and `steps_before` counts the steps of earlier segments.
     __slots__ = (
         "cap_left",
         "closed",
@@ -71,7 +71,7 @@ class RL4SysTrajectory:
 
     @property
     def steps(self) -> int:
-        """The number of actions added, over all segments."""
+        """The number of actions added to this trajectory, including those already sent."""
         return self.steps_before + self.writer.steps
 
     def __len__(self) -> int:
@@ -79,12 +79,12 @@ class RL4SysTrajectory:
 
 
 class Episodes:
-    """The trajectories of one agent in one process. It begins, cuts and ends them, and stores their steps.
+    """The operations on the trajectories of one agent in one process: begin, add a step, cut into segments, end.
 
     Attributes:
-        owner: Identifies the agent, as in `Stamp`.
-        rollout: The number of steps at which a segment is cut.
-        inputs: The reader of observations.
+        owner: An object that identifies the agent, as in `Stamp`.
+        rollout: The number of steps of a full segment.
+        inputs: The checks of observations.
     """
 
     def __init__(self, context: AgentContext, spec: PolicySpec, inputs: Inputs, rollout: int) -> None:
@@ -100,7 +100,7 @@ class Episodes:
         self._ids = random.Random()
 
     def begin(self) -> RL4SysTrajectory:
-        """Return a new trajectory."""
+        """Return a new trajectory without steps."""
         return RL4SysTrajectory(self, self._ids.getrandbits(64), self._new_writer(self.rollout, 0), self._max_steps)
 
     def running(
@@ -110,9 +110,19 @@ class Episodes:
         masks: Sequence[NDArray[np.bool_] | None],
         generation: int,
     ) -> list[RL4SysTrajectory]:
-        """Return trajectories with room for a step by a policy of `generation`.
+        """Prepare trajectories for their next step, by a policy of `generation`.
 
-        A trajectory without room is cut. None and completed trajectories are replaced by new ones.
+        A full segment, or one with steps of another generation, is closed, and the trajectory gets a new one. Each None and each
+        completed trajectory is replaced by a new trajectory.
+
+        Args:
+            trajs: ``N`` trajectories.
+            observations: ``N`` observations, from which the learner bootstraps the values of the closed segments.
+            masks: The ``N`` masks of these observations; each can be None.
+            generation: The number of the learner thread that published the current policy.
+
+        Returns:
+            ``N`` trajectories.
         """
         running = []
         for i, traj in enumerate(trajs):
@@ -127,7 +137,7 @@ class Episodes:
         return running
 
     def end_done(self, trajs: Iterable[RL4SysTrajectory | None]) -> None:
-        """End the trajectories whose last action the host has marked as done."""
+        """End the trajectories whose last action has ``done`` set to True by the host."""
         for traj in trajs:
             if traj is not None and traj.last is not None and traj.last.done and not traj.completed:
                 self.end(traj, traj.last)
@@ -135,10 +145,14 @@ class Episodes:
     def cut(
         self, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None, *, follows: bool = True
     ) -> SegmentWriter:
-        """Close the open segment, with `observation` to bootstrap from, and return the next one.
+        """Close the trajectory's open segment, and return the next open segment.
 
-        With `follows` False, steps are missing between the two segments. Their indices then differ by 2, so that the learner does
-        not join them.
+        Args:
+            traj: The trajectory. Its open segment has at least one step.
+            observation: The observation after the last step, from which the learner bootstraps.
+            mask: The mask of that observation, or None.
+            follows: False if the episode has steps between the two segments that are not stored. The segment indices then differ
+                by 2, so that the learner does not treat the segments as consecutive.
         """
         writer = traj.writer
         writer.close(observation, mask)
@@ -161,11 +175,14 @@ class Episodes:
         return SegmentWriter(spec.observation_space, spec.action_space, max_steps, segment_index)
 
     def add(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
-        """Store an action as the next step of `traj`, for `RL4SysAgent.add_to_trajectory`.
+        """Store an action as the next step of `traj`, with all checks.
 
-        This is the slow path with all checks. It starts a new segment if the policy's generation has changed, if the action was
-        not chosen by a policy (a fallback action, which is not stored), or if it was chosen from another state than that after
-        the last step.
+        `RL4SysAgent.add_to_trajectory` calls this method if its own few checks are not enough. The step starts a new segment in
+        these cases:
+
+        - The generation of the policy has changed.
+        - No policy chose the action (a fallback action). The action is not stored, and the next step starts the new segment.
+        - A policy with a state chose the action from another state than the one after the last step.
 
         Raises:
             ActionError: As for `RL4SysAgent.add_to_trajectory`.

@@ -1,4 +1,4 @@
-"""The subscription to the learner's policy: diffs from the PUB are verified and applied, missing ones are fetched."""
+"""The receiver of the learner's weights: it applies verified updates from the PUB socket, and fetches missing ones."""
 
 from __future__ import annotations
 
@@ -28,22 +28,25 @@ log = logging.getLogger(__name__)
 HWM = 64
 PREVIOUS_KEPT = 2
 MAX_WEIGHT_BYTES = MAX_FRAME_BYTES - TRAILER_BYTES
-"""The weights that fit into a frame, in bytes. A spec that announces more must not make this side allocate them."""
+"""The largest size of weights, in bytes: what fits into a frame. The actor refuses a policy with more weights."""
 
 
 class WeightSubscriber:
-    """The holder of the newest verified policy. Used in the I/O thread; other threads read only `policy` and `spec`.
+    """The receiver of an actor's weights. It has the newest policy whose weights are verified.
 
-    It subscribes first, then fetches what is newer than its policy, then applies the updates from the PUB that build on that.
-    So it misses no update in between. It fetches again after a diff that does not fit, a digest that does not verify, and a
-    beacon with a version that did not arrive. Each version is a new policy over a new buffer; the current one acts until the
-    new one is verified. An actor whose learner acts for it receives only the version.
+    Used in the I/O thread. Other threads read only `policy` and `spec`, and can call `roll_back` and `saw`.
+
+    After the handshake it subscribes to the learner's updates, and then fetches the weights that are newer than its own. In this
+    order, no update is missed. It fetches again if an update does not build on its version, if the checksum (digest) of the new
+    weights is wrong, or if a beacon (a message once a second) names a version that did not arrive. Each version becomes a new
+    policy over a new buffer. The current policy acts until the new one is verified. An actor with ``inference: remote`` needs no
+    weights and receives only the version numbers.
 
     Attributes:
-        policy: The current policy, None before the first snapshot.
-        spec: The description that the policy is built from, None before the handshake.
-        network: The factory of its socket; set it before `join`.
-        alarms: The number of alarms of each kind that the learner has raised for this client, from its last beacon.
+        policy: The current policy, None before the first weights.
+        spec: The description from which policies are built, None before the handshake.
+        network: The factory of the SUB socket. Set it before `join`.
+        alarms: The number of alarms of each kind that the learner has raised for this policy, from the last beacon.
     """
 
     network: Network
@@ -61,13 +64,13 @@ class WeightSubscriber:
         """Create a subscriber without a policy.
 
         Args:
-            learner: The learner's address. Its host replaces a ``*`` in `Welcome.pub`.
+            learner: The learner's address. Its host name replaces a ``*`` in `Welcome.pub`, the address of the PUB socket.
             keys: The keys to use, None for a learner without keys.
             counters: The counters of the I/O thread.
-            rng: Source of the jitter of retries.
-            fetch: Sends a `Fetch` if there is a session. It must not raise.
-            swapped: Called after each new policy.
-            acts: False if this actor needs no weights, only the version (`AbsentPolicy`).
+            rng: Source of the random variation of retry intervals.
+            fetch: Sends a `Fetch` message to the learner if there is a session. It must not raise.
+            swapped: Called after each change to a new policy.
+            acts: False if the learner chooses all actions of this actor. It then needs no weights (`AbsentPolicy`).
         """
         self.policy: Policy | None = None
         self.spec: PolicySpec | None = None
@@ -86,35 +89,36 @@ class WeightSubscriber:
 
     @property
     def held(self) -> tuple[int, int]:
-        """The (generation, version) of the policy, (0, 0) without one."""
+        """The (generation, version) of the current policy, (0, 0) without a policy."""
         return (self.policy.generation, self.policy.version) if self.policy is not None else (0, 0)
 
     @property
     def fetching(self) -> bool:
-        """True while the answer to a fetch is outstanding."""
+        """True while requested weights have not arrived."""
         return bool(self._fetch_at)
 
     @property
     def next_deadline(self) -> float:
-        """The time at which `tick` must be called. Infinity if nothing is missing."""
+        """The monotonic time at which `tick` must be called to repeat a fetch, in seconds. Infinity without a fetch."""
         return self._fetch_at or float("inf")
 
     def take_up(self, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
-        """Start with a policy that was kept from an earlier start.
+        """Start with a policy from the policy cache, which an earlier start of the actor saved.
 
         Raises:
-            RL4SysError: If this actor cannot act by it.
+            RL4SysError: If the policy cannot be built in this process.
         """
         self.policy, self.spec = build_policy(spec, snapshot), spec
 
     def inherit(self, other: WeightSubscriber) -> None:
-        """Start with the policy of another subscriber."""
+        """Start with the policy of `other`, the subscriber in the parent of a forked process."""
         self.policy, self.spec = other.policy, other.spec
 
     def roll_back(self, bad: Policy) -> Policy | None:
-        """Go back to the version before `bad` and return it, or None if there is none. Any thread can call it.
+        """Replace the policy `bad` by the version before it, and return the current policy. Any thread can call this method.
 
-        `bad` is not used again. If a newer version than `bad` has arrived meanwhile, that one stays and is returned.
+        `bad` is not used again. If `bad` is no longer the current policy, because a newer version has arrived, nothing changes.
+        Return None if no earlier version is in memory. Then `bad` stays the current policy.
         """
         if self.policy is not bad:
             return self.policy
@@ -127,11 +131,17 @@ class WeightSubscriber:
         return previous
 
     def join(self, welcome: Welcome, poller: SocketPoller) -> None:
-        """Subscribe to the policy that a handshake named.
+        """Subscribe to the weights of the policy that a `Welcome` describes, and fetch the newest ones.
+
+        Args:
+            welcome: The learner's answer in the handshake.
+            poller: The poller with which to register the SUB socket.
 
         Raises:
-            ConfigError: If this process has no policy of that kind, or this actor needs inference and the learner offers none.
-            HandshakeRefused: If this actor cannot act by the policy for another reason.
+            ConfigError: If the policy's kind is not registered in this process, or this actor has ``inference: remote`` and the
+                learner has no inference service.
+            HandshakeRefused: If the `Welcome` is invalid, the policy is too large, or its spaces or extra columns have changed
+                since the last session.
         """
         try:
             spec = spec_from_document(welcome.spec, welcome.body, self.spec)
@@ -180,14 +190,14 @@ class WeightSubscriber:
             self._fetch()
 
     def leave(self) -> None:
-        """Close the SUB. The policy stays."""
+        """Close the SUB socket. The current policy stays in use."""
         if self._sub is not None and self._poller is not None:
             self._poller.unregister(self._sub)
             self._sub.close()
             self._sub = None
 
     def read(self) -> bool:
-        """Process one message from the SUB. Return False if none is waiting."""
+        """Receive and process one message from the SUB socket. Return False if no message is waiting."""
         if self._sub is None:
             return False
         try:
@@ -205,7 +215,7 @@ class WeightSubscriber:
         return True
 
     def on_fetched(self, message: Weights) -> None:
-        """Process the answer to a fetch.
+        """Process the learner's answer to a fetch: one or more updates of the weights.
 
         Raises:
             ProtocolError: If the answer is malformed.
@@ -216,7 +226,7 @@ class WeightSubscriber:
             self._on_update(header, payload)
 
     def tick(self, now: float) -> None:
-        """Repeat an unanswered fetch, and reconnect to a PUB that is silent for too long."""
+        """Repeat a fetch that was not answered in time. Reconnect to the PUB socket if it has been silent for too long."""
         quiet = self._sub is not None and self._silence.expired(now)
         if quiet and self._welcome is not None and self._pub is not None and self._poller is not None:
             self._counters.add("redials.weights")
@@ -226,7 +236,7 @@ class WeightSubscriber:
             self._fetch(whole=self._whole)
 
     def _fetch(self, *, whole: bool = False) -> None:
-        """Fetch what is newer than the policy, or all of it, and repeat that until it arrives."""
+        """Request the updates since the current version, or with `whole` the complete weights. `tick` repeats the request."""
         self._whole = whole
         self._fetch_at = time.monotonic() + jittered(FETCH_RETRY_S, self._rng)
         self._counters.add("fetches")
@@ -266,19 +276,22 @@ class WeightSubscriber:
         self._swapped()
 
     def saw(self, stamp: tuple[int, int]) -> None:
-        """Record the (generation, version) by which the learner acted for this actor. Any thread can call it."""
+        """Record the (generation, version) of the policy with which the learner chose an action.
+
+        Any thread can call this method. It has an effect only for an actor with ``inference: remote``.
+        """
         policy = self.policy
         if isinstance(policy, AbsentPolicy) and stamp[0] == policy.generation and stamp[1] > policy.version:
             self.policy = AbsentPolicy(policy.spec, *stamp, 0)
 
     def _note(self, generation: int, version: int, digest: int) -> None:
-        """Record the newest version, for an actor without a policy."""
+        """Record the number of the newest version, for an actor that has no weights (``inference: remote``)."""
         assert self.spec is not None
         self.policy = AbsentPolicy(self.spec, generation, version, digest)
         self._swapped()
 
     def _before(self) -> PolicySnapshot | None:
-        """Return the snapshot before the current one, or None. Another thread can remove it at the same time."""
+        """Return the weights before the current ones, or None. `roll_back` can remove them in another thread at the same time."""
         try:
             return self._previous[-1].snapshot
         except IndexError:

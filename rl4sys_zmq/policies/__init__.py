@@ -1,12 +1,14 @@
 """Policies in numpy, built from a `PolicySpec` and a `PolicySnapshot`. Actors run them without torch.
 
 - `Policy`: the interface. `act` chooses one action, `act_batch` many; `build_policy` builds a policy.
-- `ColumnPolicy`: the base class of policies with extra columns or a state, such as recurrent ones.
-- `PolicyEntry`: one kind of policy in the registry `POLICIES`. `register_policy` adds one, `require_policy` looks one up.
-- `bind`: a policy's `act` for one thread, which can then use buffers of that thread.
+- `ColumnPolicy`: the base class of policies that carry a state from step to step, such as recurrent ones, or that record further
+  values with each step (extra columns).
+- `PolicyEntry`: one kind of policy in the registry `POLICIES`. `register_policy` adds an entry, `require_policy` looks one up.
+- `bind`: returns a policy's `act` for one thread, which can then use buffers of that thread.
 - `Sampler`: the random numbers for acting, one object for each host thread.
 
-A policy is immutable, so threads can share it; they must not share a `Sampler`. A new version is a new policy over a new buffer.
+A policy is immutable, so threads can share it. They must not share a `Sampler`. Each new version of the weights is a new policy
+object with a new buffer.
 """
 
 from rl4sys_zmq.policies.base import Act, Action, Policy, PolicyFactory, bind

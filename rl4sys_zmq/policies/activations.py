@@ -1,6 +1,7 @@
-"""The activations of `ACTIVATIONS` as functions ``f(h, out)`` on float32 arrays; `out` can be `h` itself.
+"""The activation functions of the built-in networks, as functions ``f(h, out)`` on float32 arrays.
 
-They follow torch's definitions. None of them overflows for large inputs, so the host gets no floating-point warning.
+The output array `out` can be `h` itself. The functions follow torch's definitions. They do not overflow for large inputs, so the
+host gets no floating-point warning.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 __all__ = ["ACTIVATION_FUNCTIONS", "Activation", "erf"]
 
 Activation = Callable[[NDArray[Any], NDArray[Any]], object]
-"""A function that writes ``f(h)`` to `out`, for any shape. Its return value is not used."""
+"""A function of `h` and `out` that writes its result for each element of `h` to `out`. Its return value is not used."""
 
 # 0-d arrays: a Python or numpy scalar doubles the time of a small ufunc call.
 _ZERO = np.zeros((), dtype=np.float32)
@@ -28,10 +29,11 @@ _ERF_LIMIT = np.full((), 4.0, dtype=np.float32)
 
 
 def erf(x: NDArray[Any]) -> NDArray[Any]:
-    """Return the error function of float32 `x`, any shape, with an absolute error below 5e-7.
+    """Return the Gauss error function of each element of a float32 array, with an absolute error below 5e-7.
 
-    Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26 (1.5e-7 in exact arithmetic). Beyond 4 the function is 1
-    within 2e-8, so the argument is limited to 4, which keeps the exponential from underflowing.
+    The approximation is 7.1.26 in Abramowitz and Stegun, Handbook of Mathematical Functions (error 1.5e-7 in exact arithmetic).
+    Absolute values above 4 are replaced by 4, so that the exponential does not underflow. The function of such values differs
+    from 1 by less than 2e-8.
     """
     a = np.minimum(np.abs(x), _ERF_LIMIT)
     t = _ONE / (_ONE + _ERF_P * a)

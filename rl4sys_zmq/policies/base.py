@@ -1,4 +1,4 @@
-"""The interface between an agent and its policy."""
+"""The interface of a policy: the object that chooses actions for an agent."""
 
 from __future__ import annotations
 
@@ -18,26 +18,30 @@ Action = np.int64 | NDArray[Any]
 
 
 Act = Callable[[NDArray[Any], NDArray[Any] | None], tuple[Action, Action, float]]
-"""`Policy.act` bound to one thread: from observation and mask to raw action, action and log-probability."""
+"""A policy's `act` for one thread: it takes an observation and a mask (or None).
+
+It returns the raw action (trained on), the action for the environment, and the raw action's log-probability.
+"""
 
 
 class Policy(Protocol):
-    """One version of a policy. It is immutable: threads can share it, each with its own `Sampler`.
+    """One version of a policy. It is immutable, so threads can share it, each with its own `Sampler`.
 
-    A policy can have the additional method ``bind(rng, explore) -> Act``: its `act` for one thread, with buffers of that thread.
+    A policy can also have a method ``bind(rng, explore) -> Act``. It returns a faster form of `act` for one thread, with buffers
+    that no other thread uses.
     """
 
     @property
     def snapshot(self) -> PolicySnapshot:
-        """The weights. The policy views their buffer."""
+        """The weights of this version. The policy can use views of their buffer."""
 
     @property
     def generation(self) -> int:
-        """The generation of the snapshot: the number of the learner thread that published it. A new thread has a higher one."""
+        """The generation of the weights: the number of the learner thread that published them. Later threads have higher ones."""
 
     @property
     def version(self) -> int:
-        """The version of the snapshot: the number of the publication. Generation and version together identify the weights."""
+        """The version of the weights: the number of the publication. Generation and version together identify the weights."""
 
     def act(
         self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: Sampler, explore: bool
@@ -45,16 +49,19 @@ class Policy(Protocol):
         """Choose one action.
 
         Args:
-            observation: ``[*obs]``, finite, of the space's shape. It is cast to float32. If the space is a Dict or Tuple, a tree
-                of such arrays with the dtypes of their spaces.
-            mask: ``[n]`` bool or 0/1, nonzero where an action is allowed. None allows all. Continuous policies ignore it.
+            observation: ``[*obs]``, finite, of the space's shape. The policy casts it to float32. If the space is a Dict or
+                Tuple: a tree of such arrays with the dtypes of their spaces.
+            mask: ``[n]`` for ``n`` discrete actions, bool or 0/1, nonzero where an action is allowed. None allows all actions.
+                Continuous policies ignore the mask.
             rng: The source of random numbers.
-            explore: False for the mode of the distribution instead of a sample.
+            explore: True to sample an action, False for the most probable action.
 
         Returns:
-            The raw action that is trained on (int64 scalar with the space's `start` added, or float32 ``[*shape]``), the
-            action for the environment (the same scalar, or an array of the space's dtype within its bounds), and the
-            log-probability of the raw action.
+            Three values:
+
+            - The raw action, which is trained on: an int64 scalar with the space's `start` added, or float32 ``[*shape]``.
+            - The action for the environment: the same scalar, or an array of the space's dtype within the bounds of the space.
+            - The log-probability of the raw action.
 
         Raises:
             MaskError: If `mask` forbids every action.
@@ -68,7 +75,7 @@ class Policy(Protocol):
         Args:
             observations: ``[N, *obs]``, or a tree of such arrays.
             masks: ``[N, n]`` or None, as in `act`.
-            rng: The source of random numbers. The draws differ from those of ``N`` calls of `act`.
+            rng: The source of random numbers. The random draws differ from those of ``N`` calls of `act`.
             explore: As in `act`.
 
         Returns:
@@ -80,7 +87,10 @@ class Policy(Protocol):
 
 
 def bind(policy: Policy, rng: Sampler, explore: bool) -> Act:
-    """Return ``policy.act`` for the thread of `rng`, or the policy's own faster form (`bind`) if it has one."""
+    """Return a function that calls ``policy.act`` with `rng` and `explore`, for one thread.
+
+    If the policy has a method `bind`, return the result of that method instead.
+    """
     own: Callable[[Sampler, bool], Act] | None = getattr(policy, "bind", None)
     if own is not None:
         return own(rng, explore)
@@ -89,4 +99,4 @@ def bind(policy: Policy, rng: Sampler, explore: bool) -> Act:
 
 
 PolicyFactory = Callable[[PolicySpec, PolicySnapshot], Policy]
-"""The builder of policies of one kind. It must not write to the snapshot."""
+"""A function that builds a policy of one kind from its spec and its weights. It must not write to the weights."""

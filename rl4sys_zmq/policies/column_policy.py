@@ -1,4 +1,7 @@
-"""The base class of policies that record extra columns, or act by a state that they carry from step to step."""
+"""The base class of policies with a state that they carry from step to step, or with extra columns.
+
+Extra columns are further values that a policy records with each step or each segment, for the algorithm to train on.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +20,25 @@ from rl4sys_zmq.values.trees import Tree, flatten, unflatten_each
 __all__ = ["BatchChoice", "ColumnPolicy", "StepChoice", "local_only_reason"]
 
 StepChoice = tuple[Action, Action, float, Mapping[str, Any], Any]
-"""The raw action, the action, its log-probability, the values of the extra columns by name, and the state after the step."""
+"""The result of one step: the raw action to train on, the action for the environment, the log-probability of the raw action, the
+values of the extra columns by name, and the policy's state after the step."""
 
 BatchChoice = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], Mapping[str, NDArray[Any]], Sequence[Any]]
-"""The parts of ``N`` choices: arrays ``[N, ...]`` as in `StepChoice`, and ``N`` states."""
+"""The result of one step in each of ``N`` environments: the parts of `StepChoice` as arrays ``[N, ...]``, and ``N`` states."""
 
 
 class ColumnPolicy(ABC):
-    """One version of a policy with extra columns (`PolicySpec.columns`). It is immutable, as every `Policy`.
+    """One version of a policy with extra columns (`PolicySpec.columns`), and possibly with a state. It is immutable.
 
-    The state is any object; None at the start of an episode. An actor keeps it with the trajectory, and passes it on when the
-    action was added to the trajectory. So a policy never changes a state or a value that it has returned: it creates new ones.
-    A new version of the policy continues from the state of the version before.
+    A subclass implements `step`. The state can be any object. It is None at the start of an episode. The actor keeps the state
+    after a step with the trajectory once the action is added, and passes it to the next step. So a policy must not change a state
+    or a value that it has returned, but must create a new object. A new version of the policy continues from the state of the
+    version before.
 
     Attributes:
         snapshot: The weights.
-        generation: The generation of the snapshot.
-        version: The version of the snapshot.
+        generation: The number of the learner thread that published the weights.
+        version: The number of the publication of the weights.
     """
 
     def __init__(self, snapshot: PolicySnapshot) -> None:
@@ -49,12 +54,16 @@ class ColumnPolicy(ABC):
             mask: As in `Policy.act`.
             rng: The source of random numbers.
             explore: As in `Policy.act`.
-            state: The state after the step before; None for the first step of an episode.
+            state: The state after the previous step. None for the first step of an episode.
 
         Returns:
-            The three parts that `Policy.act` returns; the values of all columns of the spec, by name, each with the shape of a
-            row of its column and a dtype that fits; and the state after this step. The value of a column per segment is stored
-            only if this step becomes the first of a segment. A recurrent policy returns `state` itself there, as an array.
+            Five values:
+
+            - The raw action, the action and the log-probability, as in `Policy.act`.
+            - The values of all columns of the spec, by name. Each value has the shape of one row of its column, and a dtype that
+              can be cast to that of the column. The value of a column per segment is stored only if this step becomes the first
+              step of a segment. For such a column, a recurrent policy returns the given `state` as an array.
+            - The state after this step.
 
         Raises:
             MaskError: If `mask` forbids every action.
@@ -68,14 +77,16 @@ class ColumnPolicy(ABC):
         explore: bool,
         states: Sequence[Any],
     ) -> BatchChoice:
-        """Choose ``N`` actions. This default calls `step` for each; a policy can override it with one forward pass.
+        """Choose an action for each of ``N`` observations.
+
+        This default calls `step` for each observation. A subclass can override the method with one forward pass.
 
         Args:
             observations: ``[N, *obs]``, or a tree of such arrays.
             masks: ``[N, n]`` or None.
             rng: The source of random numbers.
             explore: As in `step`.
-            states: ``N`` states.
+            states: ``N`` states, one for each observation.
 
         Raises:
             MaskError: If a row of `masks` forbids every action.
@@ -105,7 +116,10 @@ class ColumnPolicy(ABC):
 
 
 def local_only_reason(spec: PolicySpec) -> str:
-    """Return why only an actor's own policy can act by a spec, with the remedy; empty if the learner can act for the actor."""
+    """Return the reason why the learner's inference service cannot choose actions for policies of this spec.
+
+    The reason is a text for an error message, with the remedy. The text is empty if the service can choose them.
+    """
     if spec.columns:
         return f"a policy of kind {spec.kind!r} has extra columns, which only a policy in the actor records; use inference: local"
     if spec.observation_space.shape is None:

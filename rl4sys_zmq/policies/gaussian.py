@@ -1,4 +1,7 @@
-"""The continuous head: a diagonal Gaussian. The raw sample is trained on, its bounded form is the action."""
+"""The built-in policy for continuous actions: a diagonal Gaussian.
+
+The raw sample is trained on. The environment gets a bounded form of that sample.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,9 @@ _LIMITS = np.finfo(np.float32)
 class GaussianPolicy:
     """A policy that samples ``mean + exp(log_std) * noise`` in float32. It implements `Policy` and ignores masks.
 
-    The log-probability is that of the rounded float32 sample, so that the learner gets the same number from the stored action
-    (Gaussian density: ``-0.5 * sum(((a - mean) / std)^2) - sum(log_std) - n / 2 * log(2 pi)``).
+    The log-probability of a sample ``a`` of ``n`` dimensions is
+    ``-0.5 * sum(((a - mean) / std)^2) - sum(log_std) - n / 2 * log(2 pi)``. It is computed from the sample after rounding to
+    float32, so that the learner gets the same number from the stored action.
     """
 
     snapshot: PolicySnapshot
@@ -44,7 +48,7 @@ class GaussianPolicy:
 
     @classmethod
     def of(cls, spec: PolicySpec, document: MLPDocument, snapshot: PolicySnapshot, network: Network) -> GaussianPolicy:
-        """Return the policy of `spec` over `network`, which views `snapshot`."""
+        """Return the policy of `spec`. `network` must have been built from the weights in `snapshot`."""
         space = spec.action_space
         assert isinstance(space, BoxSpace)
         log_std = spec.views(snapshot.flat)["log_std"].astype(np.float64)
@@ -69,7 +73,7 @@ class GaussianPolicy:
         return self._sample(self._network.single(observation), rng, explore)
 
     def bind(self, rng: Sampler, explore: bool) -> Act:
-        """Return `act` for one thread, as `base.bind` describes."""
+        """Return a faster form of `act` for one thread, with the given `rng` and `explore`."""
         fused, sample = self._network.fused, self._sample
         if fused is None:
             return lambda observation, mask: self.act(observation, mask, rng, explore)
@@ -114,7 +118,10 @@ class GaussianPolicy:
 
 @lru_cache(maxsize=64)
 def _bounder(space: BoxSpace, squash: str) -> _Bounder:
-    """Return a function from raw samples ``[..., n]`` to new, bounded environment actions of the space's dtype."""
+    """Return a function that maps raw samples ``[..., n]`` to environment actions, as a new array of the space's dtype.
+
+    The actions are within the bounds of the space. `squash` is ``clip`` or ``tanh``, as in `MLPDocument`.
+    """
     dtype = np.dtype(space.dtype)
     # Narrow types are computed in float32, wide ones in float64, and rounded once at the end.
     work = np.dtype(np.float32) if dtype in (np.float32, np.float16) else np.dtype(np.float64)
@@ -142,7 +149,7 @@ def _bounder(space: BoxSpace, squash: str) -> _Bounder:
 
 
 def _edge(bound: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[np.float64]:
-    """Return a bound that the dtype can hold: an unbounded integer or half float is bounded by its type."""
+    """Return the bounds of a space, limited to the range of `dtype`. Bounds of float32 and float64 stay as they are."""
     if dtype in (np.float64, np.float32):
         return bound
     if dtype == np.float16:

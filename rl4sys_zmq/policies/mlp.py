@@ -1,4 +1,4 @@
-"""Multilayer perceptrons, the built-in kind of policy: their description and their registry entry."""
+"""The description of multilayer perceptrons (the built-in policy kind ``mlp``), and their registry entry."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from rl4sys_zmq.values.observations import flat_space
 __all__ = ["ENTRY", "OBS_CLIP", "MLPDocument", "mlp_document", "mlp_spec"]
 
 OBS_CLIP = 10.0
-"""The absolute value to which standardised observations are clipped."""
+"""The largest absolute value of a normalised observation. Larger values are clipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLPDocument:
-    """The document of a policy of the kind ``mlp``.
+    """The parameters of a multilayer perceptron: the contents of `PolicySpec.document` for the policy kind ``mlp``.
 
-    The observation is flattened to float32 (a discrete one becomes one-hot). With `normalise_observations`, ``obs_mean`` is
-    subtracted, the result is multiplied by ``obs_scale`` and clipped to ±`OBS_CLIP`. Then follow the hidden layers
-    ``activation(x @ weight.T + bias)`` with weights ``[out, in]``, one linear output layer, and the head:
+    The network first flattens the observation to float32. A discrete observation becomes one-hot. With `normalise_observations`,
+    the tensor ``obs_mean`` is then subtracted, and the result is multiplied by ``obs_scale`` and clipped to ±`OBS_CLIP`. Then
+    follow the hidden layers ``activation(x @ weight.T + bias)`` with weights ``[out, in]``, and a linear output layer. `head`
+    defines the meaning of the outputs:
 
-    - ``categorical``: the outputs are logits over the actions;
-    - ``gaussian``: the outputs are means, the tensor ``log_std`` [n] has the logarithms of the standard deviations. The raw
-      sample is trained on. The host gets it clipped to the bounds (``squash="clip"``), or its ``tanh`` scaled to them;
-    - ``q_values``: the outputs are action values, the tensor ``epsilon`` [1] is the probability of a uniform action.
+    - ``categorical``: The outputs are logits of the actions.
+    - ``gaussian``: The outputs are the means of ``n`` dimensions. The tensor ``log_std`` ``[n]`` has the logarithms of the
+      standard deviations. The raw sample is trained on. The environment gets the sample clipped to the bounds of the action
+      space (``squash="clip"``), or the ``tanh`` of the sample scaled to the bounds (``squash="tanh"``).
+    - ``q_values``: The outputs are action values. The tensor ``epsilon`` ``[1]`` is the probability of a random action.
 
     Raises:
         ConfigError: If the value of an option is invalid.
@@ -44,10 +46,10 @@ class MLPDocument:
         check_fields(self)
 
     def tensors(self, observation_space: ObservationSpace, action_space: Space) -> tuple[TensorSpec, ...]:
-        """Return the tensors of such a policy in these spaces.
+        """Return the names and shapes of the tensors that such a policy has for these spaces.
 
         Raises:
-            ConfigError: If the policy cannot act in them.
+            ConfigError: If the policy cannot act in these spaces, for example a ``gaussian`` head with discrete actions.
         """
         box = isinstance(action_space, BoxSpace)
         if (self.head == "gaussian") != box:
@@ -80,10 +82,10 @@ def mlp_spec(
     normalise_observations: bool = False,
     squash: str = "clip",
 ) -> PolicySpec:
-    """Return the spec of a perceptron. `MLPDocument` describes the arguments.
+    """Return the `PolicySpec` of a multilayer perceptron. `MLPDocument` describes the arguments.
 
     Raises:
-        ConfigError: If a value is invalid, or the head cannot act in that space.
+        ConfigError: If a value is invalid, or `head` does not fit the action space.
     """
     document = MLPDocument(
         head=head,
@@ -97,11 +99,11 @@ def mlp_spec(
 
 
 def mlp_document(spec: PolicySpec) -> MLPDocument:
-    """Read the document of a spec of the kind ``mlp``.
+    """Check a spec of the kind ``mlp``, and return its parameters.
 
     Raises:
-        ConfigError: If a key is unknown, a value is invalid, the tensors do not match the layers, or there is a blob or an extra
-            column.
+        ConfigError: If a key is unknown, a value is invalid, the tensors do not match the layers, or the spec has a blob or extra
+            columns.
     """
     if spec.columns:
         raise ConfigError(f"an mlp policy has no extra columns, but its spec has {len(spec.columns)}", key="columns")

@@ -1,4 +1,4 @@
-"""The factory of the kind ``mlp``: from the spec of a perceptron to a policy."""
+"""The factory of the policy kind ``mlp``: it builds a policy from the spec of a multilayer perceptron and its weights."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["build_mlp"]
 
 
 def build_mlp(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
-    """Build the policy of a spec of the kind ``mlp``, over views of the snapshot.
+    """Build the policy of a spec of the kind ``mlp``, with views of the weights. A small network also copies them (`Fused`).
 
     Raises:
-        ConfigError: If the document is invalid, or the snapshot has another size.
+        ConfigError: If the spec is not a valid ``mlp`` spec, or `snapshot` has another size than the spec.
     """
     document = mlp_document(spec)
     tensors = spec.views(snapshot.flat)

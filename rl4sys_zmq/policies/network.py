@@ -1,6 +1,7 @@
-"""The forward pass of an mlp policy, over views of a snapshot's buffer.
+"""The forward pass of a multilayer perceptron in numpy.
 
-`Fused` computes it for one observation with few numpy calls, which are most of the cost of a small network.
+`Network` computes it from views of the weights. `Fused` is a faster form for a single observation and a small network, whose cost
+is mainly the number of numpy calls.
 """
 
 from __future__ import annotations
@@ -22,19 +23,23 @@ __all__ = ["Forward", "Fused", "MOST_WEIGHTS", "Network", "Tensors"]
 
 
 MOST_WEIGHTS = 1 << 17
-"""The number of weights above which no fused form is built: arithmetic dominates, and the copy would cost memory."""
+"""The largest number of weights for which a `Fused` is built. It needs a copy of the weights.
+
+In a larger network the arithmetic takes most of the time, so fewer numpy calls would save little.
+"""
 
 Forward = Callable[[NDArray[Any]], NDArray[Any]]
-"""The outputs ``[outputs]`` for one observation, in a buffer that the next call overwrites."""
+"""A function from one observation to the network's outputs ``[outputs]``, in a buffer that the next call overwrites."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fused:
-    """The layers of a small perceptron, with each bias as one more column whose input is always 1.
+    """A fast form of a small multilayer perceptron, for one observation at a time.
 
-    So a layer is one product and one activation, and each writes into a buffer that is reused. The products are the bound
-    ``dot`` of transposed views of ``[inputs + 1, outputs]`` arrays, the fastest layout that numpy has at this size (64x65:
-    0.34 us; ``weight.dot`` and an addition take 0.6).
+    The bias of each layer is one more column of the weights, whose input is always 1. So a layer takes one product and one
+    activation, and both write into buffers that are reused. Each product is the bound method ``dot`` of a transposed view of an
+    array ``[inputs + 1, outputs]``. This is the fastest memory order in numpy at this size: 0.34 us for 64x65, whereas
+    ``weight.dot`` and an addition take 0.6 us.
     """
 
     _dots: tuple[Callable[..., object], ...]
@@ -52,14 +57,14 @@ class Fused:
         prepare: Forward | None,
         activation: str,
     ) -> Fused | None:
-        """Copy the layers, or return None if they are too large for this form to be faster.
+        """Build the fast form with a copy of the weights. Return None if there are more than `MOST_WEIGHTS` weights.
 
         Args:
-            weights: One ``[outputs, inputs]`` for each layer.
-            biases: One ``[outputs]`` for each layer.
-            shape: Shape of the input of the first layer: of the observation, or of the result of `prepare`.
-            prepare: Applied to each observation first.
-            activation: Name of the activation between the layers.
+            weights: An array ``[outputs, inputs]`` for each layer.
+            biases: An array ``[outputs]`` for each layer.
+            shape: The shape of an observation after `prepare`.
+            prepare: A function that is applied to each observation before the first layer, or None.
+            activation: The name of the activation function between the layers.
         """
         if sum(w.size for w in weights) > MOST_WEIGHTS:
             return None
@@ -73,7 +78,7 @@ class Fused:
         return cls(tuple(dots), sizes, shape, prepare, ACTIVATION_FUNCTIONS[activation])
 
     def forward(self) -> Forward:
-        """Return the forward pass with new buffers, for one thread."""
+        """Return a function that computes the forward pass. It has its own buffers, so only one thread can use it."""
         inputs = [np.ones(size + 1, dtype=np.float32) for size in self._sizes[:-1]]
         views = [buffer[:-1] for buffer in inputs]
         entry = views[0].reshape(self._shape)
@@ -100,13 +105,13 @@ _Step = Callable[[Any], NDArray[Any]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Network:
-    """The layers of a perceptron, from observations to the values of the output layer. Built by `Network.of`.
+    """A multilayer perceptron, from observations to the values of the output layer. Built by `Network.of`.
 
-    A layer is the bound ``dot`` of its weight and its bias: ``ndarray.dot`` into a new array is the fastest product that
-    numpy has without buffers to write to (0.33 us for 64x8; ``@`` takes 0.64), and threads share no buffer.
+    Several threads can use it, because each call creates new arrays. It stores the bound method ``dot`` of each weight matrix:
+    that is the fastest product in numpy without a buffer for the result (0.33 us for 64x8, whereas ``@`` takes 0.64 us).
 
     Attributes:
-        fused: A faster form for one observation, with buffers of one thread. None if the network has no such form.
+        fused: A faster form for one observation at a time. None if the network is too large, or looks up discrete observations.
     """
 
     fused: Fused | None
@@ -121,7 +126,13 @@ class Network:
 
     @classmethod
     def of(cls, spec: PolicySpec, document: MLPDocument, tensors: Tensors) -> Network:
-        """Build the network of a spec with this document. It views `tensors`."""
+        """Build the network that `document` describes for the spaces of `spec`.
+
+        Args:
+            spec: The spec of the policy.
+            document: The parameters of the perceptron.
+            tensors: The weights by name. The network has views of them, not copies.
+        """
         count = len(document.hidden_sizes) + 1
         weights = tuple(tensors[f"layers.{i}.weight"] for i in range(count))
         biases = tuple(tensors[f"layers.{i}.bias"] for i in range(count))
@@ -150,7 +161,7 @@ class Network:
         )
 
     def single(self, observation: NDArray[Any]) -> NDArray[Any]:
-        """Return the outputs for one observation ``[*obs]``, a new array ``[outputs]``."""
+        """Return the network's outputs for one observation ``[*obs]``, as a new array ``[outputs]``."""
         h = observation if self._prepare is None else self._prepare(observation)
         add = np.add
         activation = self._activation
@@ -163,7 +174,7 @@ class Network:
         return h
 
     def batch(self, observations: NDArray[Any]) -> NDArray[Any]:
-        """Return the outputs for observations ``[N, *obs]``, a new array ``[N, outputs]``."""
+        """Return the network's outputs for observations ``[N, *obs]``, as a new array ``[N, outputs]``."""
         h = self._prepare_batch(observations)
         last = len(self._weights) - 1
         for index, weight in enumerate(self._weights):
@@ -177,7 +188,10 @@ class Network:
 
 
 def _columns(weight: NDArray[np.float32]) -> _Step:
-    """Return the product of one-hot vectors with ``weight.T`` as a lookup by index: ``[out]``, or ``[N, out]``."""
+    """Return a function that looks up columns of `weight`, in place of a product with one-hot vectors.
+
+    The function takes an index, or indices ``[N]``, and returns a new array ``[out]``, or ``[N, out]``.
+    """
     table = weight.T
 
     def columns(index: Any) -> NDArray[Any]:
@@ -189,7 +203,7 @@ def _columns(weight: NDArray[np.float32]) -> _Step:
 
 
 def _single_features(spec: PolicySpec, document: MLPDocument, tensors: Tensors) -> _Step | None:
-    """Return a function from an observation to the input of the first layer, or None if they are the same."""
+    """Return a function from an observation to the input of the first layer. Return None if no conversion is needed."""
     space = flat_space(spec.observation_space, "an mlp policy")
     normalise = _normaliser(tensors) if document.normalise_observations else None
     if isinstance(space, DiscreteSpace):
@@ -201,7 +215,10 @@ def _single_features(spec: PolicySpec, document: MLPDocument, tensors: Tensors) 
 
 
 def _batch_features(spec: PolicySpec, document: MLPDocument, tensors: Tensors) -> _Step:
-    """Return a function from ``[N, *obs]`` to float32 ``[N, width]``, or to indices ``[N]`` for the column lookup."""
+    """Return a function from observations ``[N, *obs]`` to the inputs of the first layer, float32 ``[N, width]``.
+
+    For discrete observations without normalisation, it returns indices ``[N]`` for the lookup of columns instead.
+    """
     space = flat_space(spec.observation_space, "an mlp policy")
     width = feature_size(space)
     normalise = _normaliser(tensors) if document.normalise_observations else None

@@ -1,4 +1,7 @@
-"""The registry of policy kinds: built-in ones, ones that a program registers, and ones of installed distributions."""
+"""The registry of policy kinds.
+
+A kind can be built in, registered by the program, or provided by an installed distribution (entry point).
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,13 @@ class PolicyEntry:
     """One kind of policy in the registry.
 
     Attributes:
-        name: The kind, as in `PolicySpec.kind`.
-        factory: A function that builds a policy of this kind, or its path ``"package.module:attribute"``, which is imported
-            when the first policy is built. It raises ConfigError for a spec that it cannot build, and must not write to the
-            snapshot.
+        name: The name of the kind, as in `PolicySpec.kind`.
+        factory: The function that builds a policy of this kind, or the function's path ``"package.module:attribute"``. A path
+            is imported when a policy is built. The function raises ConfigError for a spec from which it cannot build a policy.
+            It must not write to the snapshot (the weights).
         summary: One line of documentation.
-        check: Validates a spec of this kind, mainly its document, and raises ConfigError. None accepts any spec. An agent
-            calls it when it joins, before it has weights to build a policy from.
+        check: A function that validates a spec of this kind and raises ConfigError. None accepts any spec. An agent calls it
+            in the handshake, before it has the weights.
     """
 
     name: str
@@ -39,10 +42,10 @@ class PolicyEntry:
         check_name(self.name, "kind")
 
     def load(self) -> PolicyFactory:
-        """Return the factory. Import it if it is a path.
+        """Return the factory function. If `factory` is a path, import the function.
 
         Raises:
-            ConfigError: If it cannot be imported.
+            ConfigError: If the function cannot be imported.
         """
         if not isinstance(self.factory, str):
             return self.factory
@@ -60,7 +63,7 @@ POLICIES = Registry(
     group="rl4sys_zmq.policies",
     key="kind",
 )
-"""The registry of all kinds. To add one to this package, add a module with its entry, and a line here."""
+"""The registry of all policy kinds. To add a built-in kind, add a module with its `PolicyEntry`, and a line to this dict."""
 
 
 @overload
@@ -72,15 +75,15 @@ def register_policy(kind: str, factory: PolicyFactory, /) -> None: ...
 
 
 def register_policy(entry: PolicyEntry | str, factory: PolicyFactory | None = None, /) -> None:
-    """Make a kind of policy available in this process. Registering the same entry again changes nothing.
+    """Make a kind of policy available in this process. A second call with the same entry changes nothing.
 
     Args:
-        entry: The entry, or the name of the kind.
-        factory: With a name, the function that builds a policy from a `PolicySpec` and a `PolicySnapshot`.
+        entry: A `PolicyEntry`, or the name of the kind.
+        factory: Only with a name: the function that builds a policy from a `PolicySpec` and a `PolicySnapshot`.
 
     Raises:
-        ConfigError: If the name is already registered, if `entry` is a name and there is no `factory`, or if `entry` is an entry
-            and there is a `factory`.
+        ConfigError: If the name is already registered for another entry, if a name is given without a factory, or if a
+            `PolicyEntry` is given with a factory.
     """
     if isinstance(entry, str) and factory is not None:
         entry = PolicyEntry(name=entry, factory=factory)
@@ -90,10 +93,10 @@ def register_policy(entry: PolicyEntry | str, factory: PolicyFactory | None = No
 
 
 def require_policy(kind: str) -> PolicyEntry:
-    """Return the entry of a kind.
+    """Return the registry entry of a kind of policy.
 
     Raises:
-        ConfigError: If this process does not have it. The message has the remedies.
+        ConfigError: If the kind is not registered in this process. The message names the remedies.
     """
     if not POLICIES.has(kind):
         raise ConfigError(
@@ -106,11 +109,11 @@ def require_policy(kind: str) -> PolicyEntry:
 
 
 def build_policy(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
-    """Build the policy that `spec` describes, over the buffer of `snapshot`. The weights are not copied.
+    """Build the policy that `spec` describes, with the weights in `snapshot`. The policy can use views of the weights.
 
     Raises:
-        ConfigError: If the snapshot and the spec differ in size, the kind is not registered in this process, or the spec has
-            extra columns and the policy records none, or the reverse.
+        ConfigError: If the kind is not registered in this process, if the snapshot and the spec differ in size, if the spec has
+            extra columns and the policy is not a `ColumnPolicy`, or the reverse.
     """
     policy = require_policy(spec.kind).load()(spec, snapshot)
     if isinstance(policy, ColumnPolicy) != bool(spec.columns):

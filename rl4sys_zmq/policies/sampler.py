@@ -1,4 +1,7 @@
-"""Random numbers for acting, from the standard library's generator: importing numpy's would cost an actor 5 MB."""
+"""Random numbers for acting, from the generator of the standard library.
+
+To import numpy's generator would cost an actor 5 MB of memory.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,17 @@ from numpy.typing import NDArray
 __all__ = ["Sampler"]
 
 POOL = 1024
-"""The number of normal numbers drawn at once. A draw costs a few numpy calls, whatever its size."""
+"""The number of normally distributed numbers drawn at once. A large draw needs as few numpy calls as a small one."""
 
 
 class Sampler:
-    """The random numbers of one host thread.
+    """The source of the random numbers with which one host thread chooses actions.
 
     The sequence depends only on the seed and the order of the calls. Threads must not share a sampler without a lock.
 
     Attributes:
-        uniform: Returns the next float in ``[0, 1)``. A bound C function, not a method, because it runs on every step.
+        uniform: A function that returns the next random float in ``[0, 1)``. It is a bound C function for speed, because it
+            runs on every step.
     """
 
     __slots__ = ("_normals", "_rng", "_used", "uniform")
@@ -29,14 +33,14 @@ class Sampler:
     uniform: Callable[[], float]
 
     def __init__(self, seed: int | None = None) -> None:
-        """Seed the generator with an integer from 0 on, or with None from the operating system."""
+        """Seed the generator with `seed`, an integer of at least 0. None takes a seed from the operating system."""
         self._rng = random.Random(seed)
         self._normals: NDArray[np.float32] = np.empty(0, dtype=np.float32)
         self._used = 0
         self.uniform = self._rng.random
 
     def uniforms(self, shape: int | tuple[int, ...]) -> NDArray[np.float64]:
-        """Return a new array of uniform numbers in ``[0, 1)``, float64 ``[*shape]``."""
+        """Return a new array of uniformly distributed numbers in ``[0, 1)``, float64 ``[*shape]``."""
         count = shape if isinstance(shape, int) else prod(shape)
         bits = np.frombuffer(self._rng.randbytes(8 * count), dtype="<u8")
         # As many bits as the fraction of a float64 has.
@@ -44,7 +48,7 @@ class Sampler:
         return drawn.reshape(shape)
 
     def normals(self, count: int) -> NDArray[np.float32]:
-        """Return the next `count` standard normal numbers, float32 ``[count]``: a view of the pool, for reading only."""
+        """Return the next `count` standard normal numbers, float32 ``[count]``. The array is a view: do not write to it."""
         end = self._used + count
         if end > self._normals.size:
             # A new pool, never a refilled one: the earlier views must not change.

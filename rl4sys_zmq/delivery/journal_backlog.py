@@ -48,7 +48,8 @@ class Backlog:
 
         Args:
             used_bytes: The size of the entries that the journal has stored.
-            max_bytes: The limit on that size. The list is empty if the first entry would exceed the limit.
+            max_bytes: The limit on that size. The list is empty if the first entry would exceed the limit. An entry that is
+                larger than the limit is returned if no other entry is stored.
         """
         group: list[Operation] = []
         size = 0
@@ -100,7 +101,7 @@ class Backlog:
         return frees[:GROUP_ITEMS]
 
     def _given_up(self) -> list[Operation]:
-        """Return the client's earlier operations, without reads, and then the first removal of all entries of a client."""
+        """Return the first removal of all entries of a client, preceded by that client's earlier writes; or an empty list."""
         for place, drop in enumerate(self._operations):
             if isinstance(drop, DropClient | DropEntries):
                 before = islice(self._operations, place)

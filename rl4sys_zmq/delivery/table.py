@@ -32,7 +32,7 @@ The learner keeps the sequence numbers of these actors forever.
 EARLIER_SPOOLS = 8
 """The number of earlier streams that are kept for each actor with a spool.
 
-An old spool can be restored from a copy, and its segments are then compared with the sequence numbers of its stream.
+An actor can start again with an old spool. Its old stream then continues from the sequence number on record.
 """
 
 MAX_GAP = 1 << 40

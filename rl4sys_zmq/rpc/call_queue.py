@@ -38,7 +38,7 @@ While an expected long job runs, another thread uses the sockets. To change the 
 """
 
 Handler = Callable[[Sequence[Tree]], Sequence[Tree]]
-"""A callback that takes a list of payloads and returns one result for each. A result that is an `Exception` counts as an error."""
+"""A callback that takes a list of payloads and returns one result for each. An `Exception` as a result counts as an error."""
 
 
 class RefuseCall(Exception):

@@ -1,7 +1,7 @@
 """Detection of segments and calls that arrive more than once.
 
-The segments of an actor are numbered and accepted in order. So one number is enough to detect duplicates: the *mark*, which is
-the next number that the receiver expects. `count_received` counts the segments below the mark.
+The segments of an actor are numbered and accepted in order. So one number is enough to detect duplicates: the next number that
+the receiver expects, also called the *mark*. `count_received` counts the segments with lower numbers.
 
 The calls of a *session* (one connection of a caller) can run in any order, and the reply to a repeated call must be sent again.
 A `CallWindow` therefore keeps the calls that wait or run, and the replies that the caller possibly did not receive.
@@ -86,7 +86,7 @@ class CallWindows(Generic[Request, Reply]):
         return number
 
     def find(self, session: int, acked: int, now: float) -> CallWindow[Request, Reply] | None:
-        """Return the window of a session for a call that arrived, or None if no such session is open.
+        """Return the `CallWindow` of the session of a call that arrived, or None if no such session is open.
 
         The call contains `acked`: its sender has received the replies to all calls with lower numbers, so these replies are
         discarded.
@@ -116,7 +116,7 @@ class CallWindows(Generic[Request, Reply]):
                 self._discard(oldest, min(oldest.replies) + 1)
 
     def _discard(self, window: CallWindow[Request, Reply], below: int) -> None:
-        """Discard the replies of a window to calls with numbers below `below`."""
+        """Discard the kept replies of one session to calls with numbers below `below`."""
         window.acked = below
         for number in [n for n in window.replies if n < below]:
             self._kept_bytes -= sum([len(frame) for frame in window.replies.pop(number)])

@@ -1,4 +1,4 @@
-"""The slots for the actors of one client. Their number, `max_actors`, limits how many actors can connect."""
+"""The slots for the actors of one client (a policy with its learner). Their number limits how many actors can connect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["ActorSlots"]
 
 
 class ActorSlots:
-    """The slots for the actors of one client.
+    """The slots for the actors of one client (a policy with its learner).
 
     An actor has a slot while it is *live* (connected), and keeps the slot for `lease_s` seconds of silence after that. A stream
     (the segments of one actor) is *empty* if its actor is not live and no segment was ever received. To discard an empty stream

@@ -85,6 +85,6 @@ class CreditPool:
 
     @staticmethod
     def reclaim(stream: Stream) -> None:
-        """Take back the unused credit of a stream whose actor is silent."""
+        """Take back the credit that a silent actor has not used, so that other actors can get it."""
         stream.credit_steps = min(stream.credit_steps, stream.accepted_steps)
         stream.want_steps = min(stream.want_steps, stream.accepted_steps)

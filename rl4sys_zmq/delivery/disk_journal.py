@@ -178,7 +178,7 @@ class DiskJournal(Worker):
         self._enqueue(DropStream(client_id, actor_id, origin, expires), hurry=True)
 
     def drop_client(self, client_id: str) -> None:
-        """Remove a client: its row, its streams and its entries."""
+        """Remove all data of a client: its record, its streams and its entries."""
         self._enqueue(DropClient(client_id), hurry=True)
 
     def drop_entries(self, client_id: str) -> None:
@@ -241,7 +241,7 @@ class DiskJournal(Worker):
     # The thread.
 
     def run(self) -> None:
-        """Open the file, do the queued operations until `stop`, and close the file."""
+        """Open the file, do the queued operations until `stop`, and close the file. This is the code of the thread."""
         try:
             with open_journal_file(self._opening) as opened:
                 self._file, self._used_bytes, self._damaged = opened, opened.used_bytes, opened.repaired

@@ -100,7 +100,7 @@ class StreamRow:
 
 @dataclass(frozen=True, slots=True)
 class ClientRow:
-    """The journal's record of one client.
+    """The journal's record of one client (a policy with its learner thread).
 
     Attributes:
         client_id: The id of the client.
@@ -221,7 +221,7 @@ class Journal(Protocol):
         """
 
     def drop_client(self, client_id: str) -> None:
-        """Remove a client: its row, its streams and its entries."""
+        """Remove all data of a client: its record, its streams and its entries."""
 
     def drop_entries(self, client_id: str) -> None:
         """Remove all entries of a client that were appended before this call. Its streams and totals stay the same."""
@@ -259,14 +259,14 @@ class Journal(Protocol):
         """Return the number of a client's operations that are not done. At 0, all its entries are committed."""
 
     def stop(self) -> None:
-        """Make the journal commit what is queued, if one attempt succeeds, and then end."""
+        """Make the journal end after one attempt to commit all queued operations."""
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait for the journal to end. Return False if it has not ended after `timeout_s` seconds."""
 
 
 def new_journal_id() -> int:
-    """Return a random id for a new journal, in 1 .. 2^63 - 1."""
+    """Return a random id for a new journal, from 1 to 2^63 - 1."""
     return 1 + secrets.randbelow((1 << 63) - 1)
 
 
@@ -286,7 +286,7 @@ class MemoryJournal:
         self._commits += 1
 
     def committed(self) -> list[JournalEntry | JournalPage]:
-        """Return the entries appended and the pages requested since the last call."""
+        """Return the entries that were appended, and an empty page for each `read`, since the last call."""
         fresh, self._fresh = self._fresh, []
         return fresh
 

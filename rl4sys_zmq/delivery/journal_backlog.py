@@ -40,7 +40,7 @@ class Backlog:
         return iter(self._operations)
 
     def extend(self, operations: Iterable[Operation]) -> None:
-        """Append operations."""
+        """Append operations to the end of the queue."""
         self._operations.extend(operations)
 
     def next_group(self, used_bytes: int, max_bytes: int) -> list[Operation]:

@@ -23,7 +23,7 @@ The origin is the incarnation (number of a start of the actor) that began the nu
 
 @dataclass(slots=True)
 class KnownRows:
-    """The clients and streams of a journal, read from the journal or from its marks file.
+    """The clients and streams of a journal, read from the journal or from ``journal.marks``, the second record of them.
 
     Attributes:
         journal_id: The random number that identifies the journal; 0 if unknown.
@@ -71,7 +71,7 @@ class Changes:
         return bool(self.clients or self.streams or self.dropped_streams or self.dropped_clients)
 
     def apply_to(self, clients: dict[str, ClientRow], streams: dict[RowKey, StreamRow]) -> None:
-        """Apply the changes to the given dicts of client rows and stream rows, in place."""
+        """Apply the changes to dicts of client rows and stream rows, which are modified."""
         for client_id in self.dropped_clients:
             clients.pop(client_id, None)
         gone = self.dropped_clients
@@ -124,7 +124,7 @@ class JournalCache:
         self.changes.clients[client_id] = ClientRow(client_id, known.generation, known.settings, *sums, known.expired)
 
     def put_stream(self, row: StreamRow) -> None:
-        """Add a stream, or change the fields of an existing one that a HELLO can change."""
+        """Add a stream, or update an existing one after its actor opened a session. Sequence numbers never decrease."""
         key = row.client_id, row.actor_id, row.origin
         known = self._stream(key)
         if known is not None:

@@ -102,10 +102,10 @@ class JournalFile:
         lock: The lock that excludes other processes.
         db: The SQLite connection.
         tables: The operations on the SQLite tables.
-        marks: The writer of the marks file, the second record of clients and streams.
+        marks: The writer of ``journal.marks``, a second record of the clients and streams.
         used_bytes: The size of all entries when the journal was opened, in bytes.
         loss: The lost data that the operator accepted when the journal was opened; None if there was no loss.
-        repaired: The number of damaged rows that were restored from the marks file.
+        repaired: The number of damaged rows that were restored from ``journal.marks``.
     """
 
     opening: OpenParameters
@@ -186,7 +186,7 @@ def open_journal_file(opening: OpenParameters) -> Iterator[JournalFile]:
 
 @contextlib.contextmanager
 def _convert_errors(path: Path) -> Iterator[None]:
-    """Convert errors of SQLite and of the disk to `JournalError`."""
+    """Convert exceptions of SQLite and of the disk in a ``with`` block to `JournalError`."""
     try:
         yield
     except (sqlite3.OperationalError, OSError) as error:
@@ -216,7 +216,7 @@ class Examination:
         last_row: The row number of the last entry.
         broken: The reason why the file cannot be read; empty if it can be read.
         rewrite: True if the clients and streams in the file differ from `known` and must be written again.
-        repaired: The number of damaged rows that were restored from the marks file.
+        repaired: The number of damaged rows that were restored from ``journal.marks``.
         loss: The missing data, if the operator accepts the loss; else None.
     """
 

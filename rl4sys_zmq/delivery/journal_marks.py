@@ -34,7 +34,7 @@ _DIGITS = 16
 
 @dataclass(slots=True)
 class MarksContent:
-    """The content of a marks file.
+    """The content of a marks file, which is a second record of a journal's clients and streams.
 
     Attributes:
         rows: The clients and streams. Its `journal_id` is 0 if no line could be read.
@@ -93,7 +93,7 @@ class MarksFile:
     """
 
     def __init__(self, path: Path, rows: KnownRows, *, flush: bool) -> None:
-        """Write a new marks file with the given rows.
+        """Write a new marks file with the given clients and streams.
 
         Args:
             path: The path of the marks file.

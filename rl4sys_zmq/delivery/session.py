@@ -120,7 +120,7 @@ class SessionRefused:
 
 @dataclass(frozen=True, slots=True)
 class RefusedForNow:
-    """An event: the learner cannot accept this actor at present. The session retries by itself."""
+    """An event: the learner temporarily refuses this actor. The session retries by itself."""
 
     refused: Refused
 
@@ -233,7 +233,7 @@ class ActorSession:
         return self._join(now, held)
 
     def can_take(self) -> bool:
-        """Return True if the session is joined and has credit for one more segment."""
+        """Return True if the learner has accepted the session and there is credit for one more segment."""
         credit = self.sent_steps < self.credit_steps and self._taken_bytes < self._credit_bytes
         return self.state is SessionState.JOINED and credit and self._next_seq < self._credit_items
 
@@ -276,7 +276,7 @@ class ActorSession:
         return [self._send(now, Heartbeat(steps))] if more and steps > self.credit_steps else []
 
     def tick(self, now: float, held: tuple[int, int]) -> list[Action]:
-        """Return the actions that are due at this time: send a HELLO or a heartbeat, resend segments, or reconnect.
+        """Return the actions that are due at the time `now`: request a session, send a heartbeat, resend segments, or reconnect.
 
         `held` is the (generation, version) of the policy that the actor uses.
         """
@@ -330,7 +330,7 @@ class ActorSession:
         self._next_hello = now + REFUSED_RETRY_S
 
     def close(self, now: float) -> list[Action]:
-        """Close the session. Return the `Bye` to send, if the session was joined."""
+        """Close the session. Return the action that sends `Bye`, or no action if the learner has not accepted the session."""
         joined = self.state is SessionState.JOINED
         self.state = SessionState.CLOSED
         return [self._send(now, Bye())] if joined else []
@@ -567,7 +567,7 @@ class ActorSession:
         return actions
 
     def _arm(self, now: float) -> None:
-        """Set the resend timer, or clear it if every segment has been received."""
+        """Start the timer for the next resend, or stop this timer if the learner has received every segment."""
         waiting = self.received < self._next_seq
         self._resend_at = now + jittered(SEGMENT_RESEND.pause_s(self._resends), self._rng) if waiting else 0.0
 

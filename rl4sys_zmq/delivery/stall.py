@@ -14,7 +14,7 @@ from rl4sys_zmq.delivery.stream import Stream
 __all__ = ["STALL_S", "StallWatch", "stall_reason"]
 
 STALL_S = 1.0
-"""The longest time without progress before a client counts as stalled, in seconds."""
+"""The time in seconds without progress after which a client counts as stalled."""
 
 
 def stall_reason(pool: CreditPool, live: Sequence[Stream]) -> str:

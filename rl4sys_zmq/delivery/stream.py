@@ -21,7 +21,7 @@ The origin is the incarnation (number of a start of the actor) that began the nu
 
 
 class Stream:
-    """The learner's record of one stream: the numbered segments that one actor sends to one client.
+    """The learner's record of one stream: the numbered segments that one actor sends to one client (a policy with its learner).
 
     `received`, `durable`, `trained` and `checkpointed` are *marks*: sequence numbers below which all segments have reached that
     state. A *verdict* is the result for a segment: trained, stale, quarantined, refused or duplicate. If a message contains a
@@ -32,14 +32,14 @@ class Stream:
         incarnation: The number of the actor's present start. It differs from `origin` if the actor has a spool, or had to take a
             higher number.
         spooled: True if the actor keeps its segments in a spool on disk and continues the numbering after a restart. The learner
-            must then never discard the marks.
+            must then never discard `received`.
         owner: The authenticated user that the stream belongs to; empty without keys.
         received: The next sequence number that the learner expects. Segments below it were accepted or refused.
         durable: All segments below this number are in the journal.
         trained: All segments below this number have a verdict.
         checkpointed: All segments below this number are covered by a checkpoint of the learner.
         accepted_steps: The number of steps in all segments below `received`.
-        refused: The number of malformed segments that were refused one by one.
+        refused: The number of malformed segments that were refused.
         credit_steps: The credit: the actor may send a segment while fewer steps than this, in total since the stream began, are
             accepted or in flight.
         want_steps: The credit that the actor requests, as a total like `credit_steps`.
@@ -246,7 +246,7 @@ class Stream:
         return end_seq > self._replay_end
 
     def _skip(self, first: int, end: int) -> None:
-        """Record that the segments from `first` to before `end` that have no verdict so far will never get one."""
+        """Record that the segments from `first` to before `end` will never get a verdict, unless they have one already."""
         first = max(first, self.trained)
         if first >= end:
             return

@@ -36,7 +36,7 @@ An actor can start again with an old spool. Its old stream then continues from t
 """
 
 MAX_GAP = 1 << 40
-"""The largest number of missing segments that a HELLO can report. A larger number is never genuine, and is refused."""
+"""The largest number of missing segments that an actor can report when it opens a session. A larger number is refused."""
 
 
 class HelloResult:
@@ -57,7 +57,7 @@ class HelloResult:
 
 
 class StreamTable:
-    """All streams of one client that this learner has a record of.
+    """The learner's record of all actors of one client (a policy with its learner thread) and of their streams of segments.
 
     Each actor has one *current* stream. The actor's earlier streams stay while some of their segments are pending (without a
     result) or in the journal. An actor is *live* while the table has a routing id of the ROUTER socket for it. A routing id is
@@ -89,7 +89,7 @@ class StreamTable:
         self._dropped: dict[Key, int] = {}
 
     def restore(self, rows: Iterable[StreamRow], now: float) -> None:
-        """Add the streams that were read from a journal."""
+        """Add the streams that a journal contained when it was opened. Their actors are not live (connected)."""
         for row in rows:
             stream = Stream(
                 row.client_id,
@@ -156,7 +156,7 @@ class StreamTable:
         return HelloResult(stream, old if old != peer else None, gap, fresh=fresh, evicted=evicted)
 
     def _check_turn(self, hello: Hello, origin: int, current: Stream, now: float) -> None:
-        """Raise ProtocolError if a HELLO does not come from the latest start of its actor.
+        """Raise ProtocolError if a HELLO (the message that opens a session) does not come from the latest start of its actor.
 
         Only one process at a time can act as an actor. Each start of an actor takes its number, the incarnation, from its clock,
         and clocks can be wrong. So if the number is lower than the one on record, there are two possible reasons:
@@ -227,7 +227,7 @@ class StreamTable:
         return stream
 
     def retire(self, actor_id: str) -> list[Stream]:
-        """Retire the streams of an actor that is not live, after an operator dropped it. Return these streams.
+        """Release the streams of an actor after an operator dropped it. The actor must not be connected. Return the streams.
 
         For a retired stream, any later start of the actor is accepted, no user is its owner, and the actor counts as one without
         a spool. Segments without a result keep waiting for it. `expire` later discards the streams. If the actor joins again
@@ -254,7 +254,7 @@ class StreamTable:
         return list(self._streams.values())
 
     def current(self) -> list[Stream]:
-        """Return the current stream of each actor."""
+        """Return the current stream of each actor, without the earlier streams."""
         return list(self._current.values())
 
     @property
@@ -267,28 +267,28 @@ class StreamTable:
         return sum(s.roll_back() for s in self._streams.values())
 
     def live(self) -> list[Stream]:
-        """Return the current streams of the live actors."""
+        """Return the current streams of the actors that are live (connected)."""
         return [self._current[actor_id] for actor_id in self._peers]
 
     @property
     def has_live(self) -> bool:
-        """True if at least one actor is live."""
+        """True if at least one actor is live (connected)."""
         return bool(self._peers)
 
     def is_actor_live(self, actor_id: str) -> bool:
-        """Return True if this actor is live."""
+        """Return True if an actor is live: it has opened a session, and the session was not closed."""
         return actor_id in self._peers
 
     def is_live(self, stream: Stream) -> bool:
-        """Return True if this stream is the current one of a live actor."""
+        """Return True if the actor of a stream is live (connected) and now sends segments of this stream."""
         return stream.actor_id in self._peers and self._current.get(stream.actor_id) is stream
 
     def peer_of(self, stream: Stream) -> bytes | None:
-        """Return the routing id of this stream's actor, or None if the actor is not live."""
+        """Return the routing id of a stream's actor, or None if the actor is not live (connected)."""
         return self._peers.get(stream.actor_id)
 
     def close_session(self, stream: Stream) -> None:
-        """Record that the actor of this stream is no longer live."""
+        """Record that the actor of a stream is no longer live, because its session ended. The actor keeps its slot at first."""
         if self._peers.pop(stream.actor_id, None) is not None:
             self._slots.leave(self._current[stream.actor_id])
 

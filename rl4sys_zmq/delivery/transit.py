@@ -17,12 +17,12 @@ __all__ = ["Amount", "Transit"]
 
 @dataclass(slots=True)
 class Amount:
-    """An amount of data.
+    """An amount of data, counted in steps, segments and bytes.
 
     Attributes:
-        steps: The number of environment steps, without those of refused segments.
-        items: The number of segments, without refused ones.
-        nbytes: The size of the whole messages in bytes.
+        steps: The number of environment steps, without the steps of refused segments.
+        items: The number of segments, without refused segments.
+        nbytes: The size of the whole messages, in bytes.
     """
 
     steps: int = 0

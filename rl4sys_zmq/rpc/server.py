@@ -215,10 +215,10 @@ class Server(Resource):
         return self
 
     def run(self) -> None:
-        """Serve until another thread calls `stop` or an exception (Ctrl-C) ends the wait, then stop.
+        """Start the server, and wait until another thread calls `stop` or an exception (Ctrl-C) arrives. Then stop the server.
 
         Raises:
-            AddressInUse, ConfigError, TransportError: As for `start`.
+            AddressInUse, ConfigError, TransportError: For the reasons that `start` lists.
             WorkerDied: If a thread of the server ends with an error.
         """
         self.start()
@@ -288,8 +288,8 @@ class Server(Resource):
     def stop(self, timeout_s: float = 5.0) -> None:
         """Stop the server, join its threads and close its sockets. A second call does nothing.
 
-        Waiting calls are refused (``closing``). Running calls get their replies. If a callback calls `stop`, it only asks the
-        threads to end and returns at once.
+        Waiting calls are refused (``closing``). Running calls get their replies. In a callback of this server, `stop` only asks
+        the threads to end and returns at once.
 
         Args:
             timeout_s: Longest time to wait for the threads, in seconds.

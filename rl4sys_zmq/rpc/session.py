@@ -215,7 +215,7 @@ class Session:
         self.welcome = None
 
     def expire(self, now: float) -> bool:
-        """End the calls whose timeout has passed with `CallTimeout`. Return True if there was such a call."""
+        """End each call whose timeout has passed, with the error `CallTimeout`. Return True if there was such a call."""
         if now < self._expiry_s:
             return False
         over = [p for p in self.under_way.values() if p.deadline_s <= now]

@@ -24,8 +24,8 @@ MAX_TOPICS = 1024
 def topic_frame(topic: str, channel: bytes) -> bytes:
     """Return the first frame of a topic's messages, which is also the filter that a subscriber sets.
 
-    The frame consists of the topic, a zero byte and the channel. The zero byte prevents that the filter for ``a`` matches the
-    topic ``ab``.
+    The frame consists of the topic, a zero byte and the channel. Without the zero byte, a filter for the topic ``a`` would also
+    match the topic ``ab``.
     """
     return topic.encode() + b"\0" + channel
 

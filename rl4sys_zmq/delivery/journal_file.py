@@ -231,7 +231,7 @@ class Examination:
 
 
 def _examine(opening: OpenParameters) -> Examination:
-    """Read a journal's file, and compare it with the marks file and the checkpoints. No file is changed.
+    """Read a journal's file, and compare it with ``journal.marks`` and the newest checkpoints. No file is changed.
 
     Raises:
         JournalLost: If data is missing and the loss is not accepted.
@@ -321,12 +321,14 @@ def _look(path: Path, db: sqlite3.Connection) -> Examination:
 
 
 def _repair(path: Path, found: Examination, remembered: KnownRows) -> None:
-    """Add the rows that are damaged in the journal from the marks file. If the marks file lacks some, set ``found.broken``.
+    """Replace the damaged client and stream rows of a journal by their copies from ``journal.marks``.
+
+    If a damaged row has no copy, set ``found.broken``.
 
     Args:
         path: The path of the journal's file.
         found: The findings about the file. This function updates them.
-        remembered: The clients and streams in the marks file.
+        remembered: The clients and streams in ``journal.marks``.
     """
     known = found.known
     if remembered.journal_id and known.journal_id in (0, remembered.journal_id):

@@ -40,7 +40,7 @@ def count_received(mark: int, first: int, count: int) -> int:
 
 @dataclass(slots=True)
 class CallWindow(Generic[Request, Reply]):
-    """The calls and replies of one session by which a server recognizes a call that arrives again.
+    """The calls and replies of one session, kept so that the server recognizes a call that arrives again.
 
     Attributes:
         since: The number of the call that opened the session.

@@ -7,7 +7,8 @@
 - `CreditPool`: divides the steps that a learner thread can use among its actors. `Transit`: counts the data between the gateway
   and that thread.
 - `StallWatch`: detects a client that makes no progress although it could.
-- `Journal`: the record of accepted segments. `MemoryJournal` keeps it in memory, `DiskJournal` in a file, with a thread.
+- `Journal`: the interface of the record of accepted segments. `DiskJournal` writes a file, in a thread. `MemoryJournal` stores
+  nothing and reports every segment as committed at once.
 
 Terms:
 

@@ -76,7 +76,7 @@ class Replay:
     """The part of a journal entry that is sent again to a learner thread.
 
     Attributes:
-        skip: The number of segments at the start of the stored message that are not part of it.
+        skip: The number of segments at the start of the stored message that the learner thread must ignore.
         load: The amount of data in the part, without refused segments.
     """
 

@@ -1,8 +1,8 @@
 """The journal: the learner's record of accepted segments that are still needed.
 
 The learner acknowledges a segment as durable after the journal has committed it. A journal is asynchronous: no call waits for a
-disk, and `committed` later returns the entries that are safe. `MemoryJournal` keeps nothing beyond the end of the process.
-`DiskJournal`, in `delivery.disk_journal`, writes a file.
+disk, and `committed` later returns the entries that are safe. `MemoryJournal` stores nothing, so acknowledged segments are safe
+only while the process runs. `DiskJournal`, in `delivery.disk_journal`, writes a file.
 
 Terms: A *stream* is the numbered segments of one actor for one client. An *incarnation* is the number of one start of an actor.
 The *origin* of a stream is the incarnation that began its numbering.

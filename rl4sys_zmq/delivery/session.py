@@ -106,7 +106,10 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class SessionJoined:
-    """An event: the learner accepted the session. Its journal lacks ``welcome.gap`` segments that it had acknowledged."""
+    """An event: the learner accepted the session.
+
+    ``welcome.gap`` is the number of acknowledged segments that the learner's journal lacks, normally 0.
+    """
 
     welcome: Welcome
 

@@ -40,8 +40,8 @@ class Stream:
         checkpointed: All segments below this number are covered by a checkpoint of the learner.
         accepted_steps: The number of steps in all segments below `received`.
         refused: The number of malformed segments that were refused.
-        credit_steps: The credit: the actor may send a segment while fewer steps than this, in total since the stream began, are
-            accepted or in flight.
+        credit_steps: The credit, as a total since the stream began. The actor may send a segment while the steps accepted and in
+            flight are fewer than this.
         want_steps: The credit that the actor requests, as a total like `credit_steps`.
         verdicts: The number of segments by verdict.
         last_seen: The time of the actor's last message, in seconds.

@@ -18,7 +18,10 @@ from rl4sys_zmq.wire.trees import Tree
 __all__ = ["TopicPublisher", "topic_frame"]
 
 MAX_TOPICS = 1024
-"""The largest number of topics with a publication, and of subscribed topics without one for which beacons are sent."""
+"""The largest number of topics with a publication.
+
+This is also the largest number of topics without a publication for which subscribers get beacons.
+"""
 
 
 def topic_frame(topic: str, channel: bytes) -> bytes:

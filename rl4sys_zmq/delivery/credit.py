@@ -40,7 +40,7 @@ class CreditPool:
 
     @property
     def free_steps(self) -> int:
-        """The number of steps that the learner thread can use in addition to those that it has, that wait or are in transit."""
+        """The number of further steps that the learner thread can use, after those received, waiting or in transit to it."""
         return self.usable_steps - self.transit.steps
 
     def demand(self, usable_steps: int, messages: int, min_version: int) -> None:

@@ -196,10 +196,10 @@ class Stream:
     # ---- rollback to a checkpoint, and replay from the journal
 
     def rewind(self, mark: int, verdicts: Mapping[str, int]) -> None:
-        """Return to the state of a checkpoint, in which only the segments below `mark` have verdicts.
+        """Roll the stream back to its state in a checkpoint, which covers the segments below `mark`.
 
         Args:
-            mark: The sequence number up to which the checkpoint covers the stream.
+            mark: The lowest sequence number that the checkpoint does not cover.
             verdicts: The number of segments by verdict at the time of the checkpoint.
         """
         self._disposed.clear()

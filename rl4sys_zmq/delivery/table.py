@@ -26,7 +26,7 @@ MAX_DROPPED = 1_024
 MAX_SPOOLED = 65_536
 """The largest number of a client's actors with a spool (a queue of segments on disk), connected or not.
 
-The learner keeps the sequence numbers of these actors forever.
+The learner keeps the sequence numbers of these actors until an operator drops the actor.
 """
 
 EARLIER_SPOOLS = 8
@@ -110,7 +110,7 @@ class StreamTable:
                 self._slots.leave(stream)
 
     def rewind(self, marks: Mapping[Key, tuple[int, Mapping[str, int]]]) -> None:
-        """Return all streams to their state in a checkpoint.
+        """Roll all streams back to their state in a checkpoint.
 
         Args:
             marks: A dict from the key of each stream in the checkpoint to the sequence number up to which the checkpoint covers

@@ -38,8 +38,8 @@
     ├── StoreEmpty                  a data store holds nothing to sample
     └── StoreError                  the files of a data store are in use, damaged, or belong to something else
 
-The text of an exception is one line that names the problem and, where possible, the remedy. Limits and other numbers in the text
-are also attributes. If another library raises, its exception becomes the ``__cause__`` of an exception of this list.
+The text of an exception is one line that names the problem and, where possible, the remedy. Limits and similar numbers are
+usually attributes too. If another library raises, its exception becomes the ``__cause__`` of an exception of this list.
 """
 
 from __future__ import annotations

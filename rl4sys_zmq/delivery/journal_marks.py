@@ -1,6 +1,7 @@
 """The marks file of a journal, ``journal.marks``: a second record of the journal's clients and streams, to detect lost data.
 
-A stream is the numbered segments of one actor for one client. The record of a stream has the next sequence number, the mark.
+A stream is the numbered segments of one actor for one client. The record of a stream contains the next sequence number, also
+called the mark. If the journal later has a lower number, it has lost segments.
 
 Each line of the file consists of a checksum and JSON. The first lines contain all clients and streams. Each later line contains
 the changes of one transaction. A line with a wrong checksum is ignored, and the other lines stay valid. The file has a fixed

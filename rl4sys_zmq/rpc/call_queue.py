@@ -123,8 +123,9 @@ class _ConcurrencyGroup:
     """The waiting calls of one concurrency group (methods that never run at the same time), and the size of the next batch.
 
     Assume callers that call again as soon as they get a reply. Without a pause between batches, they would split into two sets:
-    while the batch of one set runs, the other set waits. After a batch, the group therefore waits until there are `expected`
-    calls, which is the number of calls that the callers of the last two batches made at once. It waits at most until `until_s`.
+    while the batch of one set runs, the other set waits. If `Method.max_wait_s` is None, the group therefore waits after a batch
+    until there are `expected` calls, but at most until the time `until_s`. `expected` is the number of calls that the callers of
+    the last two batches made at once.
     """
 
     queue: deque[Request] = field(default_factory=deque)

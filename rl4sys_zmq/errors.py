@@ -365,7 +365,7 @@ class Refusal(StrEnum):
     RANGE = "range"  # a number is out of its range
     DIRECTION = "direction"  # only the other side may send this message
     NO_SESSION = "no_session"  # data before a handshake: send HELLO again
-    FENCED = "fenced"  # a later start of this actor is on record; if the reply names its incarnation, use a higher one
+    FENCED = "fenced"  # another start of this actor is on record; if the reply names its incarnation, use a higher one
     CONFLICT = "conflict"  # another start of this actor has a session
     EXPIRED = "expired"  # the actor was silent beyond its lease, and its stream was discarded: use a new incarnation
     GAP = "gap"  # segments before this one were not received: resend from the expected sequence number

@@ -5,13 +5,13 @@ process or machine.
 
 The subpackages form layers. A module imports only from its own subpackage and from lower layers:
 
-- F0 `errors`, `resource`, `counters` and other small modules: exceptions, owned threads and sockets, counters.
+- F0 `errors`, `resource`, `counters` and other small modules: exceptions, base classes for threads, counters.
 - F1 `values`: segments, policy specs, policy snapshots and spaces.
 - F2 `config`: options and configuration files. `wire`: the message format. `weights`: weight diffs and digests.
 - F3 `transports`: ZeroMQ sockets over tcp, ipc and inproc. `delivery`: the delivery protocol for segments, without I/O.
   `policies`: inference in numpy.
-- F4 `security`: keys, the access list, authentication and authorization.
-- F5 `rpc`: calls with deadlines, calls that run at most once, and topics to subscribe to.
+- F4 `security`: user keys, the access list, authentication and authorization.
+- F5 `rpc`: remote calls with deadlines, calls that run at most once, and topics to subscribe to.
 - F6 `actor` and `learner`: the two sides. Neither imports the other; they exchange only messages.
 - F7 `serving`: inference, environments, actions and trainers as services. `ops`: status, diagnosis and plots.
   `testing`: public test tools.

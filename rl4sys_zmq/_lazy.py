@@ -1,4 +1,4 @@
-"""Names of a package that are imported at their first use. Most programs need only the actor or only the learner."""
+"""Lazy import: a package's public names are imported at their first use, since most programs need only some of them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ __all__ = ["lazy_getattr"]
 
 
 def lazy_getattr(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
-    """Return a `__getattr__` for a package.
+    """Return a module-level `__getattr__` function that imports a package's names at their first use.
 
     Args:
         package: The name of the package.
-        homes: For each module of the package, the names to look up there.
+        homes: A dict from each module of the package to the public names that it defines.
 
     Returns:
-        A function that imports the module of a name and stores the value in the package. It raises `AttributeError` for a name
-        that is not listed.
+        A function that takes a name, imports the module that defines it, stores the value in the package and returns it. The
+        function raises `AttributeError` for a name that is not listed.
     """
     home_of = {name: home for home, names in homes.items() for name in names}
 

@@ -1,7 +1,8 @@
-"""Counters that any module can raise. `ops` exports them.
+"""Named counters of events. Any module can increase them, and `ops` exports them.
 
-A `Counters` belongs to one object (an agent, a gateway, a `Server`). Any thread can raise its counters without a lock: each
-thread has numbers of its own, and reading adds them up. Names are dotted: ``refused.checksum``, ``dropped_at_source.lag``.
+A `Counters` object belongs to one object, such as an agent, a gateway or a `Server`. Any thread can increase its counters without
+a lock, because each thread has separate numbers, which are summed when a counter is read. Names are dotted:
+``refused.checksum``, ``dropped_at_source.lag``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ __all__ = ["Counters"]
 
 
 class Counters:
-    """Named integers that only grow."""
+    """A set of named integers that only increase."""
 
     def __init__(self) -> None:
         self._counts: dict[int, dict[str, int]] = {}
@@ -26,20 +27,20 @@ class Counters:
         mine[name] = mine.get(name, 0) + amount
 
     def get(self, name: str) -> int:
-        """Return the value of the counter `name`. 0 if it was never raised."""
+        """Return the value of the counter `name`. It is 0 if nothing was ever added."""
         return sum([counts.get(name, 0) for counts in self._counts.copy().values()])
 
     def under(self, prefix: str) -> dict[str, int]:
-        """Return the counters below ``prefix.``, by the rest of their names."""
+        """Return the counters whose names begin with ``prefix.``, as a dict from the rest of the name to the value."""
         start = prefix + "."
         return {name[len(start) :]: value for name, value in self._items() if name.startswith(start)}
 
     def total(self, prefix: str) -> int:
-        """Return the sum of all counters below ``prefix.``."""
+        """Return the sum of all counters whose names begin with ``prefix.``."""
         return sum(self.under(prefix).values())
 
     def snapshot(self) -> dict[str, int]:
-        """Return a copy of all counters by name."""
+        """Return all counters, as a new dict from name to value."""
         return dict(self._items())
 
     def _items(self) -> Iterator[tuple[str, int]]:

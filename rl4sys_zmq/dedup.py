@@ -1,11 +1,11 @@
-"""The recognition of repeated messages, for two kinds of numbering.
+"""Detection of segments and calls that arrive more than once.
 
-The items of a *stream*, such as the segments of an actor, are accepted in order. One number is enough to recognise those that
-were received before: the *mark*, the next number (`count_received`).
+The segments of an actor are numbered and accepted in order. So one number is enough to detect duplicates: the next number that
+the receiver expects, also called the *mark*. `count_received` counts the segments with lower numbers.
 
-The calls of a *session* of a caller run in any order, and a repeated call needs its reply again. A `CallWindow` therefore keeps
-the calls that wait or run, and the replies that the caller can lack. Calls below its mark are too old: the caller has their
-replies, or does not get them again. `CallWindows` limits the memory for all sessions of a server.
+The calls of a *session* (one connection of a caller) can run in any order, and the reply to a repeated call must be sent again.
+A `CallWindow` therefore keeps the calls that wait or run, and the replies that the caller possibly did not receive.
+`CallWindows` limits the memory for all sessions of a server.
 """
 
 from __future__ import annotations
@@ -21,27 +21,33 @@ MAX_SESSIONS = 4096
 MAX_KEPT_REPLIES = 256
 """The largest number of replies that are kept for one session."""
 MAX_KEPT_BYTES = 256 * 1024 * 1024
-"""The limit on all kept replies together, in bytes. Further ones replace those of the longest silent session."""
+"""The limit on the kept replies of all sessions of a server, in bytes.
+
+Above this limit, the replies of the session that has been silent for longest are discarded first.
+"""
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply", bound=Sequence[Sized])
 
 
 def count_received(mark: int, first: int, count: int) -> int:
-    """Return how many of `count` items, numbered from `first`, were received before: those below the mark."""
+    """Return how many of `count` items were received before. The items have the numbers `first`, `first` + 1, and so on.
+
+    An item was received before if its number is below `mark`, the next number that the receiver expects.
+    """
     return min(max(mark - first, 0), count)
 
 
 @dataclass(slots=True)
 class CallWindow(Generic[Request, Reply]):
-    """The calls of one session that are recognised if they arrive again.
+    """The calls and replies of one session, kept so that the server recognizes a call that arrives again.
 
     Attributes:
         since: The number of the call that opened the session.
-        last_message_s: The time of the last call.
-        acked: The mark. Calls below it are too old.
-        waiting: The calls that wait or run, by number.
-        replies: The kept replies, by number.
+        last_message_s: The time of the last call, in seconds.
+        acked: The lowest call number whose reply can still be sent again. The replies to lower numbers were discarded.
+        waiting: The calls that wait or run, by call number.
+        replies: The kept replies, by call number.
     """
 
     since: int
@@ -52,7 +58,7 @@ class CallWindow(Generic[Request, Reply]):
 
 
 class CallWindows(Generic[Request, Reply]):
-    """The windows of all sessions of one server, in the order of their last calls."""
+    """The `CallWindow` objects of all sessions of one server, ordered by the time of the last call."""
 
     def __init__(self) -> None:
         self._windows: OrderedDict[int, CallWindow[Request, Reply]] = OrderedDict()
@@ -62,9 +68,10 @@ class CallWindows(Generic[Request, Reply]):
         return len(self._windows)
 
     def open(self, session: int, number: int, now: float) -> int:
-        """Create the window of a session, unless it exists, and return the number of the call that created it.
+        """Open a session, unless it is open already. Return the number of the call that opened it.
 
-        Discard sessions that have been silent for `SESSION_S`, and the longest silent one of `MAX_SESSIONS`.
+        Before a new session is opened, sessions that have been silent for more than `SESSION_S` seconds are discarded. If there
+        are still `MAX_SESSIONS`, the one that has been silent for longest is discarded too.
         """
         known = self._windows.get(session)
         if known is not None:
@@ -79,7 +86,11 @@ class CallWindows(Generic[Request, Reply]):
         return number
 
     def find(self, session: int, acked: int, now: float) -> CallWindow[Request, Reply] | None:
-        """Return the window for an arriving call, or None. The caller of the service has all replies below `acked`."""
+        """Return the `CallWindow` of the session of a call that arrived, or None if no such session is open.
+
+        The call contains `acked`: its sender has received the replies to all calls with lower numbers, so these replies are
+        discarded.
+        """
         window = self._windows.get(session)
         if window is not None:
             window.last_message_s = now
@@ -89,7 +100,7 @@ class CallWindows(Generic[Request, Reply]):
         return window
 
     def finish(self, session: int, number: int, reply: Reply | None) -> None:
-        """Record that a call is over, and keep its reply, unless that is None."""
+        """Record that a call is over. Keep `reply`, unless it is None, to send it again if the call arrives again."""
         window = self._windows.get(session)
         if window is None:
             return
@@ -105,7 +116,7 @@ class CallWindows(Generic[Request, Reply]):
                 self._discard(oldest, min(oldest.replies) + 1)
 
     def _discard(self, window: CallWindow[Request, Reply], below: int) -> None:
-        """Move the mark of a window, and discard the replies below it."""
+        """Discard the kept replies of one session to calls with numbers below `below`."""
         window.acked = below
         for number in [n for n in window.replies if n < below]:
             self._kept_bytes -= sum([len(frame) for frame in window.replies.pop(number)])

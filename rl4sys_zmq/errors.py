@@ -1,4 +1,4 @@
-"""The exceptions of this library, and the codes of refusals.
+"""The exceptions of this library, and the codes with which a message or a call is refused.
 
 ::
 
@@ -8,7 +8,7 @@
     │   ├── ObservationError        wrong shape or dtype, or not finite
     │   ├── MaskError               wrong shape, or no action is allowed
     │   ├── RewardError             missing at the end, not finite, or too late: its segment was already sent
-    │   ├── ActionError             an action of another agent, or one that is already stored
+    │   ├── ActionError             an action that another agent chose, or that a trajectory already contains
     │   └── DataError               data that do not fit a data store (with the key, and both shapes or dtypes)
     ├── CallError                   a call to a service returned no result
     │   ├── CallTimeout             no reply before the deadline (with the stage that was reached)
@@ -38,8 +38,8 @@
     ├── StoreEmpty                  a data store holds nothing to sample
     └── StoreError                  the files of a data store are in use, damaged, or belong to something else
 
-The exceptions have their numbers as attributes, and their text is one line with a remedy. An exception of another library
-becomes the ``__cause__`` of one of these.
+The text of an exception is one line that names the problem and, where possible, the remedy. Limits and similar numbers are
+usually attributes too. If another library raises, its exception becomes the ``__cause__`` of an exception of this list.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class ConfigError(RL4SysError):
 
 
 class BadInput(RL4SysError, ValueError):
-    """An invalid value from the host; nothing was stored."""
+    """An invalid value, such as a reward, that the host program passed to this library. Nothing was stored."""
 
 
 class ObservationError(BadInput):
@@ -123,14 +123,14 @@ class RewardError(BadInput):
 
 
 class ActionError(BadInput):
-    """An action of another agent, or one that is already stored in a trajectory."""
+    """An action that another agent chose, or that a trajectory already contains."""
 
 
 class DataError(BadInput):
     """Data, indices or priorities that do not fit a data store.
 
     Attributes:
-        key: The path of the invalid part, such as ``observations/camera``; empty for the whole value.
+        key: The path of the invalid part, such as ``observations/camera``; empty if the whole value is invalid.
     """
 
     def __init__(self, key: str, problem: str) -> None:
@@ -139,7 +139,7 @@ class DataError(BadInput):
 
 
 class Closed(RL4SysError):
-    """A call of an object that is already closed."""
+    """The use of an object that was already closed."""
 
 
 class CallError(RL4SysError):
@@ -161,7 +161,7 @@ class CallTimeout(CallError):
     The server may have run the call, or may still be running it.
 
     Attributes:
-        stage: What the caller was waiting for.
+        stage: What the caller was waiting for, as text.
         timeout_s: The time limit, in seconds.
     """
 
@@ -171,7 +171,7 @@ class CallTimeout(CallError):
 
 
 class CallRefusal(StrEnum):
-    """The reason for which a server refused a call. The server counts each reason."""
+    """The reason for which a server refused to run a call. The server has a counter for each reason."""
 
     UNKNOWN = "unknown"  # no such method, interface, key or request
     BUSY = "busy"  # the server's queue of calls is full
@@ -214,10 +214,10 @@ class CallFailed(CallError):
 
 
 class CallLost(CallError):
-    """A call that must run at most once, and whose session the server no longer has.
+    """A call that must run at most once, after the server lost its record of this caller's calls (the session).
 
-    The server was restarted, or it discarded the session, for example because the caller's lease ended. The call may or may not
-    have run. It is not sent again.
+    The server was restarted, or it discarded the session, for example because the caller was silent for too long. It is unknown
+    whether the call ran, so the call is not sent again.
     """
 
     def __init__(self, method: str, address: str) -> None:
@@ -229,11 +229,11 @@ class AnswerError(RL4SysError):
 
 
 class CallbackStuck(RL4SysError):
-    """A callback that was still running when the time to stop its server was over.
+    """A callback that did not return within the time allowed for stopping its server.
 
     Attributes:
-        concurrency_group: The concurrency group of the callback. If the group has several methods, the method follows in
-            brackets.
+        concurrency_group: The concurrency group of the callback (methods that never run at the same time), followed by the name
+            of the method in brackets if the two names differ.
     """
 
     def __init__(self, server: str, concurrency_group: str, timeout_s: float) -> None:
@@ -244,10 +244,10 @@ class CallbackStuck(RL4SysError):
 
 
 class PayloadError(RL4SysError, TypeError):
-    """A value that cannot be sent. It is raised at the sender, before anything is sent.
+    """A value that cannot be sent. The sender raises this error before it sends anything.
 
     Attributes:
-        path: The place of the value in the tree, such as ``payload['image'][0]``.
+        path: The position of the value in the payload, such as ``payload['image'][0]``.
         problem: What is wrong with the value.
     """
 
@@ -261,7 +261,7 @@ class LearnerUnavailable(RL4SysError):
 
     Attributes:
         address: The learner's address.
-        stage: What the actor was waiting for when the time was over.
+        stage: What the actor was waiting for when the time limit passed, as text.
         timeout_s: The time limit, in seconds.
     """
 
@@ -274,9 +274,9 @@ class LearnerUnavailable(RL4SysError):
 
 
 class PolicyStale(RL4SysError):
-    """A policy that is older than ``policy_max_age_s``, with ``on_stale: raise``.
+    """A policy that is older than the limit ``policy_max_age_s``. Raised only with the setting ``on_stale: raise``.
 
-    The age of a policy is the time since the learner last confirmed that it is current.
+    The age of a policy is the time since the learner last confirmed that the policy is its newest.
 
     Attributes:
         age_s: The age of the policy, in seconds.
@@ -293,7 +293,7 @@ class HandshakeRefused(RL4SysError):
 
     Attributes:
         code: The refusal code.
-        field: The configuration field that differs; empty if the reason is another one.
+        field: The configuration field whose values differ between actor and learner; empty if there is another reason.
     """
 
     def __init__(self, code: Refusal, reason: str, field: str = "") -> None:
@@ -303,10 +303,10 @@ class HandshakeRefused(RL4SysError):
 
 
 class ClientFailed(RL4SysError):
-    """A client whose learner thread ended with an exception. Other clients continue.
+    """A client (one policy and its training) whose learner thread ended with an exception. Other clients continue.
 
     Attributes:
-        client_id: The client that failed.
+        client_id: The id of the client.
         error: The exception as the learner reported it, in one line.
     """
 
@@ -317,13 +317,13 @@ class ClientFailed(RL4SysError):
 
 
 class TrainingDiverged(RL4SysError):
-    """Several updates in a row that were not finite, whatever data they used.
+    """A training in which several updates in a row gave infinite or NaN values, with different data each time.
 
-    The cause is the parameters or the algorithm, not the data.
+    The cause is therefore not the data, but the algorithm or its parameters.
 
     Attributes:
         updates: The number of updates in a row that were undone.
-        reason: What was not finite in the last update.
+        reason: The value that was infinite or NaN in the last update, as text.
     """
 
     def __init__(self, updates: int, reason: str) -> None:
@@ -349,7 +349,7 @@ class AddressInUse(TransportError):
 
 
 class Refusal(StrEnum):
-    """The reason for which a message or an item was refused. The side that refuses counts each reason."""
+    """The reason for which a message, or one segment in a message, was refused. The side that refuses counts each reason."""
 
     FRAMES = "frames"  # the message has no frames, or more than the limit
     TOO_LARGE = "too_large"  # a frame, a message or a length is over its limit
@@ -365,10 +365,10 @@ class Refusal(StrEnum):
     RANGE = "range"  # a number is out of its range
     DIRECTION = "direction"  # only the other side may send this message
     NO_SESSION = "no_session"  # data before a handshake: send HELLO again
-    FENCED = "fenced"  # the incarnation is lower than the recorded one: use a higher one if the recorded one is given
-    CONFLICT = "conflict"  # two live incarnations of one actor
-    EXPIRED = "expired"  # the lease of this incarnation ran out and its mark was removed: use a new incarnation
-    GAP = "gap"  # the sequence number skips numbers after the mark
+    FENCED = "fenced"  # another start of this actor is on record; if the reply names its incarnation, use a higher one
+    CONFLICT = "conflict"  # another start of this actor has a session
+    EXPIRED = "expired"  # the actor was silent beyond its lease, and its stream was discarded: use a new incarnation
+    GAP = "gap"  # segments before this one were not received: resend from the expected sequence number
     EQUIVOCATION = "equivocation"  # this sequence number had different content before
     FORBIDDEN = "forbidden"  # no role of this key allows this
     IDENTITY = "identity"  # the key is not valid for this client or actor
@@ -381,12 +381,13 @@ class Refusal(StrEnum):
 
 
 class ProtocolError(RL4SysError):
-    """An invalid message, or one that is not allowed.
+    """A message that is invalid, or that its sender is not allowed to send.
 
     Attributes:
         code: The reason, as a code.
         detail: The reason, as text.
-        incarnation: With ``FENCED``, the recorded incarnation if the actor may use a higher one; else 0.
+        incarnation: With the code ``FENCED``, the incarnation (number of a start of the actor) that the learner has on record, if
+            the actor may try again with a higher number; else 0.
     """
 
     def __init__(self, code: Refusal, detail: str, *, incarnation: int = 0) -> None:
@@ -397,11 +398,16 @@ class ProtocolError(RL4SysError):
 
 
 class WeightsError(RL4SysError):
-    """A weight diff or snapshot that does not fit the policy, or whose digest is wrong.
+    """A weight diff or snapshot that does not fit the policy, or whose digest (checksum over all weights) is wrong.
 
     Attributes:
-        reason: ``payload`` (damaged or malformed bytes), ``size`` (the size of another policy), ``gap`` (a diff from another
-            version than the current one), ``digest`` (the result is not the learner's state) or ``finite`` (infinity or NaN).
+        reason: One of the following.
+
+            - ``payload``: The bytes are damaged or malformed.
+            - ``size``: The weights have the size of another policy.
+            - ``gap``: The diff applies to another version than the current one.
+            - ``digest``: The resulting weights differ from the learner's.
+            - ``finite``: A weight is infinite or NaN.
     """
 
     def __init__(self, message: str, *, reason: str = "payload") -> None:
@@ -410,11 +416,11 @@ class WeightsError(RL4SysError):
 
 
 class MemoryExceeded(RL4SysError):
-    """A learner's process that is over its memory limit, even after all connections were ended.
+    """A learner's process that uses more memory than its limit, even after it closed all connections.
 
     Attributes:
-        resident_bytes: The resident size of the process, in bytes.
-        limit_bytes: The limit, in bytes.
+        resident_bytes: The resident memory of the process, in bytes.
+        limit_bytes: The memory limit, in bytes.
     """
 
     def __init__(self, resident_bytes: int, limit_bytes: int) -> None:
@@ -438,9 +444,9 @@ class CheckpointError(RL4SysError):
     """A checkpoint that cannot be written or read, or that is damaged.
 
     Attributes:
-        path: The file or folder, or the path within a state that cannot be stored.
-        damaged: True if the files on disk are not what was written. False if they may be intact and the reason is another
-            one, such as no permission, no space or another version of the library.
+        path: The file or folder; or the client, or the part of the training state, that has the problem.
+        damaged: True if the files on disk differ from what was written. False for another problem, such as no permission, no
+            disk space or another version of the library; the files can then be intact.
     """
 
     def __init__(self, path: object, problem: str, *, damaged: bool = False) -> None:
@@ -450,10 +456,10 @@ class CheckpointError(RL4SysError):
 
 
 class JournalError(RL4SysError):
-    """A journal that cannot be opened or read.
+    """A journal (the learner's record of accepted segments) that cannot be opened or read.
 
     Attributes:
-        path: The journal's file.
+        path: The path of the journal's file.
     """
 
     def __init__(self, path: str, problem: str, remedy: str) -> None:
@@ -462,12 +468,13 @@ class JournalError(RL4SysError):
 
 
 class JournalLost(JournalError):
-    """A journal that lacks segments which its file of marks, or a checkpoint, records as acknowledged.
+    """A journal that lacks segments which the learner has acknowledged.
 
-    Nothing was changed. To start the learner without the missing segments, use ``resume: accept-loss``; it counts them.
+    The file ``journal.marks`` or a checkpoint shows that these segments were acknowledged. No file was changed. To start the
+    learner without the missing segments, use ``resume: accept-loss``. The learner then counts them as lost.
 
     Attributes:
-        segments: The number of acknowledged segments that are missing, by client.
+        segments: A dict from the id of each affected client to the number of its missing segments.
     """
 
     def __init__(self, path: str, problem: str, remedy: str, segments: Mapping[str, int]) -> None:
@@ -476,11 +483,14 @@ class JournalLost(JournalError):
 
 
 class SpoolError(RL4SysError):
-    """A spool that is in use, unreadable or unwritable, or belongs to another client, actor or library version."""
+    """A spool (an actor's queue of segments on disk) that cannot be used.
+
+    It is in use, cannot be read or written, or belongs to another client, actor or version of the library.
+    """
 
 
 class StoreEmpty(RL4SysError):
-    """A data store that holds nothing to sample. Try again after an insert."""
+    """A data store that contains no data to sample. Try again after an insert."""
 
 
 class StoreError(RL4SysError):

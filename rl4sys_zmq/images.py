@@ -1,8 +1,8 @@
-"""Arrays of images as PNG or JPEG files, and a decoder for untrusted files.
+"""The conversion of arrays of images to PNG or JPEG files and back. The decoder accepts untrusted bytes.
 
-The files follow each other, each after its length (u32, little-endian). Before Pillow sees a file, its size, pixel format and all
-its parts are checked, so that the cost of decoding is known. Pillow is loaded at the first use and comes with the extra
-``images``.
+An encoded array is a sequence of files, one per image, each preceded by its length in bytes (u32, little-endian). Before Pillow
+gets a file, this module checks the image size, the pixel format and all parts of the file, so that the file cannot cause an
+unexpected use of memory or time. Pillow is imported at the first use. To install it, use the extra ``images``.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __all__ = ["NEEDS_PILLOW", "BadImage", "ImageCodec", "ImageSize", "decode_images
 
 NEEDS_PILLOW = "images need Pillow: pip install 'rl4sys-zmq[images]'"
 MIN_SIDE, MAX_SIDE = 8, 65_500
-"""Limits of an image's side, in pixels. The upper one is JPEG's."""
+"""The smallest and the largest height or width of an image, in pixels. The largest is the limit of JPEG."""
 PNG_LEVEL = 1
-"""The zlib level of PNG. On rendered frames, level 6 takes several times as long for a few percent."""
+"""The zlib compression level of PNG. On rendered frames, level 6 takes several times as long and saves only a few percent."""
 
 _LENGTH = struct.Struct("<I")
 _PNG_BEGIN = struct.Struct(">8sI4sIIBBBBBI")
@@ -36,23 +36,23 @@ _JPEG_SEGMENT = struct.Struct(">BBH")
 _JPEG_FRAME = struct.Struct(">BHHB")
 _SOF0, _SOS = 0xC0, 0xDA
 _JPEG_OTHERS = {0xC4, 0xDB, 0xDD, 0xE0, 0xEE, 0xFE}
-"""Tables, restart interval, JFIF, Adobe, comment."""
+"""The markers of the other parts that a JPEG file may have: tables, restart interval, JFIF, Adobe, comment."""
 
 ImageSize = tuple[int, int, int]
-"""Height, width, and 1 (grey) or 3 (red, green, blue) channels."""
+"""The size of an image: height and width in pixels, and 1 (grey) or 3 (red, green, blue) channels."""
 
 
 class BadImage(RL4SysError):
-    """Bytes that are not the expected images."""
+    """Bytes that cannot be decoded to the expected images."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageCodec:
-    """The format of coded images.
+    """The file format for encoding images.
 
     Attributes:
         format: ``png`` (lossless) or ``jpeg`` (lossy).
-        quality: Quality of JPEG, 1 to 100.
+        quality: The quality of JPEG, from 1 to 100. PNG ignores it.
     """
 
     format: str
@@ -61,7 +61,7 @@ class ImageCodec:
 
 @functools.cache
 def has_pillow() -> bool:
-    """Return True if Pillow can be loaded. The first call loads it."""
+    """Return True if Pillow can be imported. The first call imports it."""
     try:
         from PIL import Image, JpegImagePlugin, PngImagePlugin  # noqa: F401
     except ImportError:
@@ -70,10 +70,10 @@ def has_pillow() -> bool:
 
 
 def image_size(shape: Sequence[int]) -> ImageSize | None:
-    """Return the size of the images in an array of this shape, or None if it holds no images.
+    """Return the size of one image in an array of this shape, or None if the shape is not one of images.
 
-    Images are the last dimensions: ``[..., height, width, 1 or 3]``, else ``[..., height, width]``. Each side has 8 to 65,500
-    pixels. The dimensions before them count images.
+    The last dimensions are those of one image: ``[..., height, width, 1 or 3]``, else ``[..., height, width]``. Height and width
+    must be 8 to 65,500 pixels. The product of all earlier dimensions is the number of images.
     """
     if len(shape) > 2 and shape[-1] in (1, 3):
         height, width, channels = shape[-3:]
@@ -85,12 +85,12 @@ def image_size(shape: Sequence[int]) -> ImageSize | None:
 
 
 def encode_images(pixels: NDArray[np.uint8], size: ImageSize, codec: ImageCodec) -> bytes:
-    """Return all images of an array as files.
+    """Return all images of an array as files, one after the other, each preceded by its length.
 
     Args:
-        pixels: An array of any shape that consists of images of `size`.
-        size: Size of each image.
-        codec: Format of the files.
+        pixels: The array. Its last dimensions are those of one image.
+        size: The size of each image.
+        codec: The format of the files.
     """
     from PIL import Image
 
@@ -104,14 +104,16 @@ def encode_images(pixels: NDArray[np.uint8], size: ImageSize, codec: ImageCodec)
 
 
 def decode_images(files: bytes | memoryview, shape: Sequence[int], size: ImageSize, form: str) -> NDArray[np.uint8]:
-    """Return the array of pixels that `encode_images` encoded, from its image files.
+    """Decode the result of `encode_images` to the array of pixels.
+
+    In addition to the result, this needs memory for decoding one image (four bytes per pixel if it has three channels) and for a
+    copy of that image.
 
     Args:
         files: The result of `encode_images`, or untrusted bytes.
-        shape: Shape of the array. It consists of whole images of `size`. While one image is decoded, Pillow needs memory for it
-            in addition (four bytes for a pixel of three channels), and for a copy.
-        size: Size of each image.
-        form: ``png`` or ``jpeg``.
+        shape: The shape of the array to return. Its last dimensions must be those of one image.
+        size: The size of each image.
+        form: The file format, ``png`` or ``jpeg``.
 
     Raises:
         BadImage: If a file is malformed or has another size or format, or if there are more or fewer files than images.
@@ -134,7 +136,7 @@ def decode_images(files: bytes | memoryview, shape: Sequence[int], size: ImageSi
 
 
 def _array_shape(size: ImageSize) -> tuple[int, ...]:
-    """Return the shape of one image. Grey images have no channel dimension."""
+    """Return the shape of the array of one image for Pillow, in which grey images have no channel dimension."""
     return size if size[2] == 3 else size[:2]
 
 
@@ -163,10 +165,10 @@ def _load(file: memoryview, form: str, mode: str, side: tuple[int, int]) -> NDAr
 
 
 def _check_png(file: memoryview, size: ImageSize) -> None:
-    """Check that a file has the header of such an image and contains only pixels.
+    """Raise BadImage if a file is not a PNG of the given size, or if it contains anything but pixels.
 
-    Other chunks are refused, since text and profiles can expand too. Pillow fills missing rows of a PNG with black, so the bytes
-    of the rows are counted here.
+    Chunks of text or colour profiles are refused, because they too can decompress to a large size. Pillow would fill missing rows
+    with black, so this function checks the number of bytes of all rows.
     """
     height, width, channels = size
     if len(file) < _PNG_BEGIN.size:
@@ -196,7 +198,7 @@ def _check_png(file: memoryview, size: ImageSize) -> None:
 
 
 def _check_jpeg(file: memoryview, size: ImageSize) -> None:
-    """Check that a file is a baseline JPEG of that size in one scan. Further scans would be expensive."""
+    """Raise BadImage if a file is not a baseline JPEG of the given size with a single scan. Further scans would cost time."""
     height, width, channels = size
     if bytes(file[:2]) != b"\xff\xd8":
         raise BadImage("it is not a JPEG")

@@ -1,10 +1,10 @@
-"""The liveness of peers: heartbeats, beacons, silence timeouts, and the pauses between attempts.
+"""The timeouts after which a silent peer counts as disconnected, and the pauses between retries.
 
-Some peers must send regularly: an actor and its learner (heartbeats and their answers), and a publisher (beacons). Others only
-reply: a server, a sidecar. Their silence counts only while a request has no reply. After the silence timeout, the side that
-connects replaces its sockets, because the connection can be half open: TCP takes many minutes to detect that.
+Some peers must send regularly: an actor sends heartbeats, its learner answers them, and a publisher sends beacons. A server and a
+sidecar only reply, so their silence counts only while a request has no reply. After the silence timeout, the side that connects
+replaces its sockets, because the connection can be half open: TCP takes many minutes to detect that.
 
-Nothing here reads a clock or does I/O. Times are in seconds, on any one monotonic clock.
+This module reads no clock and does no I/O. Callers pass the time in seconds, always from the same monotonic clock.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ RECONNECT_MAX_MS = (2_000, 4_000)  # an actor reconnects within 5 s after a netw
 
 
 def jittered(pause_s: float, rng: random.Random) -> float:
-    """Return a random pause within 20 % of `pause_s`, so that many peers do not repeat their messages at the same moments."""
+    """Return a random pause within 20 % of `pause_s`, in seconds, so that many peers do not retry at the same moments."""
     return pause_s * rng.uniform(0.8, 1.2)
 
 
 def is_silent(now: float, received_s: float, timeout_s: float) -> bool:
-    """Return True if the last message of a peer, at `received_s`, is more than `timeout_s` seconds ago."""
+    """Return True if a peer's last message, received at the time `received_s`, is more than `timeout_s` seconds ago."""
     return now - received_s > timeout_s
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """The pauses between attempts: `first_s` seconds, then twice as long after each attempt, at most `most_s` seconds."""
+    """The lengths of the pauses between retries: `first_s` seconds, then doubled after each attempt, up to `most_s` seconds."""
 
     first_s: float
     most_s: float
 
     def pause_s(self, attempts: int) -> float:
-        """Return the pause after `attempts` earlier attempts."""
+        """Return the pause, in seconds, before the next attempt if there were `attempts` retries so far."""
         return min(self.first_s * 2.0 ** min(attempts, 64), self.most_s)
 
 
@@ -73,11 +73,11 @@ IO_RESTART = Backoff(0.2, 5.0)  # before an actor creates its sockets again afte
 
 
 class Timer:
-    """A timer of fixed length: restarted by each message sent or received, or each beacon, it expires when none follows.
+    """A timer of fixed length that expires unless it is restarted in time, for example at each received message.
 
     Attributes:
-        after_s: The length, in seconds.
-        started_s: The time of the last start.
+        after_s: The time from a start to the expiry, in seconds.
+        started_s: The time of the last start, in seconds.
     """
 
     __slots__ = ("after_s", "started_s")
@@ -86,14 +86,14 @@ class Timer:
         self.after_s, self.started_s = after_s, now
 
     def restart(self, now: float) -> None:
-        """Start the timer again."""
+        """Start the timer again at the time `now`."""
         self.started_s = now
 
     def expired(self, now: float) -> bool:
-        """Return True from the deadline on."""
+        """Return True if the time `now` is at or after the deadline."""
         return now >= self.deadline
 
     @property
     def deadline(self) -> float:
-        """The time at which the timer expires."""
+        """The time at which the timer expires, in seconds."""
         return self.started_s + self.after_s

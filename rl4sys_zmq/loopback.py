@@ -1,4 +1,4 @@
-"""The loopback rule: the addresses that other machines cannot reach."""
+"""The test whether an address can be reached only from this machine."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["is_local"]
 
 
 def is_local(uri: str) -> bool:
-    """Return True if no other machine can reach a socket that is bound to an address.
+    """Return True if only this machine can reach a socket that is bound to an address.
 
-    That is so for ipc and inproc, and for tcp on ``localhost``, 127.0.0.0/8, ::1 and these written as IPv6
-    (``::ffff:127.0.0.1``). Other host names are not looked up: even if one means this machine, it counts as reachable.
+    This is true for ipc and inproc, and for tcp on ``localhost``, ::1 and 127.0.0.0/8, also in the IPv6 form
+    ``::ffff:127.0.0.1``. Other host names are not resolved, and the function returns False for them.
 
     Args:
         uri: ``tcp://host:port``, ``host:port``, ``ipc://path`` or ``inproc://name``. An IPv6 host stands in brackets.

@@ -1,4 +1,4 @@
-"""The rule for names that come from outside, and their conversion to names of files and folders."""
+"""The rule for valid names of clients, actors and so on, and the conversion of names to names of files and folders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FORBIDDEN = frozenset("/\\:")
 
 
 def is_name(value: object) -> bool:
-    """Return True for a text that follows `NAME_RULE`."""
+    """Return True if a value is a string that follows `NAME_RULE`."""
     return (
         isinstance(value, str)
         and 1 <= len(value) <= MAX_NAME
@@ -31,7 +31,7 @@ def check_name(value: object, key: str) -> str:
     """Return a name unchanged if it is valid.
 
     Raises:
-        ConfigError: If it is not. The message gives `key` and the rule.
+        ConfigError: If the name is invalid. The message contains `key`, the configuration key that has the name, and the rule.
     """
     if not is_name(value):
         raise ConfigError(f"{key} {value!r:.60} is not a valid name; expected {NAME_RULE}", key=key)
@@ -39,15 +39,16 @@ def check_name(value: object, key: str) -> str:
 
 
 def folder_name(name: str, most: int = MAX_FOLDER_NAME) -> str:
-    """Return the folder name for a name. It is one part of a path, and different names have different folder names.
+    """Convert any text to a valid name of one folder. Different texts get different folder names.
 
-    All characters except ASCII letters, digits, ``_ - ~`` and inner dots are percent-encoded. A name with capital letters ends in
-    ``%~`` and, in hexadecimal, the places of the capitals, so that two names also differ on a file system that ignores case. A
-    result that would be too long ends in ``%-`` and a digest of the whole. `name_of` decodes all others.
+    All characters except ASCII letters, digits, ``_ - ~`` and inner dots are percent-encoded. If the text has capital letters,
+    ``%~`` and the positions of the capitals (a bit mask in hexadecimal) are appended, so that two names also differ on a file
+    system that ignores case. A result that would be too long is cut, and ends in ``%-`` and a hash of the whole text. `name_of`
+    converts all other results back.
 
     Args:
         name: Any text.
-        most: Longest result, in characters. At least 64.
+        most: The largest length of the result, in characters. At least 64.
     """
     from hashlib import sha256  # imported late: an actor checks names but creates no folder
     from urllib.parse import quote
@@ -63,9 +64,9 @@ def folder_name(name: str, most: int = MAX_FOLDER_NAME) -> str:
 
 
 def name_of(folder: str) -> str | None:
-    """Return the name that belongs to a `folder_name`.
+    """Convert a result of `folder_name` back to the original text.
 
-    Return None if the name was too long to be decoded, or if `folder` is not the result of `folder_name`.
+    Return None if `folder` is not a result of `folder_name`, or contains a hash because the text was too long.
     """
     from urllib.parse import unquote
 
@@ -78,5 +79,5 @@ def name_of(folder: str) -> str | None:
 
 
 def file_name(*parts: str, most: int = 80) -> str:
-    """Return the file name for several names together. Each contributes at most `most` characters."""
+    """Return one file name made of several texts, joined with commas. Each part has at most `most` characters."""
     return ",".join(folder_name(part, most) for part in parts)

@@ -1,8 +1,13 @@
-"""Registries of named entries, and the modules and distributions that add entries.
+"""Registries of named objects such as algorithms and policies, which plugins can extend.
 
-An entry has one of three origins: a program, or a module given with ``--plugin``, registers it; this package includes it; or an
-installed distribution offers it under an entry-point group. They take precedence in this order. Nothing is imported before its
-name is used.
+An entry of a registry comes from one of three sources:
+
+1. A program, or a module given with ``--plugin``, registers it.
+2. This package contains it.
+3. An installed distribution provides it as an entry point.
+
+If several sources have an entry of the same name, the first in this list is used. An entry is imported when its name is first
+used.
 """
 
 from __future__ import annotations
@@ -23,11 +28,11 @@ log = logging.getLogger(__name__)
 
 
 class Named(Protocol):
-    """An entry of a registry: an object with a name."""
+    """The type of a registry's entries: any object with a name."""
 
     @property
     def name(self) -> str:
-        """The name that users write."""
+        """The name of the entry, as users write it in a configuration."""
 
 
 E = TypeVar("E", bound=Named)
@@ -43,7 +48,7 @@ def import_plugins(modules: Iterable[str]) -> None:
     """Import modules that register algorithms or policies as they are imported.
 
     Raises:
-        ConfigError: If a module does not exist or raises while it is imported. That exception is the cause.
+        ConfigError: If a module does not exist or raises while it is imported. The original exception is the cause.
     """
     for module in modules:
         try:
@@ -56,13 +61,13 @@ def import_plugins(modules: Iterable[str]) -> None:
 
 
 class Registry(Generic[E]):
-    """Entries by name. Each entry is loaded when its name is first used, and only once.
+    """A collection of entries of one type, such as all algorithms, by name. Each entry is loaded once, at its first use.
 
-    If an entry point cannot be loaded or its name is taken, only that entry point is affected: `get` raises for its name,
-    `faults` lists it, and all other entries work.
+    If the entry point of an installed distribution cannot be loaded, `get` raises for its name. If its name is already in use,
+    the entry point is ignored. In both cases `faults` lists the problem, and all other entries work.
 
     Attributes:
-        noun: The word for an entry in messages.
+        noun: The word for an entry in messages, such as ``algorithm``.
     """
 
     def __init__(
@@ -80,10 +85,10 @@ class Registry(Generic[E]):
         Args:
             entry_type: The class of all entries.
             shipped: The entries of this package by name, as ``"package.module:attribute"``.
-            noun: The word for an entry in messages.
-            group: The entry-point group of installed distributions.
-            key: The option that names an entry, for `ConfigError.key`.
-            fold: Converts a name to the form in which names are compared.
+            noun: The word for an entry in messages, such as ``algorithm``.
+            group: The entry-point group in which installed distributions provide entries.
+            key: The configuration key in which users write the name of an entry, for `ConfigError.key`.
+            fold: A function that converts a name to the form in which names are compared, such as lower case.
         """
         self.noun = noun
         self._type = entry_type
@@ -101,10 +106,10 @@ class Registry(Generic[E]):
 
         Args:
             entry: The entry that `get` returns for its name from now on.
-            replace: Allow it to replace another entry. Adding the same entry again is always allowed.
+            replace: True to replace an entry of the same name. To add the same entry twice is always allowed.
 
         Raises:
-            ConfigError: If the name is taken and `replace` is false.
+            ConfigError: If another entry has the name and `replace` is false.
         """
         name = self._fold(entry.name)
         if not replace and (name in self._shipped or self._entries.get(name, entry) != entry):
@@ -121,7 +126,7 @@ class Registry(Generic[E]):
         return key in self._entries or key in self._shipped or key in self._found()
 
     def require(self, name: str) -> None:
-        """Check a name. Nothing is imported.
+        """Raise ConfigError if there is no entry of a name. Nothing is imported.
 
         Raises:
             ConfigError: If the name is unknown. The message gives the closest name.
@@ -149,7 +154,7 @@ class Registry(Generic[E]):
         return entry
 
     def faults(self) -> list[str]:
-        """Load all installed entries, and return a message for each entry point that does not work."""
+        """Load the entry points of all installed distributions, and return a message for each that cannot be used."""
         for key in self._found():
             if key not in self._entries and key not in self._broken:
                 try:
@@ -186,7 +191,7 @@ class Registry(Generic[E]):
         raise ConfigError(message, key=self._key) from cause
 
     def _found(self) -> Mapping[str, EntryPoint]:
-        """Return the entry points by name, without those whose name is taken."""
+        """Return the entry points of installed distributions by name, without those whose name is already in use."""
         if self._points is None:
             from importlib.metadata import entry_points  # imported late: it takes some milliseconds
 

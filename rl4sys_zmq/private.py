@@ -1,4 +1,4 @@
-"""Files and folders for their owner alone, with modes 0600 and 0700 whatever the umask is."""
+"""The creation of files and folders that only their owner can access (modes 0600 and 0700), whatever the umask is."""
 
 from __future__ import annotations
 
@@ -52,7 +52,11 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def others_can_write(*paths: Path) -> list[str]:
-    """Return a sentence with the remedy for each path that its group or all users can write."""
+    """Return a list with one warning for each path that users other than the owner can change.
+
+    A warning names the path, its mode and the command that corrects the mode. Paths that do not exist are ignored, and so are
+    folders with the sticky bit.
+    """
     found = []
     for path in paths:
         try:
@@ -65,7 +69,7 @@ def others_can_write(*paths: Path) -> list[str]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the names in a folder to the disk, and wait until that is done.
+    """Flush the list of a folder's files to the disk, and wait until the disk has it.
 
     Raises:
         OSError: If the flush fails.

@@ -1,4 +1,4 @@
-"""Base classes: `Resource`, an object to close, and `Worker`, a thread whose error is kept for its owner."""
+"""Base classes: `Resource`, an object that must be closed, and `Worker`, a thread that keeps the exception that ended it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ log = logging.getLogger(__name__)
 
 
 class Resource(ABC):
-    """An object with a ``close()`` that can be called twice and that releases everything even if it raises."""
+    """An object that must be closed, and that is closed at the end of a ``with`` block.
+
+    ``close()`` can be called twice. It releases everything even if it raises.
+    """
 
     @abstractmethod
     def close(self) -> None:
@@ -30,10 +33,10 @@ class Resource(ABC):
 
 
 class Worker(ABC):
-    """A named thread.
+    """A named daemon thread that keeps the exception that ended it. Subclasses define `run` and `stop`.
 
-    Its owner calls `start`, and later `stop` (which must make `run` return) and `join`. An exception in `run` is kept in
-    `error`, logged once, and passed to `on_death` in the same thread.
+    The creator of the thread calls `start`, and later `stop` and `join`. An exception in `run` is stored in `error`, logged once,
+    and passed to `on_death` in the same thread.
 
     Attributes:
         name: The name of the thread.
@@ -47,14 +50,14 @@ class Worker(ABC):
 
     @abstractmethod
     def run(self) -> None:
-        """Run the body of the thread. Return after `stop`."""
+        """Do the work of the thread. This method must return soon after `stop` is called."""
 
     @abstractmethod
     def stop(self) -> None:
         """Make `run` return soon. Any thread can call this, more than once."""
 
     def on_death(self, error: BaseException) -> None:
-        """Handle an exception of `run`, in the thread that raised it."""
+        """React to an exception that ended `run`, in the same thread. By default this does nothing."""
 
     def start(self) -> None:
         """Start the thread. A worker can be started only once."""

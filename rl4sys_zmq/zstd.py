@@ -1,4 +1,4 @@
-"""Compression with zstd frames without magic number, size and checksum, which a header and a hash replace."""
+"""Compression with zstd. The frames have no magic number, size or checksum: the message header and its hash replace them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Buffer = bytes | memoryview
 
 
 class NotExpanded(RL4SysError):
-    """Bytes that are not the expected zstd frame."""
+    """Bytes that are not a valid zstd frame of the expected size."""
 
 
 class _Tools(threading.local):
-    """The (de)compressors of a thread. They are expensive to create, and threads must not share them."""
+    """The compressors and the decompressor of one thread. They are expensive to create, and threads must not share them."""
 
     def __init__(self) -> None:
         self.searching, self.counting = (_compressor(), _compressor(hash_log=6))
@@ -37,17 +37,18 @@ _tools = _Tools()
 
 
 def compress(data: Buffer, *, repeats: bool = True) -> bytes:
-    """Return one zstd frame, compressed at level 1.
+    """Compress data to one zstd frame, at level 1.
 
     Args:
-        data: The bytes.
-        repeats: True to search for repetitions. False is faster, for data in which only the frequencies of bytes help.
+        data: The bytes to compress.
+        repeats: True to search for repeated byte sequences. False is faster. Use it for data without repetitions, in which only
+            some byte values are more frequent than others.
     """
     return (_tools.searching if repeats else _tools.counting).compress(data)
 
 
 def expand(frame: Buffer, size: int) -> bytes:
-    """Return the content of a frame, which must have exactly `size` bytes. No more is allocated.
+    """Decompress a zstd frame whose content has exactly `size` bytes. The result never takes more memory than that.
 
     Raises:
         NotExpanded: If the frame is invalid or its content has another size.

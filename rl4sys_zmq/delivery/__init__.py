@@ -1,16 +1,23 @@
 """The delivery protocol, without network I/O: sequence numbers, acknowledgements, credit, and the journal.
 
-- `ActorSession`: the actor's side: handshake, window of unacknowledged segments, resends, credit.
-- `Stream`: the learner's side of one actor's stream: marks, duplicates, verdicts. `StreamTable`: the streams of one client.
-- `take_submit`: sorts out new, duplicate and malformed segments of a message. `replay_entry`: does so after a rollback.
-- `CreditPool`: shares the demand of a learner thread between streams. `Transit`: the data on the way to that thread.
+- `ActorSession`: the actor's side: handshake, segments that are sent but not acknowledged, resends, credit.
+- `Stream`: the learner's record of the segments of one actor. `StreamTable`: the streams of one client.
+- `take_submit`: separates the new, duplicate and malformed segments of a message. `replay_entry`: prepares segments of the
+  journal for the learner thread after a rollback to a checkpoint.
+- `CreditPool`: divides the steps that a learner thread can use among its actors. `Transit`: counts the data between the gateway
+  and that thread.
 - `StallWatch`: detects a client that makes no progress although it could.
-- `Journal`: the record of accepted segments. `MemoryJournal` is in memory, `DiskJournal` on disk. Only the latter has a thread.
+- `Journal`: the interface of the record of accepted segments. `DiskJournal` writes a file, in a thread. `MemoryJournal` stores
+  nothing and reports every segment as committed at once.
 
-A *stream* is the numbered segments of one actor for one client. Each start of an actor has a number, its *incarnation*; the
-*origin* of a stream is the incarnation that began its numbering. A *mark* is a sequence number: all segments below it are
-received, durable (in the journal), trained, or covered by a checkpoint. A *verdict* says what became of a segment. A *generation*
-is the number of a learner thread.
+Terms:
+
+- A *client* is a policy with its learner thread.
+- A *stream* is the numbered segments of one actor for one client.
+- An *incarnation* is the number of one start of an actor. The *origin* of a stream is the incarnation that began its numbering.
+- A *mark* is a sequence number: all segments below it are received, durable (in the journal), trained, or in a checkpoint.
+- A *verdict* is the result for a segment, such as trained or refused.
+- A *generation* is the number of one lifetime of a learner thread.
 """
 
 from __future__ import annotations

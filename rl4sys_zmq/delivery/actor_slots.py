@@ -1,4 +1,4 @@
-"""The actor slots of one client, limited by `max_actors`."""
+"""The slots for the actors of one client (a policy with its learner). Their number limits how many actors can connect."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ __all__ = ["ActorSlots"]
 
 
 class ActorSlots:
-    """The slots of the actors of one client.
+    """The slots for the actors of one client (a policy with its learner).
 
-    An actor holds a slot while it is live, and after that for its lease. A stream is *empty* if its actor is not live and none of
-    its segments was ever received. An empty stream can be discarded without a loss. No method iterates over all actors.
+    An actor has a slot while it is *live* (connected), and keeps the slot for `lease_s` seconds of silence after that. A stream
+    (the segments of one actor) is *empty* if its actor is not live and no segment was ever received. To discard an empty stream
+    loses no data. No method iterates over all actors.
 
     Attributes:
-        spooled: The ids of the actors with a spool.
+        spooled: The ids of the actors that keep their segments in a spool on disk.
     """
 
     def __init__(self, max_actors: int, lease_s: float) -> None:
-        """Create the slots, all free."""
+        """Create `max_actors` free slots. `lease_s` is the time in seconds after which a silent actor loses its slot."""
         self._max_actors, self._lease_s = max_actors, lease_s
         self._live: set[str] = set()
         self._silent: dict[str, Stream] = {}  # in the order in which the actors became silent; so is `_empty`
@@ -27,14 +28,14 @@ class ActorSlots:
         self.spooled: set[str] = set()
 
     def take(self, stream: Stream) -> None:
-        """Record that an actor is live, with this stream."""
+        """Record that the actor of a stream is live (connected)."""
         self.drop(stream.actor_id)
         self._live.add(stream.actor_id)
         if stream.spooled:
             self.spooled.add(stream.actor_id)
 
     def leave(self, stream: Stream) -> None:
-        """Record that an actor is no longer live."""
+        """Record that the actor of a stream is no longer live. The actor keeps its slot until its lease is over."""
         self.drop(stream.actor_id)
         self._silent[stream.actor_id] = stream
         if not stream.received:
@@ -43,14 +44,14 @@ class ActorSlots:
             self.spooled.add(stream.actor_id)
 
     def drop(self, actor_id: str) -> None:
-        """Remove an actor."""
+        """Remove an actor and free its slot."""
         self._live.discard(actor_id)
         self._silent.pop(actor_id, None)
         self._empty.pop(actor_id, None)
         self.spooled.discard(actor_id)
 
     def full(self, now: float) -> bool:
-        """Return True if no slot is free. Release the slots whose lease is over first."""
+        """Return True if no slot is free. First, release the slots of actors that were silent for longer than their lease."""
         while self._silent and len(self._live) + len(self._silent) >= self._max_actors:
             actor_id, stream = next(iter(self._silent.items()))
             if not is_silent(now, stream.last_seen, self._lease_s):
@@ -59,6 +60,9 @@ class ActorSlots:
         return len(self._live) >= self._max_actors
 
     def oldest_empty(self, *, spooled: bool = False) -> Stream | None:
-        """Return the empty stream that has been silent longest, or None. With `spooled`, only one with a spool."""
+        """Return the empty stream whose actor has been silent for longest, or None.
+
+        A stream is empty if no segment was ever received. With `spooled`, only streams whose actor has a spool are considered.
+        """
         found = (stream for stream in self._empty.values() if stream.spooled or not spooled)
         return next(found, None)

@@ -1,8 +1,9 @@
-"""The credit pool, which shares the demand of one learner thread between its actors.
+"""The credit pool, which divides the steps that one learner thread can use among its actors.
 
-Credit is an absolute limit on the steps of a stream, so a lost or repeated ack does no harm. An actor requests credit up to
-`want_steps`. The pool grants what the demand allows, and only to actors that request it. An actor may send a whole segment while
-it is below its limit, so one segment can exceed the limit. The pool therefore counts the steps received, not the steps granted.
+Credit is the total number of steps that an actor may have sent since its stream began. Because it is a total and not an
+increment, a lost or repeated ack does no harm. An actor requests credit up to `want_steps`. The pool grants what the learner
+thread can use, and only to actors that request it. An actor below its limit may send a whole segment, so the last segment can
+exceed the limit. The pool therefore counts the steps received, not the steps granted.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from rl4sys_zmq.delivery.transit import Transit
 __all__ = ["IDLE_S", "CreditPool"]
 
 IDLE_S = 1.0
-"""The time after which unused credit of one actor is granted to another as well, in seconds."""
+"""The time in seconds after which credit that an actor has not used is granted to another actor as well."""
 
 
 class CreditPool:
-    """The credit that one learner thread gives to the streams of its client, from its start to its end (a *generation*).
+    """The credit that one learner thread grants to its actors, during one lifetime of that thread (a *generation*).
 
     Attributes:
-        transit: The data on the way to the learner thread.
-        limit_steps: How many steps the learner thread can use in all since its start.
-        min_version: The lowest policy version that actors should start a segment with.
+        transit: The counts of the data between the gateway and the learner thread.
+        limit_steps: The total number of steps that the learner thread can use, counted from its start.
+        min_version: The lowest policy version with which actors should start a segment.
     """
 
     def __init__(self) -> None:
@@ -34,35 +35,35 @@ class CreditPool:
 
     @property
     def usable_steps(self) -> int:
-        """The number of steps that the learner thread can use beyond those that it has received."""
+        """The number of steps that the learner thread can use in addition to the steps that it has received."""
         return self.limit_steps - self.transit.taken.steps
 
     @property
     def free_steps(self) -> int:
-        """The number of steps that the learner thread can use beyond those received, waiting and on the way."""
+        """The number of further steps that the learner thread can use, after those received, waiting or in transit to it."""
         return self.usable_steps - self.transit.steps
 
     def demand(self, usable_steps: int, messages: int, min_version: int) -> None:
-        """Record the demand that the learner thread reports. The limit never decreases.
+        """Record a report of the learner thread on how much data it can use. `limit_steps` never decreases.
 
         Args:
             usable_steps: How many more steps the learner thread can use.
-            messages: How many messages it has received in this generation.
-            min_version: The lowest policy version that actors should start a segment with.
+            messages: How many messages the learner thread has received since its start.
+            min_version: The lowest policy version with which actors should start a segment.
 
         Raises:
-            ProtocolError: If `messages` exceeds the number sent, or is less than reported before.
+            ProtocolError: If `messages` is more than the number of messages sent, or less than in an earlier report.
         """
         self.transit.take(messages)
         self.limit_steps = max(self.limit_steps, self.transit.taken.steps + usable_steps)
         self.min_version = max(self.min_version, min_version)
 
     def grant(self, streams: Iterable[Stream], now: float) -> list[Stream]:
-        """Raise the credit of the streams that request more. Return those streams.
+        """Raise the credit of streams whose actors request more. Return the streams whose credit was raised.
 
         The streams with the fewest accepted steps come first, so that slow and fast actors get equal shares. Credit that an actor
-        has not used for `IDLE_S` is granted to another actor as well. Otherwise an idle actor could prevent a batch from filling.
-        If the idle actor uses its credit later, the next batch starts with older data.
+        has not used for `IDLE_S` seconds is granted to another actor as well. Otherwise an idle actor could prevent a batch from
+        filling. If the idle actor uses its credit later, the next batch starts with older data.
         """
         members = list(streams)
         unused = {id(s): max(0, s.credit_steps - s.accepted_steps) for s in members}
@@ -84,6 +85,6 @@ class CreditPool:
 
     @staticmethod
     def reclaim(stream: Stream) -> None:
-        """Take back the unused credit of a stream whose actor is silent."""
+        """Take back the credit that a silent actor has not used, so that other actors can get it."""
         stream.credit_steps = min(stream.credit_steps, stream.accepted_steps)
         stream.want_steps = min(stream.want_steps, stream.accepted_steps)

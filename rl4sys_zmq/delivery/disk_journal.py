@@ -1,4 +1,4 @@
-"""The journal on disk: its thread, its transactions, and its handling of full or failing disks."""
+"""The journal (the learner's record of accepted segments) on disk: its thread, transactions, and reaction to disk errors."""
 
 from __future__ import annotations
 
@@ -45,27 +45,30 @@ __all__ = ["DiskJournal"]
 log = logging.getLogger(__name__)
 
 CHECK_S = 1.0
-"""The interval at which an idle journal checks that its files are still in place, in seconds."""
+"""The interval at which an idle journal checks that its files were not deleted, moved or replaced, in seconds."""
 
 
 class DiskJournal(Worker):
     """A journal in one SQLite file, written by one thread over one connection.
 
-    Call `open`, then make the `Journal` calls from one thread, then call `stop` and `join`. Calls queue in order. The journal's
-    thread commits all queued operations in one transaction, so that many small entries cost one commit.
+    Call `open`, then make the calls of `Journal` from one thread, then call `stop` and `join`. Calls are queued in order. The
+    journal's thread commits many queued operations in one transaction, so that many small entries cost one commit.
 
-    If the entries reach `max_bytes`, or the disk fails, nothing is lost. Operations stay queued in order, `state().error`
-    contains the reason, and the thread retries every `retry_s` seconds. Trims, drops and reads do not wait behind entries for
-    which there is no room. The queue has no limit. The caller must watch `state().queued_bytes` and stop granting credit.
+    If the stored entries reach `max_bytes`, or the disk fails, no data is lost. Operations stay queued, `state().error` contains
+    the reason, and the thread retries every `retry_s` seconds. Removals and reads need not wait for entries that do not fit. The
+    queue has no limit, so the caller must watch `state().queued_bytes` and stop granting credit to actors.
 
-    The file ``journal.marks`` in the same folder records the result of each commit before `committed` returns its entries. `open`
-    compares the two files. It raises `JournalLost` if the journal lacks something, unless `recovery` accepts the loss. If a file
-    is deleted, moved or replaced under the open journal, the thread detects this at the next commit, or within a second, before
-    `committed` returns anything more. It then writes the file again from the open connection, which still has all data.
+    The file ``journal.marks`` in the same folder records the result of each commit before `committed` returns the entries. `open`
+    compares the two files, and raises `JournalLost` if the journal lacks data, unless `recovery` accepts the loss.
 
-    `max_bytes` counts the stored messages, without SQLite's overhead of 200 to 300 bytes per entry. Pages that a trim frees are
-    used again. The file never shrinks, and its write-ahead log takes some MB more. An entry larger than `max_bytes` is committed
-    if nothing else is stored, so that it cannot block the journal for good. SQLite rejects an entry of 1 GB or more.
+    If a file of the open journal is deleted, moved or replaced, the thread detects this at the next commit, or within a second
+    if there is none. `committed` returns nothing until the thread has written the file again. For that it uses the open SQLite
+    connection, which still has all data.
+
+    `max_bytes` limits the size of the stored messages, without SQLite's overhead of 200 to 300 bytes per entry. The space of
+    removed entries is used again, but the file never shrinks. Its write-ahead log takes some MB more. An entry larger than
+    `max_bytes` is committed if no other entry is stored, so that it cannot block the journal forever. SQLite rejects an entry of
+    1 GB or more.
     """
 
     durable = True
@@ -85,12 +88,12 @@ class DiskJournal(Worker):
 
         Args:
             path: The file, in a folder that exists. A lock on `path` + ".lock" excludes other processes.
-            fsync: "normal" survives the end of the process, "always" also a loss of power.
-            max_bytes: The limit on the size of all entries.
-            wake: Called in the journal's thread when `committed` has results, or `state().error` starts or ends.
+            fsync: With "normal", commits survive the end of the process; with "always", also a loss of power.
+            max_bytes: The limit on the size of all stored entries, in bytes.
+            wake: A function that the journal's thread calls when `committed` has results, or when a problem starts or ends.
             retry_s: The delay between retries after a failure, in seconds.
-            connect: Opens the SQLite connection.
-            recovery: The reaction to lost data.
+            connect: A function that opens the SQLite connection.
+            recovery: The reaction of `open` if the journal lacks data.
         """
         super().__init__("rl4sys-journal")
         self.journal_id = 0
@@ -121,13 +124,13 @@ class DiskJournal(Worker):
     # The interface for other threads.
 
     def open(self) -> Restored:
-        """Start the thread and open the file. Return its clients and streams.
+        """Start the thread and open the file. Return the journal's id, clients and streams.
 
-        It does not read the entries. Damaged entries are detected by `read`.
+        The entries are not read. Damaged entries are detected later, by `read`.
 
         Raises:
-            JournalLost: If the journal, or a part of it, is missing, and `recovery` does not accept the loss.
-            JournalError: If another process uses the file, or the file cannot be written or is not a journal of this version.
+            JournalLost: If the journal or a part of it is missing, and `recovery` does not accept the loss.
+            JournalError: If another process uses the file, or the file cannot be written, or is not a journal of this version.
         """
         self.start()
         self._opened.wait()
@@ -138,16 +141,16 @@ class DiskJournal(Worker):
         return self._restored
 
     def stop(self) -> None:
-        """Make the thread commit what is queued and end. Operations that are queued later are not done.
+        """Make the thread commit the queued operations and end. Operations that are added later are not done.
 
-        If the journal is failing, the thread makes one more attempt.
+        If the journal cannot commit at present, the thread makes one more attempt and then ends.
         """
         with self._condition:
             self._stopping = True
             self._condition.notify()
 
     def append(self, batch: Sequence[JournalEntry]) -> None:
-        """Append entries."""
+        """Queue entries to be committed. `committed` returns each entry after that."""
         nbytes = sum(entry.nbytes for entry in batch)
         with self._condition:
             self._incoming.extend(batch)
@@ -157,7 +160,7 @@ class DiskJournal(Worker):
                 self._condition.notify()
 
     def committed(self) -> list[JournalEntry | JournalPage]:
-        """Return the entries committed and the pages read since the last call, in order."""
+        """Return the entries that were committed, and the pages that were read, since the last call, in order."""
         with self._condition:
             fresh, self._fresh = self._fresh, []
         return fresh
@@ -167,39 +170,45 @@ class DiskJournal(Worker):
         self._enqueue(row)
 
     def put_stream(self, row: StreamRow) -> None:
-        """Add a stream, or change an existing one after a HELLO. Marks never decrease."""
+        """Add a stream, or update an existing one after its actor opened a session. Sequence numbers never decrease."""
         self._enqueue(row)
 
     def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
-        """Remove a stream and its entries."""
+        """Remove a stream and its entries. With `expires`, `ClientRow.expired` is raised to the stream's origin."""
         self._enqueue(DropStream(client_id, actor_id, origin, expires), hurry=True)
 
     def drop_client(self, client_id: str) -> None:
-        """Remove a client: its row, its streams and its entries."""
+        """Remove all data of a client: its record, its streams and its entries."""
         self._enqueue(DropClient(client_id), hurry=True)
 
     def drop_entries(self, client_id: str) -> None:
-        """Remove all entries of a client."""
+        """Remove all entries of a client that were appended before this call."""
         self._enqueue(DropEntries(client_id), hurry=True)
 
     def retire_actor(self, client_id: str, actor_id: str) -> None:
-        """Retire the streams of an actor."""
+        """Mark the streams of an actor that an operator dropped: set `incarnation` to 0, and clear `owner` and `spooled`."""
         self._enqueue(RetireActor(client_id, actor_id), hurry=True)
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
-        """Count the segments of a GAP, and add or update their stream in the same transaction."""
+        """Count `count` segments as accepted that an earlier journal acknowledged and that this journal does not have.
+
+        If `stream` is given, add or update this stream in the same transaction.
+        """
         self._enqueue(AddGap(client_id, count, stream))
 
     def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
-        """Remove the entries below the marks."""
+        """Remove entries that are no longer needed: those with only segments below the sequence number of their stream.
+
+        `marks` maps the (actor_id, origin) of a stream to this number.
+        """
         self._enqueue(TrimEntries(client_id, tuple(marks.items())), hurry=True)
 
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
-        """Request a `JournalPage`."""
+        """Request a `JournalPage` of a client's entries after `after_row`. `committed` returns the page later."""
         self._enqueue(ReadPage(client_id, token, after_row, max_bytes), hurry=True)
 
     def state(self) -> JournalHealth:
-        """Return the state of the journal."""
+        """Return a report of the journal's condition. Any thread can call this."""
         with self._condition:
             return JournalHealth(
                 durable=True,
@@ -217,7 +226,7 @@ class DiskJournal(Worker):
             )
 
     def queued(self, client_id: str) -> int:
-        """Return how many operations of a client are not done."""
+        """Return the number of a client's operations that are not done."""
         with self._condition:
             return self._queued[client_id]
 
@@ -232,7 +241,7 @@ class DiskJournal(Worker):
     # The thread.
 
     def run(self) -> None:
-        """Open the file, do the queued operations until `stop`, and close the file."""
+        """Open the file, do the queued operations until `stop`, and close the file. This is the code of the thread."""
         try:
             with open_journal_file(self._opening) as opened:
                 self._file, self._used_bytes, self._damaged = opened, opened.used_bytes, opened.repaired
@@ -247,7 +256,7 @@ class DiskJournal(Worker):
             self._opened.set()
 
     def on_death(self, error: BaseException) -> None:
-        """Report the error in `state`."""
+        """Make `state` report the error that ended the thread."""
         with self._condition:
             self._problem = f"the journal's thread ended with an error: {error!r}"
         self._wake()
@@ -262,7 +271,7 @@ class DiskJournal(Worker):
                 return
 
     def _gather(self) -> bool:
-        """Wait for operations, the next check of the files, or the next retry. Return True after `stop`."""
+        """Wait for new operations, or until the next check of the files or the next retry is due. Return True after `stop`."""
         with self._condition:
             if self._problem:
                 self._condition.wait_for(lambda: self._stopping or self._hurry, self._retry_s)
@@ -274,7 +283,7 @@ class DiskJournal(Worker):
             return self._stopping
 
     def _work(self) -> bool:
-        """Commit one group of operations. After a failure, first do those that free room. Return True on success."""
+        """Commit one group of operations. After a failure, first do operations that free room. Return True on success."""
         group: list[Operation] = []
         try:
             self._restore_files()
@@ -299,10 +308,10 @@ class DiskJournal(Worker):
         return self._set_problem("")
 
     def _restore_files(self) -> None:
-        """Write the file again if it was deleted, moved or replaced.
+        """Write the journal's file and its marks file again if they were deleted, moved or replaced.
 
         Raises:
-            JournalError, OSError, sqlite3.Error: If this is not possible now.
+            JournalError, OSError, sqlite3.Error: If a file cannot be written at present.
         """
         now = time.monotonic()
         if not self._problem and now < self._look_at:
@@ -321,11 +330,11 @@ class DiskJournal(Worker):
         log.error("%s was written again from the open journal; no data is lost", self._path)
 
     def _report(self) -> None:
-        """Report commits to `committed`, after writing them to the marks file and checking that the files are in place.
+        """Write the last commits to the marks file, check that the journal's files exist, and let `committed` return the results.
 
         Raises:
-            FileNotFoundError: If a file is not in place.
-            OSError: If the marks cannot be written.
+            FileNotFoundError: If a file of the journal was deleted, moved or replaced.
+            OSError: If the marks file cannot be written.
         """
         while self._unmarked:
             self._file.marks.note(self._unmarked[0])
@@ -342,7 +351,7 @@ class DiskJournal(Worker):
         self._wake()
 
     def _note_done(self, client_ids: Iterable[str]) -> None:
-        """Count operations as done, under the lock."""
+        """Count one operation of each listed client as done. The calling code must hold the lock."""
         self._queued.subtract(client_ids)
         for client_id in [client_id for client_id, count in self._queued.items() if not count]:
             del self._queued[client_id]
@@ -358,7 +367,7 @@ class DiskJournal(Worker):
         return not problem
 
     def _do(self, group: Sequence[Operation]) -> None:
-        """Do one transaction or one read. Then report the results and remove the group from the backlog."""
+        """Do one transaction or one read. Then remove the operations from the queue and report the results."""
         fresh: list[JournalEntry | JournalPage]
         rest: list[TrimEntries] = []
         if isinstance(group[0], ReadPage):

@@ -1,4 +1,4 @@
-"""The intake of `Submit` messages: sort out duplicates, check the order, and validate the new segments."""
+"""The acceptance of segments from `Submit` messages: detect duplicates, check the order, and validate new segments."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["Intake", "Replay", "replay_entry", "take_submit"]
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """The result of the intake of one `Submit`.
+    """The result of `take_submit` for one `Submit` message.
 
     Attributes:
-        entry: The entry for the journal, or None if the message has only duplicates.
-        duplicates: How many segments were received before.
-        refused: The errors of the new segments that were refused as items. They keep their sequence numbers.
-        accepted: How many new segments were accepted.
+        entry: The entry to append to the journal, or None if the message contains only duplicates.
+        duplicates: The number of segments that were received before.
+        refused: The errors of the new segments that were refused because they are malformed. They keep their sequence numbers.
+        accepted: The number of new segments that were accepted.
     """
 
     entry: JournalEntry | None
@@ -34,20 +34,21 @@ class Intake:
 
 
 def take_submit(stream: Stream, schema: SegmentSchema, message: Submit, frames: Sequence[Frame]) -> Intake:
-    """Validate a message, and accept the segments that the stream does not have yet.
+    """Validate a message from an actor, and accept its new segments.
 
-    The new segments advance the stream's received mark, the next sequence number that the learner expects. Segments below it are
-    duplicates. If a new segment is malformed, only this segment is refused; it keeps its sequence number.
+    `Stream.received` is the next sequence number that the learner expects. Segments below this number are duplicates. The new
+    segments advance it. If a new segment is malformed, only that segment is refused. It keeps its sequence number.
 
     Args:
-        stream: The stream of the sender.
+        stream: The stream of the actor that sent the message.
         schema: The schema of the client's segments.
-        message: The message.
+        message: The decoded message.
         frames: The frames of the message, which the journal stores.
 
     Raises:
-        ProtocolError: If the whole message is refused: ``GAP``, ``EQUIVOCATION``, ``FEATURE`` for images if Pillow is not
-            installed, or the code for a malformed message. The received mark is then unchanged.
+        ProtocolError: If the whole message is refused, with the code ``GAP`` (segments before it are missing), ``EQUIVOCATION``
+            (a duplicate has other content), ``FEATURE`` (the message has images, and Pillow is not installed), or the code for
+            a malformed message. `Stream.received` is then unchanged.
     """
     batch = Batch(message)
     if batch.has_images and not has_pillow():
@@ -72,11 +73,11 @@ def take_submit(stream: Stream, schema: SegmentSchema, message: Submit, frames: 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The part of a journal entry to send to a learner thread again.
+    """The part of a journal entry that is sent again to a learner thread.
 
     Attributes:
-        skip: How many segments of the message come before that part.
-        load: The size of the part, without refused segments.
+        skip: The number of segments at the start of the stored message that the learner thread must ignore.
+        load: The amount of data in the part, without refused segments.
     """
 
     skip: int
@@ -86,10 +87,10 @@ class Replay:
 def replay_entry(stream: Stream, schema: SegmentSchema, entry: JournalEntry) -> Replay | None:
     """Prepare a journal entry for replay to a learner thread that was rolled back to a checkpoint.
 
-    If the checkpoint's mark lies inside the entry, the segments below the mark are skipped and not counted.
+    If the checkpoint covers only the first segments of the entry, these segments are skipped and not counted.
 
     Returns:
-        The part to send to the learner thread; None if its state covers the whole entry.
+        The part of the entry to send to the learner thread; None if the checkpoint covers the whole entry.
     """
     known = stream.replay(entry.first_seq, entry.end_seq)
     if known is None:

@@ -1,8 +1,11 @@
-"""The journal: the record of accepted segments that are still needed.
+"""The journal: the learner's record of accepted segments that are still needed.
 
 The learner acknowledges a segment as durable after the journal has committed it. A journal is asynchronous: no call waits for a
-disk, and `committed` returns later what is safe. `MemoryJournal` lives as long as the process. `DiskJournal`, in
-`delivery.disk_journal`, is a file.
+disk, and `committed` later returns the entries that are safe. `MemoryJournal` stores nothing, so acknowledged segments are safe
+only while the process runs. `DiskJournal`, in `delivery.disk_journal`, writes a file.
+
+Terms: A *stream* is the numbered segments of one actor for one client. An *incarnation* is the number of one start of an actor.
+The *origin* of a stream is the incarnation that began its numbering.
 """
 
 from __future__ import annotations
@@ -29,18 +32,18 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JournalEntry:
-    """The new segments of one `Submit`.
+    """The record of the new segments in one `Submit` message from an actor.
 
     Attributes:
-        client_id: The client.
-        actor_id: The actor of the stream.
-        origin: The incarnation (the number of a start of the actor) that started the stream's sequence numbers.
-        first_seq: The first new sequence number.
-        end_seq: One past the last.
-        steps: The number of steps in the new segments, without refused ones.
-        skip: How many segments at the start of the message are duplicates.
-        refused: How many of the new segments were refused as items.
-        frames: The message as received.
+        client_id: The id of the client.
+        actor_id: The id of the actor that sent the message.
+        origin: The incarnation (number of a start of the actor) that began the numbering of the segments.
+        first_seq: The sequence number of the first new segment.
+        end_seq: One past the sequence number of the last segment.
+        steps: The number of steps in the new segments, without refused segments.
+        skip: The number of segments at the start of the message that are duplicates.
+        refused: The number of new segments that were refused because they are malformed.
+        frames: The frames of the message, as received.
     """
 
     client_id: str
@@ -60,25 +63,25 @@ class JournalEntry:
 
     @property
     def nbytes(self) -> int:
-        """The length of all frames in bytes."""
+        """The total length of all frames, in bytes."""
         return sum(f.nbytes if isinstance(f, memoryview) else len(f) for f in self.frames)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """The journal's record of one stream.
+    """The journal's record of one stream: the numbered segments of one actor for one client.
 
     Attributes:
-        client_id: The client.
-        actor_id: The actor.
-        origin: The incarnation that started the sequence numbers.
-        incarnation: The latest incarnation that sent to it; 0 for a retired stream.
-        first_seq: The segments below this number were never counted here.
-        received: The next sequence number.
-        accepted_steps: The steps of all its entries so far.
-        refused: How many of its segments were refused as items.
-        submits: True if its actor sends segments.
-        spooled: True if the stream continues across starts of the actor.
+        client_id: The id of the client.
+        actor_id: The id of the actor.
+        origin: The incarnation (number of a start of the actor) that began the numbering of the segments.
+        incarnation: The number of the actor's latest start on record; 0 after an operator dropped the actor.
+        first_seq: The sequence number at which this record began. Segments below it are not counted in it.
+        received: The next sequence number that the learner expects.
+        accepted_steps: The number of steps in all accepted segments of the stream.
+        refused: The number of malformed segments that were refused.
+        submits: True if the actor sends segments. An actor for evaluation sends none.
+        spooled: True if the actor keeps its segments in a spool on disk, so that the stream continues after the actor restarts.
         owner: The user that the stream belongs to; empty without keys.
     """
 
@@ -97,16 +100,16 @@ class StreamRow:
 
 @dataclass(frozen=True, slots=True)
 class ClientRow:
-    """The journal's record of one client.
+    """The journal's record of one client (a policy with its learner thread).
 
     Attributes:
-        client_id: The client.
-        generation: The number of its latest learner thread.
+        client_id: The id of the client.
+        generation: The number of the latest lifetime of the client's learner thread.
         settings: The JSON values that the learner needs to create the client again.
-        accepted: How many segments were accepted, in all streams that ever existed, with those of a GAP.
-        refused: How many segments were refused as items.
-        gap: How many of `accepted` were in a GAP.
-        expired: The latest origin among the streams that were dropped. Streams with a later origin were not dropped.
+        accepted: The number of accepted segments in all streams that ever existed, including `gap`.
+        refused: The number of malformed segments that were refused.
+        gap: The number of segments that actors have discarded as acknowledged and that this journal has no record of.
+        expired: The highest origin (number of the actor start that began the numbering) of all streams that were discarded.
     """
 
     client_id: str
@@ -120,7 +123,7 @@ class ClientRow:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The content of a journal when it was opened."""
+    """The id, the clients and the streams that a journal contained when it was opened."""
 
     journal_id: int
     clients: tuple[ClientRow, ...]
@@ -129,15 +132,15 @@ class Restored:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JournalPage:
-    """The result of `Journal.read`.
+    """A part of a client's journal entries: the result of one `Journal.read`.
 
     Attributes:
-        client_id: The client.
-        token: The token passed to `read`.
+        client_id: The id of the client.
+        token: The token that was passed to `read`.
         entries: The entries, in the order in which they were committed.
-        last_row: The `after_row` for the next page.
-        more: True if the client has further entries.
-        damaged: How many entries were left out of this page because their checksums do not match.
+        last_row: The value to pass as `after_row` to read the next page.
+        more: True if the client has further entries after this page.
+        damaged: The number of entries that are missing in this page because their checksums are wrong.
     """
 
     client_id: str
@@ -153,18 +156,18 @@ class JournalHealth:
     """A report of the condition of a journal: its size, its queue, its commits and its errors.
 
     Attributes:
-        durable: True if the journal survives the process.
-        used_bytes: The size of the entries that are not trimmed.
+        durable: True if the journal survives the end of the process.
+        used_bytes: The size of all stored entries, in bytes.
         max_bytes: The limit on `used_bytes`; 0 for no limit.
-        queued_bytes: The size of the entries that are appended and not committed.
-        queued_items: The number of operations that are not done.
-        error: Why the journal commits nothing at the moment, in one line; empty if there is no problem.
-        commits: How many transactions were committed.
-        failures: How many attempts failed, with those that found the journal full.
-        commit_s: How long the last transaction took, in seconds.
-        damaged: How many damaged entries were found, plus the damaged rows of clients and streams that were repaired.
-        lost: How many acknowledged segments were missing when it was opened, a loss that the operator accepted.
-        rescued: How often its file had been deleted or replaced and was written again from the open file.
+        queued_bytes: The size of the entries that were appended and are not committed so far.
+        queued_items: The number of operations that are not done so far.
+        error: The reason why the journal cannot commit at present, in one line; empty if there is no problem.
+        commits: The number of committed transactions.
+        failures: The number of failed attempts to commit, including attempts that failed because the journal was full.
+        commit_s: The duration of the last transaction, in seconds.
+        damaged: The number of damaged entries, plus the number of damaged rows of clients and streams that were repaired.
+        lost: The number of acknowledged segments that were missing when the journal was opened and that the operator gave up.
+        rescued: The number of times that the journal's file was deleted or replaced, and was written again from the open file.
     """
 
     durable: bool
@@ -184,77 +187,91 @@ class JournalHealth:
 class Journal(Protocol):
     """The interface of a journal.
 
-    One thread makes all calls but `stop` and `join`, and none of its calls waits for a disk. Operations take effect in the order
-    of their calls.
+    One thread makes all calls except `stop` and `join`, and none of these calls waits for a disk. Operations take effect in the
+    order of their calls.
 
     Attributes:
-        journal_id: The id of this journal's lineage (its numbering of segments), in 1 .. 2^63 - 1. A new journal has another. A
-            mark, which is a sequence number, has a meaning only with the journal_id that it was recorded with.
-        durable: True if the journal survives a restart.
+        journal_id: A random number that identifies this journal, from 1 to 2^63 - 1. A new journal gets another one. Sequence
+            numbers of segments can be compared only if they were recorded with the same `journal_id`.
+        durable: True if the journal survives a restart of the learner.
     """
 
     journal_id: int
     durable: bool
 
     def append(self, batch: Sequence[JournalEntry]) -> None:
-        """Append entries. `committed` returns them when they are safe.
+        """Append entries. `committed` returns each entry after it is committed.
 
-        Each entry advances `received`, `accepted_steps` and `refused` of its stream, and the totals of its client.
+        Each entry also advances `received`, `accepted_steps` and `refused` of its stream, and the totals of its client.
         """
 
     def committed(self) -> list[JournalEntry | JournalPage]:
-        """Return the entries committed and the pages read since the last call, in order."""
+        """Return the entries that were committed, and the pages that were read, since the last call, in order."""
 
     def put_client(self, row: ClientRow) -> None:
-        """Add a client, or change the generation and settings of an existing one. Its totals stay the same."""
+        """Add a client, or change the generation and the settings of an existing client, whose totals stay the same."""
 
     def put_stream(self, row: StreamRow) -> None:
-        """Add a stream, or change an existing one after a HELLO. Its incarnation and marks never decrease."""
+        """Add a stream, or update an existing one after its actor opened a session. Sequence numbers never decrease."""
 
     def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
-        """Remove a stream and its entries. The totals stay. With `expires`, `ClientRow.expired` records its origin."""
+        """Remove a stream and its entries. The totals of the client stay the same.
+
+        With `expires`, `ClientRow.expired` is raised to the stream's origin.
+        """
 
     def drop_client(self, client_id: str) -> None:
-        """Remove a client: its row, its streams and its entries."""
+        """Remove all data of a client: its record, its streams and its entries."""
 
     def drop_entries(self, client_id: str) -> None:
-        """Remove all entries of a client that were appended before. Its streams and totals stay the same."""
+        """Remove all entries of a client that were appended before this call. Its streams and totals stay the same."""
 
     def retire_actor(self, client_id: str, actor_id: str) -> None:
-        """Retire the streams of an actor: set their incarnation to 0, and clear `owner` and `spooled`."""
+        """Mark the streams of an actor that an operator dropped: set `incarnation` to 0, and clear `owner` and `spooled`."""
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
-        """Count segments of a GAP as accepted, and add or update `stream` in the same transaction.
+        """Count `count` segments as accepted that an earlier journal acknowledged and that this journal does not have.
 
-        An earlier journal of the learner acknowledged these segments, and this one has no record of them.
+        If `stream` is given, add or update this stream in the same transaction.
         """
 
     def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
-        """Remove the entries whose `end_seq` is at or below the mark of their (actor_id, origin)."""
+        """Remove entries that are no longer needed.
+
+        `marks` maps the (actor_id, origin) of a stream to a sequence number. An entry is removed if all of its segments are below
+        this number.
+        """
 
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
-        """Request a `JournalPage` of a client's entries after `after_row`: at most `max_bytes`, but at least one entry."""
+        """Request a `JournalPage` of a client's entries. `committed` returns the page later.
+
+        Args:
+            client_id: The id of the client.
+            token: A number to recognize the page by.
+            after_row: The row number after which the page begins: 0, or `last_row` of the page before.
+            max_bytes: The largest size of the page. A page has at least one entry, whatever its size.
+        """
 
     def state(self) -> JournalHealth:
-        """Return the state of the journal."""
+        """Return a report of the journal's condition."""
 
     def queued(self, client_id: str) -> int:
-        """Return how many operations of a client are not done. At 0, `committed` returns all of its entries."""
+        """Return the number of a client's operations that are not done. At 0, all its entries are committed."""
 
     def stop(self) -> None:
-        """Make the journal commit what it can, in one attempt, and end."""
+        """Make the journal end after one attempt to commit all queued operations."""
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait for the journal to end. Return False if it has not ended after `timeout_s` seconds."""
 
 
 def new_journal_id() -> int:
-    """Return a random id for a new journal, in 1 .. 2^63 - 1."""
+    """Return a random id for a new journal, from 1 to 2^63 - 1."""
     return 1 + secrets.randbelow((1 << 63) - 1)
 
 
 class MemoryJournal:
-    """A journal in memory. It commits every entry at once, keeps none, and ends with the process."""
+    """A journal for a learner without a run directory. It reports every entry as committed at once, and stores no entries."""
 
     durable = False
 
@@ -264,12 +281,12 @@ class MemoryJournal:
         self._commits = 0
 
     def append(self, batch: Sequence[JournalEntry]) -> None:
-        """Append entries."""
+        """Report the entries as committed from the next call of `committed` on."""
         self._fresh.extend(batch)
         self._commits += 1
 
     def committed(self) -> list[JournalEntry | JournalPage]:
-        """Return the entries appended and the pages requested since the last call."""
+        """Return the entries that were appended, and an empty page for each `read`, since the last call."""
         fresh, self._fresh = self._fresh, []
         return fresh
 
@@ -277,32 +294,32 @@ class MemoryJournal:
         """Do nothing: this journal does not survive a restart."""
 
     def put_stream(self, row: StreamRow) -> None:
-        """Do nothing, as in `put_client`."""
+        """Do nothing: this journal does not survive a restart."""
 
     def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
         """Do nothing: this journal keeps no entries."""
 
     def drop_client(self, client_id: str) -> None:
-        """Do nothing, as in `put_client`."""
+        """Do nothing: this journal does not survive a restart."""
 
     def drop_entries(self, client_id: str) -> None:
         """Do nothing: this journal keeps no entries."""
 
     def retire_actor(self, client_id: str, actor_id: str) -> None:
-        """Do nothing, as in `put_client`."""
+        """Do nothing: this journal does not survive a restart."""
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
-        """Do nothing, as in `put_client`."""
+        """Do nothing: this journal does not survive a restart."""
 
     def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
         """Do nothing: this journal keeps no entries."""
 
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
-        """Return an empty page from the next `committed`."""
+        """Make the next call of `committed` return an empty page, since this journal stores no entries."""
         self._fresh.append(JournalPage(client_id, token, (), after_row, more=False, damaged=0))
 
     def state(self) -> JournalHealth:
-        """Return the state of the journal, which never fails."""
+        """Return a report of the journal's condition. It never contains an error."""
         return JournalHealth(
             durable=False,
             used_bytes=0,

@@ -1,4 +1,4 @@
-"""The backlog of a journal: its queued operations, and their division into transactions."""
+"""The queue of a journal's operations, and their division into transactions."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ __all__ = ["Backlog", "Operation"]
 
 GROUP_ITEMS = 512
 GROUP_BYTES = 8 << 20
-"""The most bytes in one transaction. This limits the delay of an ack and the size of the write-ahead log."""
+"""The largest number of bytes in one transaction. This limits the delay of an ack and the size of the write-ahead log."""
 
 Operation = Write | ReadPage
 
 
 class Backlog:
-    """The queued operations, in the order of their calls. An operation stays until it is done."""
+    """The queued operations of a journal, in the order of their calls. An operation stays in the queue until it is done."""
 
     def __init__(self) -> None:
         self._operations: deque[Operation] = deque()
@@ -40,11 +40,17 @@ class Backlog:
         return iter(self._operations)
 
     def extend(self, operations: Iterable[Operation]) -> None:
-        """Append operations."""
+        """Append operations to the end of the queue."""
         self._operations.extend(operations)
 
     def next_group(self, used_bytes: int, max_bytes: int) -> list[Operation]:
-        """Return the first operations that fit one transaction and the free room: writes, or one read. Can be empty."""
+        """Return the operations for the next transaction: the first writes of the queue, or one read.
+
+        Args:
+            used_bytes: The size of the entries that the journal has stored.
+            max_bytes: The limit on that size. The list is empty if the first entry would exceed the limit. An entry that is
+                larger than the limit is returned if no other entry is stored.
+        """
         group: list[Operation] = []
         size = 0
         for operation in islice(self._operations, GROUP_ITEMS):
@@ -60,12 +66,14 @@ class Backlog:
         return group
 
     def relief(self) -> list[Operation]:
-        """Return operations that may overtake entries that cannot be committed: one read, or operations that free room.
+        """Return operations that can be done although entries before them do not fit: one read, or operations that free room.
 
-        A trim or a drop applies to entries that were committed before its call. A drop is kept back if its own stream has
-        operations queued before it. A client's reads are kept back behind such a drop, and behind the retirement of an actor. An
-        operation that removes all entries of a client includes the client's operations queued before it: together they need no
-        room.
+        - A removal of all entries of a client comes first, together with the client's operations queued before it. Together they
+          need no additional room.
+        - A trim is always possible, because it applies to entries that are committed already.
+        - The removal of a stream must wait if the queue has operations on the same stream before it. The retirement of an actor
+          must wait if the queue has operations on a stream of that actor before it.
+        - A client's reads must wait behind a removal that waits, and behind the retirement of an actor.
         """
         if given_up := self._given_up():
             return given_up
@@ -93,7 +101,7 @@ class Backlog:
         return frees[:GROUP_ITEMS]
 
     def _given_up(self) -> list[Operation]:
-        """Return the first operation that removes all entries of a client, after the client's operations queued before it."""
+        """Return the first removal of all entries of a client, preceded by that client's earlier writes; or an empty list."""
         for place, drop in enumerate(self._operations):
             if isinstance(drop, DropClient | DropEntries):
                 before = islice(self._operations, place)
@@ -102,7 +110,7 @@ class Backlog:
         return []
 
     def done(self, group: Sequence[Operation]) -> None:
-        """Remove a group of operations, which must be in the order of the backlog."""
+        """Remove operations that are done from the queue. They must be in the order of the queue."""
         operations = self._operations
         if operations[0] is group[0] and operations[len(group) - 1] is group[-1]:
             for _ in group:

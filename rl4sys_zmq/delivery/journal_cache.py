@@ -1,4 +1,4 @@
-"""The in-memory copy of a journal's clients and streams, with the changes of the present transaction."""
+"""The in-memory copy of the client and stream rows of a journal, with the changes of the present transaction."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from rl4sys_zmq.delivery.journal import ClientRow, Restored, StreamRow
 __all__ = ["Changes", "JournalCache", "KnownRows", "RowKey"]
 
 MOST = (1 << 63) - 1
-"""The largest integer in a column. Above it, SQLite would continue with a float."""
+"""The largest integer that a column can store. SQLite would convert a larger sum to a float."""
 
 RowKey = tuple[str, str, int]
-"""The key of a stream: the client's id, the actor's id, and the origin (the incarnation that began the numbering)."""
+"""The key of a stream of segments: the client's id, the actor's id, and the origin.
+
+The origin is the incarnation (number of a start of the actor) that began the numbering of the segments.
+"""
 
 
 @dataclass(slots=True)
 class KnownRows:
-    """The clients and streams of a journal, read from the journal or from its marks file.
+    """The clients and streams of a journal, read from the journal or from ``journal.marks``, the second record of them.
 
     Attributes:
-        journal_id: The id of the journal, which identifies its numbering of segments (its lineage); 0 if unknown.
-        lineages: The ids of the earlier journals that an operator has given up (`--resume accept-loss`).
-        clients: The clients by id.
-        streams: The streams by key.
+        journal_id: The random number that identifies the journal; 0 if unknown.
+        lineages: The ids of the journals whose data an operator has given up with ``--resume accept-loss``.
+        clients: The record of each client, by client id.
+        streams: The record of each stream, by its key.
     """
 
     journal_id: int = 0
@@ -36,7 +39,7 @@ class KnownRows:
 
     @staticmethod
     def read_settings(text: str) -> dict[str, Any]:
-        """Parse the stored settings of a client.
+        """Convert the stored settings of a client from JSON text to a dict.
 
         Raises:
             ValueError: If the text is not JSON.
@@ -44,7 +47,7 @@ class KnownRows:
         return dict(json.loads(text))
 
     def restored(self) -> Restored:
-        """Return the same rows as a `Restored`."""
+        """Return the journal's id, clients and streams as a `Restored` object."""
         return Restored(self.journal_id, tuple(self.clients.values()), tuple(self.streams.values()))
 
 
@@ -53,10 +56,10 @@ class Changes:
     """The changes of one transaction to clients and streams.
 
     Attributes:
-        clients: The new or changed clients by id.
-        streams: The new or changed streams by key.
-        dropped_streams: The streams that were removed on purpose, so that their absence is not a loss.
-        dropped_clients: The clients that were removed on purpose, with all their streams.
+        clients: The new content of each added or changed client row, by client id.
+        streams: The new content of each added or changed stream row, by key.
+        dropped_streams: The keys of the streams that were removed on purpose, so that their absence does not count as a loss.
+        dropped_clients: The ids of the clients that were removed on purpose, with all their streams.
     """
 
     clients: dict[str, ClientRow] = field(default_factory=dict)
@@ -68,7 +71,7 @@ class Changes:
         return bool(self.clients or self.streams or self.dropped_streams or self.dropped_clients)
 
     def apply_to(self, clients: dict[str, ClientRow], streams: dict[RowKey, StreamRow]) -> None:
-        """Apply the changes to rows."""
+        """Apply the changes to dicts of client rows and stream rows, which are modified."""
         for client_id in self.dropped_clients:
             clients.pop(client_id, None)
         gone = self.dropped_clients
@@ -81,11 +84,13 @@ class Changes:
 
 
 class JournalCache:
-    """The rows of one journal. Marks never decrease, and totals are sums.
+    """The clients and streams of one journal, in memory: the committed rows, and the changes of the present transaction.
+
+    The methods change only `changes`, until `commit`. Sequence numbers never decrease.
 
     Attributes:
-        rows: The committed rows.
-        changes: The changes of the present transaction.
+        rows: The committed clients and streams.
+        changes: The changes of the present transaction, which are not committed.
     """
 
     def __init__(self, rows: KnownRows) -> None:
@@ -94,13 +99,13 @@ class JournalCache:
         self._texts: dict[str, tuple[Mapping[str, Any], str]] = {}
 
     def commit(self) -> Changes:
-        """Commit the changes of the transaction, and return them."""
+        """Apply the changes of the transaction to `rows`, begin a new transaction, and return the changes."""
         done, self.changes = self.changes, Changes()
         done.apply_to(self.rows.clients, self.rows.streams)
         return done
 
     def revert(self) -> None:
-        """Discard the changes of the transaction."""
+        """Discard the changes of the present transaction."""
         self.changes = Changes()
 
     # ---- operations
@@ -113,13 +118,13 @@ class JournalCache:
         self.changes.clients[row.client_id] = row
 
     def add_to_client(self, client_id: str, accepted: int, refused: int, gap: int) -> None:
-        """Add to the totals of a client."""
+        """Add numbers of segments (accepted, refused, missing in this journal) to the totals of a client."""
         known = self._client(client_id) or ClientRow(client_id, 0, {}, 0, 0, 0)
         sums = _sum(known.accepted, accepted), _sum(known.refused, refused), _sum(known.gap, gap)
         self.changes.clients[client_id] = ClientRow(client_id, known.generation, known.settings, *sums, known.expired)
 
     def put_stream(self, row: StreamRow) -> None:
-        """Add a stream, or change the fields of an existing one that a HELLO can change."""
+        """Add a stream, or update an existing one after its actor opened a session. Sequence numbers never decrease."""
         key = row.client_id, row.actor_id, row.origin
         known = self._stream(key)
         if known is not None:
@@ -135,7 +140,15 @@ class JournalCache:
         self.changes.streams[key] = row
 
     def add_to_stream(self, key: RowKey, first_seq: int, received: int, steps: int, refused: int) -> None:
-        """Raise a stream's mark to `received`, and add its steps and refusals. A new stream starts at `first_seq`."""
+        """Record new segments of a stream.
+
+        Args:
+            key: The key of the stream. If there is no such stream, it is created.
+            first_seq: The sequence number at which a created stream begins.
+            received: The next sequence number that the learner expects. It never decreases.
+            steps: The number of steps to add to the stream's total.
+            refused: The number of refused segments to add to the stream's total.
+        """
         known = self._stream(key)
         if known is None:
             row = StreamRow(*key, key[2], first_seq, received, steps, refused, submits=True, spooled=False)
@@ -146,7 +159,10 @@ class JournalCache:
         self.changes.streams[key] = row
 
     def retire_actor(self, client_id: str, actor_id: str) -> None:
-        """Retire the streams of an actor, so that they can be discarded and any later start can use the actor's id."""
+        """Mark the streams of an actor that an operator dropped: set `incarnation` to 0, and clear `owner` and `spooled`.
+
+        After that, the streams can be discarded, and any later start can use the actor's id.
+        """
         for key in {*self.rows.streams, *self.changes.streams}:
             row = self._stream(key) if key[:2] == (client_id, actor_id) else None
             if row is not None:
@@ -157,7 +173,7 @@ class JournalCache:
 
         Args:
             key: The key of the stream.
-            expires: True to record its origin in the client's `expired`.
+            expires: True to raise the client's `expired` to the origin of the stream.
         """
         self.changes.streams.pop(key, None)
         self.changes.dropped_streams.add(key)
@@ -187,7 +203,7 @@ class JournalCache:
     # ---- rows as columns
 
     def client_values(self, row: ClientRow) -> tuple[object, ...]:
-        """Return the columns of a client."""
+        """Return the values of a client's columns in the SQLite table, without the checksum."""
         known = self._texts.get(row.client_id)
         if known is None or known[0] is not row.settings:
             known = self._texts[row.client_id] = row.settings, json.dumps(row.settings, sort_keys=True)
@@ -195,7 +211,7 @@ class JournalCache:
 
     @staticmethod
     def stream_values(row: StreamRow) -> tuple[object, ...]:
-        """Return the columns of a stream."""
+        """Return the values of a stream's columns in the SQLite table, without the checksum."""
         return (
             row.client_id,
             row.actor_id,

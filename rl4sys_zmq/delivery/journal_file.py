@@ -1,4 +1,4 @@
-"""The opening of a journal's file: lock, settings, tables, detection of damage, and repair."""
+"""Functions that open a journal's SQLite file: they lock it, detect damaged or lost data, and repair or replace the file."""
 
 from __future__ import annotations
 
@@ -41,25 +41,31 @@ Connect = Callable[[Path], sqlite3.Connection]
 PAGE_BYTES = 16_384
 """The page size of a new file. Messages are long, so larger pages reduce SQLite's overhead."""
 CHECKPOINT_BYTES = 4 << 20
-"""The size of the write-ahead log at which its pages move to the file. If the log file is lost, so are the pages in it."""
+"""The size of the write-ahead log at which SQLite moves its content to the main file, in bytes.
+
+If the log file is lost, its content is lost too.
+"""
 
 SETTLED_NS = 2_000_000_000
-"""The age that a folder's modification time must have before it alone proves that nothing changed, in ns."""
+"""The age, in ns, at which a folder's modification time is reliable.
+
+File system times are coarse. A younger time can hide a second change right after the first one.
+"""
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open a connection to a journal's file, without automatic transactions."""
+    """Open an SQLite connection to a journal's file, without automatic transactions."""
     return sqlite3.connect(path, timeout=0.0, isolation_level=None)
 
 
 @dataclass(frozen=True, slots=True)
 class LossReaction:
-    """The reaction to a journal that lacks data.
+    """The rules for opening a journal that lacks data.
 
     Attributes:
-        accept_loss: True to continue without the data, and to count it.
-        witnesses: The state of the journal as recorded in checkpoints.
-        remedy: Advice for the error message.
+        accept_loss: True to continue without the missing data, which is then counted as lost. False to raise `JournalLost`.
+        witnesses: The information about the journal in the newest checkpoints. Missing data is detected by comparison with it.
+        remedy: The advice to the user in the error message.
     """
 
     accept_loss: bool = False
@@ -75,10 +81,10 @@ class OpenParameters:
     """The parameters for opening a journal.
 
     Attributes:
-        path: The file.
-        fsync: "normal" survives the end of the process, "always" also a loss of power.
-        connect: Opens the SQLite connection.
-        recovery: The reaction to lost data.
+        path: The path of the journal's file.
+        fsync: With "normal", commits survive the end of the process; with "always", also a loss of power.
+        connect: A function that opens the SQLite connection.
+        recovery: The rules for a journal that lacks data.
     """
 
     path: Path
@@ -89,17 +95,17 @@ class OpenParameters:
 
 @dataclass(slots=True)
 class JournalFile:
-    """An open journal. `reopen` changes it in place.
+    """The open files of a journal. If a file is lost, `reopen` replaces it and updates this object.
 
     Attributes:
-        opening: The parameters that it was opened with.
+        opening: The parameters with which the journal was opened.
         lock: The lock that excludes other processes.
         db: The SQLite connection.
-        tables: The tables of the connection.
-        marks: The marks file.
-        used_bytes: The size of the entries when it was opened.
-        loss: The accepted loss, if there was one.
-        repaired: How many damaged rows were restored from the marks file.
+        tables: The operations on the SQLite tables.
+        marks: The writer of ``journal.marks``, a second record of the clients and streams.
+        used_bytes: The size of all entries when the journal was opened, in bytes.
+        loss: The lost data that the operator accepted when the journal was opened; None if there was no loss.
+        repaired: The number of damaged rows that were restored from ``journal.marks``.
     """
 
     opening: OpenParameters
@@ -114,7 +120,7 @@ class JournalFile:
     _folder: tuple[int, int, int] = (0, 0, 0)
 
     def record_identities(self) -> None:
-        """Record the identity of the files (device and inode), for `missing`."""
+        """Record the device and inode numbers of the files, so that `missing` can detect that a file was replaced."""
         path = self.opening.path
         self._places, self._folder = {}, (0, 0, 0)
         for name in (str(path), f"{path}-wal"):
@@ -122,16 +128,18 @@ class JournalFile:
             self._places[name] = status.st_dev, status.st_ino
 
     def close(self) -> None:
-        """Close all files but the lock."""
+        """Close the SQLite connection and the marks file. The lock stays."""
         self.marks.close()
         self.db.close()
 
     def missing(self, *, thorough: bool = True) -> str:
-        """Return the path of a file that was deleted, moved or replaced; empty if all are in place.
+        """Return the path of a file of the journal that was deleted, moved or replaced; empty if there is none.
+
+        The marks file is not checked.
 
         Args:
-            thorough: True to check each file. Otherwise an unchanged modification time of the folder is enough. Each check of a
-                file releases the GIL, and to get it back can take 5 ms.
+            thorough: True to check each file. False to check the files only if the folder's modification time has changed. Each
+                check of a file releases the GIL, and to acquire it again can take 5 ms.
         """
         folder = self._folder_now()
         if not thorough and folder == self._folder:
@@ -157,11 +165,11 @@ class JournalFile:
 
 @contextlib.contextmanager
 def open_journal_file(opening: OpenParameters) -> Iterator[JournalFile]:
-    """Open a journal for exclusive use and writing, until the end of the block.
+    """Open a journal for writing and lock it, until the end of the ``with`` block.
 
     Raises:
-        JournalLost: If data is missing. The files are unchanged.
-        JournalError: If it cannot be opened.
+        JournalLost: If data is missing and the loss is not accepted. The files are unchanged.
+        JournalError: If the journal cannot be opened.
     """
     path = opening.path
     with contextlib.closing(JournalLock(path)) as lock:
@@ -178,7 +186,7 @@ def open_journal_file(opening: OpenParameters) -> Iterator[JournalFile]:
 
 @contextlib.contextmanager
 def _convert_errors(path: Path) -> Iterator[None]:
-    """Convert errors of SQLite and of the disk to `JournalError`."""
+    """Convert exceptions of SQLite and of the disk in a ``with`` block to `JournalError`."""
     try:
         yield
     except (sqlite3.OperationalError, OSError) as error:
@@ -189,7 +197,7 @@ def _convert_errors(path: Path) -> Iterator[None]:
 
 
 def damaged(path: Path, error: object) -> JournalError:
-    """Return the error for a file that cannot be read, without another record of its content."""
+    """Return the JournalError for a file that cannot be read and whose content is recorded nowhere else."""
     remedy = "move it and its -wal file away to start a new journal, or restore a copy"
     return JournalError(str(path), f"is not a journal, or is damaged ({error})", remedy)
 
@@ -199,17 +207,17 @@ def damaged(path: Path, error: object) -> JournalError:
 
 @dataclass(slots=True)
 class Examination:
-    """The result of the examination of a journal's file.
+    """The findings about a journal's file before it is opened for writing.
 
     Attributes:
-        known: The clients and streams that the journal will have once it is open.
-        is_new: True if there is no journal.
-        used_bytes: The size of its entries.
-        last_row: The number of its last entry.
-        broken: Why the file cannot be read; empty if it can.
-        rewrite: True if the rows in the file differ from `known`.
-        repaired: How many damaged rows were restored from the marks file.
-        loss: The data that is missing, and that the operator accepts to lose.
+        known: The clients and streams that the journal will have after it is opened.
+        is_new: True if there is no journal at the path, so that a new one must be created.
+        used_bytes: The size of all entries, in bytes.
+        last_row: The row number of the last entry.
+        broken: The reason why the file cannot be read; empty if it can be read.
+        rewrite: True if the clients and streams in the file differ from `known` and must be written again.
+        repaired: The number of damaged rows that were restored from ``journal.marks``.
+        loss: The missing data, if the operator accepts the loss; else None.
     """
 
     known: KnownRows = field(default_factory=KnownRows)
@@ -223,12 +231,12 @@ class Examination:
 
 
 def _examine(opening: OpenParameters) -> Examination:
-    """Read the file, and compare it with the marks file and the checkpoints.
+    """Read a journal's file, and compare it with ``journal.marks`` and the newest checkpoints. No file is changed.
 
     Raises:
-        JournalLost: If data is missing, and the loss is not accepted.
-        JournalError: If the file cannot be read and there is no other record of its content, or it has another version.
-        OSError, sqlite3.Error: If it cannot be opened.
+        JournalLost: If data is missing and the loss is not accepted.
+        JournalError: If the file has another schema version, or if it cannot be read and its content is recorded nowhere else.
+        OSError, sqlite3.Error: If the file cannot be opened.
     """
     path, recovery = opening.path, opening.recovery
     remembered = read_marks(marks_path(path)) or MarksContent()
@@ -266,11 +274,11 @@ def _report_loss(opening: OpenParameters, found: Examination, loss: Loss) -> Non
 
 
 def look_into(path: Path) -> Examination:
-    """Read a file and its write-ahead log, without changing them.
+    """Read the clients, streams and sizes from a journal's file and its write-ahead log, without changing these files.
 
     Raises:
-        JournalError: If it has another version.
-        OSError, sqlite3.Error: If it cannot be opened.
+        JournalError: If the file has another schema version.
+        OSError, sqlite3.Error: If the file cannot be opened.
     """
     if not path.exists() or not path.stat().st_size:
         return Examination(is_new=True)
@@ -287,7 +295,7 @@ def look_into(path: Path) -> Examination:
 
 @contextlib.contextmanager
 def read_only(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a connection that changes neither the file nor its write-ahead log, even when it is closed."""
+    """Open an SQLite connection that changes neither the file nor its write-ahead log, not even when it is closed."""
     index, shared = Path(f"{path}-shm"), os.path.exists(f"{path}-shm")
     db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", timeout=0.0, isolation_level=None, uri=True)
     try:
@@ -313,7 +321,15 @@ def _look(path: Path, db: sqlite3.Connection) -> Examination:
 
 
 def _repair(path: Path, found: Examination, remembered: KnownRows) -> None:
-    """Replace damaged rows by those of the marks file. If some are missing there, set `broken`."""
+    """Replace the damaged client and stream rows of a journal by their copies from ``journal.marks``.
+
+    If a damaged row has no copy, set ``found.broken``.
+
+    Args:
+        path: The path of the journal's file.
+        found: The findings about the file. This function updates them.
+        remembered: The clients and streams in ``journal.marks``.
+    """
     known = found.known
     if remembered.journal_id and known.journal_id in (0, remembered.journal_id):
         filled = int(not known.journal_id)
@@ -361,10 +377,10 @@ def _open(opening: OpenParameters, lock: JournalLock, found: Examination) -> Jou
 
 
 def configure(db: sqlite3.Connection, fsync: Fsync) -> None:
-    """Configure a connection.
+    """Set the page size, exclusive locking, write-ahead log and flush mode of a connection.
 
     Raises:
-        sqlite3.OperationalError: If it cannot use a write-ahead log.
+        sqlite3.OperationalError: If the file cannot use a write-ahead log.
     """
     db.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # without effect on an existing file
     # Exclusive: no other process can read the file, so no reader can keep the write-ahead log from being reset.
@@ -382,7 +398,10 @@ def configure(db: sqlite3.Connection, fsync: Fsync) -> None:
 
 
 def rebuild(path: Path, found: Examination) -> None:
-    """Replace a damaged file by a new one with the known rows and all readable entries. Keep the damaged file."""
+    """Replace a damaged journal file by a new one with the clients and streams in `found` and all readable entries.
+
+    The damaged file is kept under another name in the same folder.
+    """
     new = _new_file(path)
     with contextlib.closing(connect(new)) as db:
         db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
@@ -399,13 +418,13 @@ def rebuild(path: Path, found: Examination) -> None:
 
 
 def reopen(opened: JournalFile) -> None:
-    """Write a missing file again from the open connection, and continue with the new file.
+    """Write the file of an open journal again after it was deleted, moved or replaced, and continue with the new file.
 
-    The connection can still read a file that was deleted or moved. A file that replaced it is put aside.
+    The open connection can still read the old file. If there is another file at the path now, it is renamed and kept.
 
     Raises:
         JournalError: If another learner uses the path now.
-        OSError, sqlite3.Error: If the new file cannot be written. The old connection is unchanged.
+        OSError, sqlite3.Error: If the new file cannot be written. The old connection then stays open.
     """
     opening, path = opened.opening, opened.opening.path
     make_private(path.parent)
@@ -432,7 +451,7 @@ def _new_file(path: Path) -> Path:
 
 
 def put_aside(path: Path, why: str) -> None:
-    """Rename a file and its write-ahead log to unused names."""
+    """Rename a journal's file and its write-ahead log, to keep them under unused names that end in `why` and a number."""
     number = 1
     while True:
         aside = Path(f"{path}.{why}" if number == 1 else f"{path}.{why}-{number}")
@@ -445,7 +464,7 @@ def put_aside(path: Path, why: str) -> None:
 
 
 def put_in_place(new: Path, path: Path) -> None:
-    """Rename a complete file to `path`. On return, the file and its name are on the disk."""
+    """Flush a complete file to the disk and rename it to `path`. On return, a loss of power can no longer undo this."""
     with open(new, "rb") as file:
         os.fsync(file.fileno())
     os.rename(new, path)

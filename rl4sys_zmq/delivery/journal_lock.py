@@ -1,4 +1,4 @@
-"""The lock of a journal, which only one process can hold at a time."""
+"""The lock of a journal's files, which only one process can hold at a time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["JournalLock"]
 
 
 class JournalLock(Resource):
-    """The lock that excludes other processes from a journal.
+    """The lock that excludes other processes from a journal: an ``flock`` on the file with the suffix ``.lock``.
 
-    Its file stays after `close`. If it were removed, two processes could each hold a lock.
+    The lock file stays after `close`. If it were removed, two processes could each hold a lock.
     """
 
     def __init__(self, path: Path) -> None:
@@ -28,7 +28,7 @@ class JournalLock(Resource):
         self._file = self._take()
 
     def renew(self) -> None:
-        """Acquire the lock again if its file was removed or replaced.
+        """Acquire the lock on a new lock file if the old file was removed or replaced.
 
         Raises:
             JournalError: If another process holds the lock, or the lock file cannot be created.

@@ -1,7 +1,7 @@
-"""The detection of lost journal data, by comparison with the marks file and with checkpoints.
+"""The detection of lost journal data, by comparing the journal with its marks file and with checkpoints.
 
-A *mark* of a stream is a sequence number: the segments below it were received, or are covered by a checkpoint. A journal in which
-some of them were never received has lost data.
+For each stream (the numbered segments of one actor), the marks file records which segments were received, and a checkpoint
+records which segments it covers. If the journal says that it never received some of these segments, it has lost data.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ __all__ = ["Loss", "CheckpointRecord", "find_loss", "merge"]
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """The state of the journal as recorded in a client's checkpoint.
+    """The information about the journal in a client's checkpoint, for comparison with the journal.
 
     Attributes:
-        client_id: The client.
-        journal_id: The id of the journal, which identifies its numbering of segments (its lineage).
-        judged: How many accepted segments the checkpoint covers.
-        marks: The marks of its streams, by (actor_id, origin).
+        client_id: The id of the client.
+        journal_id: The random id of the journal that the learner used when it wrote the checkpoint.
+        judged: The number of accepted segments that the checkpoint covers.
+        marks: A dict from the (actor_id, origin) of each stream to the sequence number below which the checkpoint covers all
+            segments.
     """
 
     client_id: str
@@ -35,15 +36,16 @@ class CheckpointRecord:
 
 @dataclass(slots=True)
 class Loss:
-    """The data that a journal lacks.
+    """A description of the data that a journal lacks. It is false (as a bool) if no data is missing.
 
     Attributes:
         whole: True if there is no readable journal, although the marks file has a record of one.
-        segments: How many accepted segments are missing in its totals, by client.
-        streams: How many streams are below a mark that was acknowledged.
-        uncovered: How many of the missing segments are in no checkpoint either, and so are lost, by client. A client is absent
-            if the number cannot be determined.
-        unknown_lineages: The ids of journals that the marks file or a checkpoint names, and this journal has no record of.
+        segments: A dict from client id to the number of accepted segments that the journal lacks.
+        streams: The number of streams in which the journal lacks segments that were acknowledged to the actor.
+        uncovered: A dict from client id to the number of missing segments that no checkpoint covers, and that are therefore
+            lost. A client is absent if the number cannot be determined.
+        unknown_lineages: The ids of other journals: the marks file or a checkpoint was written for them, and this journal does
+            not continue them.
     """
 
     whole: bool = False
@@ -56,7 +58,7 @@ class Loss:
         return bool(self.whole or self.segments or self.streams or self.unknown_lineages)
 
     def words(self) -> str:
-        """Return the figures as one line of text."""
+        """Return a description of the loss as one line of text, for error messages."""
         parts = [
             f"client {client_id!r}: {count} acknowledged segments, {self._gone(client_id)}"
             for client_id, count in sorted(self.segments.items())
@@ -66,7 +68,7 @@ class Loss:
         return "; ".join(parts) or "the amount is unknown"
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures as JSON values."""
+        """Return the numbers of missing segments and streams as JSON values, for events."""
         return {"segments": dict(self.segments), "uncovered": dict(self.uncovered), "streams": self.streams}
 
     def _gone(self, client_id: str) -> str:
@@ -77,13 +79,13 @@ class Loss:
 
 
 def find_loss(found: KnownRows | None, remembered: KnownRows | None, witnesses: Sequence[CheckpointRecord]) -> Loss:
-    """Return the data that a journal lacks compared with its marks file and the newest checkpoints.
+    """Compare a journal with its marks file and the newest checkpoints. Return a description of the data that it lacks.
 
     Args:
         found: The clients and streams in the journal; None if there is no readable journal.
-        remembered: The clients and streams in the marks file; None if there is no such file. Those that were dropped on purpose
-            are in neither, because they are removed from the marks file first.
-        witnesses: The records of the journal in the newest checkpoints.
+        remembered: The clients and streams in the marks file; None if there is no such file. Clients and streams that were
+            removed on purpose are in neither file, because they are removed from the marks file first.
+        witnesses: The information about the journal in the newest checkpoints.
     """
     loss = Loss(whole=found is None and remembered is not None and bool(remembered.clients or remembered.streams))
     known = found or remembered or KnownRows()
@@ -138,10 +140,17 @@ def _count_uncovered(loss: Loss, have: KnownRows, remembered: KnownRows | None, 
 
 
 def merge(found: KnownRows, remembered: KnownRows | None, witnesses: Sequence[CheckpointRecord]) -> KnownRows:
-    """Return the rows with which a journal continues after a loss.
+    """Return the clients and streams with which a journal continues after an accepted loss of data.
 
-    These are its own rows, raised to those of the marks file and the checkpoints of the same lineage. The segments between the
-    two are missing in the entries, and so are counted as rolled back. Other lineages are given up.
+    Args:
+        found: The clients and streams in the journal.
+        remembered: The clients and streams in the marks file; None if there is no such file.
+        witnesses: The information about the journal in the newest checkpoints.
+
+    Returns:
+        For each client and stream, the highest numbers in the journal, the marks file and the checkpoints. The segments that the
+        journal lacks are then counted as rolled back. A marks file or checkpoint of another journal is ignored, and the id of
+        that journal is added to `lineages`, as one that was given up.
     """
     rows = KnownRows(found.journal_id, set(found.lineages), dict(found.clients), dict(found.streams))
     if remembered is not None and remembered.journal_id == rows.journal_id:

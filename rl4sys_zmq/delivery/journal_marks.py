@@ -1,8 +1,12 @@
-"""The marks file of a journal, ``journal.marks``: a second record of its clients and streams, to detect a loss.
+"""The marks file of a journal, ``journal.marks``: a second record of the journal's clients and streams, to detect lost data.
 
-Each line consists of a checksum and JSON. The first lines contain all clients and streams. Each later line contains the changes
-of one transaction. A line with a wrong checksum is ignored, and the others stay valid. The file has a fixed size. When it is
-full, it is written again. So a write costs only what has changed, and needs no further disk space.
+A stream is the numbered segments of one actor for one client. The record of a stream contains the next sequence number, also
+called the mark. If the journal later has a lower number, it has lost segments.
+
+Each line of the file consists of a checksum and JSON. The first lines contain all clients and streams. Each later line contains
+the changes of one transaction. A line with a wrong checksum is ignored, and the other lines stay valid. The file has a fixed
+size. When it is full, the whole file is replaced by a new one. So a normal write has only the size of the changes, and needs no
+further disk space.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from rl4sys_zmq.delivery.journal_cache import Changes, KnownRows
 __all__ = ["MarksFile", "MarksContent", "marks_path", "read_marks"]
 
 SPARE_BYTES = 256 << 10
-"""The least number of bytes that a new file reserves for changes, after its first lines."""
+"""The smallest number of bytes that a new file reserves for later changes, after the lines with all clients and streams."""
 
 ROWS_PER_LINE = 64
 _DIGITS = 16
@@ -31,11 +35,11 @@ _DIGITS = 16
 
 @dataclass(slots=True)
 class MarksContent:
-    """The content of a marks file.
+    """The content of a marks file, which is a second record of a journal's clients and streams.
 
     Attributes:
-        rows: The clients and streams; `journal_id` is 0 if no line could be read.
-        damaged: How many lines have a wrong checksum.
+        rows: The clients and streams. Its `journal_id` is 0 if no line could be read.
+        damaged: The number of lines with a wrong checksum.
     """
 
     rows: KnownRows = field(default_factory=KnownRows)
@@ -43,7 +47,7 @@ class MarksContent:
 
 
 def marks_path(journal: Path) -> Path:
-    """Return the path of the marks file of a journal."""
+    """Return the path of the marks file that belongs to the journal at a path."""
     return journal.with_suffix(".marks")
 
 
@@ -51,7 +55,7 @@ def read_marks(path: Path) -> MarksContent | None:
     """Return the content of a marks file, or None if there is no such file.
 
     Raises:
-        OSError: If it cannot be read.
+        OSError: If the file cannot be read.
     """
     try:
         data = path.read_bytes()
@@ -65,7 +69,7 @@ def read_marks(path: Path) -> MarksContent | None:
 
 
 def _read_line(line: bytes, rows: KnownRows) -> bool:
-    """Apply a line to the rows. Return False if its checksum is wrong."""
+    """Apply the changes in a line of the file to the rows. Return False if the checksum of the line is wrong."""
     if xxhash.xxh3_64_hexdigest(line[_DIGITS:]).encode() != line[:_DIGITS]:
         return False
     said = json.loads(line[_DIGITS:])
@@ -83,21 +87,23 @@ def _read_line(line: bytes, rows: KnownRows) -> bool:
 
 
 class MarksFile:
-    """The writer of the marks file of one journal. Only the journal's thread uses it.
+    """The writer of the marks file of one journal. Only the journal's thread uses this object.
 
-    Each change is one write, so it survives the end of the process. With `flush` it is on the disk when the call returns.
+    Each change is written at once, so that it survives the end of the process. With `flush`, a change is also on the disk (safe
+    from a loss of power) when the call returns.
     """
 
     def __init__(self, path: Path, rows: KnownRows, *, flush: bool) -> None:
-        """Write a new file.
+        """Write a new marks file with the given clients and streams.
 
         Args:
-            path: The file.
-            rows: The rows of the journal. The caller must keep them up to date, because `renew` reads them again.
+            path: The path of the marks file.
+            rows: The clients and streams of the journal. The caller must keep this object up to date, because `renew` reads it
+                later.
             flush: True to flush every change to the disk.
 
         Raises:
-            OSError: If the file cannot be written. The old file stays.
+            OSError: If the file cannot be written. An old file at the path stays.
         """
         self._path, self._rows, self._flush = path, rows, flush
         self._settings: dict[str, dict[str, Any]] = {}
@@ -105,7 +111,7 @@ class MarksFile:
         self.renew()
 
     def renew(self) -> None:
-        """Replace the file by a new one with the present rows.
+        """Replace the marks file by a new one with the present clients and streams.
 
         Raises:
             OSError: If the file cannot be written. The old file stays.
@@ -129,7 +135,9 @@ class MarksFile:
         self._identity = status.st_dev, status.st_ino
 
     def drop(self, changes: Changes) -> None:
-        """Write the removals of a transaction. Call it before the commit, so that the removals never look like a loss.
+        """Write which clients and streams a transaction removes. Call this before the commit.
+
+        In this order, an intended removal never looks like a loss of data, even if the process ends in between.
 
         Raises:
             OSError: If the file cannot be written.
@@ -139,10 +147,10 @@ class MarksFile:
             self._append(self._line(gone, {}))
 
     def note(self, changes: Changes) -> None:
-        """Write the changes of a transaction. Call it after the commit, and before the commit is reported.
+        """Write the changes of a transaction. Call this after the commit, and before the commit is reported to anyone.
 
         Raises:
-            OSError: If the file cannot be written. A later `renew` is enough, because it writes the result of all changes.
+            OSError: If the file cannot be written. A later `renew` replaces this call, because it writes all present rows.
         """
         if not changes.clients and not changes.streams:
             return
@@ -153,7 +161,7 @@ class MarksFile:
 
     @property
     def present(self) -> bool:
-        """True if the file was not deleted, moved or replaced."""
+        """True if the marks file is still at its path: it was not deleted, moved or replaced."""
         try:
             status = os.stat(self._path)
         except OSError:

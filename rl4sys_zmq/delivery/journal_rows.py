@@ -1,7 +1,7 @@
-"""The SQLite tables of a journal and the operations on them, without threads, files or retries.
+"""The SQLite tables of a journal and the operations on these tables, without threads, files or retries.
 
 A *stream* is the numbered segments of one actor for one client. Its *origin* is the incarnation (the number of a start of the
-actor) that began the numbering. A *mark* is a sequence number: all segments below it can be removed.
+actor) that began the numbering. An *entry* is the record of the new segments in one message.
 """
 
 from __future__ import annotations
@@ -37,9 +37,12 @@ log = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 3
 TRIM_ROWS = 2_000
-"""The most entries that a trim deletes in one transaction. The rest follows in the next one."""
+"""The largest number of old entries that are deleted in one transaction. The others are deleted in later transactions."""
 INSERT_ROWS = 64
-"""The most rows that one statement inserts. Each statement releases the GIL, and to get it back can take 5 ms."""
+"""The largest number of rows that one SQL statement inserts.
+
+Each statement releases the GIL, and to acquire it again can take 5 ms.
+"""
 
 _SCHEMA = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL, checksum INTEGER NOT NULL) WITHOUT ROWID",
@@ -61,7 +64,10 @@ _OF_STREAM = "client_id = ? AND actor_id = ? AND origin = ?"
 
 @dataclass(frozen=True, slots=True)
 class DropStream:
-    """The operation that removes a stream and its entries. With `expires`, `ClientRow.expired` records its origin."""
+    """The operation that removes a stream and its entries.
+
+    With `expires`, `ClientRow.expired` of the client is raised to the origin of the stream.
+    """
 
     client_id: str
     actor_id: str
@@ -78,16 +84,17 @@ class DropClient:
 
 @dataclass(frozen=True, slots=True)
 class DropEntries:
-    """The operation that removes all entries of a client. Its streams and totals stay."""
+    """The operation that removes all entries of a client. Its streams and totals stay the same."""
 
     client_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class RetireActor:
-    """The operation that retires the streams of an actor: it sets their incarnation to 0, and clears `owner` and `spooled`.
+    """The operation that releases the streams of an actor after an operator dropped it.
 
-    After that the streams can be discarded, and any later start can use the actor's id.
+    It sets the incarnation of these streams to 0 and clears `owner` and `spooled`. After that, the streams can be discarded, and
+    any later start can use the actor's id.
     """
 
     client_id: str
@@ -96,9 +103,9 @@ class RetireActor:
 
 @dataclass(frozen=True, slots=True)
 class AddGap:
-    """The operation that counts the segments of a GAP and adds or updates their stream, in one transaction.
+    """The operation that counts segments as accepted that an earlier journal acknowledged and that this journal lacks.
 
-    These are segments that an earlier journal acknowledged and that this one does not have.
+    If `stream` is given, the operation adds or updates this stream in the same transaction.
     """
 
     client_id: str
@@ -108,7 +115,11 @@ class AddGap:
 
 @dataclass(frozen=True, slots=True)
 class TrimEntries:
-    """The operation that removes the entries below the marks, given as ((actor_id, origin), mark)."""
+    """The operation that removes entries that are no longer needed.
+
+    Each element of `marks` is ((actor_id, origin), mark). In this stream, the entries whose segments are all below the sequence
+    number `mark` are removed.
+    """
 
     client_id: str
     marks: tuple[tuple[tuple[str, int], int], ...]
@@ -116,7 +127,7 @@ class TrimEntries:
 
 @dataclass(frozen=True, slots=True)
 class ReadPage:
-    """The request for a `JournalPage`."""
+    """The request for a `JournalPage`, a part of a client's entries. `Journal.read` describes the fields."""
 
     client_id: str
     token: int
@@ -128,7 +139,7 @@ Write = JournalEntry | ClientRow | StreamRow | DropStream | DropClient | DropEnt
 
 
 def stored_bytes(entry: JournalEntry) -> int:
-    """Return the size of an entry's blob in bytes."""
+    """Return the size that an entry's message takes in the table, in bytes."""
     return entry.nbytes + 4 + 8 * len(entry.frames)
 
 
@@ -155,11 +166,11 @@ def _checksum(metadata: tuple[object, ...], blob: bytes) -> int:
 
 
 class Tables:
-    """The tables of one connection. The caller begins and ends the transactions.
+    """The SQLite tables of one journal. The caller begins and ends the transactions.
 
     Attributes:
-        cache: The copy of the clients and streams in memory. `apply` writes each changed row as a whole.
-        damaged: The row numbers of the damaged entries found so far.
+        cache: The in-memory copy of the clients and streams. `apply` changes this copy, and writes each changed row to the table.
+        damaged: The row numbers of the damaged entries that were found so far.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -169,16 +180,16 @@ class Tables:
         self.damaged: set[int] = set()
 
     def create(self, known: KnownRows) -> None:
-        """Create the tables of an empty file, with these clients and streams."""
+        """Create the tables in an empty file, and store the given clients and streams."""
         for statement in _SCHEMA:
             self._db.execute(statement)
         self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         self.replace(known)
 
     def known(self) -> tuple[KnownRows, int]:
-        """Return the clients and streams in the tables, and how many of their rows are damaged.
+        """Read the clients and streams from the tables. Return them, and the number of damaged rows, which are left out.
 
-        `journal_id` is 0 if its row is damaged.
+        The `journal_id` of the result is 0 if its row is damaged.
         """
         meta = dict(self._sound("SELECT * FROM meta"))
         lineages = {int(key.removeprefix("lineage ")) for key in meta if key.startswith("lineage ")}
@@ -193,19 +204,19 @@ class Tables:
         return rows, count - len(rows.clients) - len(rows.streams)
 
     def size(self) -> tuple[int, int]:
-        """Return the size of all entries in bytes, and the row number of the last one or 0."""
+        """Return the size of all entries in bytes, and the row number of the last entry (0 if there are no entries)."""
         (used,) = self._db.execute("SELECT coalesce(sum(nbytes), 0) FROM entries INDEXED BY entries_by_mark").fetchone()
         (last,) = self._db.execute("SELECT coalesce(max(row), 0) FROM entries").fetchone()
         return int(used), int(last)
 
     def _sound(self, query: str) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of a query whose checksums match, without the checksums."""
+        """Yield the rows of a query that are not damaged, without their last column, the checksum."""
         for *values, checksum in self._db.execute(query):
             if checksum == _checksum(tuple(values), b""):
                 yield tuple(values)
 
     def replace(self, known: KnownRows) -> None:
-        """Replace all clients and streams by these."""
+        """Replace all clients and streams in the tables by the given ones."""
         for table in ("meta", "clients", "streams"):
             self._db.execute(f"DELETE FROM {table}")
         lineages = [(f"lineage {journal_id}", 1) for journal_id in sorted(known.lineages)]
@@ -215,13 +226,13 @@ class Tables:
         self._put("streams", map(self.cache.stream_values, known.streams.values()))
 
     def restore(self, known: KnownRows, last_row: int) -> None:
-        """Continue with the existing file, which has the rows `known` and entries up to `last_row`."""
+        """Prepare for writing to an existing file, which has the clients and streams `known`, and entries up to `last_row`."""
         self.cache = JournalCache(known)
         self._next_row = last_row + 1
         self._put("meta", [("journal_id", known.journal_id)])  # fails at once if the file cannot be written
 
     def sound_entries(self) -> Iterator[JournalEntry]:
-        """Yield all undamaged entries in order, as far as the file can be read."""
+        """Yield all undamaged entries in order. If a part of the file cannot be read, end there and log a warning."""
         try:
             rows = self._db.execute("SELECT row FROM entries NOT INDEXED ORDER BY row")
             for (row,) in rows:
@@ -232,7 +243,7 @@ class Tables:
             log.warning("no further entries of the damaged journal can be read: %s", error)
 
     def take_over(self, entries: Iterable[JournalEntry]) -> None:
-        """Store entries from another file. Count those that `cache` does not include."""
+        """Store entries from another file. If the totals of an entry's stream do not include the entry, add it to them."""
         for entry in entries:
             stream = self.cache.rows.streams.get((entry.client_id, entry.actor_id, entry.origin))
             if stream is not None and entry.end_seq <= stream.received:
@@ -242,20 +253,24 @@ class Tables:
                 self.cache.commit()
 
     def use_connection(self, connection: sqlite3.Connection) -> None:
-        """Continue with another connection, to a copy of the same file."""
+        """Use another SQLite connection from now on. It must be to an identical copy of the file."""
         self._db = connection
 
     def _put(self, table: str, rows: Iterable[tuple[object, ...]]) -> None:
-        """Write whole rows with their checksums, in few statements."""
+        """Insert or replace rows of a table, with their checksums, in few SQL statements."""
         whole = [(*row, _checksum(row, b"")) for row in rows]
         for chunk in (whole[i : i + INSERT_ROWS] for i in range(0, len(whole), INSERT_ROWS)):
             places = ", ".join([f"({', '.join('?' * len(chunk[0]))})"] * len(chunk))
             self._db.execute(f"REPLACE INTO {table} VALUES {places}", [value for row in chunk for value in row])
 
     def apply(self, operations: Sequence[Write]) -> tuple[int, list[TrimEntries]]:
-        """Do operations in order. Return the growth of the entries in bytes, and the trims that remain.
+        """Do operations in order, within the present transaction.
 
-        `cache` keeps the changes apart until its `commit` or `revert`.
+        The changes to clients and streams stay in ``cache.changes`` until the caller calls ``cache.commit`` or ``cache.revert``.
+
+        Returns:
+            The growth of all entries in bytes, which can be negative, and the operations for old entries that are still to be
+            deleted in a later transaction.
         """
         grown, left, run = 0, [], []
         for operation in operations:
@@ -295,7 +310,7 @@ class Tables:
         return grown, left
 
     def _insert(self, entries: Sequence[JournalEntry]) -> int:
-        """Store entries, and update their streams and clients, in few statements. Return the growth in bytes."""
+        """Store entries, and add them to the totals of their streams and clients. Return the size of the entries in bytes."""
         if not entries:
             return 0
         grown = self._store(entries)
@@ -345,7 +360,7 @@ class Tables:
         return int(freed)
 
     def _trim(self, trim: TrimEntries) -> tuple[int, list[TrimEntries]]:
-        """Delete at most `TRIM_ROWS` entries. Return the bytes freed, and a trim for the rest if there is one."""
+        """Delete at most `TRIM_ROWS` old entries. Return the number of bytes freed, and an operation for the rest, if any."""
         freed, room = 0, TRIM_ROWS
         for place, ((actor_id, origin), mark) in enumerate(trim.marks):
             key = (trim.client_id, actor_id, origin)
@@ -364,7 +379,7 @@ class Tables:
         return freed, []
 
     def read(self, read: ReadPage) -> JournalPage:
-        """Return a page of entries, without the damaged ones."""
+        """Read a page of a client's entries, without the damaged entries, which the page only counts."""
         entries: list[JournalEntry] = []
         last, size, damaged, more = read.after_row, 0, 0, False
         # This query reads only the index, so that a damaged page of the table loses only its own entries.
@@ -388,7 +403,7 @@ class Tables:
         return JournalPage(read.client_id, read.token, tuple(entries), last, more, damaged)
 
     def _entry(self, row: int) -> JournalEntry | None:
-        """Read the entry in a row. Return None if there is no such row, or if the row is damaged."""
+        """Read the entry with a row number. Return None if there is no such row, or if the row is damaged."""
         try:
             found = self._db.execute(
                 "SELECT client_id, actor_id, origin, first_seq, end_seq, steps, skip, refused, checksum, frames"

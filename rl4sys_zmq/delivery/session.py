@@ -1,17 +1,20 @@
-"""The actor's side of the protocol, without any I/O: messages and clock ticks in, actions out.
+"""The actor's side of the delivery protocol, without I/O: it takes messages and the time, and returns actions to carry out.
 
 States::
 
     JOINING ──Welcome──▶ JOINED ──silence, NO_SESSION──▶ JOINING
        │ temporary refusal: stays JOINING and retries
        │ FENCED with the incarnation on record: takes a higher one, stays JOINING and retries
-       └─ permanent refusal ──▶ REFUSED (retries slowly; keeps the queue)
+       └─ permanent refusal ──▶ REFUSED (retries slowly; keeps its segments)
 
-A segment gets its sequence number when it moves from the outbox, which can drop segments, to the in-flight window. So a drop
-leaves no gap in the numbers. The learner reports two marks. All segments below the *durable* mark are in its journal, and leave
-the window. The *received* mark is the next sequence number that it expects; resends start there (go-back-N). An actor whose marks
-the learner has discarded (`Refusal.EXPIRED`) starts again with a new *incarnation*, the number of a start of the actor. The
-segments that were in its window at that time are *in doubt*. The *origin* of a stream is the incarnation that began to number it.
+A segment gets its sequence number when it moves from the outbox (the queue of finished segments, which can drop some) to the
+*window* (the segments that are sent and not yet in the learner's journal). So a drop leaves no gap in the numbers. The learner
+reports two sequence numbers. Segments below `durable` are in its journal, and leave the window. `received` is the next number
+that the learner expects; resends start there (go-back-N).
+
+Each start of an actor has a number, its *incarnation*. The incarnation that began the numbering of the segments is their
+*origin*. If the learner has discarded its record of an actor (`Refusal.EXPIRED`), the session starts again with a new
+incarnation. The segments in the window are then *in doubt*: it is unknown whether the learner accepted them.
 """
 
 from __future__ import annotations
@@ -77,16 +80,16 @@ MAX_BATCH_ITEMS = 64
 MAX_BATCH_BYTES = 1 << 20
 _TEMPORARY = {Refusal.NO_SESSION, Refusal.CLOSING, Refusal.CONFLICT, Refusal.GAP, Refusal.CHECKSUM}
 FIELD_RIGHTS = "keys"
-"""The `field` of a refusal that concerns the actor's rights instead of one message."""
+"""The value of `Refused.field` if the actor lacks a right, so that not only one message is refused."""
 
 FIELD_RATE = "rate"
-"""The `field` of a refusal because of a rate limit: the same message is accepted later."""
+"""The value of `Refused.field` if a rate limit was exceeded. The learner accepts the same message later."""
 
 _SESSION_LOST = {Refusal.NO_SESSION, Refusal.CLOSING}
 
 
 class SessionState(Enum):
-    """The states of a session."""
+    """The state of an actor's session with its learner."""
 
     JOINING = "joining"
     JOINED = "joined"
@@ -96,28 +99,31 @@ class SessionState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A message to send on the DEALER."""
+    """An action: send a message on the DEALER socket."""
 
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
 class SessionJoined:
-    """An event: the learner accepted the session, but lacks ``welcome.gap`` segments that were acknowledged."""
+    """An event: the learner accepted the session.
+
+    ``welcome.gap`` is the number of acknowledged segments that the learner's journal lacks, normally 0.
+    """
 
     welcome: Welcome
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRefused:
-    """An event: the learner refused the session, or, in a joined session, stopped this client."""
+    """An event: the learner refused the session permanently, or ended it because the client failed or a right is missing."""
 
     refused: Refused
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedForNow:
-    """An event: the learner cannot accept this actor now. The session retries."""
+    """An event: the learner temporarily refuses this actor. The session retries by itself."""
 
     refused: Refused
 
@@ -131,14 +137,20 @@ class Reconnect:
 
 @dataclass(frozen=True, slots=True)
 class StreamRenewed:
-    """An event: the learner discarded the stream. A new one starts, and `in_doubt` segments are not resent."""
+    """An event: the learner has discarded its record of this actor's segments, so their numbering starts again.
+
+    `in_doubt` segments were sent, and it is unknown whether the learner accepted them. They are not sent again.
+    """
 
     in_doubt: int
 
 
 @dataclass(frozen=True, slots=True)
 class IncarnationRaised:
-    """An action: replace the sockets after the incarnation was raised, so that no reply to the lower one arrives."""
+    """An action: replace the sockets, because the actor has taken a higher incarnation (number of this start).
+
+    On the new sockets, replies to messages with the lower incarnation cannot arrive.
+    """
 
     incarnation: int
 
@@ -153,7 +165,7 @@ class _InFlight:
     before_steps: int
     before_bytes: int
     fresh: bool = True
-    """True until the segment is sent for the first time. Its images are encoded then."""
+    """True until the segment is sent for the first time. Its images are encoded at that moment."""
 
 
 class ActorSession:
@@ -161,13 +173,13 @@ class ActorSession:
 
     Attributes:
         state: The state of the session.
-        credit_steps: The limit on `sent_steps`, as in `Ack`; 0 before the handshake.
-        sent_steps: The steps accepted or in flight.
-        min_version: The lowest policy version to start a segment with.
-        generation: The generation of the client's policy in this session: the number of the learner thread that trains it. 0
-            before the first session.
-        journal_id: The journal of the learner that last sent `Welcome`; 0 before the first.
-        in_doubt: How many segments were in the window when the learner discarded this actor's stream.
+        credit_steps: The total number of steps that the actor may have sent; 0 before the handshake.
+        sent_steps: The total number of steps that the learner has accepted or that are in flight.
+        min_version: The lowest policy version with which the actor should start a segment.
+        generation: The number that identifies the present lifetime of the learner thread; 0 before the first handshake.
+        journal_id: The id of the journal of the learner that last sent a `Welcome`; 0 before the first one.
+        in_doubt: How many segments were sent and not in the journal when the learner discarded its record of this actor. It is
+            unknown whether the learner accepted these segments.
     """
 
     def __init__(
@@ -176,13 +188,13 @@ class ActorSession:
         """Create a session whose sequence numbers start at ``hello.first_seq``.
 
         Args:
-            hello: The first message. With a spool, its `first_seq` is the number of the oldest segment in the spool. After the
-                first `Welcome`, pass the segments of the spool in order: to `recover` those that the learner has received, to
-                `take` the others.
+            hello: The first message. With a spool (a queue of segments on disk), its `first_seq` is the number of the oldest
+                segment in the spool. After the first `Welcome`, pass the segments of the spool in order: those that the learner
+                has received to `recover`, then the others to `take`.
             counters: The counters to update.
-            rng: The source of jitter for retries.
+            rng: The source of random variation of the pauses between retries.
             coded: True to compress message bodies where possible.
-            images: The codec for large observations that are images. Each segment is encoded once, before its first send.
+            images: The codec for observations that are large images. Each segment is encoded once, before its first send.
         """
         self.state = SessionState.JOINING
         self.credit_steps = 0
@@ -216,23 +228,26 @@ class ActorSession:
     # ---- the interface for the I/O thread
 
     def open(self, now: float, held: tuple[int, int]) -> list[Action]:
-        """Start the session, or restart it on new sockets. `held` is the (generation, version) that the actor acts with."""
+        """Start the session, or restart it on new sockets.
+
+        `held` is the (generation, version) of the policy that the actor uses.
+        """
         self._silence.restart(now)
         return self._join(now, held)
 
     def can_take(self) -> bool:
-        """Return True if the next segment may leave the outbox."""
+        """Return True if the learner has accepted the session and there is credit for one more segment."""
         credit = self.sent_steps < self.credit_steps and self._taken_bytes < self._credit_bytes
         return self.state is SessionState.JOINED and credit and self._next_seq < self._credit_items
 
     def has_room(self, items: int) -> bool:
-        """Return True if the credit in segments allows one more segment after `items` others."""
+        """Return True if the learner can accept one more segment after `items` others."""
         return self._next_seq + items < self._credit_items
 
     def take(self, now: float, packed: Sequence[PackedSegment], ahead_steps: int = 0) -> list[Action]:
-        """Send segments. The session keeps them until they are durable. Call it only while `can_take` is true.
+        """Send segments, and keep them until they are in the learner's journal. Call this only while `can_take` is true.
 
-        The message also requests credit for `ahead_steps` more steps, which saves the next segments a round trip.
+        The message also requests credit for `ahead_steps` more steps, so that the next segments need not wait for a round trip.
         """
         items = [self._hold(p) for p in packed]
         self.sent_steps += sum(p.steps for p in packed)
@@ -243,19 +258,19 @@ class ActorSession:
         return self._submit(now, items, len(items), limit)
 
     def recover(self, packed: Sequence[PackedSegment]) -> None:
-        """Put segments of the spool that the learner has already received back into the window.
+        """Keep segments from the spool that the learner has received but that can still be missing in its journal.
 
-        Call it once, after the first `Welcome` of this start. The segments are the last ones below `received`. An earlier start
-        of the actor sent them, and the session keeps them until they are durable.
+        Call this once, after the first `Welcome` of this start of the actor. The segments are the last ones below `received`. An
+        earlier start of the actor sent them. The session keeps them until they are in the journal.
         """
         self._next_seq = self.received - len(packed)
         for p in packed:
             self._hold(p)
 
     def want(self, now: float, steps: int) -> list[Action]:
-        """Request credit up to `steps` steps in all. Return no action if that much is already granted.
+        """Request credit for a total of `steps` steps since the stream began. Return no action if it is already granted.
 
-        A lower number than before gives credit back. The learner receives it with the next message.
+        A lower number than in the last request returns credit. The learner gets this number with the next message.
         """
         if self.state is not SessionState.JOINED or steps == self._want_steps:
             return []
@@ -264,7 +279,10 @@ class ActorSession:
         return [self._send(now, Heartbeat(steps))] if more and steps > self.credit_steps else []
 
     def tick(self, now: float, held: tuple[int, int]) -> list[Action]:
-        """Do what is due at this time: HELLOs, heartbeats, resends, and `Reconnect` after the silence timeout."""
+        """Return the actions that are due at the time `now`: request a session, send a heartbeat, resend segments, or reconnect.
+
+        `held` is the (generation, version) of the policy that the actor uses.
+        """
         if self.state is SessionState.CLOSED:
             return []
         message_s = REFUSED_RETRY_S if self.state is SessionState.REFUSED else self._heartbeat.after_s
@@ -285,14 +303,14 @@ class ActorSession:
         return []
 
     def next_deadline(self) -> float:
-        """Return the latest time for the next call of `tick`."""
+        """Return the time at which `tick` must be called next, at the latest."""
         if self.state is not SessionState.JOINED:
             return self._next_hello
         deadline = min(self._heartbeat.deadline, self._silence.deadline)
         return min(deadline, self._resend_at) if self._resend_at else deadline
 
     def on_message(self, now: float, message: Message) -> list[Action]:
-        """Handle a message from the learner."""
+        """Handle a message from the learner. Return the actions to carry out."""
         self._silence.restart(now)
         if self.state is SessionState.CLOSED:
             return []
@@ -310,39 +328,39 @@ class ActorSession:
                 assert_never(message)
 
     def reject(self, now: float) -> None:
-        """Reject the session that the learner offered, because the caller cannot use it. The session retries later."""
+        """Reject a session that the learner has accepted, because the actor cannot use it. The session retries later."""
         self.state = SessionState.REFUSED
         self._next_hello = now + REFUSED_RETRY_S
 
     def close(self, now: float) -> list[Action]:
-        """Close the session. Return the `Bye` to send, if the session was joined."""
+        """Close the session. Return the action that sends `Bye`, or no action if the learner has not accepted the session."""
         joined = self.state is SessionState.JOINED
         self.state = SessionState.CLOSED
         return [self._send(now, Bye())] if joined else []
 
     @property
     def in_flight(self) -> int:
-        """The number of segments in the window: sent, and not yet durable."""
+        """The number of segments that are sent and that the learner has not reported as being in its journal."""
         return len(self._window)
 
     @property
     def unreceived(self) -> int:
-        """The number of segments that left the outbox and are not yet known to be received."""
+        """The number of segments that are sent and that the learner has not reported as received."""
         return self._next_seq - self.received
 
     @property
     def origin(self) -> int:
-        """The incarnation that started the sequence numbers."""
+        """The incarnation (number of a start of the actor) that began the numbering of the segments."""
         return self._hello.origin or self._hello.incarnation
 
     @property
     def accepted(self) -> int:
-        """The number of segments that the learner has accepted, without those it refused."""
+        """The number of segments that the learner has accepted, without the refused ones, over all sessions."""
         return self._earlier_accepted + max(0, self.received - self._refused_of_origin)
 
     @property
     def verdicts(self) -> dict[str, int]:
-        """The number of this actor's segments per verdict, over all sessions, as last reported by the learner."""
+        """The number of this actor's segments by verdict (trained, stale, ...), over all sessions, as last reported."""
         return {verdict: self._earlier[verdict] + self._verdicts[verdict] for verdict in Verdict.ALL}
 
     # ---- internals
@@ -452,7 +470,10 @@ class ActorSession:
         return [SessionRefused(refused)]
 
     def _raise(self, now: float, known: int) -> list[Action]:
-        """Take an incarnation above the one on record. Segments keep their sequence numbers."""
+        """Take an incarnation (number of this start) above `known`, which the learner has on record.
+
+        The segments keep their sequence numbers.
+        """
         hello = self._hello
         if known < hello.incarnation or (known == hello.incarnation and self._previously_welcomed):
             return []  # a repeated reply to a lower incarnation, or to a HELLO from before the first Welcome
@@ -466,9 +487,9 @@ class ActorSession:
         return [IncarnationRaised(incarnation)]
 
     def _renew(self, now: float) -> list[Action]:
-        """Start a new stream with the next incarnation, because the learner has discarded the mark of the old one.
+        """Start the numbering of segments again with the next incarnation, because the learner has discarded its record of them.
 
-        It is unknown whether the learner accepted the segments in the window. They count as in doubt and are not sent again.
+        It is unknown whether the learner accepted the segments that were sent. They count as in doubt and are not sent again.
         """
         doubtful = len(self._window)
         self.in_doubt += doubtful
@@ -497,7 +518,10 @@ class ActorSession:
             self._verdicts[verdict] = 0
 
     def _on_gap(self, now: float, expected: int) -> list[Action]:
-        """Resend from `expected`, once for each value of it. The resend timer handles further losses."""
+        """Resend the segments from the number `expected` on, after the learner reported that this number is missing.
+
+        A repeated report of the same number does nothing. The resend timer handles further losses.
+        """
         first = self._window[0].seq if self._window else self._next_seq
         if expected > self._next_seq:
             self._counters.add("ignored.gap")
@@ -511,7 +535,10 @@ class ActorSession:
         return []
 
     def _submit(self, now: float, items: Iterable[_InFlight], max_items: int, max_bytes: int | None) -> list[Action]:
-        """Send consecutive segments in messages within these limits. A single segment may exceed `max_bytes`."""
+        """Send consecutive segments in messages of at most `max_items` segments and `max_bytes` bytes.
+
+        A message with a single segment can be larger.
+        """
         batch: list[_InFlight] = []
         size = 0
         actions: list[Action] = []
@@ -543,7 +570,7 @@ class ActorSession:
         return actions
 
     def _arm(self, now: float) -> None:
-        """Set the resend timer, or clear it if every segment has been received."""
+        """Start the timer for the next resend, or stop this timer if the learner has received every segment."""
         waiting = self.received < self._next_seq
         self._resend_at = now + jittered(SEGMENT_RESEND.pause_s(self._resends), self._rng) if waiting else 0.0
 
@@ -556,12 +583,12 @@ class ActorSession:
         return item
 
     def _steps_from(self, seq: int) -> int:
-        """Return the number of steps in the window from `seq` on."""
+        """Return the number of steps in the segments in flight, from the sequence number `seq` on."""
         first = self._held_from(seq)
         return self._taken_steps - first.before_steps if first is not None else 0
 
     def _bytes_from(self, seq: int) -> int:
-        """Return the number of bytes in the window from `seq` on."""
+        """Return the number of bytes in the segments in flight, from the sequence number `seq` on."""
         first = self._held_from(seq)
         return self._taken_bytes - first.before_bytes if first is not None else 0
 

@@ -1,6 +1,7 @@
-"""The detection of a stalled client: its learner thread can use data, an actor requests credit, and nothing moves.
+"""The detection of a stalled client: its learner thread can use data, its actors request credit, but no data moves.
 
-A stall is a fault of this library, never of the network. If a message is lost, the actor still has credit or resends.
+A client is a policy with its learner thread. Credit is the permission to send steps. A stall is a fault of this library, never of
+the network: if the network loses a message, the actor still has credit, or sends the message again.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from rl4sys_zmq.delivery.stream import Stream
 __all__ = ["STALL_S", "StallWatch", "stall_reason"]
 
 STALL_S = 1.0
-"""The longest time without progress before a client counts as stalled, in seconds."""
+"""The time in seconds without progress after which a client counts as stalled."""
 
 
 def stall_reason(pool: CreditPool, live: Sequence[Stream]) -> str:
-    """Return why a client can make no progress, or an empty string if it can.
+    """Return the reason why a client can make no progress, as text, or an empty string if it can.
 
-    Call this only while the journal commits entries and the learner thread runs and has received all replayed entries.
+    Call this only while the journal works, and while the learner thread runs and has received all replayed journal entries.
 
     Args:
-        pool: The credit of the learner thread.
-        live: The streams of the live actors.
+        pool: The credit pool of the learner thread.
+        live: The streams of the connected actors.
     """
     transit, usable = pool.transit, pool.usable_steps
     if transit.messages_on_way or usable <= 0:
@@ -40,22 +41,22 @@ def stall_reason(pool: CreditPool, live: Sequence[Stream]) -> str:
 
 
 class StallWatch:
-    """The time for which one client has been stalled."""
+    """A stopwatch that measures for how long one client has been stalled."""
 
     def __init__(self) -> None:
         self._progress: object = None
         self._since = 0.0
 
     def look(self, now: float, progress: object, reason: str) -> float:
-        """Record the present state of the client. Call it regularly.
+        """Record the present state of the client. Call this regularly.
 
         Args:
             now: The time, in seconds.
-            progress: A value that changes with any progress.
+            progress: A value that differs from the last one if there was any progress.
             reason: The result of `stall_reason`.
 
         Returns:
-            For how many seconds the client has been stalled, as seen by earlier calls; 0 if it is not.
+            The time in seconds since the first call that found the client stalled; 0 if the client is not stalled.
         """
         if not reason or progress != self._progress:
             self._progress, self._since = progress if reason else None, now

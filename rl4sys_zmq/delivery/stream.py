@@ -1,4 +1,4 @@
-"""The learner's side of one actor's stream: received segments, their verdicts, and credit."""
+"""The learner's record of the segments from one actor: which were received, the result of each, and the actor's credit."""
 
 from __future__ import annotations
 
@@ -14,31 +14,38 @@ __all__ = ["Key", "Stream"]
 CHECKSUMS_KEPT = 64
 
 Key = tuple[str, int]
-"""The key of a stream within its client: the actor's id, and the origin (the incarnation that began the numbering)."""
+"""The key of a stream within its client: the actor's id, and the origin.
+
+The origin is the incarnation (number of a start of the actor) that began the numbering of the segments.
+"""
 
 
 class Stream:
-    """The marks, verdicts and credit of one stream: the segments of one actor for one client, from one origin on.
+    """The learner's record of one stream: the numbered segments that one actor sends to one client (a policy with its learner).
 
-    A mark is a sequence number: all segments below it are received, durable, trained or checkpointed. A segment *refused as an
-    item* is a malformed segment in a message that was accepted. It keeps its sequence number and counts in `refused`.
+    `received`, `durable`, `trained` and `checkpointed` are *marks*: sequence numbers below which all segments have reached that
+    state. A *verdict* is the result for a segment: trained, stale, quarantined, refused or duplicate. If a message contains a
+    malformed segment, only that segment is refused. It keeps its sequence number.
 
     Attributes:
-        origin: The incarnation that started the sequence numbers.
-        incarnation: The present incarnation of the actor; the same as `origin` unless the actor has a spool or raised it.
-        spooled: True if numbers and segments survive the actor's process. The mark must then never be discarded.
+        origin: The incarnation (number of a start of the actor) that began the numbering of the segments.
+        incarnation: The number of the actor's present start. It differs from `origin` if the actor has a spool, or had to take a
+            higher number.
+        spooled: True if the actor keeps its segments in a spool on disk and continues the numbering after a restart. The learner
+            must then never discard `received`.
         owner: The authenticated user that the stream belongs to; empty without keys.
-        received: The mark of accepted segments, those refused as items included.
-        durable: The mark of segments in the journal.
-        trained: The mark of segments that have a verdict.
-        checkpointed: The mark of segments covered by a checkpoint of the learner.
-        accepted_steps: The steps of all segments below `received`.
-        refused: How many segments were refused as items.
-        credit_steps: The actor may send a segment while fewer steps than this are accepted or in flight.
-        want_steps: The credit that the actor requests, in the same units.
-        verdicts: The number of segments per verdict.
-        last_seen: The time of the actor's last message, by the clock of the caller.
-        progress_at: The time of its last delivery, or of the first credit after it had none.
+        received: The next sequence number that the learner expects. Segments below it were accepted or refused.
+        durable: All segments below this number are in the journal.
+        trained: All segments below this number have a verdict.
+        checkpointed: All segments below this number are covered by a checkpoint of the learner.
+        accepted_steps: The number of steps in all segments below `received`.
+        refused: The number of malformed segments that were refused.
+        credit_steps: The credit, as a total since the stream began. The actor may send a segment while the steps accepted and in
+            flight are fewer than this.
+        want_steps: The credit that the actor requests, as a total like `credit_steps`.
+        verdicts: The number of segments by verdict.
+        last_seen: The time of the actor's last message, in seconds.
+        progress_at: The time at which the actor last delivered segments, or got credit after it had none, in seconds.
     """
 
     def __init__(
@@ -77,20 +84,22 @@ class Stream:
 
     @property
     def key(self) -> Key:
-        """The key of the stream within the client."""
+        """The key of the stream within its client: the actor's id and the origin."""
         return self.actor_id, self.origin
 
     # ---- receiving
 
     def admit(self, first_seq: int, checksums: Sequence[int]) -> int:
-        """Return how many of the given segments are duplicates. Pass the rest to `accept_all`.
+        """Return how many segments of a message, from the first one on, are duplicates. Pass the others to `accept_all`.
 
         Args:
             first_seq: The sequence number of the first segment.
-            checksums: The checksums of the segments. Those of duplicates are compared with the last `CHECKSUMS_KEPT`.
+            checksums: One checksum per segment. For a duplicate, it is compared with the checksum of the segment received before,
+                if that is one of the last `CHECKSUMS_KEPT` segments.
 
         Raises:
-            ProtocolError: ``GAP`` if a segment before them is missing; ``EQUIVOCATION`` if a duplicate has another checksum.
+            ProtocolError: ``GAP`` if a segment before the first one is missing; ``EQUIVOCATION`` if a duplicate has another
+                checksum than before.
         """
         if first_seq > self.received:
             raise ProtocolError(Refusal.GAP, f"received segment {first_seq}; expected segment {self.received}")
@@ -102,11 +111,11 @@ class Stream:
         return skip
 
     def accept(self, steps: int, checksum: int) -> None:
-        """Accept the next segment, of `steps` steps."""
+        """Accept the segment with the next sequence number. It has `steps` steps."""
         self.accept_all(steps, [checksum])
 
     def accept_all(self, steps: int, checksums: Sequence[int]) -> None:
-        """Accept the next segments, of `steps` steps in all."""
+        """Accept the segments with the next sequence numbers, one per checksum. Together they have `steps` steps."""
         kept = checksums[-CHECKSUMS_KEPT:]
         self.received += len(checksums)
         self.accepted_steps += steps
@@ -115,16 +124,20 @@ class Stream:
             self._checksums.popitem(last=False)
 
     def refuse(self, seq: int | None = None) -> None:
-        """Refuse a segment that was just accepted, by default the last one, as an item. It keeps its sequence number."""
+        """Refuse a malformed segment after `accept_all` has counted it. By default this is the last segment.
+
+        The segment keeps its sequence number, and the other segments of its message stay accepted.
+        """
         seq = self.received - 1 if seq is None else seq
         self.refused += 1
         self._refused_late.append(seq)
         self.dispose([[seq, seq + 1]], Verdict.REFUSED)
 
     def advance_to(self, first_seq: int) -> int:
-        """Advance to `first_seq`, below which the actor holds no segments. Return how many segments are missing for good.
+        """Stop waiting for segments below `first_seq`, which the actor no longer has. Return how many are missing for good.
 
-        An earlier life of the learner acknowledged them, or this one has discarded them. To wait for them would block the stream.
+        An earlier process of the learner acknowledged these segments, or the learner discarded its record of them. To wait for
+        them would block the stream forever.
         """
         lost = max(0, first_seq - self.received)
         if lost:
@@ -133,7 +146,7 @@ class Stream:
         return lost
 
     def request_credit(self, want_steps: int) -> None:
-        """Record how much credit the actor requests. Credit beyond that is free for other actors."""
+        """Record how much credit the actor requests, as a total number of steps. Credit above it is taken back."""
         self.want_steps = want_steps
         self.credit_steps = min(self.credit_steps, max(want_steps, self.accepted_steps))
 
@@ -146,7 +159,10 @@ class Stream:
     # ---- verdicts
 
     def dispose(self, ranges: Sequence[Sequence[int]], verdict: str) -> int:
-        """Record a verdict on segments. Return how many of them were pending. A second verdict on a segment is ignored."""
+        """Record a verdict for ranges of segments. Return how many of these segments had no verdict before.
+
+        Each range is a pair: the first sequence number, and one past the last. A second verdict for a segment is ignored.
+        """
         fresh = 0
         for first, end in ranges:
             if first <= self.trained and not self._disposed and not self._holes:  # in order: the usual case
@@ -163,14 +179,14 @@ class Stream:
         return fresh
 
     def correct(self, count: int, verdict: str, replaces: str) -> int:
-        """Move up to `count` segments from the verdict `replaces` to `verdict`. Return how many were moved."""
+        """Move up to `count` segments from the count of the verdict `replaces` to that of `verdict`. Return how many moved."""
         count = min(count, self.verdicts[replaces])
         self.verdicts[replaces] -= count
         self.verdicts[verdict] += count
         return count
 
     def roll_back(self) -> int:
-        """Give up all pending segments, which cannot be recovered. Return how many."""
+        """Give up all segments without a verdict, because they cannot be recovered. Return their number."""
         pending = self.pending
         self._disposed.clear()
         self._holes.clear()
@@ -180,7 +196,12 @@ class Stream:
     # ---- rollback to a checkpoint, and replay from the journal
 
     def rewind(self, mark: int, verdicts: Mapping[str, int]) -> None:
-        """Roll back to a state of the learner thread in which the segments below `mark` have these verdicts."""
+        """Roll the stream back to its state in a checkpoint, which covers the segments below `mark`.
+
+        Args:
+            mark: The lowest sequence number that the checkpoint does not cover.
+            verdicts: The number of segments by verdict at the time of the checkpoint.
+        """
         self._disposed.clear()
         self._holes.clear()
         self.trained = self._replayed = min(mark, self.received)
@@ -192,9 +213,13 @@ class Stream:
         self._advance()
 
     def replay(self, first_seq: int, end_seq: int) -> int | None:
-        """Record segments that the journal replays, in order. Return how many of them the state already covers.
+        """Record that the journal replays the segments from `first_seq` to before `end_seq`, after a rollback to a checkpoint.
 
-        Return None if the state covers all of them. Segments that are missing in the journal are no longer pending.
+        The entries of the journal must be passed in order. Segments that the journal lacks between two entries will never get a
+        verdict and are no longer waited for.
+
+        Returns:
+            How many of the segments, from the first one on, the checkpoint already covers; None if it covers all of them.
         """
         if end_seq <= self._replayed:
             return None
@@ -204,7 +229,7 @@ class Stream:
         return known
 
     def refuse_again(self, seq: int) -> None:
-        """Record that the journal replayed a segment that was refused as an item."""
+        """Record that the journal replays a malformed segment, which is refused again."""
         if seq in self._uncounted:
             self._uncounted.discard(seq)
             self.verdicts[Verdict.REFUSED] += 1
@@ -212,16 +237,16 @@ class Stream:
             self.dispose([[seq, seq + 1]], Verdict.REFUSED)
 
     def replay_ends(self) -> None:
-        """Record that the journal has replayed all that it holds."""
+        """Record the end of a replay: the journal has no further segments of this stream."""
         self._skip(self._replayed, self.durable)
         self._replayed = max(self._replayed, self.durable)
 
     def counted(self, end_seq: int) -> bool:
-        """Return True if segments up to `end_seq` arrived in this generation of the learner thread, not before it."""
+        """Return True if the segments before `end_seq` arrived after the last rollback to a checkpoint (`rewind`)."""
         return end_seq > self._replay_end
 
     def _skip(self, first: int, end: int) -> None:
-        """Mark the segments from `first` to `end` that have no verdict as holes: they will never get one."""
+        """Record that the segments from `first` to before `end` will never get a verdict, unless they have one already."""
         first = max(first, self.trained)
         if first >= end:
             return
@@ -241,12 +266,19 @@ class Stream:
 
     @property
     def pending(self) -> int:
-        """The number of segments that are accepted and have no verdict."""
+        """The number of segments that are accepted and have no verdict so far."""
         holes = sum(end - first for first, end in self._holes.items())
         return self.received - self.trained - len(self._disposed) - holes
 
     def ack(self, *, generation: int, free_items: int, free_bytes: int, min_version: int) -> Ack:
-        """Return the `Ack` for the actor. There is room for `free_items` more segments, of `free_bytes` bytes in all."""
+        """Return the `Ack` message for the actor.
+
+        Args:
+            generation: The number that identifies the present lifetime of the learner thread.
+            free_items: How many more segments the learner can accept.
+            free_bytes: How many more bytes of segments the learner can accept.
+            min_version: The lowest policy version with which the actor should start a segment.
+        """
         return Ack(
             generation,
             self.received,

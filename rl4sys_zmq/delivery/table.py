@@ -1,8 +1,9 @@
-"""The table of the streams of one client: sessions, fencing, silence timeouts, and leases.
+"""The learner's table of the actors of one client and of their streams of segments.
 
-Each start of an actor has a number, its *incarnation*. A *stream* is a sequence of numbered segments; its *origin* is the
-incarnation that began to number them. Its *mark* is the next sequence number that the learner expects. *Fencing* refuses a start
-of an actor (`Refusal.FENCED`) if a newer start of the same actor is on record.
+Each start of an actor has a number, its *incarnation*. A *stream* is the numbered segments of one actor; its *origin* is the
+incarnation that began the numbering. Its *mark* is the next sequence number that the learner expects. *Fencing* refuses a start
+of an actor (`Refusal.FENCED`) if a newer start of the same actor is on record. An actor's *lease* is the time for which it can be
+silent before its slot is free.
 """
 
 from __future__ import annotations
@@ -20,27 +21,33 @@ from rl4sys_zmq.wire.messages import Hello
 __all__ = ["HelloResult", "StreamTable"]
 
 MAX_DROPPED = 1_024
-"""The number of streams dropped by operators whose marks are kept."""
+"""The largest number of streams that an operator dropped and whose next sequence numbers are still kept in memory."""
 
 MAX_SPOOLED = 65_536
-"""The most streams with a spool of one client, live or not. Their marks are kept for good."""
+"""The largest number of a client's actors with a spool (a queue of segments on disk), connected or not.
+
+The learner keeps the sequence numbers of these actors until an operator drops the actor.
+"""
 
 EARLIER_SPOOLS = 8
-"""The number of earlier streams with a spool that are kept per actor. An old spool can return, and then needs its mark."""
+"""The number of earlier streams that are kept for each actor with a spool.
+
+An actor can start again with an old spool. Its old stream then continues from the sequence number on record.
+"""
 
 MAX_GAP = 1 << 40
-"""The largest gap that a HELLO can report, in segments. A larger one cannot be an accident."""
+"""The largest number of missing segments that an actor can report when it opens a session. A larger number is refused."""
 
 
 class HelloResult:
-    """The result of a HELLO.
+    """The result of an accepted HELLO, the message with which an actor opens a session.
 
     Attributes:
-        stream: The stream of the actor.
-        previous_peer: The previous peer of the actor, if it was another one.
-        gap: How many segments were acknowledged to the actor that the journal has no record of.
-        fresh: True if the stream is new.
-        evicted: The streams that were discarded to free a slot. Their actors are not live, and no segment of them was received.
+        stream: The stream of the actor's segments.
+        previous_peer: The routing id of the actor's previous connection, if there was another one; else None.
+        gap: The number of segments that the actor has discarded as acknowledged and that the journal has no record of.
+        fresh: True if the stream was created now.
+        evicted: The streams that were discarded to free a slot. Their actors are not connected, and no segment was received.
     """
 
     def __init__(
@@ -50,14 +57,15 @@ class HelloResult:
 
 
 class StreamTable:
-    """All streams of one client that this learner has a record of.
+    """The learner's record of all actors of one client (a policy with its learner thread) and of their streams of segments.
 
-    Each actor has one *current* stream. Its earlier streams stay while some of their segments are pending or in the journal. An
-    actor is *live* while it has a peer, a routing id of the ROUTER. A routing id is only an address for replies, not an identity.
-    A stream is *retired* (incarnation 0) after an operator dropped its actor. It is not current until the actor joins again.
+    Each actor has one *current* stream. The actor's earlier streams stay while some of their segments are pending (without a
+    result) or in the journal. An actor is *live* while the table has a routing id of the ROUTER socket for it. A routing id is
+    only an address for replies and does not identify an actor. A stream is *retired* (it has the incarnation 0) after an operator
+    dropped its actor. A retired stream is not current until the actor joins again.
 
     Attributes:
-        expired: The latest origin among the streams that were discarded.
+        expired: The highest origin (incarnation that began the numbering) of all streams that were discarded.
     """
 
     def __init__(self, client_id: str, *, silence_s: float, lease_s: float, max_actors: int, journal_id: int = 0) -> None:
@@ -65,11 +73,11 @@ class StreamTable:
 
         Args:
             client_id: The client.
-            silence_s: The silence timeout, after which an actor is no longer live, in seconds.
-            lease_s: The silence after which the actor's slot is free, in seconds. Its mark is then discarded, unless it has a
-                spool.
+            silence_s: The time in seconds after which a silent actor is no longer live.
+            lease_s: The time in seconds after which the slot of a silent actor is free. The learner then discards the actor's
+                sequence numbers, unless the actor has a spool.
             max_actors: The number of actor slots.
-            journal_id: The id of the journal that holds the streams.
+            journal_id: The id of the journal that records the streams.
         """
         self.client_id = client_id
         self._silence_s, self._lease_s, self._max_actors, self._journal_id = silence_s, lease_s, max_actors, journal_id
@@ -81,7 +89,7 @@ class StreamTable:
         self._dropped: dict[Key, int] = {}
 
     def restore(self, rows: Iterable[StreamRow], now: float) -> None:
-        """Add the streams that were read from a journal."""
+        """Add the streams that a journal contained when it was opened. Their actors are not live (connected)."""
         for row in rows:
             stream = Stream(
                 row.client_id,
@@ -102,18 +110,28 @@ class StreamTable:
                 self._slots.leave(stream)
 
     def rewind(self, marks: Mapping[Key, tuple[int, Mapping[str, int]]]) -> None:
-        """Roll all streams back to the marks and verdicts of a checkpoint. Streams that it does not contain go back to 0."""
+        """Roll all streams back to their state in a checkpoint.
+
+        Args:
+            marks: A dict from the key of each stream in the checkpoint to the sequence number up to which the checkpoint covers
+                the stream, and the number of segments by verdict. Streams that are not in it go back to 0.
+        """
         for stream in self._streams.values():
             mark, verdicts = marks.get(stream.key, (0, {}))
             stream.rewind(mark, verdicts)
 
     def open(self, hello: Hello, peer: bytes, now: float) -> HelloResult:
-        """Let the actor that sent a HELLO from `peer` continue its stream, or create one.
+        """Open a session for the actor that sent a HELLO. Continue its stream, or create a new one.
+
+        Args:
+            hello: The message.
+            peer: The routing id from which the message came.
+            now: The time, in seconds.
 
         Raises:
-            ProtocolError: ``FENCED`` for a lower incarnation than the one on record, ``CONFLICT`` while another incarnation is
-                live, ``EXPIRED`` if the stream's mark was discarded, ``QUOTA`` if there are too many actors, ``RANGE`` for a
-                number that is too high.
+            ProtocolError: ``FENCED`` if a later start of the actor is on record, ``CONFLICT`` while another start of the actor is
+                live, ``EXPIRED`` if the stream was discarded, ``QUOTA`` if there are too many actors, ``RANGE`` if a number is
+                too high.
         """
         actor_id, origin = hello.actor_id, hello.origin or hello.incarnation
         current = self._current.get(actor_id)
@@ -138,20 +156,20 @@ class StreamTable:
         return HelloResult(stream, old if old != peer else None, gap, fresh=fresh, evicted=evicted)
 
     def _check_turn(self, hello: Hello, origin: int, current: Stream, now: float) -> None:
-        """Raise ProtocolError if a HELLO does not come from the latest start of its actor. Only one process can act as an actor.
+        """Raise ProtocolError if a HELLO (the message that opens a session) does not come from the latest start of its actor.
 
-        A start takes its incarnation from its clock, and clocks can be wrong. So a lower incarnation than the one on record has
-        two possible reasons:
+        Only one process at a time can act as an actor. Each start of an actor takes its number, the incarnation, from its clock,
+        and clocks can be wrong. So if the number is lower than the one on record, there are two possible reasons:
 
-        - The start has had no `Welcome` so far. It is the latest start, and its clock is wrong. The refusal (``FENCED``) contains
-          the incarnation on record; the actor takes a higher one and tries again.
-        - The start has had a `Welcome` before. A later start has replaced it. The refusal is final while that later start is live
-          or has been silent for less than `lease_s`, and for as long as both have the same origin (a copied spool). Otherwise the
-          refusal contains the incarnation, as above.
+        - The start has received no `Welcome` so far. It is the latest start, and its clock is wrong. The refusal (``FENCED``)
+          contains the number on record. The actor takes a higher one and tries again.
+        - The start has received a `Welcome` before. A later start has replaced it. The refusal (``FENCED``) is final while the
+          later start is live or has been silent for less than `lease_s`, and also if both have the same origin, which means that
+          a spool was copied. Otherwise the refusal contains the number on record, as above.
 
-        A HELLO with the incarnation and the origin on record comes from the same start, or is refused (``FENCED``) if it shows
-        that another start uses the same incarnation. A higher incarnation is accepted once the start on record is no longer live.
-        Until then it is refused (``CONFLICT``).
+        A HELLO with the incarnation and the origin on record normally comes from the same start and is accepted. It is refused
+        (``FENCED``) if it shows that another start uses the same incarnation. A higher incarnation is refused (``CONFLICT``)
+        while the start on record is live, and accepted after that.
         """
         if hello.incarnation == current.incarnation and origin == current.origin:
             if hello.previously_welcomed or hello.spooled or not current.received:
@@ -189,7 +207,7 @@ class StreamTable:
         return stream, evicted
 
     def _make_room(self, hello: Hello, now: float) -> list[Stream]:
-        """Free a slot for a new actor, if necessary by discarding empty streams. Return the discarded streams."""
+        """Free a slot for a new actor. If necessary, discard streams of which no segment was received, and return them."""
         slots, evicted = self._slots, list[Stream]()
         while slots.full(now):
             empty = slots.oldest_empty()
@@ -209,10 +227,11 @@ class StreamTable:
         return stream
 
     def retire(self, actor_id: str) -> list[Stream]:
-        """Retire the streams of an actor, which must not be live. Return them.
+        """Release the streams of an actor after an operator dropped it. The actor must not be connected. Return the streams.
 
-        Retired streams fence no incarnation, belong to no user, and lose their spool. Pending segments stay pending. After that,
-        `expire` discards the streams. If the actor joins again before, it continues its stream.
+        For a retired stream, any later start of the actor is accepted, no user is its owner, and the actor counts as one without
+        a spool. Segments without a result keep waiting for it. `expire` later discards the streams. If the actor joins again
+        before that, it continues its stream.
         """
         streams = [stream for stream in self._streams.values() if stream.actor_id == actor_id]
         for stream in streams:
@@ -222,71 +241,72 @@ class StreamTable:
         return streams
 
     def owner_of(self, actor_id: str) -> str:
-        """Return the user that an actor belongs to; empty if none."""
+        """Return the name of the user that an actor belongs to; empty if it belongs to no user."""
         stream = self._current.get(actor_id)
         return stream.owner if stream is not None else ""
 
     def get(self, actor_id: str, origin: int) -> Stream | None:
-        """Return the stream of this actor and origin, or None."""
+        """Return the stream of an actor whose numbering began with the incarnation `origin`, or None."""
         return self._streams.get((actor_id, origin))
 
     def all(self) -> list[Stream]:
-        """Return all streams, with the earlier ones of each actor."""
+        """Return all streams: the current and the earlier streams of each actor."""
         return list(self._streams.values())
 
     def current(self) -> list[Stream]:
-        """Return the current stream of each actor."""
+        """Return the current stream of each actor, without the earlier streams."""
         return list(self._current.values())
 
     @property
     def pending(self) -> int:
-        """The number of segments that are accepted and have no verdict."""
+        """The number of segments that are accepted and have no verdict (result) so far, in all streams."""
         return sum(s.pending for s in self._streams.values())
 
     def roll_back(self) -> int:
-        """Give up the pending segments of all streams. Return how many."""
+        """Give up the accepted segments that have no verdict so far, in all streams. Return their number."""
         return sum(s.roll_back() for s in self._streams.values())
 
     def live(self) -> list[Stream]:
-        """Return the current streams of the live actors."""
+        """Return the current streams of the actors that are live (connected)."""
         return [self._current[actor_id] for actor_id in self._peers]
 
     @property
     def has_live(self) -> bool:
-        """True if at least one actor is live."""
+        """True if at least one actor is live (connected)."""
         return bool(self._peers)
 
     def is_actor_live(self, actor_id: str) -> bool:
-        """Return True if this actor is live."""
+        """Return True if an actor is live: it has opened a session, and the session was not closed."""
         return actor_id in self._peers
 
     def is_live(self, stream: Stream) -> bool:
-        """Return True if this stream is the current one of a live actor."""
+        """Return True if the actor of a stream is live (connected) and now sends segments of this stream."""
         return stream.actor_id in self._peers and self._current.get(stream.actor_id) is stream
 
     def peer_of(self, stream: Stream) -> bytes | None:
-        """Return the routing id of this stream's actor, or None if the actor is not live."""
+        """Return the routing id of a stream's actor, or None if the actor is not live (connected)."""
         return self._peers.get(stream.actor_id)
 
     def close_session(self, stream: Stream) -> None:
-        """Record that the actor of this stream is no longer live."""
+        """Record that the actor of a stream is no longer live, because its session ended. The actor keeps its slot at first."""
         if self._peers.pop(stream.actor_id, None) is not None:
             self._slots.leave(self._current[stream.actor_id])
 
     def silent(self, now: float) -> list[Stream]:
-        """Return the live streams whose actors exceeded the silence timeout."""
+        """Return the streams of live actors whose last message is older than the silence timeout."""
         return [s for s in self.live() if is_silent(now, s.last_seen, self._silence_s)]
 
     def expire(self, now: float, trimmed: Callable[[Stream], bool]) -> list[Stream]:
-        """Discard streams that cannot continue and have no segments that are needed. Return them.
+        """Discard the streams that will not continue and whose segments are no longer needed. Return these streams.
 
-        These are the streams without a spool whose lease is over, and the earlier streams of each actor, except its
-        `EARLIER_SPOOLS` latest ones with a spool.
+        These are the streams without a spool whose actors were silent for longer than the lease, and the earlier streams of each
+        actor. The `EARLIER_SPOOLS` latest earlier streams with a spool stay. A stream also stays while it has segments without a
+        verdict.
 
         Args:
             now: The time, in seconds.
-            trimmed: Returns True if the journal has no entries of a stream. A stream with entries stays, because a rollback to a
-                checkpoint would replay them.
+            trimmed: A function that returns True if the journal has no entries of a stream. A stream with entries stays, because
+                a rollback to a checkpoint would replay them.
         """
         gone, kept = [], self._earlier_spools()
         for stream in self.all():
@@ -309,16 +329,16 @@ class StreamTable:
         return gone
 
     def _remember_dropped(self, stream: Stream) -> None:
-        """Keep the mark of a stream that an operator dropped, in memory, for the newest `MAX_DROPPED` streams.
+        """Keep the next sequence number of a stream that an operator dropped, for the newest `MAX_DROPPED` such streams.
 
-        If the actor returns with its spool before this process ends, the stream continues from the mark.
+        If the actor returns with its spool before this process ends, the stream continues from that number.
         """
         self._dropped[stream.key] = stream.received
         while len(self._dropped) > MAX_DROPPED:
             del self._dropped[next(iter(self._dropped))]
 
     def _earlier_spools(self) -> set[Key]:
-        """Return the keys of the earlier streams with a spool that are kept."""
+        """Return the keys of the `EARLIER_SPOOLS` latest earlier streams of each actor with a spool."""
         found: dict[str, list[Stream]] = {}
         for stream in self._streams.values():
             if stream.spooled and stream.received and self._current.get(stream.actor_id) is not stream:

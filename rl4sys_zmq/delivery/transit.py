@@ -1,7 +1,8 @@
-"""The count of the data between the gateway and a learner thread, in one generation (from the thread's start to its end).
+"""Counts of the data between the gateway (the learner's network thread) and one learner thread, from its start to its end.
 
-An amount is *waiting* from its acceptance until the gateway sends it to the learner thread. It is then *on its way* until the
-learner thread reports that it has received the message. The same amounts are added and subtracted, so the counts cannot diverge.
+Data is *waiting* from its acceptance until the gateway sends it to the learner thread. After that, data is *in transit* until the
+learner thread reports that it has received the message. Each amount is added and later subtracted unchanged, so that the counts
+stay exact.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ __all__ = ["Amount", "Transit"]
 
 @dataclass(slots=True)
 class Amount:
-    """An amount of data.
+    """An amount of data, counted in steps, segments and bytes.
 
     Attributes:
-        steps: The number of environment steps, without those of refused segments.
-        items: The number of segments, without refused ones.
-        nbytes: The size of the whole messages in bytes.
+        steps: The number of environment steps, without the steps of refused segments.
+        items: The number of segments, without refused segments.
+        nbytes: The size of the whole messages, in bytes.
     """
 
     steps: int = 0
@@ -48,13 +49,13 @@ class Amount:
 
 
 class Transit:
-    """The data between the gateway and one generation of a learner thread.
+    """The counts of the data between the gateway and a learner thread, during one lifetime of that thread (a *generation*).
 
     Attributes:
-        waiting: The data accepted in this generation and not sent to the learner thread. The journal still has to commit it.
-        in_transit: The data sent to the learner thread, which has not reported that it received it.
+        waiting: The data that was accepted in this generation and is not sent so far, because the journal must commit it first.
+        in_transit: The data that was sent, and that the learner thread has not reported as received so far.
         taken: The data that the learner thread has received in this generation.
-        messages: How many messages the learner thread has received.
+        messages: The number of messages that the learner thread has received in this generation.
     """
 
     def __init__(self) -> None:
@@ -66,34 +67,34 @@ class Transit:
 
     @property
     def steps(self) -> int:
-        """The number of steps that are waiting or on their way."""
+        """The number of steps that wait to be sent to the learner thread or are in transit."""
         return self.waiting.steps + self.in_transit.steps
 
     @property
     def items(self) -> int:
-        """The number of segments that are waiting or on their way."""
+        """The number of segments that wait to be sent to the learner thread or are in transit."""
         return self.waiting.items + self.in_transit.items
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes that are waiting or on their way."""
+        """The number of bytes that wait to be sent to the learner thread or are in transit."""
         return self.waiting.nbytes + self.in_transit.nbytes
 
     @property
     def messages_on_way(self) -> int:
-        """The number of messages sent that the learner thread has not reported as received."""
+        """The number of messages in transit: sent, but not reported as received by the learner thread so far."""
         return len(self._queue)
 
     def accept(self, load: Amount) -> None:
-        """Count data that the gateway has accepted from an actor."""
+        """Count data that the gateway has accepted from an actor as waiting."""
         self.waiting.add(load)
 
     def send(self, load: Amount, *, waited: bool) -> None:
         """Count one message sent to the learner thread.
 
         Args:
-            load: The size of the message, without refused segments and those that the learner thread skips.
-            waited: True if the message was accepted in this generation; False for one that the journal replays.
+            load: The amount of data in the message, without refused segments and segments that the learner thread skips.
+            waited: True if the data was counted as waiting before; False if the journal replays it.
         """
         if waited:
             self.waiting.subtract(load)
@@ -101,10 +102,10 @@ class Transit:
         self._queue.append(load)
 
     def take(self, messages: int) -> None:
-        """Record how many messages the learner thread has received in this generation.
+        """Record the learner thread's report that it has received `messages` messages since its start.
 
         Raises:
-            ProtocolError: If the number exceeds the messages sent, or is less than reported before.
+            ProtocolError: If the number is more than the number of messages sent, or less than in an earlier report.
         """
         fresh = messages - self.messages
         if not 0 <= fresh <= len(self._queue):
@@ -117,10 +118,10 @@ class Transit:
         self.messages = messages
 
     def correct_waiting(self) -> Amount | None:
-        """Set the count of waiting data to zero. Call it only while the journal has nothing to commit or to replay.
+        """Set the count of waiting data to zero. Call this only while the journal has nothing to commit or to replay.
 
         Returns:
-            The amount that was counted by mistake; None if the count was right.
+            The amount that was wrongly counted as waiting; None if the count was correct (zero).
         """
         if not self.waiting:
             return None

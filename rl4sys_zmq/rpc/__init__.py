@@ -1,10 +1,12 @@
-"""Calls and publications between processes.
+"""Remote calls, and publications to subscribers, between processes.
 
-- `Caller`: `call`, `submit`, `acall` and `subscribe`.
-- `Server`: `register` and `publish`. `Batching` sets how calls are combined into batches.
-- `RefuseCall`: The exception with which a callback refuses a call.
-- The modules `session` and `call_queue` hold the protocol of the two sides, without sockets. The package `security` decides
-  who can connect and which methods each user can call.
+- `Caller`: the side that calls, with `call`, `submit`, `acall` and `subscribe`.
+- `Server`: the side that runs callbacks and publishes, with `register` and `publish`.
+- `Batching`: the limits for combining several calls into one run of a callback.
+- `RefuseCall`: the exception with which a callback refuses a call.
+
+The modules `session` (caller) and `call_queue` (server) implement the protocol without sockets. The package `security` decides
+who can connect, and which methods each user can call.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""The calls of one server, without sockets, threads or clocks: sessions, waiting calls, jobs, and kept replies.
+"""The queue of a server's calls, without sockets, threads or clocks: waiting calls, jobs, and replies that are kept.
 
 Methods whose callbacks must not run at the same time share a *concurrency group*, which runs one job after another. A *job* is
 one call, or several calls of one method that uses batching.
 
-While a call waits or runs, a copy of it only changes the address of the reply. Afterwards a copy of a call that must run at
-most once (`Call.once`) gets the same reply again, or none if it is too old (`rl4sys_zmq.dedup`). A session begins with its first
-``$hello``. A call with `once` that has no session is refused (``no_session``).
+A caller sends a call again if it gets no reply, so copies of a call can arrive. While a call waits or runs, a copy only changes
+the address to which the reply is sent. After that, a copy of a call that must run at most once (`Call.once`) gets the same reply
+again, or no reply if the copy is too old (`rl4sys_zmq.dedup`). A *session* is the server's record of the calls of one connection.
+The session begins with the first ``$hello`` call. A call with `once` but without a session is refused (``no_session``).
 """
 
 from __future__ import annotations
@@ -24,17 +25,20 @@ from rl4sys_zmq.wire.trees import Tree
 __all__ = ["CallQueue", "Job", "Method", "RefuseCall", "Request"]
 
 BATCH_WAIT_SHARE = 0.25
-"""The share of its last batch's duration that a concurrency group waits for those callers, by default."""
+"""The time that a batch waits for further calls by default, as a share of the duration of the last batch."""
 BATCH_WAIT_MIN_S, BATCH_WAIT_MAX_S = 100e-6, 0.02
-"""The shortest and the longest such wait, in seconds. A shorter one is skipped: no caller is that fast."""
-LONG_S = 0.003
-"""The duration of a job after which the next job of its group counts as long, in seconds.
+"""The shortest and the longest time that a batch waits for further calls by default, in seconds.
 
-A long job is handed to another thread, which costs about a tenth of this time.
+If the computed time is shorter, the batch does not wait, because no caller can call again so fast.
+"""
+LONG_S = 0.003
+"""The duration in seconds above which a job is long. The next job of the same concurrency group is then expected to be long.
+
+While an expected long job runs, another thread uses the sockets. To change the thread costs about a tenth of this time.
 """
 
 Handler = Callable[[Sequence[Tree]], Sequence[Tree]]
-"""A callback for several payloads, which returns as many results. An `Exception` as a result is sent as an error."""
+"""A callback that takes a list of payloads and returns one result for each. An `Exception` as a result counts as an error."""
 
 
 class RefuseCall(Exception):
@@ -51,18 +55,18 @@ class RefuseCall(Exception):
 
 @dataclass(frozen=True)
 class Method:
-    """A method that callers can call.
+    """A method of a server that callers can call.
 
     Attributes:
         name: The name that callers use.
-        run: The callback.
-        concurrency_group: The group. Methods of one group never run at the same time.
+        run: The callback that runs the calls.
+        concurrency_group: The name of the concurrency group. Methods of one group never run at the same time.
         role: The role that the caller's key must have.
-        max_batch: Largest number of calls in one job.
-        max_wait_s: Longest time that the first call of a job waits for others, in seconds. 0: it does not wait. None: see
-            `_ConcurrencyGroup`.
-        max_queue: Largest number of calls that wait in the concurrency group. Further calls are refused (``busy``).
-        client_id: The client that the caller's key must be for. Empty: any client.
+        max_batch: The largest number of calls in one job (one run of the callback).
+        max_wait_s: The longest time that the first call of a job waits for further calls, in seconds. 0: no wait. None: the time
+            is computed from the last batches, as described in `_ConcurrencyGroup`.
+        max_queue: The largest number of calls that wait in the concurrency group. Further calls are refused (``busy``).
+        client_id: The client for which the caller's key must be valid. Empty: any client.
     """
 
     name: str
@@ -77,14 +81,14 @@ class Method:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A call that waits or runs. Requests compare by identity.
+    """A call that waits or runs at the server. Requests compare by identity.
 
     Attributes:
-        peer: The destination of the reply: the routing id from which the call came last.
-        call: The message.
-        method: The method that it calls.
-        arrived_s: The time of its arrival, on the clock of the code that uses the queue.
-        again: Number of copies that arrived later.
+        peer: The routing id to which the reply is sent. It is the one from which the last copy of the call came.
+        call: The received message.
+        method: The called method.
+        arrived_s: The time at which the call arrived, in seconds.
+        again: The number of copies of the call that arrived later.
     """
 
     peer: bytes
@@ -99,11 +103,12 @@ class Job:
     """The requests that one run of a callback serves.
 
     Attributes:
-        concurrency_group: The group in which it runs.
+        concurrency_group: The name of the concurrency group. No other job of this group runs at the same time.
         method: The method whose callback runs.
-        requests: The requests, in order of arrival.
-        began_s: The time at which it began, on the clock of the code that uses the queue.
-        long: True if the previous job of the concurrency group took longer than `LONG_S`.
+        requests: The calls that the callback gets, in order of arrival.
+        began_s: The time at which the job began, in seconds.
+        long: True if the previous job of the concurrency group took longer than `LONG_S` seconds, so that this job probably
+            does too.
     """
 
     concurrency_group: str
@@ -115,11 +120,12 @@ class Job:
 
 @dataclass(slots=True)
 class _ConcurrencyGroup:
-    """The waiting calls of one concurrency group, and the callers that the next batch waits for.
+    """The waiting calls of one concurrency group (methods that never run at the same time), and the size of the next batch.
 
-    Callers that call again as soon as they get a reply would split into two sets, each waiting while the batch of the other set
-    runs. After a batch, the group therefore waits for as many calls as the callers of its last two batches make at once, but no
-    longer than until `until_s`.
+    Assume callers that call again as soon as they get a reply. Without a pause between batches, they would split into two sets:
+    while the batch of one set runs, the other set waits. If `Method.max_wait_s` is None, the group therefore waits after a batch
+    until there are `expected` calls, but at most until the time `until_s`. `expected` is the number of calls that the callers of
+    the last two batches made at once.
     """
 
     queue: deque[Request] = field(default_factory=deque)
@@ -137,17 +143,18 @@ class _ConcurrencyGroup:
 
 
 class CallQueue:
-    """The queue of calls of one server: it accepts calls, hands out jobs, and keeps replies.
+    """The queue of calls of one server. It accepts calls, combines them into jobs, and keeps replies for copies of calls.
 
-    It has no clock. All times are in seconds, on any one clock. The leader thread of the server uses it; `register`, `unregister`
-    and the figures for `Server.status` can be used from any thread.
+    The queue reads no clock. Callers pass the time in seconds, always from the same clock. Only the server's leader thread (the
+    thread that uses the sockets) uses the queue, except `register`, `unregister`, `waiting`, `methods` and the length of
+    `windows`, which any thread can use.
 
     Attributes:
-        counters: ``calls``, ``jobs``, ``again`` (copies of a call), ``refused.CODE``, ``failed``.
-        methods: The methods by name.
-        windows: The calls that are recognised if they arrive again, by session.
-        run_now: True if the last accepted call can run at once and takes no others into its job, so that reading more messages
-            first would only delay it.
+        counters: ``calls`` (accepted), ``jobs``, ``again`` (copies of a call), ``refused.CODE``, ``failed``.
+        methods: The registered methods, by name.
+        windows: For each session, the calls and replies by which a copy of a call is recognized.
+        run_now: True if the last accepted call can run at once and is not combined with others. To read more messages first
+            would only delay it.
     """
 
     def __init__(self, counters: Counters) -> None:
@@ -182,17 +189,18 @@ class CallQueue:
         self.methods = {**self.methods, method.name: method}
 
     def unregister(self, name: str) -> None:
-        """Remove a method. Its waiting calls still run. The concurrency group stays for other methods."""
+        """Remove a method. Its waiting calls still run, and the other methods of its concurrency group stay."""
         self.methods = {key: method for key, method in self.methods.items() if key != name}
 
     def take(self, peer: bytes, call: Call, now: float) -> list[Frame] | None:
-        """Accept a call into the queue, or recognize it as a copy of an earlier one.
+        """Add a call to the queue, unless it is a copy of an earlier call.
 
         Returns:
-            The kept reply of an earlier copy, or None.
+            The frames of the reply to send at once, if an earlier copy of the call was completed and its reply was kept; else
+            None.
 
         Raises:
-            Refuse: If the call is refused.
+            RefuseCall: If the call is refused.
         """
         method = self.methods.get(call.method)
         if method is None:
@@ -228,7 +236,10 @@ class CallQueue:
         return None
 
     def next_job(self, now: float) -> Job | None:
-        """Return the job of the ready group whose first call is the oldest, or None. The group is busy until `finish`."""
+        """Return the next job to run, or None if no concurrency group is ready.
+
+        The group with the oldest waiting call comes first. The group is then busy, and gets no other job, until `finish`.
+        """
         self.run_now = False
         ready = [
             (concurrency_group.queue[0].arrived_s, name)
@@ -248,7 +259,7 @@ class CallQueue:
         return Job(chosen, method, requests, now, concurrency_group.last_job_s > LONG_S)
 
     def wait_s(self, now: float) -> float | None:
-        """Return the time until the next job is due if no call arrives, in seconds. None: no job waits."""
+        """Return the time in seconds after which the next job can run if no further call arrives. None if no job waits."""
         dues = [
             self._due(concurrency_group)
             for concurrency_group in self._concurrency_groups.values()
@@ -257,7 +268,13 @@ class CallQueue:
         return max(0.0, min(dues) - now) if dues else None
 
     def finish(self, job: Job, answers: Sequence[list[Frame]], now: float) -> None:
-        """Complete a job: keep the replies that can be asked for again, and free the concurrency group."""
+        """Record the end of a job. Keep the replies to calls with `once`, and make the concurrency group free for its next job.
+
+        Args:
+            job: The job that ended.
+            answers: The frames of the reply to each call of the job.
+            now: The time, in seconds.
+        """
         concurrency_group = self._concurrency_groups[job.concurrency_group]
         concurrency_group.busy, concurrency_group.last_job_s = False, now - job.began_s
         if job.method.max_batch > 1:
@@ -273,7 +290,7 @@ class CallQueue:
         return dropped
 
     def waiting(self) -> dict[str, int]:
-        """Return the number of waiting calls by concurrency group."""
+        """Return the number of waiting calls of each concurrency group, by its name."""
         return {name: len(concurrency_group.queue) for name, concurrency_group in self._concurrency_groups.items()}
 
     @property
@@ -282,7 +299,7 @@ class CallQueue:
         return any(concurrency_group.busy for concurrency_group in self._concurrency_groups.values())
 
     def _due(self, concurrency_group: _ConcurrencyGroup) -> float:
-        """Return the time at which the next job of a concurrency group can start."""
+        """Return the time at which the next job of a concurrency group can start. The group must have a waiting call."""
         first = concurrency_group.queue[0]
         method = first.method
         if method.max_batch == 1 or method.max_wait_s == 0.0 or len(concurrency_group.queue) >= method.max_batch:

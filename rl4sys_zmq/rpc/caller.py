@@ -1,9 +1,9 @@
-"""The caller of a service: `call`, `submit`, `acall` and `subscribe`.
+"""The caller of a service: the object with which a program calls the methods of a `Server` and subscribes to topics.
 
-`call` does all of its work in the calling thread, because a switch to another thread costs as much as the network. It takes a
-connection from a pool, or creates one if the pool is empty. No other thread uses that connection until the call is over.
-`submit`, `acall` and `subscribe` share one thread per `Caller` (`rl4sys_zmq.rpc.caller_thread`), which starts with the first
-use of any of them.
+`Caller.call` does all of its work in the calling thread, because a switch to another thread costs as much as the network. It
+takes a connection from a pool, or creates one if the pool is empty. No other thread uses that connection until the call is over.
+`submit`, `acall` and `subscribe` share one thread per `Caller` (`rl4sys_zmq.rpc.caller_thread`), which starts at the first use of
+one of these methods.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAX_TIMEOUT_S = 86_400.0
 
 
 class _Connection(Resource):
-    """One connection to a server. It connects at its first call. One thread at a time uses it."""
+    """One connection to a server, for one call at a time. The socket is created at the first call."""
 
     def __init__(self, address: Address, session: Session, secure: Secure | None) -> None:
         self._address, self._secure = address, secure
@@ -79,7 +79,7 @@ class _Connection(Resource):
         raise pending.error
 
     def close_connection(self) -> None:
-        """Close the socket, so that messages still in its queue never reach a server that starts later."""
+        """Close the socket. Messages that are still in its send queue then never reach a server that starts later."""
         socket, self._socket = self._socket, None
         if socket is not None:
             socket.close()
@@ -90,7 +90,7 @@ class _Connection(Resource):
         self.close_connection()
 
     def _on_reconnected(self) -> Socket:
-        """Return the socket, created if needed, as a socket of the calling thread."""
+        """Return the socket, and make the calling thread its owner. Create the socket if there is none."""
         if self._socket is None:
             self._socket = Socket.dealer(self._address, secure=self._secure)
         else:
@@ -99,11 +99,11 @@ class _Connection(Resource):
 
 
 class Caller(Resource):
-    """A caller of one server. Several threads can use it at the same time.
+    """A caller of the methods of one server. Several threads can use it at the same time.
 
     Attributes:
-        counters: Those of `Session`, and ``notices`` (publications that were handed to a callback), ``skipped`` (publications
-            that a newer one replaced), ``callback_failed``.
+        counters: The counters of `Session`, and ``notices`` (publications that a callback got), ``skipped`` (publications that
+            a newer one replaced before the callback got them), ``callback_failed`` (exceptions in such a callback).
     """
 
     def __init__(
@@ -119,11 +119,11 @@ class Caller(Resource):
         Args:
             address: The address of the server.
             timeout_s: Default time to wait for a reply, in seconds.
-            terms: The fields that the server must agree with. See `Server`.
-            keys: The file of this user's keys (``NAME.keys``), for a server that has keys.
+            terms: Settings that must be equal at the server (its own `terms`), such as a version. None: they are not compared.
+            keys: The file with this user's keys (``NAME.keys``). Needed if the server uses keys.
 
         Raises:
-            TransportError: If the address is invalid, or is one that no server can be bound to.
+            TransportError: If the address is invalid or cannot be connected to, such as one with the port 0.
             ConfigError: If the keys cannot be read, or `timeout_s` is out of range.
             PayloadError: If `terms` cannot be encoded.
         """
@@ -150,10 +150,11 @@ class Caller(Resource):
 
         Args:
             method: The name of the method.
-            payload: A tree of arrays, scalars, strings and bytes.
+            payload: The argument for the server's callback: arrays, scalars, strings and bytes, also in nested lists and dicts.
             timeout_s: Longest time to wait, in seconds. None: the default of this caller.
-            once: Run the call at most once, even if messages are lost, connections break or the server restarts. Without it the
-                call is resent until a reply arrives and can run more than once. Use that only where a second run does no harm.
+            once: True to run the call at most once, even if messages are lost, connections break or the server restarts. With
+                False, the call is resent until a reply arrives, and can run more than once. Use False only where a second run
+                does no harm.
 
         Returns:
             The payload of the reply. Its arrays are read-only.
@@ -161,8 +162,9 @@ class Caller(Resource):
         Raises:
             CallTimeout: If no reply arrives in time.
             CallRefused: If the server refuses the call.
-            CallFailed: If the callback raises.
-            CallLost: If the server no longer has the session of a call with `once`. It is unknown whether the call ran.
+            CallFailed: If the callback on the server raises.
+            CallLost: If a call with `once` was sent and the server has since lost its record of this caller's calls, for example
+                by a restart. It is unknown whether the call ran.
             PayloadError: If the payload cannot be encoded, or `method` is not a valid name.
             ConfigError: If `timeout_s` is out of range.
             TransportError: If no connection can be created, for example because no file descriptor is left.
@@ -175,39 +177,39 @@ class Caller(Resource):
             self._give_back(line)
 
     def submit(self, method: str, payload: Tree = None, timeout_s: float | None = None, *, once: bool = False) -> Future[Tree]:
-        """Start a call without waiting, and return a future that gets its result.
+        """Start a call without waiting, and return a future for its result. The arguments are those of `call`.
 
         The future raises the same errors as `call`. Do not change the arrays of the payload before the future is done.
 
         Raises:
             PayloadError: If the payload cannot be encoded, or `method` is not a valid name.
             ConfigError: If `timeout_s` is out of range.
-            WorkerDied: If the thread of this caller has ended with an error.
+            WorkerDied: If the thread that serves futures has ended with an error.
             Closed: If the caller is closed.
         """
         return self._thread().submit(method, payload, self._timeout_s if timeout_s is None else _checked(timeout_s), once)
 
     async def acall(self, method: str, payload: Tree = None, timeout_s: float | None = None, *, once: bool = False) -> Tree:
-        """Await a call. Cancelling it ends the wait, not the call."""
+        """Call a method and await the reply. The arguments are those of `call`. Cancelling ends the wait, not the call."""
         return await asyncio.wrap_future(self.submit(method, payload, timeout_s, once=once))
 
     def subscribe(self, topic: str, callback: Callable[[Tree, int], None]) -> Subscription:
-        """Run a callback for the publications of a topic, in a thread of the subscription.
+        """Subscribe to a topic: run a callback for its publications, in a new thread. ``stop`` of the result ends this.
 
-        The callback gets the payload and the number of a publication. A new subscription begins with the newest publication, if
-        there is one. A publication that arrives while the callback runs replaces the one that waits. The numbers never go back
-        until the server restarts. An exception from the callback is logged and counted (``callback_failed``).
+        The callback gets the payload and the number of a publication. If the topic has a publication already, the callback gets
+        the newest one first. If several publications arrive while the callback runs, it gets only the newest of them. The
+        numbers increase, until the server restarts. An exception from the callback is logged and counted (``callback_failed``).
 
         Raises:
             PayloadError: If `topic` is not a valid name.
-            WorkerDied: If the thread of this caller has ended with an error.
+            WorkerDied: If the thread that receives publications has ended with an error.
             Closed: If the caller is closed.
         """
         check_topic(topic)
         return self._thread().subscribe(topic, callback)
 
     def stats(self) -> dict[str, Any]:
-        """Return a copy of the counters."""
+        """Return the values of all counters, by name."""
         return self.counters.snapshot()
 
     def close(self) -> None:
@@ -222,11 +224,11 @@ class Caller(Resource):
             caller_thread.close()
 
     def new_session(self) -> Session:
-        """Return the state of a further connection to the same server."""
+        """Return a new `Session`, the protocol state for one more connection to the server."""
         return Session(self._address.uri, self.counters, self._terms)
 
     def _after_fork(self) -> None:
-        """Drop the parent's connections and subscriptions in a forked child, which creates its own connections."""
+        """Forget the connections and subscriptions of the parent process in a forked child, which creates new ones."""
         self._lock = threading.Lock()
         self._idle, self._caller_thread = [], None
 

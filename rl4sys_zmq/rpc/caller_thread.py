@@ -1,4 +1,4 @@
-"""The thread of a `Caller` that serves futures and subscriptions."""
+"""The thread of a `Caller` that runs the calls of `submit` and `acall`, and receives publications for subscriptions."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ CLOSE_CHECK_S = 1.0
 
 
 class Subscription(Worker):
-    """A thread that hands the newest publication of one topic to a callback.
+    """A subscription to one topic: a thread that passes the newest publication of the topic to a callback.
 
     Attributes:
-        topic: The topic.
-        number: The number of the last publication that the callback has handled. 0 before.
+        topic: The name of the topic.
+        number: The number of the last publication that the callback has handled. 0 before the first one.
         ended: True after `stop`.
-        asking: True while a request for the newest publication is under way.
-        asked_s: The time of the last such request.
+        asking: True while a request for the newest publication waits for its reply.
+        asked_s: The time of the last request for the newest publication, in seconds.
     """
 
     def __init__(self, topic: str, callback: Callable[[Tree, int], None], session: Session) -> None:
@@ -51,7 +51,13 @@ class Subscription(Worker):
         self.asking, self.asked_s = False, float("-inf")
 
     def offer(self, server: int, number: int, payload: Tree) -> None:
-        """Hand over a received publication. One that is not newer than the last is dropped."""
+        """Pass a received publication to the subscription. It is dropped if it is not newer than the last one.
+
+        Args:
+            server: The random number that identifies this start of the server.
+            number: The number of the publication within the topic.
+            payload: The content of the publication.
+        """
         if server == self._server and number <= self._seen:
             return
         self._server, self._seen = server, number
@@ -62,11 +68,16 @@ class Subscription(Worker):
             self._ready.notify()
 
     def is_behind(self, server: int, latest: int) -> bool:
-        """Return True if the topic has a newer publication than the last one received. `latest` is its newest number."""
+        """Return True if this subscription has missed the newest publication of its topic.
+
+        Args:
+            server: The random number that identifies this start of the server.
+            latest: The number of the newest publication of the topic; 0 if there is none.
+        """
         return latest > 0 and (server != self._server or latest > self._seen)
 
     def run(self) -> None:
-        """Run the body of the thread."""
+        """Wait for publications and call the callback with each, until `stop`."""
         while True:
             with self._ready:
                 while self._newest is None and not self.ended:
@@ -91,7 +102,7 @@ class Subscription(Worker):
 
 
 class CallerThread(Worker, Resource):
-    """The thread with one DEALER for calls and, after the first subscription, one SUB."""
+    """The background thread of a `Caller`, with a DEALER socket for calls and, after the first subscription, a SUB socket."""
 
     def __init__(self, address: Address, session: Session, secure: Secure | None) -> None:
         super().__init__("rl4sys-calls")
@@ -106,7 +117,7 @@ class CallerThread(Worker, Resource):
         self._silence = Timer(PUBLISHER_SILENCE_S)
 
     def submit(self, method: str, payload: Tree, timeout_s: float, once: bool) -> Future[Tree]:
-        """Start a call. See `Caller.submit`."""
+        """Start a call, and return a future for its result, as `Caller.submit` describes. Any thread can call this."""
         future: Future[Tree] = Future()
 
         def tell(pending: PendingCall) -> None:
@@ -123,7 +134,7 @@ class CallerThread(Worker, Resource):
         return future
 
     def subscribe(self, topic: str, callback: Callable[[Tree, int], None]) -> Subscription:
-        """Start a subscription. See `Caller.subscribe`."""
+        """Start a subscription to a topic, as `Caller.subscribe` describes. Any thread can call this."""
         subscription = Subscription(topic, callback, self._session)
         with self._lock:
             self._check_open()
@@ -133,7 +144,7 @@ class CallerThread(Worker, Resource):
         return subscription
 
     def run(self) -> None:
-        """Run the body of the thread."""
+        """Send calls, receive replies and publications until `stop`, then end all calls and subscriptions."""
         error: BaseException | None = None
         try:
             self._serve()
@@ -149,7 +160,7 @@ class CallerThread(Worker, Resource):
         self._wakeup.set()
 
     def close(self) -> None:
-        """End the thread and its subscriptions. Calls under way fail with `Closed`. A callback of this thread can call it."""
+        """End the thread and its subscriptions. Unfinished calls fail with `Closed`. A callback of this thread can call this."""
         self.stop()
         me = threading.get_ident()
         if self.ident != me:
@@ -198,7 +209,7 @@ class CallerThread(Worker, Resource):
                 self._sub.close()
 
     def _end(self, error: BaseException | None) -> None:
-        """End all calls and subscriptions, so that no thread waits for this one."""
+        """End all calls and subscriptions when this thread ends, so that no other thread waits for a result forever."""
         self._stopping.set()
         with self._lock:
             for pending in list(self._session.under_way.values()):
@@ -210,14 +221,14 @@ class CallerThread(Worker, Resource):
         self._wakeup.close()
 
     def _run_callbacks(self) -> None:
-        """Call `tell` of all calls that are over. Without the lock, since `tell` can call this object."""
+        """Call the function `tell` of each call that is over. The lock must be free, because `tell` can call this object."""
         while self._session.over:
             pending = self._session.over.popleft()
             if pending.tell is not None:
                 pending.tell(pending)
 
     def _recv(self, socket: Socket) -> list[Frame] | None:
-        """Return the message, `[]` if it has too many frames, or None if no message is waiting."""
+        """Receive a message. Return its frames, `[]` if there are too many frames, or None if no message is waiting."""
         try:
             return socket.recv(MAX_TREE_FRAMES + 2)
         except TooManyFrames:
@@ -227,7 +238,10 @@ class CallerThread(Worker, Resource):
         return Socket.dealer(self._address, secure=self._secure, send_hwm=WINDOW, recv_hwm=WINDOW)
 
     def _reconnect(self, poller: Poller, dealer: Socket, now: float) -> Socket:
-        """Replace the connection. Messages still in its old queue must not reach a server that starts later."""
+        """Replace the DEALER socket, and return the new one.
+
+        Messages that are still in the old socket's queue must not reach a server that starts later.
+        """
         poller.unregister(dealer)
         dealer.close()
         dealer = self._dial()
@@ -241,7 +255,7 @@ class CallerThread(Worker, Resource):
         return [s for held in (*self._subscriptions.values(), self._wanted) for s in held]
 
     def _update_subscriptions(self, poller: Poller) -> None:
-        """Start and end subscriptions, connect to the publisher, and request publications that were missed."""
+        """Start and end subscriptions, connect to the server's publisher, and request publications that were missed."""
         self._drop_ended()
         while self._wanted:
             subscription = self._wanted.popleft()
@@ -275,7 +289,10 @@ class CallerThread(Worker, Resource):
                         self._sub.unsubscribe(topic_frame(topic, self._pub[1]))
 
     def _dial_publisher(self, poller: Poller) -> None:
-        """Connect to the publisher address of the last ``$hello``, if it or the channel has changed."""
+        """Connect to the server's publisher if its address or channel differs from the present one.
+
+        Both are in the reply to the last ``$hello`` call. The channel is a part of each topic on the wire.
+        """
         welcome = self._session.welcome
         if welcome is None:
             return
@@ -299,7 +316,10 @@ class CallerThread(Worker, Resource):
             self._sub.subscribe(topic_frame(topic, channel))
 
     def _reachable(self, pub: str) -> Address:
-        """Return the publisher's address to connect to. For tcp it has the host of the calls, since `pub` can be ``*``."""
+        """Return the address to connect to for publications, made from the address `pub` that the server announced.
+
+        For tcp, the host is the one to which calls are sent, because the host in `pub` can be ``*``.
+        """
         address = Address.parse(pub)
         if address.scheme == "tcp" and self._address.scheme == "tcp":
             return self._address.with_port(address.port)

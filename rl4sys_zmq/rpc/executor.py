@@ -1,4 +1,4 @@
-"""The execution of jobs: it runs the callbacks of the user and encodes their results as replies."""
+"""The execution of jobs (one or more calls of a method): run the user's callback, and encode its results as replies."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ __all__ = ["CallExecutor", "per_call"]
 log = logging.getLogger(__name__)
 
 MAX_DETAIL = 4000
-"""The largest length of an error text in a reply, in characters."""
+"""The largest length of the error text in a reply, in characters. Longer texts are cut."""
 
 
 class CallExecutor:
-    """The executor of callbacks of one server. Any thread of the server uses it."""
+    """The object that runs the callbacks of one server and encodes their results. Any thread of the server can use it."""
 
     def __init__(self, name: str, server: int, counters: Counters, max_frame_bytes: int) -> None:
         self._name, self._server, self._counters, self._max_frame_bytes = name, server, counters, max_frame_bytes
 
     def run(self, job: Job) -> list[list[Frame]]:
-        """Run a job, and return the frames of one reply for each of its requests.
+        """Run a job, and return the frames of the reply to each of its calls.
 
-        Requests whose timeout has passed are not run. If the callback raises for a batch, it runs again for each request alone,
-        except for those with `once`, which have failed.
+        Calls whose timeout has passed are refused and not run. If the callback raises for a batch, it runs once more for each
+        call alone. Calls that must run at most once (`once`) fail instead.
         """
         requests, now = job.requests, time.monotonic()
         try:
@@ -42,14 +42,14 @@ class CallExecutor:
             return [self._failed(request.call, exc) for request in requests]
 
     def alone(self, call: Call, run: Callable[[], Tree]) -> list[Frame]:
-        """Return the reply to a call that runs outside the queue, from the result or exception of `run`."""
+        """Call `run`, and return its result or exception as the encoded reply to a call that did not go through the queue."""
         try:
             return self._answer(call, run())
         except BaseException as exc:  # noqa: BLE001 (as above)
             return self._answer(call, exc)
 
     def refusal(self, call: Call, code: str, detail: str) -> list[Frame]:
-        """Return the reply to a call that was refused or has failed."""
+        """Return the encoded reply to a call that was refused or that failed."""
         text = detail[:MAX_DETAIL].encode(errors="replace").decode()
         return encode_reply(Reply(call.number, call.session, self._server, code, text, None))
 
@@ -77,7 +77,7 @@ class CallExecutor:
 
 
 def per_call(run: Callable[[Tree], Tree]) -> Handler:
-    """Return a callback for a list of payloads that calls `run` for each of them."""
+    """Return a callback that takes a list of payloads and calls `run` for each payload."""
 
     def handler(payloads: Sequence[Tree]) -> list[Tree]:
         return [run(payload) for payload in payloads]
@@ -86,12 +86,12 @@ def per_call(run: Callable[[Tree], Tree]) -> Handler:
 
 
 def _expired(request: Request, now: float) -> bool:
-    """Return True if the caller's timeout has passed."""
+    """Return True if the timeout that the caller set for a call has passed."""
     return (now - request.arrived_s) * 1000 > request.call.timeout_ms
 
 
 def _results(run: Handler, requests: list[Request]) -> list[Tree | BaseException]:
-    """Return the result of each request, or the exception that its callback raised."""
+    """Run a callback for the given calls. Return a list with the result of each call, or the exception that it raised."""
     given = _call(run, [request.call.payload for request in requests]) if requests else []
     if not isinstance(given, BaseException):
         return given
@@ -102,9 +102,9 @@ def _results(run: Handler, requests: list[Request]) -> list[Tree | BaseException
 
 
 def _call(run: Handler, payloads: list[Tree]) -> list[Tree] | BaseException:
-    """Return the results of a callback, or the exception that it raised.
+    """Run a callback. Return the list of its results, or the exception that it raised.
 
-    This includes `SystemExit` and `CancelledError`, which must not end a thread of the server.
+    Every exception is caught, also `SystemExit` and `CancelledError`, because it must not end a thread of the server.
     """
     try:
         answers = list(run(payloads))

@@ -1,8 +1,8 @@
-"""A leader/followers thread pool: quick jobs run without a thread switch, and a long job blocks no other.
+"""A leader/followers thread pool: quick jobs run without a thread switch, and a long job does not block other jobs.
 
-One thread *leads*: it uses what the pool serves (the sockets of a server) and runs each job itself. Another thread stands by.
-If a job is known to take long, or has run for `TAKEOVER_S`, the thread that stands by takes the lead and a new thread stands by.
-The sockets change threads under a lock. The former leader ends when its job is done. The last thread to end closes the sockets.
+One thread, the *leader*, uses the sockets of a server and runs each job itself. Another thread, the *follower*, stands by. If a
+job is expected to be long, or has run for `TAKEOVER_S` seconds, the follower becomes the leader, and a new follower starts. A
+lock protects this change. The former leader ends when its job is done. The last thread to end closes the sockets.
 
 The pattern is described in Schmidt et al., Pattern-Oriented Software Architecture, volume 2 (Leader/Followers).
 """
@@ -25,11 +25,14 @@ __all__ = ["LeaderFollowerPool"]
 log = logging.getLogger(__name__)
 
 TAKEOVER_S = 0.05
-"""The time after which a running job loses the lead, in seconds. A job that is known to be long loses it at once."""
+"""The time in seconds after which another thread becomes the leader if the leader's job still runs.
+
+If the job is expected to be long, another thread becomes the leader at once.
+"""
 TICK_S = 0.02
 """The interval at which the thread that stands by checks the running job, in seconds."""
 QUIET_TICKS = 50
-"""The number of ticks without a job after which the thread that stands by sleeps until the next job."""
+"""The number of checks without a job after which the thread that stands by sleeps until the next job."""
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -37,16 +40,16 @@ Made = TypeVar("Made")
 
 @dataclass(slots=True)
 class _Running:
-    """A job that the leader runs. It is compared with ``is``."""
+    """The record of a job that the leader runs. Two records are compared with ``is``."""
 
     what: str
     since_s: float
     over_s: float
-    """The time at which another thread takes the lead."""
+    """The time at which another thread becomes the leader, in seconds."""
 
 
 class _PoolThread(Worker):
-    """One thread of the pool."""
+    """One thread of the pool, as leader or as follower."""
 
     def __init__(self, name: str, body: Callable[[_PoolThread], None], over: Callable[[], None]) -> None:
         super().__init__(name)
@@ -64,10 +67,12 @@ class _PoolThread(Worker):
 
 
 class LeaderFollowerPool:
-    """A pool with one leader, one thread that stands by, and one thread for each long job.
+    """A thread pool for a server, with one leader, one thread that stands by, and one thread for each long job.
+
+    The leader uses the sockets and runs the jobs. If a job takes long, the thread that stands by becomes the leader.
 
     Attributes:
-        stopping: Set by `stop`. The loop of the leader then returns soon.
+        stopping: An event that `stop` sets. The loop of the leader must then return soon.
     """
 
     def __init__(
@@ -77,12 +82,12 @@ class LeaderFollowerPool:
 
         Args:
             name: The name of the service that the pool serves, for threads and logs.
-            lead: The loop of the leader. It receives messages and passes each job to `run`. It must return when `stopping` is
-                set, and when `run` returns False as the second value: another thread has taken the lead.
+            lead: The loop of the leader, a function. It receives messages and passes each job to `run`. It must return when
+                `stopping` is set, and when the second value from `run` is False, because another thread is then the leader.
             adopt: A function that a new leader calls before `lead`. It makes the calling thread the owner of the sockets.
             end: A function that closes the sockets. The last thread of the pool calls it after `stop`, even if the thread that
                 called `stop` no longer waits.
-            counters: The counters to update: ``takeovers``.
+            counters: The object with the counter ``takeovers``, the number of times that another thread became the leader.
         """
         self.stopping = threading.Event()
         self._name, self._lead, self._adopt, self._end, self._counters = name, lead, adopt, end, counters
@@ -97,22 +102,22 @@ class LeaderFollowerPool:
         self._running: _Running | None = None
 
     def start(self) -> None:
-        """Start the threads. From now on the sockets belong to them."""
+        """Start the leader and the thread that stands by. From now on, only the threads of the pool may use the sockets."""
         with self._lock:
             self._add(self._begin)
             self._add(self._stand_by)
 
     def run(self, what: str, job: Callable[[Given], Made], given: Given, *, long: bool = False) -> tuple[Made, bool]:
-        """Run a job that can take long. The loop of the leader calls this.
+        """Run a job in the calling thread. The loop of the leader calls this for each job.
 
         Args:
             what: The name of the job, for messages.
             job: The function to call.
             given: The argument of `job`.
-            long: True if the job is expected to take long. Another thread then takes the lead at once.
+            long: True if the job is expected to take long. Another thread then becomes the leader at once.
 
         Returns:
-            The result of the job, and True if the calling thread still leads.
+            The result of the job, and True if the calling thread is still the leader.
         """
         thread = self._leader
         assert thread is not None
@@ -132,7 +137,7 @@ class LeaderFollowerPool:
 
     @property
     def running_s(self) -> float:
-        """The time for which the leader's job has run, in seconds. 0 if no job runs."""
+        """The time for which the leader's present job has run, in seconds. 0 if the leader runs no job."""
         running = self._running
         return time.monotonic() - running.since_s if running is not None else 0.0
 
@@ -143,7 +148,7 @@ class LeaderFollowerPool:
 
     @property
     def in_pool_thread(self) -> bool:
-        """True if the calling thread is one of the pool."""
+        """True if the calling thread is a thread of this pool."""
         me = threading.get_ident()
         return any(thread.alive and thread.ident == me for thread in list(self._threads))  # the system reuses idents
 
@@ -158,7 +163,7 @@ class LeaderFollowerPool:
             thread.raise_if_dead()
 
     def stop(self) -> None:
-        """Ask all threads to end. The code that calls this must also wake the leader if it waits in a poll."""
+        """Ask all threads to end. The caller must also wake the leader, which can be waiting in a poll of the sockets."""
         self.stopping.set()
         self._active.set()
         self._look.set()
@@ -186,7 +191,7 @@ class LeaderFollowerPool:
         self._at_work += 1
 
     def _leave(self) -> None:
-        """End a thread of the pool. The last one calls `end` if the pool was stopped."""
+        """Record that a thread of the pool ends. If the pool was stopped and this is the last thread, close the sockets."""
         with self._lock:
             self._at_work -= 1
             last = not self._at_work and self.stopping.is_set()
@@ -194,14 +199,14 @@ class LeaderFollowerPool:
             self._end()
 
     def _begin(self, thread: _PoolThread) -> None:
-        """Lead, as the first thread of the pool."""
+        """Be the leader. The first thread of the pool runs this function."""
         with self._lock:
             self._leader = thread
             self._adopt()
         self._lead()
 
     def _stand_by(self, thread: _PoolThread) -> None:
-        """Wait until a job takes too long, then lead."""
+        """Wait until a job of the leader takes too long. Then become the leader."""
         quiet = 0
         while not self.stopping.is_set():
             self._active.wait()

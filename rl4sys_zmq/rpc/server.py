@@ -1,8 +1,9 @@
 """The server of a service: a bound ROUTER for calls, a bound XPUB for publications, and a pool of threads.
 
-One thread of the pool leads (`rl4sys_zmq.rpc.leader_followers`). Only the leader uses the sockets and the `CallQueue`: it reads
-messages, runs the next callback, and sends the replies. If a callback blocks, another thread takes the lead, and the new leader
-sends the replies of that callback when it returns. A blocking callback therefore delays only its own concurrency group.
+One thread of the pool is the leader (`rl4sys_zmq.rpc.leader_followers`). Only the leader uses the sockets and the `CallQueue`: it
+reads messages, runs the next callback, and sends the replies. If a callback takes long, another thread becomes the leader, and
+later sends the replies of that callback. A slow callback therefore delays only the methods of its own concurrency group, which
+are the methods that must not run at the same time.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ __all__ = ["MAX_FRAME_BYTES", "Batching", "Server"]
 log = logging.getLogger(__name__)
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
-"""The largest frame of a call, a reply or a publication, and so the largest array in it, in bytes."""
+"""The largest frame of a call, a reply or a publication, in bytes. This is also the largest size of one array."""
 CLOSE_CHECK_S = 0.1
 LEAST_POLL_S, NAP_S = 0.001, 0.000_1
-"""The shortest wait for which the leader polls, and the sleep that replaces a shorter wait, in seconds."""
+"""The shortest time for which the leader waits in a poll, and the length of the sleep if a wait is shorter, in seconds."""
 CALL_ROLE = "call"
 MAX_READS_PER_TURN = 256
 HELLO, LATEST, STATUS = "$hello", "$latest", "$status"
@@ -53,13 +54,14 @@ _rng = random.SystemRandom()
 
 @dataclass(frozen=True)
 class Batching:
-    """The limits that decide how calls of one method are combined into a batch.
+    """The limits for combining several calls of one method into a batch, which one run of the callback serves.
 
     Attributes:
-        max_size: Largest number of calls in one batch.
-        max_wait_s: Longest time that the first call waits for others, in seconds. With 0, a batch holds the calls that arrived
-            while the previous batch ran. With None, a batch waits until the callers of the last batches have called again, for
-            at most a quarter of the time that the last batch took (and at most 20 ms). A lone caller never waits.
+        max_size: The largest number of calls in one batch.
+        max_wait_s: The longest time in seconds that the first call of a batch waits for further calls. With 0, a batch has the
+            calls that arrived while the previous batch ran. With None, a batch waits until the callers of the last batches have
+            called again, but at most for a quarter of the duration of the last batch, and at most 20 ms. If there is only one
+            caller, its calls never wait.
     """
 
     max_size: int = 32
@@ -67,13 +69,14 @@ class Batching:
 
 
 class Server(Resource):
-    """A server that runs callbacks for calls and publishes on topics.
+    """A server that runs callbacks when it is called, and publishes on topics.
 
     Register methods, then call `start` or `run`. `stop` ends the threads and joins them.
 
     Attributes:
-        counters: Those of `CallQueue`, and ``refused.CODE`` for malformed messages, ``gone`` for replies that could not be sent
-            because the connection had ended, ``takeovers``, ``notices`` (publications).
+        counters: The counters of `CallQueue`, and ``refused.CODE`` for malformed messages, ``gone`` for replies that could not be
+            sent because the connection had ended, ``takeovers`` (another thread took over the sockets because a callback took
+            long), ``notices`` (publications).
     """
 
     def __init__(
@@ -94,10 +97,11 @@ class Server(Resource):
             bind: The address for calls.
             name: The name of the service, for threads and logs.
             pub: The address for publications. None: the server publishes nothing.
-            terms: The fields that a caller must agree with. The server compares them with those that the caller expects.
+            terms: Settings that must be equal at server and caller, such as a version. The server refuses the calls of a caller
+                whose own `terms` differ. A caller without `terms` is not checked.
             keys: The folder of the server's keys (`rl4sys-learner keys DIR`). None: any peer that reaches the address can call.
-            users: The access list. None: ``users.toml`` in `keys`.
-            insecure: Let other machines connect without keys.
+            users: The file with the access list, which gives each user its roles. None: ``users.toml`` in the folder `keys`.
+            insecure: True to let other machines connect without keys.
             max_frame_bytes: Largest frame to accept, in bytes. A peer that sends a longer one loses its connection.
 
         Raises:
@@ -152,13 +156,15 @@ class Server(Resource):
 
         Args:
             name: The name that callers use.
-            run: The callback. It takes a payload and returns one. With `batching` it takes a list of payloads and returns as many
-                results. Its exception goes to the caller. Arrays in payloads are read-only.
-            concurrency_group: The group of this method. Methods of one group never run at the same time. None: its own group.
+            run: The callback. It takes the payload of a call and returns the payload of the reply. With `batching`, it takes a
+                list of payloads and returns a list with one result for each. If it raises, the caller gets the exception as
+                `CallFailed`. Arrays in payloads are read-only.
+            concurrency_group: The name of the concurrency group. Methods of one group never run at the same time. None: a group
+                with only this method.
             role: The role that the caller's key must have.
-            batching: How calls are combined. None: one call at a time.
-            max_queue: Largest number of calls that wait in the concurrency group. Further calls are refused (``busy``).
-            client_id: The client that the caller's key must be for. Empty: any client.
+            batching: The limits for combining calls into batches. None: the callback gets one call at a time.
+            max_queue: The largest number of calls that wait in the concurrency group. Further calls are refused (``busy``).
+            client_id: The client for which the caller's key must be valid. Empty: any client.
 
         Raises:
             ConfigError: If a name is invalid or already registered, or a number is out of range.
@@ -182,14 +188,12 @@ class Server(Resource):
             )
 
     def unregister(self, name: str) -> None:
-        """Remove a method, if there is one of this name. Its waiting calls still run. The concurrency group stays."""
+        """Remove a method, if there is one with this name. Its waiting calls still run."""
         with self._lock:
             self._call_queue.unregister(name)
 
     def start(self) -> Self:
-        """Bind the addresses and serve in threads of the server. Return when the addresses are bound.
-
-        After an error you can call it again.
+        """Bind the addresses, start the threads of the server, and return the server. After an error you can call it again.
 
         Raises:
             AddressInUse: If another socket is bound to the address.
@@ -211,10 +215,10 @@ class Server(Resource):
         return self
 
     def run(self) -> None:
-        """Serve until another thread calls `stop` or an exception (Ctrl-C) ends the wait, then stop.
+        """Start the server, and wait until another thread calls `stop` or an exception (Ctrl-C) arrives. Then stop the server.
 
         Raises:
-            AddressInUse, ConfigError, TransportError: As for `start`.
+            AddressInUse, ConfigError, TransportError: For the reasons that `start` lists.
             WorkerDied: If a thread of the server ends with an error.
         """
         self.start()
@@ -241,10 +245,10 @@ class Server(Resource):
         return "" if self._pub_address is None else self._pub_address.uri
 
     def publish(self, topic: str, payload: Tree) -> int:
-        """Publish to all subscribers of a topic, and return the number of the publication.
+        """Publish a payload to all subscribers of a topic, and return the number of the publication.
 
-        A slow subscriber gets the newest publication and misses others. The payload is copied, so its arrays can change
-        afterwards.
+        The publications of a topic have the numbers 1, 2, and so on. A slow subscriber gets the newest publication and can miss
+        earlier ones. The payload is copied, so its arrays can change after this call.
 
         Raises:
             PayloadError: If the payload cannot be encoded, a frame of it is larger than `MAX_FRAME_BYTES`, the topic is not a
@@ -261,7 +265,10 @@ class Server(Resource):
         return number
 
     def status(self) -> dict[str, Any]:
-        """Return addresses, methods, number of callers, waiting calls by concurrency group, topics and counters."""
+        """Return a dict with the addresses, the methods, the number of callers, the waiting calls, the topics and the counters.
+
+        The waiting calls are given by concurrency group, and the topics with the number of their newest publication.
+        """
         return {
             "name": self.name,
             "address": self._address.uri if self._address else "",
@@ -281,8 +288,8 @@ class Server(Resource):
     def stop(self, timeout_s: float = 5.0) -> None:
         """Stop the server, join its threads and close its sockets. A second call does nothing.
 
-        Waiting calls are refused (``closing``). Running calls get their replies. From within a callback, `stop` only asks the
-        threads to end and returns at once.
+        Waiting calls are refused (``closing``). Running calls get their replies. In a callback of this server, `stop` only asks
+        the threads to end and returns at once.
 
         Args:
             timeout_s: Longest time to wait for the threads, in seconds.
@@ -323,7 +330,7 @@ class Server(Resource):
                 socket.adopt()
 
     def _close_sockets(self) -> None:
-        """Close the sockets: by the last thread of the pool, or by `stop` if the pool has no thread."""
+        """Close the sockets. The last thread of the pool calls this when it ends, and so does `stop` after all threads ended."""
         self._poller.close()
         self._release()
         self._wakeup.close()
@@ -345,14 +352,14 @@ class Server(Resource):
         return self._authenticator.secure
 
     def _replace_access_list(self, access: AccessList) -> None:
-        """Replace the access list, in the thread that watches its file. Later messages are checked against the new list."""
+        """Check all later messages against a new access list. The thread that watches the file of the list calls this."""
         if self._authorizer.replace(access):
             self._publisher.change_channel()
 
     # ---- the leader's loop
 
     def _lead(self) -> None:
-        """Run the leader's loop. Return when the server stops or another thread has taken the lead."""
+        """Receive calls, run callbacks and send replies, until the server stops or another thread has become the leader."""
         assert self._router is not None
         call_queue, poller, router, beacon, look = self._call_queue, self._poller, self._router, self._beacon, self._look
         wait_s: float | None = 0.0
@@ -390,7 +397,7 @@ class Server(Resource):
     # ---- received messages
 
     def _take_one(self, router: Socket) -> bool:
-        """Receive one message. Return False if no message is waiting."""
+        """Receive and handle one message. Return False if no message was waiting."""
         try:
             frames = router.recv(MAX_TREE_FRAMES + 2)
         except TooManyFrames:
@@ -434,7 +441,7 @@ class Server(Resource):
     # ---- jobs
 
     def _run_job(self, job: Job, router: Socket) -> bool:
-        """Run a job and send its replies. Return False if another thread has taken the lead in the meantime."""
+        """Run a job and send its replies. Return False if another thread, which then sends the replies, has become the leader."""
         what = (
             job.concurrency_group if job.method.name == job.concurrency_group else f"{job.concurrency_group} ({job.method.name})"
         )
@@ -456,7 +463,7 @@ class Server(Resource):
             self.counters.add("gone")
 
     def _send_out(self, router: Socket) -> None:
-        """Send what other threads have handed over: replies of long callbacks, and publications."""
+        """Send the messages that other threads have prepared: the replies of long callbacks, and publications."""
         while self._finished:
             self._finish(router, *self._finished.popleft())
         if self._xpub is not None:
@@ -479,10 +486,10 @@ class Server(Resource):
     # ---- methods of every server
 
     def _hello(self, call: Call, now: float) -> Tree:
-        """Return the server's description for a session, and register the session.
+        """Handle a ``$hello`` call: open a session for the caller, and return the description of the server.
 
         Raises:
-            Refuse: If the caller expects other `terms`. The detail lists the fields that differ.
+            RefuseCall: If the caller has `terms` and they differ from the server's. The detail lists the fields that differ.
         """
         expected = call.payload.get("terms") if isinstance(call.payload, dict) else None
         if isinstance(expected, dict):
@@ -510,9 +517,9 @@ class Server(Resource):
 
 
 def _agree(theirs: Tree, ours: Tree) -> bool:
-    """Return True if two terms are equal.
+    """Return True if a setting (one of the `terms`) is equal at the caller and at the server.
 
-    Arrays are equal if dtype, shape and content are. NaN is equal to NaN. Everything else compares as in Python.
+    Arrays are equal if their dtypes, shapes and contents are equal. NaN is equal to NaN. All other values compare as in Python.
     """
     if isinstance(theirs, np.ndarray) or isinstance(ours, np.ndarray):
         if type(theirs) is not type(ours):

@@ -1,4 +1,4 @@
-"""The calls of one connection on the caller's side, without sockets, threads or clocks."""
+"""The caller's side of one connection to a server: its calls, resends and results, without sockets, threads or clocks."""
 
 from __future__ import annotations
 
@@ -30,30 +30,31 @@ __all__ = ["HELLO", "PendingCall", "Session"]
 
 HELLO = "$hello"
 WINDOW = 256
-"""The largest number of calls that one connection sends at once. A server keeps as many replies for a session."""
+"""The largest number of unfinished calls that one connection sends. A server keeps as many replies for a connection."""
 FULL_S = 0.005
-"""The time after which a call is resent that did not fit the connection's queue, in seconds."""
+"""The time in seconds after which a call is sent again if the socket's queue was full."""
 
 _rng = random.SystemRandom()
 
 
 @dataclass(slots=True)
 class PendingCall:
-    """A call that is not over yet, or its result.
+    """A call that waits for its reply, or that is over and has a result.
 
     Attributes:
         method: The name of the method.
-        number: Its number in the session.
-        once: True if it must run at most once. After a loss of the server's memory, it is not sent again.
-        timeout_s: The caller's timeout, in seconds.
-        deadline_s: The time at which the timeout passes.
-        frames: The message.
-        tell: Called with this object when the call is over, or None. See `Session.over`.
-        sent: The number of times it was sent.
-        due_s: The time at which to send it next.
-        done: True when it is over.
-        answer: The payload of the reply.
-        error: The error, if it failed.
+        number: The number of the call in its session.
+        once: True if the call must run at most once. The call is then not sent again after the server was restarted or has
+            lost its record of the earlier calls.
+        timeout_s: The longest time to wait for the reply, in seconds.
+        deadline_s: The time at which the call fails without a reply, in seconds.
+        frames: The encoded message; empty when the call is over.
+        tell: A function to call with this object when the call is over, or None. See `Session.over`.
+        sent: The number of times that the message was sent.
+        due_s: The time at which to send the message next, in seconds.
+        done: True when the call is over.
+        answer: The payload of the reply; None if the call is not over or has failed.
+        error: The error if the call has failed; else None.
     """
 
     method: str
@@ -72,28 +73,30 @@ class PendingCall:
 
 @dataclass(slots=True)
 class Session:
-    """The caller's side of one connection to a server: the calls that run, their resends, and their results.
+    """The caller's side of one connection to a server: the unfinished calls, their resends, and their results.
 
-    It does no I/O and reads no clock: the caller passes the time in seconds, always of the same clock.
+    A session does no I/O and reads no clock. The code that uses it passes the time in seconds, always from the same clock.
 
-    The session sends ``$hello`` before any call, and again after the server was restarted. Calls wait until the server replies
-    to it, so that no queue of calls builds up without a server. If the server does not agree with the `terms`, all calls fail.
+    The session sends a ``$hello`` call before any other call, and again after the server was restarted. The other calls wait
+    until the server replies to ``$hello``, so that no queue of messages builds up while there is no server. If the server has
+    other `terms`, all calls fail.
 
-    The server remembers the calls of a session, so that a resent call does not run twice. The reply to ``$hello`` shows if the
-    server has lost this memory: it contains the number of the ``$hello`` with which the server created its side of the session.
-    If that number has changed, calls are sent again, except those that must run at most once (`once`). Such a call, if it was
-    sent before, fails with `CallLost`, because it is unknown whether it ran.
+    The server keeps a record of the calls of a session, so that a resent call does not run twice. The server can lose this
+    record, for example by a restart. Therefore its reply to ``$hello`` contains the number of the call with which the record
+    began. If that number has changed, the session sends unfinished calls again. But a call that must run at most once (`once`)
+    and was sent before fails with `CallLost`, because it is unknown whether it ran.
 
     Attributes:
-        address: The URI of the server, for messages.
+        address: The URI of the server, for error messages.
         counters: ``again`` (resent calls), ``late`` (replies to calls that are over), ``refused`` (malformed messages),
-            ``redials`` (reconnects), ``full`` (calls that did not fit the connection's queue).
-        terms: The settings that the server must have too, such as a version or names of keys. None: they are not compared.
+            ``redials`` (reconnects), ``full`` (calls that did not fit into the socket's queue).
+        terms: Settings that must be equal at the server, such as a version or names of keys. None: they are not compared.
         id: A random number that identifies this session at the server.
-        server: The random number of the server that replied last. It differs for each start of a server. 0 before a reply.
-        welcome: The payload of the reply to ``$hello``. None before it, and while a new ``$hello`` is needed.
-        under_way: The calls that are not over, by number.
-        over: Calls that are over and whose `tell` is still to be called. Call `tell` without a lock, because it is user code.
+        server: The random number of the server that replied last. Each start of a server has another one. 0 before a reply.
+        welcome: The payload of the reply to ``$hello``. None before that reply, and while a new ``$hello`` is needed.
+        under_way: The unfinished calls, by number.
+        over: The calls that are over and whose function `tell` must still be called. Hold no lock while calling `tell`, because
+            it can run code of the user.
     """
 
     address: str
@@ -106,11 +109,11 @@ class Session:
     over: deque[PendingCall] = field(default_factory=deque)
     _received_s: float = 0.0
     _expiry_s: float = math.inf
-    """No timeout passes before this time."""
+    """A time before which no call reaches its deadline, in seconds."""
     _next: int = 0
     _hello: PendingCall | None = None
     _known: tuple[int, int] | None = None
-    """The number of the server, and that of the ``$hello`` with which it created this session."""
+    """The random number of the server, and the number of the ``$hello`` call with which its record of this session began."""
 
     def begin(
         self,
@@ -122,9 +125,9 @@ class Session:
         once: bool = False,
         tell: Callable[[PendingCall], None] | None = None,
     ) -> PendingCall:
-        """Start a call. `due` returns it when it is to be sent.
+        """Start a call. From then on, `due` returns the call whenever its message must be sent.
 
-        A call that is larger than the server accepts fails at once (``too_large``).
+        If the message is larger than the server accepts, the call fails without being sent (``too_large``).
 
         Raises:
             PayloadError: If the payload cannot be encoded.
@@ -139,7 +142,7 @@ class Session:
         return pending
 
     def due(self, now: float) -> list[PendingCall]:
-        """Return the calls to send now. Each of them is due again later until it is over."""
+        """Return the calls whose messages must be sent now. A later `due` returns a call again until the call is over."""
         if not self.under_way:
             return []
         if self.welcome is None and self._hello is None:
@@ -156,17 +159,17 @@ class Session:
         return out
 
     def not_sent(self, pending: PendingCall, now: float) -> None:
-        """Report that the connection's queue had no room for a call from `due`. The call is due again after `FULL_S`."""
+        """Record that the socket's queue had no room for a call. `due` returns the call again after `FULL_S` seconds."""
         self.counters.add("full")
         pending.sent -= 1
         pending.due_s = now + FULL_S
 
     def should_reconnect(self, now: float) -> bool:
-        """Return True if the caller should reconnect before it sends.
+        """Return True if the socket should be replaced before anything is sent.
 
-        That is so if a call is to be resent and nothing was received for too long. A connection can be dead without either side
-        noticing, and TCP takes many minutes to detect that. The calls keep their numbers: a call that runs goes on, and its reply
-        takes the new connection after the next resend.
+        This is the case if a call must be sent again and nothing was received for longer than the silence timeout. A connection
+        can be broken without either side noticing, and TCP takes many minutes to detect that. Calls keep their numbers. A call
+        that runs at the server continues, and its reply arrives on the new connection after the next resend.
         """
         if not is_silent(now, self._received_s, SILENCE_S) or not any(p.sent > 1 and p.due_s <= now for p in self._sendable()):
             return False
@@ -178,12 +181,12 @@ class Session:
         return True
 
     def on_reconnected(self, now: float) -> None:
-        """Report that the connection was replaced. All calls are due again at once, since the old queue is lost."""
+        """Record that the socket was replaced. All calls are sent again at once, because the old socket's queue is lost."""
         for pending in self._sendable():
             pending.due_s = now
 
     def take(self, frames: list[Frame], now: float) -> None:
-        """Process a received message."""
+        """Process a received message, normally the reply to a call."""
         self._received_s = now
         try:
             reply = decode_call(frames)
@@ -208,11 +211,11 @@ class Session:
             self._end(pending, reply.payload, _error(pending, self.address, reply))
 
     def require_hello(self) -> None:
-        """Send ``$hello`` again before any other call."""
+        """Make the session send a new ``$hello`` call before it sends any other call."""
         self.welcome = None
 
     def expire(self, now: float) -> bool:
-        """End the calls whose timeout has passed. Return True if there were any."""
+        """End each call whose timeout has passed, with the error `CallTimeout`. Return True if there was such a call."""
         if now < self._expiry_s:
             return False
         over = [p for p in self.under_way.values() if p.deadline_s <= now]
@@ -223,7 +226,7 @@ class Session:
         return bool(over)
 
     def wait_s(self, now: float) -> float:
-        """Return the time until something is due if no message arrives, in seconds. A day if no call is under way."""
+        """Return the time in seconds until a call must be sent or times out. One day if there is no unfinished call."""
         if not self.under_way:
             return 86_400.0
         if self.welcome is None and self._hello is None:
@@ -244,7 +247,7 @@ class Session:
         return PendingCall(method, number, once, timeout_s, now + timeout_s, frames, tell, due_s=now)
 
     def _sendable(self) -> Iterable[PendingCall]:
-        """Return the calls to send and resend in the present state: the ``$hello`` alone, or the oldest calls."""
+        """Return the calls that may be sent at present: only the ``$hello`` while it has no reply, then the oldest calls."""
         if self._hello is not None:
             return (self._hello,)
         if self.welcome is None:
@@ -271,7 +274,10 @@ class Session:
                 self._check_size(pending)
 
     def _check_size(self, pending: PendingCall) -> None:
-        """End a call with a frame that is too large for the server, which would close the connection."""
+        """End a call (``too_large``) if one of its frames is larger than the server accepts.
+
+        The server would close the connection if it received such a frame.
+        """
         try:
             check_size(pending.frames, self.welcome["max_frame_bytes"])
         except PayloadError as exc:

@@ -1,4 +1,4 @@
-"""The publications of one server: the newest of each topic, its number, and the rights of subscribers."""
+"""The publications of one server: the newest one of each topic with its number, and the check of subscribers' rights."""
 
 from __future__ import annotations
 
@@ -18,11 +18,18 @@ from rl4sys_zmq.wire.trees import Tree
 __all__ = ["TopicPublisher", "topic_frame"]
 
 MAX_TOPICS = 1024
-"""The limit on published topics, and on subscribed topics that get beacons before anything was published on them."""
+"""The largest number of topics with a publication.
+
+This is also the largest number of topics without a publication for which subscribers get beacons.
+"""
 
 
 def topic_frame(topic: str, channel: bytes) -> bytes:
-    """Return a topic as a subscription filter. The zero byte separates topics of which one is a prefix of another."""
+    """Return the first frame of a topic's messages, which is also the filter that a subscriber sets.
+
+    The frame consists of the topic, a zero byte and the channel. Without the zero byte, a filter for the topic ``a`` would also
+    match the topic ``ab``.
+    """
     return topic.encode() + b"\0" + channel
 
 
@@ -35,13 +42,13 @@ class _Newest:
 class TopicPublisher:
     """The publisher of a server's topics. It keeps the newest publication of each topic, and sends it to the subscribers.
 
-    `post`, `numbers` and `latest` can be called from any thread, and so can `change_channel`. The other methods belong to the
-    thread that uses the sockets. Publications are kept encoded, so the arrays can change after `post`.
+    Any thread can call `post`, `numbers`, `latest` and `change_channel`. Only the thread that uses the sockets can call the other
+    methods. A payload is encoded in `post`, so its arrays can change after that.
 
     Attributes:
-        channel: Random bytes that end each topic on the wire. A subscription cannot be withdrawn by the server. When a user
-            loses the right to subscribe, the channel changes, and the remaining subscribers get the new one from their next
-            ``$hello``.
+        channel: Random bytes at the end of each topic on the wire. With ZeroMQ, a server cannot withdraw a subscription. So when
+            a user loses the right to subscribe, the server changes the channel, and the other subscribers get the new one in
+            the reply to their next ``$hello`` call.
     """
 
     def __init__(self, server: int, counters: Counters, max_frame_bytes: int) -> None:
@@ -49,17 +56,22 @@ class TopicPublisher:
         self._lock = threading.Lock()
         self._newest: dict[str, _Newest] = {}
         self._posted: OrderedDict[str, None] = OrderedDict()
-        """Topics whose newest publication is to be sent, in order. Sending takes no lock, since packing can hold it long."""
+        """The topics whose newest publication must be sent, in order.
+
+        `send` takes no lock, because `post` can hold the lock for a long time while it encodes a payload.
+        """
         self._asked: set[str] = set()
         self.channel = secrets.token_bytes(8)
 
     @property
     def waiting(self) -> bool:
-        """True if a publication is still to be sent."""
+        """True if a publication waits to be sent."""
         return bool(self._posted)
 
     def post(self, topic: str, payload: Tree) -> int:
-        """Add a publication, and return its number.
+        """Make a payload the newest publication of a topic, to be sent later by `send`. Return the publication's number.
+
+        The publications of a topic have the numbers 1, 2, and so on.
 
         Raises:
             PayloadError: If the payload cannot be encoded or a frame is too large, if the topic is not a valid name, or if
@@ -79,11 +91,14 @@ class TopicPublisher:
         return number
 
     def numbers(self) -> dict[str, int]:
-        """Return the newest number of each topic."""
+        """Return the number of the newest publication of each topic, by topic."""
         return {topic: held.number for topic, held in self._newest.copy().items()}
 
     def latest(self, topic: object) -> Tree:
-        """Return the newest publication of a topic as a payload. Without one, `number` is 0 and `payload` is None."""
+        """Return the newest publication of a topic as a dict with the keys ``server``, ``number`` and ``payload``.
+
+        If nothing was published on the topic, ``number`` is 0 and ``payload`` is None.
+        """
         held = self._newest.get(topic) if isinstance(topic, str) else None
         if held is None:
             return {"server": self._server, "number": 0, "payload": None}
@@ -96,16 +111,19 @@ class TopicPublisher:
             xpub.send([topic_frame(topic, self.channel), *self._newest[topic].frames])
 
     def change_channel(self) -> None:
-        """Change the channel. All subscriptions end; a subscriber must ask for the new channel."""
+        """Change the channel, so that existing subscriptions receive nothing more until the subscribers get the new channel."""
         self.channel = secrets.token_bytes(8)
 
     def send_beacons(self, xpub: Socket) -> None:
-        """Send the newest number of each topic, so that subscribers detect a lost last publication or a silent server."""
+        """Send a beacon for each topic: a message with the number of its newest publication but without the payload.
+
+        Subscribers thereby detect that they missed the last publication, or that the server is silent.
+        """
         for topic, number in {**dict.fromkeys(self._asked, 0), **self.numbers()}.items():
             self._send_beacon(xpub, topic, number)
 
     def look(self, xpub: Socket, authorizer: Authorizer) -> None:
-        """Handle new subscriptions: grant those that are allowed, and send each the newest number of its topic."""
+        """Handle new subscriptions. Grant each one whose user may subscribe, and send it the number of the newest publication."""
         while (frames := xpub.recv()) is not None:
             subscription = read_subscription(frames)
             if subscription is None or not subscription[0]:

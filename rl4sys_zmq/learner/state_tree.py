@@ -40,7 +40,9 @@ _PLAIN = (type(None), bool, str)
 def pack_state(state: Mapping[str, Any]) -> tuple[Any, dict[str, Array]]:
     """Split a state into a tree of JSON values and a dict of arrays. The tree refers to each array by its name in the dict.
 
-    Contiguous arrays are not copied. A state consists of dicts (keys: str or int), lists, tuples, torch tensors, numpy arrays and scalars (any dtype without
+    Contiguous arrays are not copied.
+
+    A state consists of dicts (keys: str or int), lists, tuples, torch tensors, numpy arrays and scalars (any dtype without
     fields or objects), integers of any size, floats, bool, str, bytes and None.
 
     Raises:

@@ -48,8 +48,7 @@ class WorkerPort(Protocol):
         """Tell the thread to finish its queue and end. A second call can add ``replaced=True``.
 
         Args:
-            replaced: True if another thread takes over the client. This thread then ends as soon as it can, without finishing
-                its queue, and writes no more checkpoints.
+            replaced: True if another thread takes over the client. This thread then writes no more checkpoints.
         """
 
     def join(self, timeout_s: float | None = None) -> bool:

@@ -162,7 +162,7 @@ class CrashSuspects:
         return self._to_quarantine.get((*key, seq), "") if self._to_quarantine else ""
 
     def parts(self, held: Sequence[HeldSegment]) -> list[list[HeldSegment]]:
-        """Return the suspects among some segments, as up to two halves to train on separately; an empty list if there are none."""
+        """Return the suspects among some segments, as up to two lists to train on separately; ``[]`` if there are none."""
         found = [one for one in held if (*one.key, one.seq) in self._suspected] if self._suspected else []
         half = len(found) // 2
         return [part for part in (found[:half], found[half:]) if part]

@@ -399,7 +399,7 @@ class TrainLoop:
         self._reporter.observed_steps += int(steps.sum())
 
     def _quarantine(self, message: ReceivedMessage, place: int, reason: str) -> None:
-        """Quarantine the segment at an index of a message: record the verdict, and send the segment to the gateway as a dead letter."""
+        """Quarantine the segment at an index of a message: record the verdict, and send the gateway a dead letter."""
         seq = message.batch.first_seq + place
         self._record_verdict(message.key, seq, seq + 1, Verdict.QUARANTINED, reason)
         self._send(message.dead_letter(place, reason))

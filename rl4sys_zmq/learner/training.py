@@ -32,7 +32,10 @@ Segments that these trials could not separate are removed together.
 """
 
 MAX_DIVERGED = 3
-"""Largest number of updates in a row that can be undone without any good data left. One more, and the client fails."""
+"""Largest number of updates in a row that can be undone without progress. One more, and the client fails.
+
+Without progress means: no segment of the batch is good, or (off-policy) no data are found at fault.
+"""
 
 RECENT_ITEMS, RECENT_BYTES = 1 << 16, 32 << 20
 """Limits on the recent segments that are remembered for an off-policy algorithm, so that they can be quarantined later.
@@ -92,7 +95,7 @@ class AlgorithmUpdater:
     # ---- observing
 
     def observe(self, one: HeldSegment) -> None:
-        """Give a segment to the algorithm, and remember it until it is trained on. Exceptions of the algorithm are raised as they are."""
+        """Give a segment to the algorithm, and remember it. An exception of the algorithm is raised unchanged."""
         self._algorithm.observe(one.segment, correct=one.correct)
         if self._onpolicy:
             self.held.append(one)
@@ -138,7 +141,9 @@ class AlgorithmUpdater:
             partial: True to let an on-policy algorithm train on an incomplete batch.
 
         Raises:
-            TrainingDiverged: If more than `MAX_DIVERGED` updates in a row became non-finite and no data could be found at fault.
+            TrainingDiverged: If more than `MAX_DIVERGED` updates in a row were undone without progress: no segment of the batch
+                was good, or (off-policy) no data were found at fault. Also if an update of an off-policy algorithm without the
+                methods of `UndoableAlgorithm` makes its weights non-finite.
             Exception: The algorithm's own exception, if it raises with every part of the data.
         """
         noted = self._onpolicy and bool(self.held) and (partial or not self._algorithm.demand())
@@ -218,7 +223,7 @@ class AlgorithmUpdater:
         Args:
             metrics: The metrics that the update returned, if it returned.
             failure: The exception that the update raised, if it raised one.
-            due: True to check all weights and the optimizer's state. This is slow for large networks.
+            due: True to check all weights and the optimizer's state too, not only the metrics.
         """
         if failure is not None:
             return f"the update raised {type(failure).__name__}: {failure}"[:300]

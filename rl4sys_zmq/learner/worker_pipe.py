@@ -56,7 +56,7 @@ class TrainerWorker(Worker):
         self._loop: TrainLoop | None = None
 
     def run(self) -> None:
-        """Train until the message `Stop` arrives or `stop` is called. Report an error of the algorithm in the message `Failed`."""
+        """Train until the message `Stop` arrives or `stop` is called. If the algorithm raises, send the message `Failed`."""
         with Socket.pull(connect=self._down, hwm=PULL_MESSAGES) as down, Socket.push(connect=self._up) as up:
             upstream = GatewaySender(up, self._key)
             try:

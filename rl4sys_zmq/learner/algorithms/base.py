@@ -100,10 +100,10 @@ class Algorithm(Protocol):
 class UndoableAlgorithm(Protocol):
     """The optional methods of an algorithm with which a learner thread can undo an update cheaply.
 
-    An update is undone if it makes the weights non-finite (NaN or infinity). Without these methods, the learner thread uses
-    `Algorithm.state` and `Algorithm.load` for an on-policy algorithm, and so copies the whole state at each update. For an
-    off-policy algorithm, whose state contains a replay buffer, this would be too slow: its update is not undone, and the client
-    fails.
+    An update is undone if it raises an exception, or makes a loss or a weight non-finite (NaN or infinity). Without these
+    methods, the learner thread uses `Algorithm.state` and `Algorithm.load` for an on-policy algorithm, and so copies the whole
+    state at each update. For an off-policy algorithm, whose state contains a replay buffer, this would be too slow: its update is
+    not undone, and the client fails.
     """
 
     def checkpoint(self) -> Any:

@@ -150,7 +150,7 @@ class DQN:
         return *networks, self._optimizer.state(), self._generator.get_state(), self._units, self._gradient_steps
 
     def restore(self, kept: tuple[Any, ...]) -> None:
-        """Return to a state that `checkpoint` has copied. The replay buffer and the counts of observed data stay as they are."""
+        """Return to a state that `checkpoint` has copied. The replay buffer and the counts of observed data do not change."""
         online, target, optimizer, generator, self._units, self._gradient_steps = kept
         self._online.flat.copy_(online)
         self._target.flat.copy_(target)
@@ -162,7 +162,7 @@ class DQN:
         return [self._online.flat.numpy(), self._target.flat.numpy(), *self._optimizer.moments()]
 
     def discard(self) -> list[int]:
-        """Find the transitions that make the next update non-finite, and remove all data of their segments from the replay buffer.
+        """Find the transitions that make the next update non-finite, and remove their segments from the replay buffer.
 
         The transitions of the failing gradient step are halved again and again, as long as a half still fails. The networks
         stay unchanged.
@@ -194,7 +194,7 @@ class DQN:
         return np.concatenate([self._find_by_halving(half, rate, before) for half in failing]) if failing else rows
 
     def _survives(self, rows: NDArray[np.int64], rate: float, before: tuple[Any, ...]) -> bool:
-        """Return True if the loss and all weights are finite after a gradient step from the state `before` on some replay rows."""
+        """Return True if the loss and all weights are finite after a gradient step on some replay rows, from a given state."""
         self.restore(before)
         loss, _ = self._train_on(rows, rate)
         return bool(torch.isfinite(loss)) and all(bool(np.isfinite(array).all()) for array in self.numbers_to_check())

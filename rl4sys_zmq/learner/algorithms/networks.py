@@ -161,7 +161,7 @@ class MLPStack:
         self.extras = self.leaves[-1] if extras else None
 
     def __call__(self, x: Tensor) -> list[Tensor]:
-        """Run all networks on the same input ``[B, features]``. Return a list with the outputs ``[B, outputs[k]]`` of each network."""
+        """Run all networks on one input ``[B, features]``. Return a list of the outputs of each network, ``[B, outputs[k]]``."""
         count, last = len(self._outputs), len(self._shapes) - 1
         hidden = x if count == 1 else x.expand(count, *x.shape)
         for layer in range(last + 1):

@@ -194,7 +194,7 @@ class PPOParameters:
 
     @property
     def in_turn(self) -> bool:
-        """True if the two networks are trained in turn, as in RL4Sys: first all steps of the policy, then of the value network."""
+        """True if the networks are trained in turn, as in RL4Sys: first the policy, then the value network."""
         return self.train_pi_iters is not None or self.train_v_iters is not None
 
     def batch(self) -> BatchRule:
@@ -220,7 +220,7 @@ class PPOParameters:
         return [(number < self.update_epochs, number < values) for number in range(max(self.update_epochs, values))]
 
     def iterations(self) -> tuple[int, int]:
-        """Return the number of passes that train the policy, and the number that train the value network, if `in_turn` is True."""
+        """Return the numbers of passes that train the policy and the value network, for an update with `in_turn`."""
         return self.train_pi_iters or RL4SYS_ITERS, self.train_v_iters or RL4SYS_ITERS
 
     def minibatches(self, steps: int) -> int:
@@ -348,7 +348,7 @@ LunarLander-v3 to 200   258 k to 638 k         200.2 (all ten end at 247 to 266)
 ======================  =====================  ==================================  =======================
 
 The lowest score always occurred when the target was reached, or at the next update. No run fell below its target later. After
-`total_steps`, the learning rate stays at 5 % of its initial value, so that training continues.
+`total_steps`, each annealed parameter stays at 5 % of its initial value, so that training continues.
 """
 
 ENTRY = AlgorithmEntry(

@@ -36,10 +36,10 @@ __all__ = [
 
 
 TENSORBOARD = "tensorboard"
-"""The folder in a run directory that contains one folder per client, and nothing else."""
+"""The name of the folder in a run directory that contains one folder of event files per client, and nothing else."""
 
 EVENT_FILES = "events.out.tfevents."
-"""The prefix of event file names; TensorBoard looks for ``tfevents``."""
+"""The beginning of the names of event files. TensorBoard finds the files by the word ``tfevents``."""
 
 MAX_RECORD_BYTES = 1 << 26
 _LENGTH, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")

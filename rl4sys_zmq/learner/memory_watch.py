@@ -112,7 +112,7 @@ class MemoryWatch(Worker):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Check the memory until `stop`.
+        """Check the memory every `LOOK_S` seconds until `stop` is called. This is the body of the thread.
 
         Raises:
             MemoryExceeded: If the memory is over the limit for `END_S` seconds.
@@ -150,7 +150,7 @@ class MemoryWatch(Worker):
         give_back_memory()
 
     def stop(self) -> None:
-        """End the thread."""
+        """Ask the thread to end."""
         self._stopping.set()
 
     def on_death(self, error: BaseException) -> None:

@@ -1,4 +1,10 @@
-"""Operators' commands (``restart``, ``give-up-pending``, ``forget``, ``drop-actor``), and expiry of idle clients."""
+"""The execution of operators' commands in a running learner, and the removal of idle clients.
+
+- ``restart``: Start a new learner thread for a client, which continues from the newest checkpoint.
+- ``give-up-pending``: The same, but discard the segments accepted after that checkpoint.
+- ``forget``: Remove a client with its data.
+- ``drop-actor``: Close an actor's session, and release its name.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +48,7 @@ NAMED = 10
 """Largest number of names that an error message lists."""
 
 Steps = Generator[Callable[[], bool], None, CommandDone]
-"""The steps of one command: a generator that yields each condition that it waits for, and returns the result."""
+"""A generator that carries out one command. It yields each condition that it waits for, and returns the command's result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The recorder: a thread that writes a learner's log, metrics and dead letters to the run directory."""
+"""The recorder: a thread that writes a learner's log, metrics and quarantined segments to the run directory."""
 
 from __future__ import annotations
 
@@ -180,13 +180,13 @@ class EventSink(Protocol):
 
 
 class NullEventSink:
-    """An event sink that stores nothing, for a learner without a run directory."""
+    """An event sink that writes no files, for a learner without a run directory. It only logs events with `logging`."""
 
     def metrics(self, client_id: str, metrics: Metrics) -> None:
         """Ignore the metrics."""
 
     def event(self, name: str, **fields: Any) -> None:
-        """Log the event."""
+        """Log the event with `logging`."""
         log.info("%s %s", name, fields)
 
     def dead_letter(self, client_id: str, letter: DeadLetter) -> None:

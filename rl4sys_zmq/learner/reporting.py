@@ -22,7 +22,7 @@ from rl4sys_zmq.wire.messages import Demand, Disposed, Message, Metrics
 __all__ = ["GatewaySender", "StatusReporter", "plain_text"]
 
 GATEWAY_TIMEOUT_S = 2.0
-"""Longest wait for space in the gateway's PULL, in seconds."""
+"""Longest wait for space in the queue of the gateway's PULL socket, in seconds."""
 
 GATHER_S = 0.005
 GATHER_ITEMS = 256
@@ -139,7 +139,7 @@ class StatusReporter:
             ranges.append([first, end])
 
     def report_verdicts(self) -> None:
-        """Send the recorded verdicts now."""
+        """Send all verdicts recorded since the last report to the gateway now."""
         for (actor_id, origin, verdict, reason, replaces), ranges in self._disposed.items():
             self._send(Disposed(actor_id, origin, ranges, verdict, reason, replaces))
         self._disposed.clear()

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 CONFIG, DEAD = "config.json", "dead"
 _OUR_FILES = (CONFIG, LOG, JOURNAL)
-"""The prefixes of the library's own file names; ``journal.db-wal`` and others extend them."""
+"""The beginnings of the library's own file names. Some names are longer, such as ``journal.db-wal``."""
 
 
 def aside_folder(run_dir: Path) -> Path:

@@ -154,7 +154,7 @@ class CrashSuspects:
         return first <= most and least < end
 
     def suspects(self, key: Key, seq: int) -> bool:
-        """Return True if a segment is a suspect."""
+        """Return True if the segment with this sequence number in a stream is a suspect."""
         return (*key, seq) in self._suspected
 
     def reason(self, key: Key, seq: int) -> str:

@@ -1,4 +1,4 @@
-"""The loop of a learner thread: it builds a client's algorithm, trains it, and publishes and saves the results."""
+"""The loop of a learner thread: it builds a client's algorithm, trains it, publishes the weights and saves checkpoints."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ CERTAIN = 1e-3
 """Largest log-probability of a discrete action: 0 (a probability of 1), plus a tolerance for rounding errors."""
 
 ROUNDING = 4
-"""Tolerance at the bounds of a box, in units in the last place."""
+"""Tolerance for values outside the bounds of a Box space, in units in the last place (float rounding errors)."""
 
 TILE = 512
 """Smallest number of elements to compare in one row. Shorter rows are joined, because numpy is slow with short rows."""

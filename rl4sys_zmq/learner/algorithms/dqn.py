@@ -78,7 +78,10 @@ class DQN:
             self._episodes += segment.ended or segment.capped
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
-        """Train one unit (`gradient_steps` gradient steps) if one is due. `partial` has no effect."""
+        """Do one unit of training (`gradient_steps` gradient steps) if one is due, and return its metrics; otherwise return None.
+
+        The argument `partial` has no effect.
+        """
         if self._units >= self._units_due() or not len(self._replay):
             return None
         p = self.parameters

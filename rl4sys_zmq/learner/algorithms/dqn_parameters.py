@@ -20,7 +20,7 @@ LARGEST_DIFFERENCE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class DQNParameters:
-    """All parameters of `DQN`. Steps are environment steps unless they are called gradient steps."""
+    """All parameters of `DQN`. The word *steps* means environment steps, except in *gradient steps*."""
 
     learning_rate: float = option(number(0.0, 10.0), 5e-4, names=("q_lr", "lr"), doc="Adam's step size")
     learning_rate_final: float | None = option(

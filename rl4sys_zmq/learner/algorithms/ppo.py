@@ -282,7 +282,7 @@ class PPO:
         self._taken, self._buffered, self._trajectories, self._complete = [], 0, 0, False
 
     def _train(self, rollout: Rollout) -> dict[str, float]:
-        """Do all passes over one batch, and return the metrics."""
+        """Do one update: all passes over a batch, with a gradient step per minibatch. Return the metrics of the update."""
         p = self.parameters
         left = max(p.anneal_floor, 1.0 - self._steps / p.total_steps) if p.total_steps is not None else 1.0
         shrink = left if p.anneal_lr else 1.0

@@ -80,9 +80,9 @@ def vtrace(
 
 
 def explained_variance(predicted: Column, targets: Column) -> float:
-    """Return ``1 - Var[targets - predicted] / Var[targets]``; 0 for constant targets.
+    """Return the share of the targets' variance that a prediction explains; 0 for constant targets.
 
-    1 is a perfect prediction; 0 is no better than a constant.
+    It is ``1 - Var[targets - predicted] / Var[targets]``: 1 for a perfect prediction, 0 for one no better than a constant.
     """
     spread = float(np.var(targets))
     return 1.0 - float(np.var(targets - predicted)) / spread if spread > 1e-12 else 0.0

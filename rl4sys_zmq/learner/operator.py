@@ -297,7 +297,7 @@ class Operator:
                 self._remove_idle(client, now)
 
     def make_room(self, now: float) -> None:
-        """If there are `max_clients` clients, remove the one that was idle for the longest time and has no data."""
+        """Remove the client without data that was idle for the longest time, if the number of clients is at its limit."""
         if self._parts.registry.full:
             idle = [client for client in self._parts.registry if client.is_expendable]
             if idle:

@@ -276,7 +276,7 @@ class Learner(Resource):
             raise error
 
     def forget(self, client_id: str, *, timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Any]:
-        """Remove a client with its learner thread and its rows in the journal.
+        """Remove a client with its learner thread, and discard its segments that wait for training.
 
         Its checkpoint folders are renamed to ``NUMBER.abandoned``. The sessions of its actors are closed. The next actor that
         joins with this `client_id` creates a new client without data.
@@ -304,10 +304,10 @@ class Learner(Resource):
         Normally the learner refuses an older start (incarnation) of an actor, keeps a slot for the actor, and binds its name to
         one user. This call removes these three restrictions.
 
-        The actor's accepted segments remain, and those not trained on so far will be. The actor's position in the numbering of
-        its segments is kept until then; an actor that returns earlier continues from that position. An actor that returns later
-        with segments on disk (a spool) can deliver a segment a second time, if the segment was accepted and the acknowledgement
-        did not reach the actor.
+        The actor's accepted segments remain, and those that wait for training will be trained on. The actor's position in the
+        numbering of its segments is kept until then; an actor that returns earlier continues from that position. An actor that
+        returns later with segments on disk (a spool) can deliver a segment a second time, if the segment was accepted and the
+        acknowledgement did not reach the actor.
 
         Args:
             client_id: The client.

@@ -30,7 +30,7 @@ __all__ = [
 
 
 KEPT_BYTES = 256 << 20
-"""Freed memory that malloc keeps at the end of the heap, in bytes.
+"""Largest amount of freed memory that malloc keeps at the end of the heap, in bytes.
 
 The value equals the amount of data that actors can send ahead to one learner thread (its credit in bytes).
 """

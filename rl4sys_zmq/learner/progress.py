@@ -69,10 +69,10 @@ class Progress:
 
         Args:
             key: The key of the stream.
-            verdict: The verdict.
+            verdict: The verdict, such as ``trained``.
             count: The number of segments.
-            replaces: The verdict that these segments had before; empty if this is their first verdict. A first verdict is only
-                possible for segments received after the last barrier.
+            replaces: The verdict that these segments had before; empty if this is their first verdict. Segments can get their
+                first verdict only between their `take` and the next `barrier`.
         """
         if replaces:
             self._correct(key, {verdict: count, replaces: -count})
@@ -89,7 +89,10 @@ class Progress:
         self.moved = True
 
     def barrier(self) -> None:
-        """Make this moment the new barrier: all received segments have their verdicts and belong to the state."""
+        """Record that all segments received so far have their verdicts and are part of the algorithm's state.
+
+        A checkpoint stores the progress as of the last call of this method, which is called the *barrier*.
+        """
         self.moved |= bool(self._since)
         for key, since in self._since.items():
             tally = self._marks.setdefault(key, _Tally(0, {}))
@@ -100,13 +103,13 @@ class Progress:
         self._since.clear()
 
     def forget(self, key: Key) -> None:
-        """Remove the mark of a stream, because the journal has removed the stream."""
+        """Remove the mark (next sequence number) of a stream, because the journal has removed the stream."""
         self._marks.pop(key, None)
 
     def marks(self) -> tuple[Mark, ...]:
-        """Return the mark of each stream at the last barrier, for a checkpoint."""
+        """Return the mark (next sequence number) of each stream, as of the last call of `barrier`, for a checkpoint."""
         return tuple(Mark(actor, origin, t.next_seq, dict(t.verdicts)) for (actor, origin), t in self._marks.items())
 
     def as_documents(self) -> list[Any]:
-        """Return a list ``[actor_id, origin, next_seq, verdicts]`` for each stream, as the message `Ready` contains it."""
+        """Return `marks` as JSON values: ``[actor_id, origin, next_seq, verdicts]`` for each stream, for the message `Ready`."""
         return [[m.actor_id, m.origin, m.next_seq, m.verdicts] for m in self.marks()]

@@ -36,7 +36,7 @@ class Record:
     """One record of a file.
 
     Attributes:
-        kind: The group of the record. When records are dropped, all groups get equal shares of the space.
+        kind: The name of the record's group. When records are dropped, all groups get equal shares of the space.
         content: The bytes of the record in the file.
         lasting: True if the record is kept in preference to others. Lasting records get up to half of the space.
     """

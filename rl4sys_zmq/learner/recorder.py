@@ -97,7 +97,7 @@ class RunFiles(Resource):
         self._write(self._log, json.dumps({"t": round(at_unix_s, 3), "event": name, **fields}).encode() + b"\n", at_unix_s)
 
     def dead_letter(self, client_id: str, letter: DeadLetter, at_unix_s: float) -> None:
-        """Write a quarantined segment to the folder of dead letters.
+        """Write a quarantined segment to the folder ``dead`` of the run directory.
 
         Raises:
             OSError: If the segment cannot be written.

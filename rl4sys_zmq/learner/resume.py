@@ -159,7 +159,7 @@ def open_journal(config: LearnerConfig, wake: Callable[[], None]) -> tuple[DiskJ
 
 
 def has_state(run_dir: Path) -> bool:
-    """Return True if a learner has run in this directory: it contains a journal, the file of its marks, or checkpoints."""
+    """Return True if a learner has run in this directory: it contains ``journal.db``, ``journal.marks``, or checkpoints."""
     journal = run_dir / JOURNAL
     return journal.exists() or marks_path(journal).exists() or bool(_checkpoint_records(run_dir))
 

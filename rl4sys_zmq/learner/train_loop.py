@@ -61,7 +61,7 @@ ASSIGN_S = 0.5
 """Time between two checks for a request to stop while the thread waits for its assignment, in seconds."""
 
 MAX_POISONED = 3
-"""Largest number of segments in a row that the algorithm can reject (by an exception). One more, and the client fails."""
+"""Largest number of segments in a row that the algorithm can reject by an exception. If it rejects more, the client fails."""
 
 CHECKPOINT_SHARE = 20
 """The shortest time between two periodic checkpoints, in multiples of the time that writing one takes."""
@@ -138,7 +138,7 @@ class TrainLoop:
     def expect_end(self, *, replaced: bool = False) -> None:
         """Record that the thread was asked to stop.
 
-        If the process ends during an update after this call, the segments of the update are not suspected of a crash. Any
+        If the process ends during an update after this call, the segments of the update are not suspected as the cause. Any
         thread can call this.
 
         Args:
@@ -399,7 +399,13 @@ class TrainLoop:
         self._reporter.observed_steps += int(steps.sum())
 
     def _quarantine(self, message: ReceivedMessage, place: int, reason: str) -> None:
-        """Quarantine the segment at an index of a message: record the verdict, and send the gateway a dead letter."""
+        """Quarantine a segment: record the verdict, and send the segment to the gateway as a dead letter, with the reason.
+
+        Args:
+            message: The message that contains the segment.
+            place: Index of the segment in the message.
+            reason: The reason, for people to read.
+        """
         seq = message.batch.first_seq + place
         self._record_verdict(message.key, seq, seq + 1, Verdict.QUARANTINED, reason)
         self._send(message.dead_letter(place, reason))
@@ -411,8 +417,8 @@ class TrainLoop:
     def _observe(self, one: HeldSegment, *, alone: bool) -> bool:
         """Give a segment to the algorithm. If the algorithm raises an exception, quarantine the segment and return False.
 
-        Without the quarantine, a journal on disk would deliver the segment to each new learner thread. After `MAX_POISONED`
-        rejected segments in a row, the algorithm is assumed to be at fault, and its exception is raised.
+        Without the quarantine, a journal on disk would deliver the segment to each new learner thread. If more than
+        `MAX_POISONED` segments in a row are rejected, the algorithm is assumed to be at fault, and its exception is raised.
 
         Args:
             one: The segment.

@@ -32,9 +32,9 @@ Segments that these trials could not separate are removed together.
 """
 
 MAX_DIVERGED = 3
-"""Largest number of updates in a row that can be undone without progress. One more, and the client fails.
+"""Largest number of updates in a row that can be undone without progress. If there are more, the client fails.
 
-Without progress means: no segment of the batch is good, or (off-policy) no data are found at fault.
+An undone update makes no progress if no segment of the batch is good, or (off-policy) if no data are found at fault.
 """
 
 RECENT_ITEMS, RECENT_BYTES = 1 << 16, 32 << 20
@@ -51,7 +51,7 @@ class UpdateOutcome:
 
     Attributes:
         metrics: Metrics of the update; None if it was undone.
-        used: The segments that an on-policy update was made on. They are trained.
+        used: The segments that an on-policy update was made on. They now count as trained.
         culprits: The segments that made an update fail. The caller must quarantine them.
         reason: The reason why the update was undone; empty if it was not undone.
         unchanged: True if no weight has changed although the learning rate is not 0.

@@ -28,7 +28,7 @@ __all__ = ["Bounds", "ContentRules", "MAX_LOG_PROB", "ColumnRange", "content_err
 MAX_LOG_PROB = 100.0
 """Largest absolute value of a log-probability, for each dimension of the action.
 
-No sampler draws actions rarer than e^-100, and float32 cannot represent the ratio to such a probability.
+No sampler draws actions with a probability below e^-100, and float32 cannot represent the probability ratios of such actions.
 """
 
 CERTAIN = 1e-3
@@ -38,7 +38,7 @@ ROUNDING = 4
 """Tolerance for values outside the bounds of a Box space, in units in the last place (float rounding errors)."""
 
 TILE = 512
-"""Smallest number of elements to compare in one row. Shorter rows are joined, because numpy is slow with short rows."""
+"""Number of elements to compare in one row of an array. Shorter rows are joined, because numpy is slow with short rows."""
 
 
 class ColumnRange:

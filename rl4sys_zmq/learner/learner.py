@@ -1,4 +1,4 @@
-"""The learner's public class: start, query and close a learner."""
+"""The public class `Learner`, with methods to start, query, control and close a learner."""
 
 from __future__ import annotations
 

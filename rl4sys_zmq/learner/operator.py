@@ -193,7 +193,7 @@ class Operator:
         raise unknown_name_error("command", command.command, (RESTART, GIVE_UP, FORGET, DROP_ACTOR))
 
     def _until_safe(self, client_id: str) -> Callable[[], bool]:
-        """Return a function that returns True, once, after the journal has committed all changes requested for a client so far."""
+        """Return a function that returns True, once, after the journal has committed all earlier changes to a client."""
         token = next(self._tokens)
         self._parts.journal.read(client_id, token, LAST_ROW, 1)
 

@@ -116,7 +116,7 @@ class StatusReporter:
         return METRICS_PERIOD_S if self._news else IDLE_S
 
     def begin(self) -> None:
-        """Start the clock for the metric ``charts/SPS`` (steps per second). Call this when data arrive; only the first call counts."""
+        """Start the clock for the metric ``charts/SPS`` (steps per second) at the first call. Call this when data arrive."""
         self._began = self._began or time.monotonic()
 
     # ---- verdicts

@@ -67,7 +67,7 @@ class DQN:
         self._gradient_steps = 0
 
     def spec(self) -> PolicySpec:
-        """Return the specification of an MLP that computes one value per action (head ``q_values``)."""
+        """Return the specification of the policy: an MLP that computes one value per action, and epsilon."""
         return self._spec
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
@@ -167,7 +167,7 @@ class DQN:
     def discard(self) -> list[int]:
         """Find the transitions that make the next update non-finite, and remove their segments from the replay buffer.
 
-        The transitions of the failing gradient step are halved again and again, as long as a half still fails. The networks
+        The transitions of the first failing gradient step are halved again and again, as long as a half still fails. The networks
         stay unchanged.
 
         Returns:

@@ -15,7 +15,10 @@ from rl4sys_zmq.values.observations import flat_space
 __all__ = ["ENTRY", "DQNParameters", "plan_dqn"]
 
 LARGEST_DIFFERENCE = 0.5
-"""The largest `epsilon_decay` that is subtracted from epsilon at each step. By larger values, epsilon is multiplied."""
+"""The limit between the two meanings of `epsilon_decay`.
+
+Up to this limit, `epsilon_decay` is subtracted from epsilon at each step. A larger value multiplies epsilon at each step.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,8 +126,10 @@ class MLPStack:
 
     The vector contains the networks one after another. The order within a network is that of a policy's weights in `PolicySpec`:
     weight ``[out, in]`` and bias of each layer, then a number of extra parameters, such as a log_std. So the slice of network 0
-    is the weights to publish. All slices have equal sizes: a network with fewer outputs than network 0 has rows of weights, and
-    a network other than 0 has extra parameters, that are never read and never change.
+    contains the policy's weights, ready to publish.
+
+    All slices have equal sizes. So a network with fewer outputs than network 0 has some rows of weights that are never read and
+    never change. The same holds for the extra parameters of networks other than network 0.
 
     Attributes:
         flat: All parameters, float32 ``[size]``. Change this tensor only in place.

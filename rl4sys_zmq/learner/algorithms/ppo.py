@@ -40,9 +40,9 @@ class PassRecord:
     The lists have one tensor per minibatch. The tensors are converted to numbers after the pass, because each conversion is slow.
 
     Attributes:
-        policy_losses: Scalar tensors.
-        value_losses: Scalar tensors.
-        entropies: Mean entropy of the policy, scalar tensors.
+        policy_losses: The loss of the policy, as scalar tensors.
+        value_losses: The loss of the value network, as scalar tensors.
+        entropies: The mean entropy of the policy in nats, as scalar tensors.
         log_ratios: Logarithms of the probability ratio between the current and the acting policy, before the gradient step of
             the minibatch; ``[B]`` for a minibatch of ``B`` steps.
         stopped: True if the pass ended early, because the policy differs too much from the acting policy.
@@ -85,7 +85,10 @@ FIRST_LENGTH_GUESS = 200.0
 """Assumed length of a trajectory until the first one has ended, in steps."""
 
 RL4SYS_KL_FACTOR = 1.5
-"""The factor of `target_kl` above which the policy's gradient steps end, in an update with `train_pi_iters` (as in RL4Sys)."""
+"""The policy's gradient steps end when the approximate KL divergence exceeds this factor times `target_kl`.
+
+This applies only to updates with `train_pi_iters` or `train_v_iters`, which work as in RL4Sys.
+"""
 
 LENGTH_STEP = 0.05
 """The weight of each ended trajectory in the running mean of trajectory lengths."""
@@ -274,7 +277,7 @@ class PPO:
         return found
 
     def discard(self) -> list[int]:
-        """Return an empty list. An on-policy algorithm keeps no replay, so there is no segment to remove."""
+        """Return an empty list. An on-policy algorithm has no replay buffer, so there is no segment to remove."""
         return []
 
     def _clear(self) -> None:

@@ -26,8 +26,8 @@ class NStepColumns:
         returns: The discounted sum of the rewards of the next ``n_t`` steps, float32 ``[T]``. ``n_t`` is `n_step`, or less near
             the end of the segment.
         discounts: ``gamma ** n_t``, float32 ``[T]``; 0 if the episode terminated within these steps.
-        reach: The row of ``segment.observations`` whose value completes the target, int64 ``[T]``. Where the discount is 0, this
-            is any valid row.
+        reach: The row of ``segment.observations`` whose estimated value is added to the return, int64 ``[T]``. Where the discount
+            is 0, this is any valid row.
     """
 
     returns: NDArray[np.float32]
@@ -44,7 +44,7 @@ class Batch:
         actions: Int64 ``[B]``, from 0.
         returns: The n-step returns, float32 ``[B]`` (see `NStepColumns`).
         discounts: The factors of the values of `successors`, float32 ``[B]`` (see `NStepColumns`).
-        successors: The observations whose values complete the targets, ``[B, *obs]``.
+        successors: The observations whose estimated values are added to the returns, ``[B, *obs]``.
         masks: True for each action that is allowed in `successors`, bool ``[B, n]``; None if no segment has had a mask.
     """
 

@@ -1,6 +1,6 @@
 """PPO's entry in the registry of algorithms: its parameters, its policy, and tested settings. This module imports no torch.
 
-The parameters accept the names of four projects.
+A parameter can also be given by its name in RL4Sys, CleanRL or Stable-Baselines3.
 """
 
 from __future__ import annotations

@@ -1,8 +1,19 @@
 """The inference service: computes actions for actors that have no policy of their own.
 
-A call of the method ``policy/CLIENT`` carries ``obs`` ``[N, *obs]``, ``mask`` ``[N, n]`` or None, and ``explore``. The reply
-has ``raw`` and ``act`` ``[N, *act]``, ``log_prob`` float32 ``[N]``, and the ``generation`` and ``version`` of the policy.
-Calls that arrive during a forward pass share the next one.
+An actor calls the method ``policy/CLIENT_ID`` with these arguments:
+
+- ``obs``: ``N`` observations, ``[N, *obs]``.
+- ``mask``: Bool ``[N, n]``, True for each allowed action; or None.
+- ``explore``: True to sample actions; False for the policy's best actions.
+
+The reply contains:
+
+- ``raw``: The actions as the policy chose them, ``[N, *act]``. Training uses these.
+- ``act``: The actions for the environment, clipped or squashed into the bounds, ``[N, *act]``.
+- ``log_prob``: The log-probability of each action, float32 ``[N]``.
+- ``generation``, ``version``: The version of the policy that acted.
+
+Calls for one client that arrive during a forward pass share the next forward pass.
 """
 
 from __future__ import annotations
@@ -36,22 +47,22 @@ BATCHING = Batching(max_size=64)
 
 
 def method_of(client_id: str) -> str:
-    """Return the name of the method that computes actions of a client's policy."""
+    """Return the name of the service method that computes actions with this client's policy."""
     return f"policy/{client_id}"
 
 
 class PolicyService(Resource):
-    """A service with the newest version of each policy.
+    """The inference service: an RPC server that computes actions with the newest version of each client's policy.
 
-    The gateway thread offers versions; the server's threads run them.
+    The gateway thread passes each new version to `offer`. The server's threads compute the actions.
 
     Attributes:
-        address: The URI that it is bound to; empty before `start`.
-        asked: The clients for which an action was requested.
+        address: The URI that the server is bound to; empty before `start`.
+        asked: The ids of the clients whose policy has answered at least one valid call.
     """
 
     def __init__(self, bind: str, keys: Path | None, users: Path | None, *, insecure: bool) -> None:
-        """Create the service without binding it."""
+        """Create the service. `start` binds its socket."""
         self.address = ""
         self.asked: set[str] = set()
         self._server = Server(bind, name="inference", keys=keys, users=users, insecure=insecure)
@@ -71,9 +82,10 @@ class PolicyService(Resource):
         self.address = self._server.start().address
 
     def offer(self, client_id: str, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
-        """Set the version to act with from now on, and register the client's method if this is its first.
+        """Make a snapshot the version that computes this client's actions from now on.
 
-        The policy is built from the snapshot at the next request.
+        The first snapshot of a client also registers the client's method at the server. The policy object is built from the
+        snapshot at the next request.
         """
         first = client_id not in self._offered
         self._offered[client_id] = spec, snapshot
@@ -88,7 +100,10 @@ class PolicyService(Resource):
             )
 
     def forget(self, client_id: str) -> None:
-        """Remove a client's policy and its method. Another client can reuse its concurrency group."""
+        """Remove a client's policy and its method from the service. Do nothing if the client is unknown.
+
+        The client's concurrency group (calls that never run at the same time) becomes free for another client.
+        """
         if self._offered.pop(client_id, None) is not None:
             self._server.unregister(method_of(client_id))
             self._policies.pop(client_id, None)
@@ -96,13 +111,14 @@ class PolicyService(Resource):
             del self._concurrency_groups[client_id]
 
     def report(self) -> dict[str, Any]:
-        """Return the server's status, for the learner's status."""
+        """Return the status of the RPC server as a dict. It becomes a part of the learner's status document."""
         return self._server.status()
 
     def close(self) -> None:
         """Stop the server.
 
-        If a forward pass is still running after `CLOSE_S` seconds, log a warning. Its thread closes the server when it ends.
+        If a forward pass is still running after `CLOSE_S` seconds, log a warning and return. The thread of that forward pass
+        then closes the server when the pass ends.
         """
         try:
             self._server.stop(CLOSE_S)
@@ -117,7 +133,11 @@ class PolicyService(Resource):
         return policy, spec
 
     def _act(self, client_id: str, payloads: Sequence[Any]) -> list[Any]:
-        """Run one forward pass for all valid calls with the same `explore`, and refuse each invalid call."""
+        """Compute the actions for a batch of calls: one forward pass for each value of `explore` that occurs.
+
+        Returns:
+            One reply for each payload, in the same order. An invalid call gets a `RefuseCall`.
+        """
         try:
             policy, spec = self._policy(client_id)
         except KeyError:  # the client was forgotten while these calls waited
@@ -159,10 +179,12 @@ Rows = tuple[NDArray[Any], NDArray[np.bool_] | None, bool]
 
 
 def _read(payload: Any, spec: PolicySpec) -> Rows:
-    """Return the observations, the masks and the flag to explore of a call, with the checks of an actor's own policy.
+    """Check the payload of a call, and return its observations, its masks (or None), and its `explore`.
+
+    The checks are the same as those of a policy inside an actor.
 
     Raises:
-        Refuse: If the payload is invalid.
+        RefuseCall: If the payload is invalid.
     """
     if not isinstance(payload, dict) or set(payload) != {"obs", "mask", "explore"}:
         raise RefuseCall(CallRefusal.INVALID, "the payload must be a dict with the keys obs, mask and explore")

@@ -1,4 +1,4 @@
-"""The learner's public class: start, query and close a learner."""
+"""The public class `Learner`, with methods to start, query, control and close a learner."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ T = TypeVar("T")
 
 
 class Learner(Resource):
-    """A learner: one gateway thread, one learner thread per client, a recorder and a journal.
+    """A learner, which receives segments from actors, trains one policy for each client, and publishes the weights.
+
+    It runs a gateway thread (the network side), one learner thread for each client, a journal (the record of accepted
+    segments), and, with a run directory, a recorder (the writer of the log and the metrics).
 
     ::
 
@@ -54,8 +57,10 @@ class Learner(Resource):
     Attributes:
         config: The configuration.
         resumed_clients: The clients that were in the run directory at the start.
-        loss: The part of the journal that is lost and was given up (``resume: accept-loss``), or None if nothing is lost.
-        rollback: What the return to the checkpoint in ``config.resume`` undid, or None if it names no checkpoint.
+        loss: A description of the missing part of the journal, if the learner was started without it (``resume:
+            accept-loss``); None if nothing is missing.
+        rollback: A description of what was undone to return to an earlier checkpoint; None unless ``config.resume`` names a
+            checkpoint.
     """
 
     def __init__(self, config: LearnerConfig | None = None) -> None:
@@ -78,7 +83,8 @@ class Learner(Resource):
             AddressInUse: If another socket is bound to the address.
             TransportError: If the address cannot be bound.
             RunDirectoryError: If the run directory cannot be written.
-            JournalLost: If the journal or a part of it is missing. ``resume: accept-loss`` starts without it.
+            JournalLost: If the journal or a part of it is missing. With ``resume: accept-loss``, the learner starts without the
+                missing part.
             JournalError, CheckpointError: If the saved state cannot be used, or another learner uses it.
             ConfigError: If a plugin cannot be imported, if the run directory needs an extra that is not installed, or if
                 the saved state contradicts the configuration.
@@ -125,21 +131,21 @@ class Learner(Resource):
 
     @property
     def address(self) -> str:
-        """The URI that actors connect to, with the port that was bound."""
+        """The URI that actors connect to. If the configured port is 0, this has the port that the system chose."""
         return self._running.address
 
     @property
     def pub_address(self) -> str:
-        """The URI at which the weights are published."""
+        """The URI of the socket that publishes the weights."""
         return self._running.pub_address
 
     @property
     def inference_address(self) -> str:
-        """The URI at which actors request actions (``inference: remote``)."""
+        """The URI of the inference service, for actors that let the learner compute their actions (``inference: remote``)."""
         return self._running.inference_address
 
     def status(self) -> dict[str, Any]:
-        """Return the state of all clients, with their actors, queues, credit and verdicts, as a JSON document.
+        """Return the state of the learner as a JSON document: counters, and each client's actors, queues, credit and verdicts.
 
         Raises:
             LearnerUnavailable: If the gateway thread does not answer within `CALL_TIMEOUT_S` seconds.
@@ -151,11 +157,16 @@ class Learner(Resource):
         return report
 
     def wait(self, *, client_id: str, version: int, timeout_s: float) -> int:
-        """Wait until `client_id` has published `version` or a later one, and return its current version.
+        """Wait until a client has published a certain policy version or a later one, and return its newest version number.
+
+        Args:
+            client_id: The client. It need not exist at the time of the call.
+            version: The policy version to wait for.
+            timeout_s: Longest time to wait, in seconds.
 
         Raises:
             ClientFailed: If the client's learner thread failed.
-            ConfigError: If the client could not be built.
+            ConfigError: If the client's algorithm could not be built.
             LearnerUnavailable: If the version is not published within `timeout_s` seconds.
             Closed: If the learner is closed during the wait.
         """
@@ -180,10 +191,15 @@ class Learner(Resource):
                 gateway.published.wait(min(left, 0.5))
 
     def digest(self, client_id: str, version: int) -> int:
-        """Return the xxh3-64 digest of a version of the current generation.
+        """Return the digest (xxh3-64 checksum of all weights) of a policy version.
+
+        Args:
+            client_id: The client.
+            version: Number of a version that the client's current learner thread has published.
 
         Raises:
-            KeyError: If the version was not published, or its digest is no longer kept.
+            KeyError: If this learner thread has not published the version, or its digest is no longer kept.
+            Closed: If the learner is not running.
         """
         gateway = self._running
         with gateway.published:
@@ -198,7 +214,7 @@ class Learner(Resource):
 
         Args:
             timeout_s: Longest time to wait, in seconds.
-            partial: Let each client first train on its incomplete batch.
+            partial: True to let each client first train on its incomplete batch.
 
         Raises:
             CheckpointError: If a checkpoint could not be written.
@@ -217,7 +233,7 @@ class Learner(Resource):
     def drain(self, *, timeout_s: float) -> None:
         """Wait until every accepted segment is trained on, incomplete batches included, and write checkpoints.
 
-        Actors can keep sending. The call then returns the first time that no accepted segment is pending.
+        Actors can keep sending during the call. It returns as soon as no accepted segment of a running client waits for training.
 
         Args:
             timeout_s: Longest time to wait, in seconds.
@@ -236,19 +252,21 @@ class Learner(Resource):
                 raise LearnerUnavailable(self.address, f"{left} segments to be trained on", timeout_s)
 
     def restart(self, client_id: str, *, give_up_pending: bool = False) -> None:
-        """Start a new learner thread, in a new generation, for a client that runs or has failed.
+        """Replace the learner thread of a client that runs or has failed. The new thread has a new generation number.
 
-        With a run directory, the client continues from its newest checkpoint, and the journal replays the segments accepted
-        since then. Without one, training starts from the beginning, and pending segments count as rolled back.
+        With a run directory, the client continues from its newest checkpoint, and the segments accepted after that checkpoint
+        are delivered to the new thread from the journal. Without a run directory, training starts from the beginning, and
+        segments not trained on so far count as rolled back.
 
         Args:
             client_id: The client.
-            give_up_pending: Do not replay the segments since the checkpoint; count them as rolled back. Use this for an
-                algorithm that fails on exactly those segments.
+            give_up_pending: True to discard the segments accepted after the checkpoint and count them as rolled back. Use this
+                for an algorithm that fails on exactly those segments.
 
         Raises:
             ConfigError: If there is no such client.
-            LearnerUnavailable, Closed: Under the same conditions as in `status`.
+            LearnerUnavailable: If the gateway thread does not answer within `CALL_TIMEOUT_S` seconds.
+            Closed: If the learner is not running.
         """
         gateway = self._running
         command = Command(GIVE_UP if give_up_pending else RESTART, client_id)
@@ -258,34 +276,38 @@ class Learner(Resource):
             raise error
 
     def forget(self, client_id: str, *, timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Any]:
-        """Remove a client with its learner thread and its rows in the journal.
+        """Remove a client with its learner thread, and discard its segments that wait for training.
 
         Its checkpoint folders are renamed to ``NUMBER.abandoned``. The sessions of its actors are closed. The next actor that
-        joins with this `client_id` creates the client again, without data.
+        joins with this `client_id` creates a new client without data.
 
         Args:
             client_id: The client.
-            timeout_s: Longest time to wait, in seconds. An update that is in progress is waited for.
+            timeout_s: Longest time to wait, in seconds. This includes the rest of an update that is in progress.
 
         Returns:
-            The number of segments that were ``accepted``, the number of those that were ``pending`` and are discarded, the
-            number of ``actors``, and, with a run directory, the number of ``checkpoints`` that were put aside.
+            A dict of numbers: ``accepted``, the segments accepted in all; ``pending``, the accepted segments that were not
+            trained on and are now discarded; ``actors``, the actors of the client; and, with a run directory, ``checkpoints``,
+            the renamed checkpoints.
 
         Raises:
             ConfigError: If there is no such client.
-            CheckpointError: If its checkpoints cannot be put aside. The client then remains, in the state ``failed``.
-            LearnerUnavailable: If it takes longer than `timeout_s`. The removal continues.
+            CheckpointError: If the client's checkpoints cannot be renamed. The client then remains, in the state ``failed``.
+            LearnerUnavailable: If the removal takes longer than `timeout_s`. It continues after the error.
             Closed: If the learner is closed.
         """
         return self._command(Command(FORGET, client_id), timeout_s)
 
     def drop_actor(self, client_id: str, actor_id: str, *, timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Any]:
-        """Drop the record of an actor.
+        """Close the session of an actor, and release its name, so that any process can join with this `actor_id` again.
 
-        The record then fences no incarnation, uses no place and has no owner, so any start of the actor can join again.
-        Its accepted segments remain, and pending ones are trained on. Its marks are kept until all are trained; an actor that
-        returns before that continues from them. A spool that returns later can deliver segments again that were accepted but
-        not acknowledged to the actor.
+        Normally the learner refuses an older start (incarnation) of an actor, keeps a slot for the actor, and binds its name to
+        one user. This call removes these three restrictions.
+
+        The actor's accepted segments remain, and those that wait for training will be trained on. The actor's position in the
+        numbering of its segments is kept until then; an actor that returns earlier continues from that position. An actor that
+        returns later with segments on disk (a spool) can deliver a segment a second time, if the segment was accepted and the
+        acknowledgement did not reach the actor.
 
         Args:
             client_id: The client.
@@ -293,12 +315,12 @@ class Learner(Resource):
             timeout_s: Longest time to wait, in seconds.
 
         Returns:
-            The number of ``streams`` that the actor had, ``live`` (1 if it had a session, else 0), and the number of
-            ``pending`` segments.
+            A dict of numbers: ``streams``, the numberings of segments that the learner knew of this actor; ``live``, those with
+            an open session (0 or 1); and ``pending``, the actor's segments that still wait for training.
 
         Raises:
             ConfigError: If there is no such client or actor.
-            LearnerUnavailable: If it takes longer than `timeout_s`. The command continues.
+            LearnerUnavailable: If the command takes longer than `timeout_s`. It continues after the error.
             Closed: If the learner is closed.
         """
         return self._command(Command(DROP_ACTOR, client_id, actor_id), timeout_s)
@@ -312,7 +334,7 @@ class Learner(Resource):
             raise LearnerUnavailable(gateway.address, f"the result of {command.command}", timeout_s) from None
 
     def raise_if_dead(self) -> None:
-        """Raise the exception that ended one of the learner's threads.
+        """Raise the exception that ended one of the learner's threads; return if all threads run.
 
         Raises:
             MemoryExceeded: If the process uses more than `LearnerConfig.max_memory_bytes` and closing connections did not
@@ -334,8 +356,8 @@ class Learner(Resource):
     def close(self) -> None:
         """Stop accepting data, let the learner threads finish their queues, and join them, within ``shutdown_timeout_s``.
 
-        If a learner thread is busy even then, the process waits for it when it exits, at most `EXIT_TIMEOUT_S` seconds.
-        A learner that is still open at the exit of the process is closed then.
+        If a learner thread is still busy after that time, the exit of the process waits for the thread, at most
+        `EXIT_TIMEOUT_S` seconds. The exit of the process closes every learner that is still open.
         """
         with self._lock:
             self._closed = True
@@ -370,13 +392,13 @@ class Learner(Resource):
             recorder.join(max(0.5, deadline - time.monotonic()))
 
     def _move_old_files(self, sink: EventSink) -> None:
-        """Move aside the files that an earlier version left, and record an event for each."""
+        """Move away the files that an earlier version of this library left in the run directory, and record each move."""
         if self.config.run_dir is not None:
             for source, target in move_old_files(self.config.run_dir):
                 sink.event("moved", source=source, target=target)
 
     def _others_can_write(self, sink: EventSink) -> tuple[str, ...]:
-        """Return a warning for each part of the run directory that other users can write, and log each one."""
+        """Log and return a warning for each part of the run directory that other users of the machine can write."""
         if self.config.run_dir is None:
             return ()
         found = others_can_write(*(self.config.run_dir / name for name in ("", JOURNAL, CHECKPOINTS)))
@@ -392,7 +414,11 @@ class Learner(Resource):
                 gateway.call(lambda: gateway.change_access(access))
 
     def _relieve(self, all_connections: bool) -> int:
-        """Close connections in the gateway thread, and return their number; 0 if the thread does not answer."""
+        """Close connections to free memory, and return their number; 0 if the gateway thread does not answer in time.
+
+        Args:
+            all_connections: True to close all connections; False for only those that have completed no message for a while.
+        """
         gateway = self._gateway
         if gateway is None:
             return 0

@@ -1,7 +1,8 @@
-"""The two series of records in a run directory: the log, and TensorBoard's event files.
+"""The file formats of a run directory's log and of its TensorBoard event files.
 
-The log is ``RUN/log.jsonl`` with one event per line; older, thinned parts are in ``RUN/log/``. Event files are written without
-TensorBoard's writer: one record per step, private, and bounded in size.
+The log is ``RUN/log.jsonl``, with one event per line. Older parts of the log are in ``RUN/log/``; some of their lines are
+removed to limit the size. TensorBoard's own writer is not used for its event files, because it limits neither their size nor
+the access of other users.
 """
 
 from __future__ import annotations
@@ -35,17 +36,19 @@ __all__ = [
 
 
 TENSORBOARD = "tensorboard"
-"""The folder in a run directory that contains one folder per client, and nothing else."""
+"""The name of the folder in a run directory that contains one folder of event files per client, and nothing else."""
 
 EVENT_FILES = "events.out.tfevents."
-"""The prefix of event file names; TensorBoard looks for ``tfevents``."""
+"""The beginning of the names of event files. TensorBoard finds the files by the word ``tfevents``."""
 
 MAX_RECORD_BYTES = 1 << 26
 _LENGTH, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
 
 
 class EventFileFormat(RecordFormat):
-    """TFRecords of TensorBoard's `Event`. The kind of a record is the list of its tags.
+    """The format of a TensorBoard event file: TFRecords, each with one `Event` message of TensorBoard.
+
+    The kind of a record (see `Record.kind`) is the list of the tags in the event.
 
     Raises:
         ConfigError: If TensorBoard is not installed.
@@ -65,7 +68,14 @@ class EventFileFormat(RecordFormat):
         self.head = self.record(0.0, 0, {}, file_version="brain.Event:2")
 
     def record(self, wall_time_s: float, step: int, scalars: Mapping[str, float], **fields: Any) -> bytes:
-        """Return one record of scalars."""
+        """Encode one event with scalars by tag as a TFRecord.
+
+        Args:
+            wall_time_s: Unix time of the event, in seconds.
+            step: Position of the event on TensorBoard's horizontal axis.
+            scalars: Values by tag.
+            **fields: Further fields of TensorBoard's `Event` message.
+        """
         event = self._event(wall_time=wall_time_s, step=step, **fields)
         for tag, value in scalars.items():
             event.summary.value.add(tag=tag, simple_value=value)
@@ -75,7 +85,7 @@ class EventFileFormat(RecordFormat):
         return length + next(checks) + content + next(checks)
 
     def read(self, file: BinaryIO) -> Iterator[Record]:
-        """Yield the complete records."""
+        """Yield the complete records of a file. Stop at an incomplete record, and skip a record that cannot be decoded."""
         while len(start := file.read(_LENGTH.size + _CHECKSUM.size)) == _LENGTH.size + _CHECKSUM.size:
             (size,) = _LENGTH.unpack_from(start)
             if size > MAX_RECORD_BYTES:
@@ -91,12 +101,19 @@ class EventFileFormat(RecordFormat):
                 yield Record("\n".join(value.tag for value in event.summary.value), start + rest)
 
     def dropped_record(self, dropped: Mapping[str, int]) -> bytes:
-        """Return nothing: a gap in a curve is visible."""
+        """Return empty bytes. Event files need no note about dropped records: the curve just has fewer points."""
         return b""
 
 
 def event_series(run_dir: Path, client_id: str, form: EventFileFormat, max_bytes: int) -> RecordSeries:
-    """Return the writer of one client's event files."""
+    """Return the writer of one client's TensorBoard event files.
+
+    Args:
+        run_dir: The run directory.
+        client_id: The client.
+        form: The format of the files.
+        max_bytes: Size limit of all event files of this client together.
+    """
     return RecordSeries(run_dir / TENSORBOARD / folder_name(client_id), form, max_bytes)
 
 
@@ -107,13 +124,17 @@ _START = re.compile(rb'\{"t": [0-9.e+-]+, "event": "([a-z_]+)"(?:, "client_id": 
 
 
 class JsonLineFormat(RecordFormat):
-    """JSON lines. All events but ``metrics`` are lasting. The kind of a record is its event with its client."""
+    """The format of the log: one JSON object per line.
+
+    The kind of a record (see `Record.kind`) is the name of its event and the id of its client. All events but ``metrics`` are
+    lasting: they are kept in preference to metrics when old records are dropped.
+    """
 
     suffix = ".jsonl"
     notice_bytes = 2048
 
     def read(self, file: BinaryIO) -> Iterator[Record]:
-        """Yield the complete lines."""
+        """Yield the complete lines of a file as records."""
         for line in file:
             match = _START.match(line)
             if match is not None and line.endswith(b"}\n"):
@@ -122,7 +143,7 @@ class JsonLineFormat(RecordFormat):
                 yield Record(kind, line, lasting=event != "metrics")
 
     def dropped_record(self, dropped: Mapping[str, int]) -> bytes:
-        """Return an event ``thinned`` with the counts by event."""
+        """Return a line with the event ``thinned``, which counts the dropped records by the name of their event."""
         by_event: dict[str, int] = {}
         for kind, count in dropped.items():
             event = kind.partition(" ")[0]
@@ -130,7 +151,7 @@ class JsonLineFormat(RecordFormat):
         return json.dumps({"t": 0.0, "event": THINNED, "dropped": by_event}).encode() + b"\n"
 
     def earlier(self, record: Record) -> Mapping[str, int] | None:
-        """Return the counts of an event ``thinned``; None for other events."""
+        """Return the counts in a line with the event ``thinned``; None for any other line."""
         if record.kind != THINNED:
             return None
         try:
@@ -140,12 +161,17 @@ class JsonLineFormat(RecordFormat):
 
 
 def log_series(run_dir: Path, max_bytes: int) -> RecordSeries:
-    """Return the writer of a run's log."""
+    """Return the writer of the log of a run directory.
+
+    Args:
+        run_dir: The run directory.
+        max_bytes: Size limit of all files of the log together.
+    """
     return RecordSeries(run_dir / LOG_FOLDER, JsonLineFormat(), max_bytes, active=run_dir / LOG)
 
 
 def read_log(run_dir: Path) -> Iterator[dict[str, Any]]:
-    """Yield all events of a run that still exist, oldest first. A learner may be writing at the same time.
+    """Yield each event in the log of a run directory as a dict, oldest first. A learner can be writing the log meanwhile.
 
     Raises:
         RunDirectoryError: If there is no readable ``log.jsonl``.
@@ -164,10 +190,13 @@ def read_log(run_dir: Path) -> Iterator[dict[str, Any]]:
 
 
 def _opened(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
-    """Return all files, opened before any is read: a learner may merge them meanwhile, but open files stay readable.
+    """Open all files of the log, and return them, oldest first. `stack` closes them.
+
+    All files are opened before the first one is read. A learner can merge and remove files meanwhile, but a file that is open
+    stays readable.
 
     Raises:
-        OSError: If they cannot be opened, or there are none.
+        OSError: If a file cannot be opened, or there is none.
     """
     for tries_left in reversed(range(TRIES)):
         with contextlib.ExitStack() as trying:
@@ -184,7 +213,7 @@ def _opened(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
 
 
 def _open_once(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
-    """Return the parts and the newest file; an empty list if a learner has moved one meanwhile."""
+    """Open the older parts of the log and then ``log.jsonl``. Return an empty list if a learner has renamed a file meanwhile."""
     newest: BinaryIO | None = None
     with contextlib.suppress(FileNotFoundError):  # it has become a part
         newest = stack.enter_context((run_dir / LOG).open("rb"))

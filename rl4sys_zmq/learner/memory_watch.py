@@ -1,6 +1,6 @@
-"""The memory of the learner's process: its size, the watch over its limit, and a setting that keeps freed memory.
+"""Functions for the memory of the learner's process, and a thread that enforces a limit on it.
 
-libzmq has no limit of its own: it buffers incomplete messages without a bound.
+A limit is needed because libzmq buffers incomplete messages without a bound.
 """
 
 from __future__ import annotations
@@ -30,17 +30,21 @@ __all__ = [
 
 
 KEPT_BYTES = 256 << 20
-"""Freed memory that can stay at the end of the heap, in bytes. It equals the credit in bytes of one learner thread."""
+"""Largest amount of freed memory that malloc keeps at the end of the heap, in bytes.
+
+The value equals the amount of data that actors can send ahead to one learner thread (its credit in bytes).
+"""
 
 _HEAP_BYTES = 32 << 20  # the highest value that glibc accepts; larger blocks are mapped and unmapped one by one
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def keep_freed_memory() -> bool:
-    """Let malloc keep freed memory, for the whole process.
+    """Make malloc keep up to `KEPT_BYTES` of freed memory for reuse, in the whole process.
 
-    By default glibc returns the memory of large messages to the kernel as soon as they are freed. The next messages then get
-    new pages, and each page of 4 KiB costs a page fault and is cleared. The command line calls this in a learner's process.
+    By default, glibc returns the memory of a large message to the kernel as soon as it is freed. The next message then gets
+    new pages, and each page of 4 KiB costs a page fault and must be cleared. The command line calls this function in a
+    learner's process.
 
     Returns:
         True if the setting took effect; False with a C library other than glibc, where nothing changes.
@@ -52,7 +56,7 @@ def keep_freed_memory() -> bool:
 
 
 def give_back_memory() -> None:
-    """Return the memory that malloc keeps to the kernel, as far as possible. Without glibc, do nothing."""
+    """Return freed memory from malloc to the kernel, as far as possible. With a C library other than glibc, do nothing."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -78,18 +82,19 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.2
 CUT_ALL_S = 2.0
-"""Time over the limit after which all connections are closed, in seconds."""
+"""Time for which the memory must be over the limit before all connections are closed, in seconds."""
 
 END_S = 6.0
-"""Time over the limit after which the learner ends, in seconds."""
+"""Time for which the memory must be over the limit before the learner ends, in seconds."""
 
 
 class MemoryWatch(Worker):
-    """The thread ``rl4sys-memory``, which checks the resident size every `LOOK_S` seconds.
+    """A thread that checks the resident memory of the process every `LOOK_S` seconds and reacts if it exceeds a limit.
 
-    Over the limit, each check closes the connections that have completed no message for a while, since libzmq keeps an
-    incomplete message until it is complete. After `CUT_ALL_S` seconds over the limit, all connections are closed once; actors
-    reconnect and lose nothing. After `END_S` seconds the thread ends with `MemoryExceeded`, and the learner ends too.
+    While the memory is over the limit, each check closes the connections that have completed no message for a while: libzmq
+    keeps the received part of an incomplete message until the connection ends. After `CUT_ALL_S` seconds over the limit, all
+    connections are closed once. Actors reconnect and lose nothing. After `END_S` seconds over the limit, the thread ends with
+    `MemoryExceeded`, and the learner ends too.
     """
 
     def __init__(self, limit_bytes: int, cut: Callable[[bool], int], on_end: Callable[[], None]) -> None:
@@ -98,7 +103,7 @@ class MemoryWatch(Worker):
         Args:
             limit_bytes: Limit on the resident memory of the process, in bytes.
             cut: Closes connections (all of them if its argument is True) and returns their number. Called in this thread.
-            on_end: Called in this thread when the memory is still over the limit after `END_S` seconds.
+            on_end: Called in this thread if it ends with an exception, such as `MemoryExceeded`.
         """
         super().__init__("rl4sys-memory")
         self._limit_bytes, self._cut, self._on_end = limit_bytes, cut, on_end
@@ -107,7 +112,7 @@ class MemoryWatch(Worker):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Check the memory until `stop`.
+        """Check the memory every `LOOK_S` seconds until `stop` is called. This is the body of the thread.
 
         Raises:
             MemoryExceeded: If the memory is over the limit for `END_S` seconds.
@@ -116,10 +121,10 @@ class MemoryWatch(Worker):
             self.look(resident_bytes(), time.monotonic())
 
     def look(self, used_bytes: int, now: float) -> None:
-        """Compare the memory with the limit, and close connections if it is over.
+        """Compare the memory with the limit, and close connections if the memory exceeds it.
 
         Args:
-            used_bytes: Resident memory of the process.
+            used_bytes: Resident memory of the process, in bytes.
             now: Time on the monotonic clock, in seconds.
 
         Raises:
@@ -145,9 +150,9 @@ class MemoryWatch(Worker):
         give_back_memory()
 
     def stop(self) -> None:
-        """End the thread."""
+        """Ask the thread to end."""
         self._stopping.set()
 
     def on_death(self, error: BaseException) -> None:
-        """Stop the learner too."""
+        """Stop the learner, because this thread ended with an exception."""
         self._on_end()

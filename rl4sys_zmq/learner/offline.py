@@ -1,4 +1,4 @@
-"""Operators' commands on a run directory that no learner is using."""
+"""Operators' commands (give up segments, forget a client, drop an actor) on a run directory that no learner is using."""
 
 from __future__ import annotations
 
@@ -30,17 +30,21 @@ PAGE_BYTES = 16 << 20
 
 
 def command_on_directory(run_dir: Path, command: Command) -> CommandDone:
-    """Carry out a command on a run directory. When this returns, the change is on the disk; the next start applies it.
+    """Carry out an operator's command on the files of a run directory, and return the result.
+
+    When this function returns, the change is on the disk. The next learner that starts in the directory works with the
+    changed files.
 
     Args:
         run_dir: The run directory of a learner that is not running.
-        command: Any command but ``restart``. Starting the learner does the same for all clients.
+        command: ``give-up-pending``, ``forget`` or ``drop-actor``. There is no ``restart`` here, because the start of a learner
+            continues all clients from their newest checkpoints anyway.
 
     Raises:
         ConfigError: If there is no such command, client or actor, or if a learner uses the directory.
-        RunDirectoryError: If there is no run in the directory, or its log cannot be written.
+        RunDirectoryError: If the directory is not a run directory, or its log cannot be written.
         JournalError: If the journal cannot be written.
-        CheckpointError: If checkpoints cannot be put aside. Nothing else was changed.
+        CheckpointError: If checkpoints cannot be renamed. The journal was not changed.
     """
     if command.command == RESTART:
         words = "start a learner on this directory instead, which continues every client from its newest checkpoint"
@@ -54,13 +58,13 @@ def command_on_directory(run_dir: Path, command: Command) -> CommandDone:
 
 
 class _Directory:
-    """A run directory whose journal is open."""
+    """A run directory with its open journal. It carries out one command."""
 
     def __init__(self, run_dir: Path, journal: DiskJournal, restored: Restored, news: threading.Event) -> None:
         self._run_dir, self._journal, self._restored, self._news = run_dir, journal, restored, news
 
     def carry_out(self, command: Command) -> CommandDone:
-        """Carry out a command, and wait until its changes are on the disk."""
+        """Carry out a command, wait until its changes are on the disk, and return the result."""
         client_id = command.client_id
         row = next((row for row in self._restored.clients if row.client_id == client_id), None)
         if row is None:
@@ -99,7 +103,13 @@ class _Directory:
         return CommandDone(text, figures)
 
     def _pending(self, client_id: str, newest: CheckpointManifest | None, actor_id: str | None = None) -> int:
-        """Return how many segments of one actor, or of all, the journal holds beyond the newest checkpoint."""
+        """Return how many accepted segments of a client are not covered by its newest checkpoint.
+
+        Args:
+            client_id: The client.
+            newest: The manifest of the newest checkpoint; None if there is no checkpoint.
+            actor_id: Count the segments of this actor only; None counts those of all actors.
+        """
         ours = newest is not None and newest.journal_id == self._restored.journal_id
         marks = {(m.actor_id, m.origin): m.next_seq for m in newest.marks} if newest is not None and ours else {}
         count, after, more = 0, 0, True
@@ -114,7 +124,10 @@ class _Directory:
         return count
 
     def _ask(self, client_id: str, after_row: int) -> JournalPage:
-        """Return a page of a client's entries, after all earlier operations are on the disk."""
+        """Read a page of a client's journal entries, starting after a row number.
+
+        The journal carries out operations in order, so all earlier changes are on the disk when this returns.
+        """
         self._journal.read(client_id, 1, after_row, PAGE_BYTES)
         deadline = time.monotonic() + COMMIT_S
         while True:
@@ -159,7 +172,7 @@ def _newest(store: CheckpointStore) -> CheckpointManifest | None:
 
 
 def _note(run_dir: Path, command: Command, done: CommandDone) -> None:
-    """Append an event to the run's log."""
+    """Append an event that describes the command and its result to the run's log."""
     names = {GIVE_UP: "given_up", FORGET: "client_forgotten", DROP_ACTOR: "actor_dropped"}
     actor = {"actor_id": command.actor_id} if command.actor_id else {}
     event = {"t": round(time.time(), 3), "event": names[command.command], "client_id": command.client_id, **actor, **done.figures}

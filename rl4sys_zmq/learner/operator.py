@@ -1,4 +1,10 @@
-"""Operators' commands (``restart``, ``give-up-pending``, ``forget``, ``drop-actor``), and expiry of idle clients."""
+"""The execution of operators' commands in a running learner, and the removal of idle clients.
+
+- ``restart``: Start a new learner thread for a client, which continues from the newest checkpoint.
+- ``give-up-pending``: The same, but discard the segments accepted after that checkpoint.
+- ``forget``: Remove a client with its data.
+- ``drop-actor``: Close an actor's session, and release its name.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +33,22 @@ log = logging.getLogger(__name__)
 RESTART, GIVE_UP, FORGET, DROP_ACTOR = "restart", "give-up-pending", "forget", "drop-actor"
 
 FIRST_TOKEN = 1 << 32
-"""The first token of journal pages that confirm a commit. Pages of a replay have smaller tokens."""
+"""The lowest token of a read request that only waits for a commit of the journal.
+
+The journal copies the token of a request into the page that answers it. Requests for data have lower tokens.
+"""
 
 LAST_ROW = 1 << 62
-"""A row number above all rows of the journal: a read from here returns an empty page."""
+"""A row number above all rows of the journal. A read that starts after this row returns an empty page."""
 
 MAX_RUNNING = 64
-"""Number of commands that can be in progress."""
+"""Largest number of commands that can be in progress at the same time."""
 
 NAMED = 10
-"""Number of names that an error lists, at most."""
+"""Largest number of names that an error message lists."""
 
 Steps = Generator[Callable[[], bool], None, CommandDone]
-"""The steps of one command: a generator that yields each condition that it waits for, and returns the result."""
+"""A generator that carries out one command. It yields each condition that it waits for, and returns the command's result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +56,15 @@ class OperatorParts:
     """The objects that an `Operator` works on.
 
     Attributes:
-        registry: The clients.
-        endpoint: The sessions of their actors.
-        dispatcher: The delivery to their learner threads.
-        journal: The journal of their segments.
+        registry: The registry of all clients.
+        endpoint: Holds the sessions of the clients' actors.
+        dispatcher: Delivers segments to the clients' learner threads.
+        journal: The record of all accepted segments.
         counters: The learner's counters.
-        sink: Receives events.
-        published: The condition to hold while the registry changes, since other threads read it.
-        ports: Sockets, threads and the clock.
-        idle_client_s: Time after which an idle client without data expires, in seconds.
+        sink: Receives events for the log.
+        published: The condition variable to hold while the registry changes, because other threads read the registry.
+        ports: The functions for sockets, threads and the clock.
+        idle_client_s: Time after which an idle client without data is removed, in seconds.
     """
 
     registry: ClientRegistry
@@ -70,14 +79,26 @@ class OperatorParts:
 
 
 def unknown_name_error(kind: str, name: str, known: Sequence[str]) -> ConfigError:
-    """Return the error for an unknown client, actor or command. It lists up to `NAMED` known names."""
+    """Return an error for an unknown name, with a list of up to `NAMED` valid names.
+
+    Args:
+        kind: ``client``, ``actor`` or ``command``.
+        name: The unknown name.
+        known: The valid names.
+    """
     names = ", ".join(sorted(known)[:NAMED]) + (f" and {len(known) - NAMED} more" if len(known) > NAMED else "")
     return ConfigError(f"there is no {kind} {name!r:.80}; known names: {names or 'none'}", key=f"{kind}_id")
 
 
 @dataclass(slots=True)
 class _Running:
-    """A command in progress: its steps, the condition that they wait for, and the future for the result."""
+    """A command in progress.
+
+    Attributes:
+        steps: The generator that carries out the command.
+        ready: The condition that must become true before the generator continues.
+        future: The future that receives the result.
+    """
 
     steps: Steps
     ready: Callable[[], bool]
@@ -85,9 +106,10 @@ class _Running:
 
 
 class Operator:
-    """The executor of operators' commands, over several turns of the core. It also removes idle clients.
+    """The executor of operators' commands. It also removes idle clients.
 
-    Only the core's thread uses it.
+    A command can wait for the journal or for a learner thread, so it continues over several calls of `turn`. Only the gateway
+    thread uses this object.
     """
 
     def __init__(self, parts: OperatorParts) -> None:
@@ -100,13 +122,16 @@ class Operator:
     # ---- commands
 
     def do(self, command: Command) -> Future[CommandDone]:
-        """Start a command.
+        """Start a command, and return a future for its result.
 
         Returns:
-            A future. It completes when the command is done and, with a journal on disk, committed. It fails with `ConfigError`
-            if there is no such command, client or actor, `ProtocolError` (``QUOTA``) if `MAX_RUNNING` commands are in
-            progress, `ClientFailed` if the client fails again, `CheckpointError` if checkpoints cannot be put aside, or
-            `Closed` if the learner is closed.
+            A future. It completes when the command is done and a journal on disk has committed the change. It fails with
+
+            - `ConfigError` if there is no such command, client or actor,
+            - `ProtocolError` (``QUOTA``) if `MAX_RUNNING` commands are in progress,
+            - `ClientFailed` if the restarted client fails,
+            - `CheckpointError` if checkpoints cannot be renamed, or
+            - the error passed to `close`.
         """
         future: Future[CommandDone] = Future()
         if len(self._running) >= MAX_RUNNING:
@@ -123,19 +148,22 @@ class Operator:
         return future
 
     def turn(self) -> None:
-        """Continue the commands whose conditions have become true."""
+        """Continue each command whose condition has become true. The gateway thread calls this in each round of its loop."""
         self._running = [running for running in self._running if not running.ready() or self._advance(running)]
         self._tasks = [errand for errand in self._tasks if not errand.done]
 
     def on_page(self, page: JournalPage) -> bool:
-        """Return True if a page of the journal confirms a commit that a command waits for, and record it."""
+        """Process a page that the journal has returned. Return False if the page has data and is not for this object.
+
+        A page with a token of at least `FIRST_TOKEN` reports a commit, for which a command waits.
+        """
         if page.token < FIRST_TOKEN:
             return False
         self._safe.add(page.token)
         return True
 
     def close(self, error: Exception) -> None:
-        """Fail the commands in progress with this error."""
+        """Stop all commands in progress, and set this error as their result."""
         for running in self._running:
             running.steps.close()
             running.future.set_exception(error)
@@ -144,7 +172,7 @@ class Operator:
             errand.stop()
 
     def _advance(self, running: _Running) -> bool:
-        """Run the next step of a command, and return False if it was the last."""
+        """Run the next step of a command. Return False if the command has ended, and set the result of its future then."""
         try:
             running.ready = next(running.steps)
             return True
@@ -165,7 +193,7 @@ class Operator:
         raise unknown_name_error("command", command.command, (RESTART, GIVE_UP, FORGET, DROP_ACTOR))
 
     def _until_safe(self, client_id: str) -> Callable[[], bool]:
-        """Return a condition that is true when the journal has committed all operations on the client so far."""
+        """Return a function that returns True, once, after the journal has committed all earlier changes to a client."""
         token = next(self._tokens)
         self._parts.journal.read(client_id, token, LAST_ROW, 1)
 
@@ -263,20 +291,20 @@ class Operator:
     # ---- idle clients
 
     def expire(self, now: float) -> None:
-        """Remove the clients that have been idle for more than `idle_client_s` and hold nothing."""
+        """Remove the clients that have no data, no checkpoint and no live actor, and were idle for more than `idle_client_s`."""
         for client in self._parts.registry:
             if client.is_expendable and now - client.busy_at > self._parts.idle_client_s:
                 self._remove_idle(client, now)
 
     def make_room(self, now: float) -> None:
-        """Remove the client without data that has been idle for longest, once `max_clients` is reached."""
+        """Remove the client without data that was idle for the longest time, if the number of clients is at its limit."""
         if self._parts.registry.full:
             idle = [client for client in self._parts.registry if client.is_expendable]
             if idle:
                 self._remove_idle(min(idle, key=lambda client: client.busy_at), now)
 
     def _remove_idle(self, client: Client, now: float) -> None:
-        """Remove a client that has no data, no checkpoint and no live actor. Nothing must be saved, so this does not wait."""
+        """Remove a client that has no data, no checkpoint and no live actor. There is nothing to save, so this does not wait."""
         self._detach(client, "the client was idle and was removed; send HELLO again")
         if client.known:
             self._parts.journal.drop_client(client.client_id)
@@ -285,7 +313,7 @@ class Operator:
         self._parts.sink.event("client_expired", client_id=client.client_id, idle_s=round(now - client.busy_at, 3))
 
     def _detach(self, client: Client, reason: str) -> None:
-        """Close a client's sessions and end its learner thread. Its name stays in use until it is released."""
+        """Close a client's sessions and end its learner thread. Its name stays reserved until `ClientRegistry.release`."""
         parts = self._parts
         with parts.published:
             parts.registry.detach(client)

@@ -1,6 +1,7 @@
-"""The ports of the learner's core: the interface through which it uses sockets, threads, clocks and disks.
+"""The interface through which the learner's core uses sockets, threads, clocks and disks.
 
-The gateway thread implements the ports with sockets and threads. The simulator in ``tests/simulation`` has its own.
+The core is the learner's logic without I/O. The gateway thread implements this interface with real sockets and threads. The
+simulator in ``tests/simulation`` implements it without them.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ __all__ = ["SYSTEM_CLOCK", "Clock", "Ports", "WorkerPort", "AbandonTask"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """A source of time.
+    """A source of the current time.
 
     Attributes:
-        monotonic: Returns monotonic time, in seconds.
-        unix: Returns Unix time, in seconds.
+        monotonic: Returns the time of a clock that never goes backwards, in seconds. Use it for durations.
+        unix: Returns Unix time, in seconds. Use it for records.
     """
 
     monotonic: Callable[[], float]
@@ -34,33 +35,42 @@ SYSTEM_CLOCK = Clock(monotonic=time.monotonic, unix=time.time)
 
 
 class WorkerPort(Protocol):
-    """One life of a client's learner thread."""
+    """A handle to one learner thread of a client. After a restart, the client has a new thread and a new handle."""
 
     @property
     def alive(self) -> bool:
-        """True while it can still work, write files or send messages."""
+        """True while the thread can still train, write files or send messages."""
 
     def send(self, frames: Sequence[Frame]) -> bool:
-        """Queue a message for it, in order. Return False if its queue is full or it was told to end."""
+        """Queue a message for the thread. Return False if its queue is full, or `end` was called before."""
 
     def end(self, *, replaced: bool) -> None:
-        """Tell it to finish its queue and end. A second call can add `replaced`.
+        """Tell the thread to finish its queue and end. A second call can add ``replaced=True``.
 
         Args:
-            replaced: Another life replaces it: it ends as soon as it can and writes no more checkpoints.
+            replaced: True if another thread takes over the client. This thread then writes no more checkpoints.
         """
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for its end, and return False if it is still alive after `timeout_s` seconds. Any thread can call this."""
+        """Wait for the end of the thread. Any thread can call this.
+
+        Args:
+            timeout_s: Longest time to wait, in seconds; None for no limit.
+
+        Returns:
+            False if the learner thread is still alive after that time, else True.
+        """
 
 
 class AbandonTask(Protocol):
-    """A task outside the core: wait for the end of a client's workers, then put its checkpoints aside.
+    """A background task that waits for the end of a client's learner threads and then renames the client's checkpoints.
+
+    The folders are renamed to ``NUMBER.abandoned``, so that no later start resumes from them.
 
     Attributes:
-        done: True if the task has ended.
-        problem: The error, or empty.
-        count: The number of checkpoints that were put aside.
+        done: True if the task has ended, with or without an error.
+        problem: The text of the error; empty if there is none.
+        count: The number of checkpoints that were renamed.
     """
 
     done: bool
@@ -68,24 +78,28 @@ class AbandonTask(Protocol):
     count: int
 
     def stop(self) -> None:
-        """Cancel the task. The checkpoints stay as they are."""
+        """Cancel the task while it waits. The checkpoints then stay as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """All effects of the core on the outside, except those on the journal and the event sink. No function blocks.
+    """The functions that the learner's core calls to act on the outside world. No function blocks.
+
+    The journal and the event sink are not part of this object; the core uses them directly.
 
     Attributes:
-        clock: The clock. Inputs carry their own time; this one measures durations and stamps records.
-        send: Sends a message to a peer.
-        publish: Sends a message to the subscribers of a topic.
-        start_worker: Starts a learner thread for a client. The thread puts the given key in front of its messages.
-        poll_workers: Passes the messages that the workers have sent so far to the core, before it returns.
-        abandon_checkpoints: Starts a task that waits for the end of a client's workers and puts aside the checkpoints in a
-            folder.
-        offer_policy: Gives the inference service a version; returns True if a caller has used that client's policy.
+        clock: The clock for measured durations and for the time in records. Each input of the core carries its own time.
+        send: Sends a message to one peer. Arguments: the peer's routing id, and the frames.
+        publish: Sends a message to all subscribers of a topic. Arguments: the topic, and the frames.
+        start_worker: Starts a learner thread. Arguments: the client's id, and a key, which becomes the first frame of each
+            message that the thread sends.
+        poll_workers: Reads all messages that learner threads have sent so far, and passes them to the core.
+        abandon_checkpoints: Starts an `AbandonTask`. Arguments: the client's id, its learner threads, and the folder of its
+            checkpoints.
+        offer_policy: Gives the inference service a new version of a client's policy. Returns True if the service has ever
+            computed an action for this client.
         forget_policy: Removes a client's policy from the inference service.
-        status: Returns the document that answers a status request.
+        status: Returns the status document of the learner.
     """
 
     clock: Clock

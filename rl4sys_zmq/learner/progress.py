@@ -1,7 +1,8 @@
-"""The marks and verdicts of an algorithm's state, which keep a checkpoint and the journal consistent.
+"""The record of which segments are part of an algorithm's state, so that a checkpoint and the journal stay consistent.
 
-The *mark* of a stream is the next sequence number: the algorithm has seen all segments below it. A *verdict* says what became of
-a segment: trained, stale, quarantined, or refused.
+The segments of one actor form a stream and are numbered. The *mark* of a stream is the sequence number of the next segment:
+all segments with lower numbers are part of the state. A *verdict* is the result for a segment: trained, stale, quarantined, or
+refused.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ _COUNTED = (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED, Verdict.REFUSED
 
 
 class _Tally:
-    """The progress in one stream: the sequence number of the next segment, and the number of segments for each verdict."""
+    """The progress in one stream of segments.
+
+    Attributes:
+        next_seq: The sequence number of the next segment.
+        verdicts: The number of segments for each verdict.
+    """
 
     __slots__ = ("next_seq", "verdicts")
 
@@ -29,15 +35,19 @@ class _Tally:
 
 
 class Progress:
-    """Marks by stream, as of the last *barrier*: a moment when the state has disposed of all segments it was given.
+    """The mark (next sequence number) and the counts of verdicts of each stream, as a checkpoint stores them.
 
-    Changes since then are kept apart. A checkpoint carries the marks of the barrier, because the state of an on-policy
-    algorithm leaves out the segments that wait for the next update. The journal still has those.
+    A *barrier* is a moment when every received segment has a verdict, for example right after an update. A checkpoint stores
+    the marks of the last barrier. Segments received after the barrier wait for the next update of an on-policy algorithm and
+    are not part of its saved state; after a restart, the journal delivers them a second time. Until the next barrier, their
+    numbers are kept apart.
 
     Attributes:
-        verdicts: The client's totals at the barrier, including streams that were discarded since.
-        steps: Environment steps observed at the barrier.
-        moved: True if a barrier followed new segments since the caller last set this to False.
+        verdicts: The number of the client's segments for each verdict, at the last barrier. Streams that were removed count
+            too.
+        steps: The number of environment steps observed until the last barrier.
+        moved: True if a barrier has included new segments, or a verdict has changed. The caller sets this to False after a
+            checkpoint.
     """
 
     def __init__(self, marks: Iterable[Mark] = (), verdicts: Mapping[str, int] | None = None) -> None:
@@ -48,14 +58,22 @@ class Progress:
         self.moved = False
 
     def take(self, key: Key, first: int, end: int) -> None:
-        """Record that segments ``[first, end)``, the next of a stream, were received."""
+        """Record that segments with the numbers ``[first, end)`` were received. They are the next ones of their stream."""
         since = self._since.get(key)
         if since is None:
             since = self._since[key] = _Tally(first, {})
         since.next_seq = end
 
     def record_verdict(self, key: Key, verdict: str, count: int = 1, replaces: str = "") -> None:
-        """Record a verdict on segments received since the barrier, in place of the verdict `replaces` if one is given."""
+        """Record a verdict on some segments of a stream.
+
+        Args:
+            key: The key of the stream.
+            verdict: The verdict, such as ``trained``.
+            count: The number of segments.
+            replaces: The verdict that these segments had before; empty if this is their first verdict. Segments can get their
+                first verdict only between their `take` and the next `barrier`.
+        """
         if replaces:
             self._correct(key, {verdict: count, replaces: -count})
         else:
@@ -71,7 +89,10 @@ class Progress:
         self.moved = True
 
     def barrier(self) -> None:
-        """Mark all received segments as disposed of."""
+        """Record that all segments received so far have their verdicts and are part of the algorithm's state.
+
+        A checkpoint stores the progress as of the last call of this method, which is called the *barrier*.
+        """
         self.moved |= bool(self._since)
         for key, since in self._since.items():
             tally = self._marks.setdefault(key, _Tally(0, {}))
@@ -82,13 +103,13 @@ class Progress:
         self._since.clear()
 
     def forget(self, key: Key) -> None:
-        """Discard the mark of a stream that the journal no longer has."""
+        """Remove the mark (next sequence number) of a stream, because the journal has removed the stream."""
         self._marks.pop(key, None)
 
     def marks(self) -> tuple[Mark, ...]:
-        """Return the marks at the barrier, for a checkpoint."""
+        """Return the mark (next sequence number) of each stream, as of the last call of `barrier`, for a checkpoint."""
         return tuple(Mark(actor, origin, t.next_seq, dict(t.verdicts)) for (actor, origin), t in self._marks.items())
 
     def as_documents(self) -> list[Any]:
-        """Return the marks as `Ready` carries them."""
+        """Return `marks` as JSON values: ``[actor_id, origin, next_seq, verdicts]`` for each stream, for the message `Ready`."""
         return [[m.actor_id, m.origin, m.next_seq, m.verdicts] for m in self.marks()]

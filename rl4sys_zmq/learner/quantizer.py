@@ -1,4 +1,4 @@
-"""Rounds an algorithm's float32 weights for publication: the values that travel, by the client's wire dtype."""
+"""The rounding of an algorithm's float32 weights before they are sent to the actors."""
 
 from __future__ import annotations
 
@@ -8,38 +8,45 @@ from rl4sys_zmq.weights import EncodingOptions, Steps, WireDtype, choose_steps, 
 __all__ = ["GRID_NOISE", "Quantizer"]
 
 GRID_NOISE = 2.0
-"""The step of a grid, in multiples of the size of an update.
+"""The step of the rounding grid, in multiples of the size of an update (the root mean square of its changes).
 
-Rounding errors of different weights are independent, updates are not: on LunarLander rounding moves the policy by a thousandth
-of what an update does. ``benchmarks/diffs.py --grid`` measures it.
+A step larger than an update does little harm, because the rounding errors of different weights are independent, and the changes
+of an update are not. On LunarLander, rounding changes the policy a thousand times less than an update does
+(``benchmarks/diffs.py --grid``).
 """
 
 
 class Quantizer:
-    """Rounds each version in turn. The algorithm's own weights do not change, so errors do not add up.
+    """The rounding of one client's weights. Call `round` once for each policy version, in order.
+
+    The algorithm's own weights are not changed, so rounding errors do not add up over versions.
 
     Attributes:
-        encoding: The encoding options of updates.
-        steps: The grid steps of the last version; empty unless the wire dtype is a grid. A checkpoint stores them.
+        encoding: The options with which weights are encoded for the network.
+        steps: For each tensor of the last version, the distance between neighbouring grid values, as an exponent of 2. Empty
+            unless `wire_dtype` is ``grid``. A checkpoint stores these exponents.
     """
 
     def __init__(self, wire_dtype: str, level: int, spec: PolicySpec) -> None:
-        """Create a quantizer that has published nothing.
+        """Create the quantizer before the first version.
 
         Args:
-            wire_dtype: ``fp32``, ``bf16`` or ``grid``.
-            level: Compression level of the coder.
-            spec: The policy.
+            wire_dtype: ``fp32`` (no rounding), ``bf16`` (bfloat16), or ``grid`` (multiples of one step for each tensor).
+            level: Compression level, as in `EncodingOptions`.
+            spec: The policy whose weights are rounded.
         """
         self.encoding = EncodingOptions(WireDtype[wire_dtype.upper()], level, spec.sizes, spec.others)
         self.steps: Steps = ()
         self._last: FlatWeights | None = None
 
     def round(self, flat: FlatWeights) -> FlatWeights:
-        """Return the values of the next version, float32 ``[n]``: `flat` itself for ``fp32``, else a new array.
+        """Return the rounded weights of the next version, float32 ``[n]``: `flat` itself for ``fp32``, else a new array.
+
+        Args:
+            flat: The algorithm's weights, float32 ``[n]``.
 
         Raises:
-            WeightsError: If the weights are not finite and so cannot be rounded (``reason="finite"``).
+            WeightsError: If a weight is not finite and must be rounded (``reason="finite"``).
         """
         encoding = self.encoding
         if encoding.dtype is WireDtype.FP32:

@@ -1,12 +1,13 @@
-"""Files of records within a limit of bytes: all of the newest records, and fewer and fewer of older ones.
+"""A series of files of limited total size, which keeps all of the newest records and fewer and fewer of the older ones.
 
-Records go into *parts* of bounded size. If there are too many parts, two neighbours are merged into one that keeps every second
-record, or as many as fit. The two that cover the least in relation to their age are chosen. So records thin out by age alone,
-and the whole history stays visible, however long it grows. Age is counted in later records, not in time: no clock is used.
+Each file is called a *part* and has a limited size. If there are too many parts, two neighbouring parts are merged into one,
+which keeps as many of their records as fit, about every second one. The two parts are chosen that cover the shortest range in
+relation to their age. So the density of records depends on their age only, and the file series covers the whole history, however
+long it grows. Age is counted in parts written later; no clock is used.
 
-A part is called ``STAMP.FIRST-LAST`` and replaces the parts numbered from FIRST to LAST. If a crash happens after the merged
-part was written and before the old ones were removed, the old ones lie within its range. Readers ignore them, and the next
-start removes them.
+The name of a part contains ``STAMP.FIRST-LAST``: the Unix time of its first record, and the range of part numbers that it
+replaces. If a crash happens after a merged part was written and before its sources were removed, the sources have ranges within
+the range of the merged part. Readers ignore these sources, and the next start removes them.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ _TARGETS = (1.0, 0.98, 0.95, 0.9, 0.8, *(0.5**n for n in range(1, 32)))
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record.
+    """One record of a file.
 
     Attributes:
-        kind: Records of one kind are thinned alike.
-        content: The bytes in the file.
-        lasting: True if it is kept in preference to others, in up to half of the space.
+        kind: The name of the record's group. When records are dropped, all groups get equal shares of the space.
+        content: The bytes of the record in the file.
+        lasting: True if the record is kept in preference to others. Lasting records get up to half of the space.
     """
 
     kind: str
@@ -46,10 +47,18 @@ class Record:
 
 
 def thin(records: Sequence[Record], limit: int) -> tuple[list[Record], Counter[str]]:
-    """Return the records that fit a number of bytes, evenly over their order, and the counts of the others by kind.
+    """Choose records that fit into a number of bytes together, evenly spread over the sequence.
 
-    Lasting records come first, up to half of the bytes. Among lasting and among other records, all kinds get equal shares: a
-    flood of one kind does not displace the others. The first record of each kind is kept.
+    Lasting records can use half of the bytes, and more if the other records leave space. Within the lasting records, and within
+    the others, all kinds get equal shares, so many records of one kind do not displace other kinds. The first record of each
+    kind is kept if possible.
+
+    Args:
+        records: The records, oldest first.
+        limit: Largest total size of the chosen records, in bytes.
+
+    Returns:
+        The chosen records in the same order, and the number of dropped records by kind.
     """
     if sum(len(record.content) for record in records) <= limit:
         return list(records), Counter()
@@ -63,7 +72,12 @@ def thin(records: Sequence[Record], limit: int) -> tuple[list[Record], Counter[s
 
 
 def _evenly(records: Iterable[Record], shares: Mapping[str, float]) -> tuple[list[Record], Counter[str]]:
-    """Return a share of the records of each kind, and the counts of the others."""
+    """Keep a share of the records of each kind, evenly spread. Return the kept records, and the number of dropped ones by kind.
+
+    Args:
+        records: The records.
+        shares: The share to keep of each kind, from 0 to 1.
+    """
     places: Counter[str] = Counter()
     kept, dropped = [], Counter[str]()
     for record in records:
@@ -86,7 +100,7 @@ def _newest(records: list[Record], limit: int, dropped: Counter[str]) -> tuple[l
 
 
 def _shares(records: Iterable[Record], limit: int) -> dict[str, float]:
-    """Return the share of each kind to keep: above 0, at most 1."""
+    """Return the share of the records to keep, by kind, so that all fit into `limit` bytes: above 0 and at most 1."""
     sizes: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
     for record in records:
         sizes[record.lasting][record.kind] += len(record.content)
@@ -100,7 +114,14 @@ def _shares(records: Iterable[Record], limit: int) -> dict[str, float]:
 
 
 def _level(sizes: Sequence[int], room: int) -> int:
-    """Return the equal share of `room` when sizes below it leave the rest to the others; at least 1."""
+    """Divide a space fairly: return the size up to which every item gets what it needs. The result is at least 1.
+
+    Items below this size leave their unused share to larger items.
+
+    Args:
+        sizes: The sizes of the items in bytes, in ascending order.
+        room: The space to divide, in bytes.
+    """
     for place, size in enumerate(sizes):
         share = room // (len(sizes) - place)
         if size > share:
@@ -113,20 +134,24 @@ PART_BYTES = 4 << 20
 LEAST_PARTS, MOST_PARTS = 16, 256
 BUFFER_BYTES = 1 << 16
 _OVERSIZE = 4
-"""Parts whose total size exceeds this multiple of a part's size are sampled while they are read."""
+"""Limit for reading parts as a whole, in multiples of the size limit of one part.
+
+If the parts to merge are larger in total, only a sample of their records is read, to save memory.
+"""
 _TEMPORARY = ".tmp-"
 _BODY = re.compile(r"([0-9]{10,})\.([0-9]{8,})-([0-9]{8,})")
 
 
 @dataclass(frozen=True, slots=True)
 class SeriesPart:
-    """One closed file.
+    """A complete file of a series.
 
     Attributes:
-        path: The file.
-        stamp: Unix time of its first record in whole seconds, never less than that of the part before.
-        first, last: Numbers of the parts that it replaces.
-        nbytes: Size of the file.
+        path: Path of the file.
+        stamp: Unix time of its first record, in whole seconds. It never decreases from one part to the next.
+        first, last: First and last number of the parts that were merged into this one. Both are equal for a part that was
+            never merged.
+        nbytes: Size of the file, in bytes.
     """
 
     path: Path
@@ -137,12 +162,12 @@ class SeriesPart:
 
 
 class RecordFormat(ABC):
-    """The format of the records of a series.
+    """The format of the files of a series.
 
     Attributes:
-        prefix, suffix: First and last part of the file names.
-        head: First bytes of each file.
-        notice_bytes: Largest length of a `dropped_record`.
+        prefix, suffix: The beginning and the end of each file name.
+        head: The bytes at the beginning of each file, before the first record.
+        notice_bytes: Largest length of a record that `dropped_record` returns, in bytes.
     """
 
     prefix = ""
@@ -152,19 +177,26 @@ class RecordFormat(ABC):
 
     @abstractmethod
     def read(self, file: BinaryIO) -> Iterator[Record]:
-        """Yield the complete records of a file, without its head."""
+        """Yield the complete records of a file, without the bytes of `head`."""
 
     @abstractmethod
     def dropped_record(self, dropped: Mapping[str, int]) -> bytes:
-        """Return a record of at most `notice_bytes` with the counts of dropped records by kind; empty for none."""
+        """Return a record that notes how many records were dropped. Return empty bytes if the format has no such record.
+
+        Args:
+            dropped: The number of dropped records by kind.
+        """
 
     def earlier(self, record: Record) -> Mapping[str, int] | None:
-        """Return the counts in a record that `dropped_record` made; None for other records."""
+        """Return the counts by kind if `dropped_record` made this record; otherwise return None."""
         return None
 
 
 def list_parts(folder: Path, form: RecordFormat) -> tuple[list[SeriesPart], list[SeriesPart]]:
-    """Return the parts in a folder, oldest first, and separately those that lie within another.
+    """Find the parts in a folder.
+
+    Returns:
+        The valid parts, oldest first; and the leftovers of a crash, whose range lies within that of a valid part.
 
     Raises:
         OSError: If the folder cannot be read.
@@ -194,20 +226,22 @@ def list_parts(folder: Path, form: RecordFormat) -> tuple[list[SeriesPart], list
 class RecordSeries(Resource):
     """A writer of records to a series of files (*parts*) whose total size is limited. Only one thread uses it.
 
-    It merges old parts and drops some of their records, as the module's docstring describes.
+    When there are too many parts, the writer merges two of them and drops some of their records, so that all of the newest
+    records and fewer and fewer of the older ones are kept.
 
     Attributes:
-        dropped: Number of records dropped so far.
+        dropped: Number of records that this object has dropped.
     """
 
     def __init__(self, folder: Path, form: RecordFormat, max_bytes: int, *, active: Path | None = None) -> None:
-        """Create the series. It does not read or write any file.
+        """Create the writer without reading or writing any file.
 
         Args:
-            folder: Folder of the parts, created by the first `write`.
-            form: Format of the records.
-            max_bytes: Size limit of all files together.
-            active: File to write, which becomes a part when it is full; None to write parts directly.
+            folder: Folder of the parts. It is created when the first part is written.
+            form: Format of the files.
+            max_bytes: Largest size of all files together, in bytes.
+            active: Path of the file to append to. When this file is full, it is moved into the folder as a part. None to write
+                parts in the folder directly.
         """
         self.dropped = 0
         self._folder, self._form, self._active = folder, form, active
@@ -221,10 +255,14 @@ class RecordSeries(Resource):
         self._is_known = False
 
     def write(self, record: bytes, at_unix_s: float) -> bool:
-        """Add a record; return False if it is too long to be stored.
+        """Add a record. Return False if the record is too long to be stored.
+
+        Args:
+            record: The bytes of the record.
+            at_unix_s: Unix time of the record, in seconds. It can become part of the name of a file.
 
         Raises:
-            OSError: If it, or an earlier one, cannot be written.
+            OSError: If this record, or an earlier one that was still in the buffer, cannot be written.
         """
         if len(record) > self._room_bytes:
             return False
@@ -240,10 +278,10 @@ class RecordSeries(Resource):
         return True
 
     def open(self) -> None:
-        """Create the active file, if there is one. The first `write` does this as well.
+        """Create the active file now, if the series has one. Otherwise the first `write` creates it.
 
         Raises:
-            OSError: If it cannot be created.
+            OSError: If the file cannot be created.
         """
         if not self._is_known:
             self._look()
@@ -254,7 +292,7 @@ class RecordSeries(Resource):
         """Pass buffered records to the operating system.
 
         Raises:
-            OSError: If that fails.
+            OSError: If the records cannot be written.
         """
         if self._file is not None:
             self._file.flush()
@@ -263,7 +301,7 @@ class RecordSeries(Resource):
         """Write buffered records and close the file. A second call does nothing.
 
         Raises:
-            OSError: If that fails.
+            OSError: If the records cannot be written.
         """
         file, self._file = self._file, None
         if file is not None:
@@ -272,7 +310,7 @@ class RecordSeries(Resource):
     # ---- parts
 
     def _look(self) -> None:
-        """Load the existing parts, remove leftovers of a crash, and continue in the active file."""
+        """Find the existing parts, remove the leftovers of a crash, and open the active file for appending if it exists."""
         for path in self._folder.glob(f"{_TEMPORARY}*"):
             path.unlink()
         self._parts, within = list_parts(self._folder, self._form)
@@ -319,7 +357,7 @@ class RecordSeries(Resource):
         return self._folder / f"{self._form.prefix}{stamp:010d}.{first:08d}-{last:08d}{self._form.suffix}"
 
     def _shrink(self) -> None:
-        """Bring all parts within the limit."""
+        """Merge and rewrite parts until neither the size of a part nor the number of parts exceeds its limit."""
         for place, part in enumerate(self._parts):
             if part.nbytes > self._part_bytes:  # the limit was higher before
                 self._parts[place] = self._merge(part)
@@ -328,9 +366,10 @@ class RecordSeries(Resource):
             self._parts[place : place + 2] = [self._merge(*self._parts[place : place + 2])]
 
     def _place_to_merge(self) -> int:
-        """Return the first of two neighbours to merge.
+        """Return the index of the first of the two neighbouring parts to merge next.
 
-        It prefers two that fit into one part, then those that cover the least for their age.
+        The choice is the oldest pair that fits into one part without dropping records. If there is none, it is the pair that
+        covers the smallest range of part numbers in relation to its age.
         """
         newest = self._parts[-1].last + 1
         best, place = float("inf"), 0
@@ -343,7 +382,7 @@ class RecordSeries(Resource):
         return place
 
     def _merge(self, *parts: SeriesPart) -> SeriesPart:
-        """Write some parts as one that fits, then remove them."""
+        """Merge parts into one part of limited size, write this part, remove the old ones, and return the new part."""
         records, dropped = self._read(parts)
         kept, new = thin(records, self._room_bytes)
         self.dropped += new.total()
@@ -369,9 +408,10 @@ class RecordSeries(Resource):
         return SeriesPart(path, parts[0].stamp, first, last, path.stat().st_size)
 
     def _read(self, parts: Sequence[SeriesPart]) -> tuple[list[Record], Counter[str]]:
-        """Return the records of some parts, and the counts by kind of those dropped before.
+        """Return the records of some parts, and the number of records by kind that were dropped from these parts.
 
-        Only a share is read of a kind that would take too much memory: earlier versions left files of any length.
+        Earlier versions of this library left files of any length. If such parts would take too much memory, only a sample of
+        the records of each large kind is returned, and the rest counts as dropped.
         """
         records: list[Record] = []
         dropped: Counter[str] = Counter()
@@ -400,7 +440,7 @@ class RecordSeries(Resource):
 
 
 def _whole_lines(file: BinaryIO) -> int:
-    """Cut off an incomplete last line, which a crash may leave. Return the length of the file."""
+    """Cut off an incomplete last line, which a crash can leave. Return the remaining length of the file, in bytes."""
     end = size = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - BUFFER_BYTES)

@@ -1,4 +1,4 @@
-"""The recorder: a thread that writes a learner's log, metrics and dead letters to the run directory."""
+"""The recorder: a thread that writes a learner's log, metrics and quarantined segments to the run directory."""
 
 from __future__ import annotations
 
@@ -26,21 +26,24 @@ __all__ = ["EventSink", "NullEventSink", "Recorder", "RunFiles"]
 
 
 class RunFiles(Resource):
-    """Writes ``config.json``, the log, the event files and the dead letters of a run.
+    """The writer of a run directory: ``config.json``, the log, TensorBoard's event files, and quarantined segments.
+
+    Only one thread uses it.
 
     Attributes:
-        counters: ``records_thinned``, the records dropped for newer ones; ``records_too_long``.
+        counters: ``records_thinned`` counts old records that were dropped to make space for newer ones. ``records_too_long``
+            counts records that were too long to be stored.
     """
 
     def __init__(self, run_dir: Path, config: Mapping[str, Any]) -> None:
-        """Create the writer. Does not touch the disk.
+        """Create the writer without reading or writing any file.
 
         Args:
-            run_dir: The directory.
-            config: The learner's configuration as `LearnerConfig.to_json` returns it, with the size limits.
+            run_dir: The run directory.
+            config: The learner's configuration as `LearnerConfig.to_json` returns it. It contains the size limits of the files.
 
         Raises:
-            ConfigError: If the extra for TensorBoard files is not installed.
+            ConfigError: If TensorBoard is not installed (extra ``learner``).
         """
         self.counters = Counters()
         self._run_dir, self._config = run_dir, config
@@ -50,10 +53,10 @@ class RunFiles(Resource):
         self._dead = DeadLetterFolder(run_dir / DEAD)
 
     def open(self) -> None:
-        """Create the directory and ``config.json``.
+        """Create the run directory, ``config.json`` and the log file.
 
         Raises:
-            OSError: If they cannot be created.
+            OSError: If one of these cannot be created.
         """
         make_private(self._run_dir)
         text = json.dumps(self._config, indent=2, sort_keys=True, default=str) + "\n"
@@ -61,10 +64,10 @@ class RunFiles(Resource):
         self._log.open()
 
     def metrics(self, client_id: str, metrics: Metrics, at_unix_s: float) -> None:
-        """Write the metrics of a learner thread.
+        """Write the metrics of a client's learner thread to the log and to the client's TensorBoard files.
 
         Raises:
-            OSError: If they cannot be written.
+            OSError: If one of the files cannot be written.
         """
         record = {
             "t": round(at_unix_s, 3),
@@ -81,45 +84,50 @@ class RunFiles(Resource):
             self._write_curves(client_id, metrics, at_unix_s)
 
     def event(self, name: str, fields: Mapping[str, Any], at_unix_s: float) -> None:
-        """Write an event.
+        """Write an event to the log.
+
+        Args:
+            name: Name of the event.
+            fields: Further fields, as JSON values.
+            at_unix_s: Unix time of the event, in seconds.
 
         Raises:
-            OSError: If it cannot be written.
+            OSError: If the log cannot be written.
         """
         self._write(self._log, json.dumps({"t": round(at_unix_s, 3), "event": name, **fields}).encode() + b"\n", at_unix_s)
 
     def dead_letter(self, client_id: str, letter: DeadLetter, at_unix_s: float) -> None:
-        """Write a quarantined segment.
+        """Write a quarantined segment to the folder ``dead`` of the run directory.
 
         Raises:
-            OSError: If it cannot be written.
+            OSError: If the segment cannot be written.
         """
         self._dead.write(client_id, letter, at_unix_s)
 
     def forget(self, client_id: str) -> None:
-        """Close a client's event files.
+        """Close the TensorBoard files of a client that has been removed.
 
         Raises:
-            OSError: If that fails.
+            OSError: If buffered records cannot be written.
         """
         series = self._curves.pop(client_id, None)
         if series is not None:
             series.close()
 
     def flush(self) -> None:
-        """Pass everything buffered to the operating system.
+        """Pass all buffered records to the operating system.
 
         Raises:
-            OSError: If that fails.
+            OSError: If a file cannot be written.
         """
         for series in (self._log, *self._curves.values()):
             series.flush()
 
     def close(self) -> None:
-        """Write everything buffered and close all files. A second call does nothing.
+        """Write all buffered records and close all files. A second call does nothing.
 
         Raises:
-            OSError: If writing fails; all files are closed nevertheless.
+            OSError: If a file cannot be written. All files are closed nevertheless.
         """
         error: OSError | None = None
         for series in (self._log, *self._curves.values()):
@@ -156,29 +164,29 @@ FLUSH_S = 1.0
 
 
 class EventSink(Protocol):
-    """The receiver of a learner's metrics and events for people. No method blocks."""
+    """The interface of an object that records a learner's metrics and events for people to read. No method blocks."""
 
     def metrics(self, client_id: str, metrics: Metrics) -> None:
-        """Record the scalars and episodes of a learner thread."""
+        """Record metrics of a client's learner thread: scalars by name, and the episodes that have ended."""
 
     def event(self, name: str, **fields: Any) -> None:
-        """Record an event that can interest a person."""
+        """Record an event, such as the restart of a client. The fields are JSON values."""
 
     def dead_letter(self, client_id: str, letter: DeadLetter) -> None:
-        """Record a quarantined segment."""
+        """Record a quarantined segment: accepted by the learner, but unfit for training."""
 
     def forget(self, client_id: str) -> None:
-        """Release what belongs to a client that has ended, such as open files."""
+        """Release the resources of a client that has been removed, such as open files."""
 
 
 class NullEventSink:
-    """An event sink that stores nothing, for a learner without a run directory."""
+    """An event sink that writes no files, for a learner without a run directory. It only logs events with `logging`."""
 
     def metrics(self, client_id: str, metrics: Metrics) -> None:
         """Ignore the metrics."""
 
     def event(self, name: str, **fields: Any) -> None:
-        """Log the event."""
+        """Log the event with `logging`."""
         log.info("%s %s", name, fields)
 
     def dead_letter(self, client_id: str, letter: DeadLetter) -> None:
@@ -189,9 +197,10 @@ class NullEventSink:
 
 
 class Recorder(Worker):
-    """Writes the run directory in its own thread.
+    """A thread that writes metrics, events and quarantined segments to the run directory. It implements `EventSink`.
 
-    The queue has `QUEUE_RECORDS` places. Records that do not fit are dropped and counted; the caller never waits.
+    The caller never waits. Records go into a queue of at most `QUEUE_RECORDS`. If the queue is full, they are dropped and
+    counted as ``records_dropped``. Failures to write are logged and counted as ``write_errors``.
     """
 
     def __init__(self, run_dir: Path, config: dict[str, Any]) -> None:
@@ -203,7 +212,7 @@ class Recorder(Worker):
         self.counters = self._files.counters
 
     def open(self) -> None:
-        """Create the files and start the thread. Before that, records wait in the queue and nothing on disk changes.
+        """Create the files and start the thread. Until this call, records wait in the queue and nothing on disk changes.
 
         Raises:
             RunDirectoryError: If the files cannot be created.
@@ -218,20 +227,20 @@ class Recorder(Worker):
     # ---- called by the gateway; never blocks
 
     def metrics(self, client_id: str, metrics: Metrics) -> None:
-        """Queue the metrics of a learner thread."""
+        """Queue the metrics of a client's learner thread for writing."""
         self._put((client_id, metrics, time.time()))
 
     def event(self, name: str, **fields: Any) -> None:
-        """Log and queue an event."""
+        """Log an event with `logging`, and queue it for the log file of the run."""
         log.info("%s %s", name, fields)
         self._put((name, fields, time.time()))
 
     def dead_letter(self, client_id: str, letter: DeadLetter) -> None:
-        """Queue a quarantined segment."""
+        """Queue a quarantined segment for writing."""
         self._put((client_id, letter, time.time()))
 
     def forget(self, client_id: str) -> None:
-        """Queue the closing of a client's files."""
+        """Queue a request to close the files of a client that has been removed."""
         self._put((client_id, None, time.time()))
 
     def _put(self, record: tuple[Any, ...]) -> None:
@@ -262,7 +271,7 @@ class Recorder(Worker):
             self._try(self._files.close)
 
     def stop(self) -> None:
-        """Write all queued records, then end the thread."""
+        """Ask the thread to write all queued records and end. If the queue stays full for `FLUSH_S` seconds, log a warning."""
         if self.ident is not None and not self._ending.is_set():
             self._ending.set()
             try:
@@ -281,7 +290,7 @@ class Recorder(Worker):
             self._files.metrics(name, what, at)
 
     def _try(self, write: Callable[[], None]) -> None:
-        """Call `write`; count and log a failure of the disk instead of raising it."""
+        """Call `write`. If it raises `OSError`, count and log the error instead of raising it."""
         try:
             write()
         except OSError as exc:

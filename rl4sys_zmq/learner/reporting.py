@@ -1,7 +1,9 @@
-"""The messages from a learner thread to the gateway: verdicts, demand and metrics.
+"""The reports that a learner thread sends to the gateway, the learner's network thread.
 
-Each message wakes the gateway thread, and most of them cause an ack that wakes an actor. So reports are gathered for
-`GATHER_S` seconds, unless an actor may be waiting for them.
+A report contains verdicts (the results for segments), the demand (how many further steps the algorithm can use), and metrics.
+
+Each message wakes the gateway thread, and most messages cause an acknowledgement that wakes an actor. So reports are collected
+for `GATHER_S` seconds and sent together, unless an actor may be waiting for them.
 """
 
 from __future__ import annotations
@@ -20,38 +22,51 @@ from rl4sys_zmq.wire.messages import Demand, Disposed, Message, Metrics
 __all__ = ["GatewaySender", "StatusReporter", "plain_text"]
 
 GATEWAY_TIMEOUT_S = 2.0
-"""Longest wait for space in the gateway's PULL, in seconds."""
+"""Longest wait for space in the queue of the gateway's PULL socket, in seconds."""
 
 GATHER_S = 0.005
 GATHER_ITEMS = 256
 GATHER_BYTES = 16 << 20
-"""Limits for gathering a report: a time in seconds, and the segments and bytes taken since the last report. The last two are a
-fraction of the credit of a learner thread."""
+"""The limits at which collected reports are sent: time in seconds, and segments and bytes taken since the last report.
+
+The limits on segments and bytes are a fraction of the amount that actors can send ahead to one learner thread.
+"""
 
 METRICS_PERIOD_S = 0.1
 IDLE_S = 0.5
 MAX_EPISODES = 100
-"""Number of episodes, the latest ones, that a report lists. All are counted."""
+"""Largest number of ended episodes that a report of metrics lists: the latest ones. The report counts the others too."""
 
 
 class GatewaySender:
-    """The sender of a learner thread's messages to the gateway. It waits while the gateway's PULL is full."""
+    """The sender of a learner thread's messages to the gateway thread, through a PUSH socket.
+
+    A call waits while the gateway's PULL socket is full.
+    """
 
     def __init__(self, up: Socket, key: bytes) -> None:
         self._up, self._key = up, key
 
     def send(self, message: Message) -> None:
-        """Send a message.
+        """Send a message to the gateway.
 
         Raises:
-            Closed: If the gateway has read nothing for `GATEWAY_TIMEOUT_S` seconds.
+            Closed: If the gateway's PULL socket stays full for `GATEWAY_TIMEOUT_S` seconds.
         """
         if not self._up.send_wait([self._key, *encode(message)], GATEWAY_TIMEOUT_S):
             raise Closed(f"the gateway has read no message for {GATEWAY_TIMEOUT_S:g} s")
 
 
 class _Reported(NamedTuple):
-    """The state of a learner thread in its last report."""
+    """The contents of a learner thread's last report of demand. All numbers count from the start of the thread.
+
+    Attributes:
+        limit_steps: The number of steps that the algorithm can use in all.
+        messages: The number of `Deliver` messages taken.
+        items: The number of segments taken.
+        nbytes: The size of these messages, in bytes.
+        version: The lowest policy version with which actors should start a segment.
+    """
 
     limit_steps: int
     messages: int
@@ -61,22 +76,25 @@ class _Reported(NamedTuple):
 
 
 class StatusReporter:
-    """The reports of a learner thread: it gathers verdicts, demand and metrics, and sends them when they are due.
+    """A collector of a learner thread's verdicts, demand and metrics. It sends them to the gateway when they are due.
+
+    The thread takes segments from the gateway in messages called `Deliver`. The four counters ``taken_...`` begin with the start
+    of the thread.
 
     Attributes:
-        taken_messages: Number of `Deliver` messages taken since the start of the thread.
-        taken_steps: Number of steps in them, without refused segments.
-        taken_items: Number of segments in them, without refused ones.
-        taken_bytes: Size of the whole messages, in bytes.
-        observed_steps: Number of steps that the algorithm's state has observed, including those before the checkpoint.
+        taken_messages: Number of `Deliver` messages taken.
+        taken_steps: Number of steps in these messages, without the segments that the gateway refused.
+        taken_items: Number of segments in these messages, without the refused ones.
+        taken_bytes: Size of these messages, in bytes, including refused segments.
+        observed_steps: Number of environment steps that the algorithm's state has observed in all, also before a restart.
         scalars: Metrics for the next report, by name.
     """
 
     def __init__(self, send: Callable[[Message], None], observed_steps: int) -> None:
-        """Create a reporter with nothing to report.
+        """Create a reporter with nothing to send.
 
         Args:
-            send: Sends a message to the gateway.
+            send: Function that sends a message to the gateway.
             observed_steps: Number of steps that the algorithm's state had observed at the start of the thread.
         """
         self._send = send
@@ -92,27 +110,27 @@ class StatusReporter:
 
     @property
     def rest_s(self) -> float:
-        """The time until the next report if nothing happens, in seconds."""
+        """The longest time that the learner thread may wait for data before it must call the reporter, in seconds."""
         if self._gathers:
             return GATHER_S
         return METRICS_PERIOD_S if self._news else IDLE_S
 
     def begin(self) -> None:
-        """Start to measure speed, at the first call. Call this when data arrive."""
+        """Start the clock for the metric ``charts/SPS`` (steps per second) at the first call. Call this when data arrive."""
         self._began = self._began or time.monotonic()
 
     # ---- verdicts
 
     def record_verdict(self, key: Key, first: int, end: int, verdict: str, reason: str = "", replaces: str = "") -> None:
-        """Record a verdict for segments ``[first, end)`` of a stream.
+        """Record a verdict for consecutive segments of one stream, for the next report.
 
         Args:
-            key: The actor of the stream, and its origin (the incarnation that began the numbering).
-            first: Number of the first segment.
-            end: Number after the last segment.
-            verdict: The verdict.
-            reason: The reason, for quarantined segments.
-            replaces: The earlier verdict that this one replaces, or empty.
+            key: The key of the stream: the actor's id, and the number of the actor's start that began the numbering.
+            first: Sequence number of the first segment.
+            end: Sequence number after the last segment.
+            verdict: The verdict, such as ``trained``.
+            reason: The reason, for quarantined segments; else empty.
+            replaces: The verdict that these segments had before; empty if this is their first verdict.
         """
         ranges = self._disposed.setdefault((*key, verdict, reason, replaces), [])
         if ranges and ranges[-1][1] == first:
@@ -121,7 +139,7 @@ class StatusReporter:
             ranges.append([first, end])
 
     def report_verdicts(self) -> None:
-        """Send the recorded verdicts now."""
+        """Send all verdicts recorded since the last report to the gateway now."""
         for (actor_id, origin, verdict, reason, replaces), ranges in self._disposed.items():
             self._send(Disposed(actor_id, origin, ranges, verdict, reason, replaces))
         self._disposed.clear()
@@ -129,12 +147,12 @@ class StatusReporter:
     # ---- demand
 
     def report(self, usable_steps: int, version: int, *, at_once: bool = False) -> None:
-        """Send verdicts and demand, if they are due.
+        """Send the recorded verdicts and the demand, if they have changed and are due.
 
         Args:
-            usable_steps: Number of further steps that the algorithm can use.
+            usable_steps: Number of steps that the algorithm can use beyond those taken so far.
             version: The lowest policy version with which actors should start a segment.
-            at_once: Send them even if they are not due.
+            at_once: True to send changes even if they are not due.
         """
         limit_steps = max(self._reported.limit_steps, self.taken_steps + usable_steps)
         now_true = _Reported(limit_steps, self.taken_messages, self.taken_items, self.taken_bytes, version)
@@ -150,8 +168,8 @@ class StatusReporter:
     def _is_pressing(self, now_true: _Reported) -> bool:
         """Return True if an actor may soon have to wait for this report.
 
-        That is so if less than half of the usable steps was reported, if the version changed, or if many segments or bytes
-        were taken since the last report.
+        This is the case if the last report leaves actors less than half of the steps that they could send now, if the version
+        has changed, or if many segments or bytes were taken since the last report.
         """
         said = self._reported
         return (
@@ -164,7 +182,7 @@ class StatusReporter:
     # ---- metrics
 
     def ended(self, episodes: Iterable[tuple[float, float, int]]) -> None:
-        """Record episodes that have ended.
+        """Record episodes that have ended, for the next report of metrics.
 
         Args:
             episodes: For each episode, the number of observed steps at its end, its return, and its length in steps.
@@ -175,15 +193,15 @@ class StatusReporter:
 
     @property
     def _news(self) -> bool:
-        """True if there are metrics that were not sent."""
+        """True if metrics have changed since the last report of metrics."""
         return bool(self.scalars or self._episodes or self.observed_steps != self._said_steps)
 
     def report_figures(self, updates: int, *, at_once: bool = False) -> None:
-        """Send metrics if there are new ones, at most once every `METRICS_PERIOD_S` seconds.
+        """Send metrics if they have changed, at most once every `METRICS_PERIOD_S` seconds.
 
         Args:
-            updates: Number of updates that the algorithm has made.
-            at_once: Send them even if they are not due.
+            updates: Number of updates that the algorithm has done.
+            at_once: True to send changed metrics even within that period.
         """
         now = time.monotonic()
         if self._news and (at_once or now - self._metrics_at >= METRICS_PERIOD_S):
@@ -197,5 +215,8 @@ class StatusReporter:
 
 
 def plain_text(text: str) -> str:
-    """Return a text in ASCII with escapes, at most 12,000 characters, so that any exception's text can be sent."""
+    """Return a text in ASCII, cut to 12,000 characters, so that any exception's text can be sent in a message.
+
+    Other characters become backslash escapes.
+    """
     return text.encode("ascii", "backslashreplace").decode()[:12_000]

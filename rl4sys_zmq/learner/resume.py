@@ -1,4 +1,7 @@
-"""The starting point of a learner: the state in its run directory, an earlier checkpoint of a client, or nothing."""
+"""Functions that prepare a run directory for the start of a learner, as the option ``resume`` demands.
+
+The learner continues from the state in its run directory, from an earlier checkpoint of one client, or starts without state.
+"""
 
 from __future__ import annotations
 
@@ -46,16 +49,16 @@ REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """The effect of returning to an earlier checkpoint.
+    """A description of what was undone to return one client to an earlier checkpoint.
 
     Attributes:
         client_id: The client.
-        checkpoint: Number of the checkpoint returned to.
-        version: Version of the policy in it.
-        abandoned: Numbers of the newer checkpoints, which are put aside.
-        undone_versions: Number of versions undone, as far as checkpoints show.
-        undone_segments: Number of segments with a later verdict, as far as checkpoints show. Those that the journal still holds
-            are trained on again; the others are counted as rolled back.
+        checkpoint: Number of the earlier checkpoint, which is now the newest one.
+        version: Number of the policy version in this checkpoint.
+        abandoned: Numbers of the newer checkpoints. Their folders were renamed to ``NUMBER.abandoned``.
+        undone_versions: Difference between the policy versions of the newest abandoned checkpoint and of this one.
+        undone_segments: Difference between these two checkpoints in the number of segments with a verdict. Segments that are
+            still in the journal are trained on a second time; the others are counted as rolled back.
     """
 
     client_id: str
@@ -67,10 +70,10 @@ class Rollback:
 
 
 def state_dir(checkpoint: Path) -> Path:
-    """Return the run directory of a checkpoint's folder (``RUN/checkpoints/CLIENT/NUMBER``).
+    """Return the run directory ``RUN`` of a checkpoint, given the checkpoint's folder ``RUN/checkpoints/CLIENT/NUMBER``.
 
     Raises:
-        ConfigError: If the path is not such a folder.
+        ConfigError: If the path is not the folder of a checkpoint.
     """
     path = checkpoint.resolve()
     if len(path.parents) < 3 or path.parent.parent.name != CHECKPOINTS or not path.is_dir():
@@ -83,13 +86,16 @@ def state_dir(checkpoint: Path) -> Path:
 
 
 def return_to_checkpoint(config: LearnerConfig) -> Rollback | None:
-    """Make the checkpoint named by `LearnerConfig.resume` the newest of its client.
+    """Make the checkpoint that `LearnerConfig.resume` names the newest one of its client, by renaming all newer ones.
 
-    Return None if no checkpoint is named. Call this while the journal is open, so that no other learner uses the directory.
+    Call this while the journal is open, so that no other learner uses the directory.
+
+    Returns:
+        What was undone, or None if `LearnerConfig.resume` names no checkpoint.
 
     Raises:
         ConfigError: If the checkpoint is not in this run directory.
-        CheckpointError: If it does not verify, or the newer ones cannot be put aside.
+        CheckpointError: If the checkpoint fails its verification, or a newer one cannot be renamed.
     """
     if config.resume in (AUTO, NEVER, ACCEPT_LOSS) or config.run_dir is None:
         return None
@@ -120,16 +126,21 @@ def _newest(store: CheckpointStore) -> CheckpointManifest | None:
 
 
 def open_journal(config: LearnerConfig, wake: Callable[[], None]) -> tuple[DiskJournal | MemoryJournal, Restored | None]:
-    """Open the journal of a configuration, and return it with its restored contents.
+    """Open the journal (the record of accepted segments), on disk or in memory as the configuration demands.
+
+    With ``resume: never``, first move the state of an earlier run to another folder.
 
     Args:
         config: The learner's configuration.
         wake: Called in the journal's thread when the journal has a result to report.
 
+    Returns:
+        The journal, and its contents from an earlier run. For a journal in memory, the second value is None.
+
     Raises:
         JournalLost: If the journal, or a part of it, is missing, and ``resume`` is not ``accept-loss``.
-        JournalError: If the file cannot be used, or another learner uses it.
-        RunDirectoryError: If the directory cannot be written.
+        JournalError: If the journal's file cannot be used, or another learner uses it.
+        RunDirectoryError: If the run directory cannot be written.
     """
     if not config.durable or config.run_dir is None:
         return MemoryJournal(), None
@@ -148,13 +159,13 @@ def open_journal(config: LearnerConfig, wake: Callable[[], None]) -> tuple[DiskJ
 
 
 def has_state(run_dir: Path) -> bool:
-    """Return True if a learner has used this directory: it has a journal, traces of one, or checkpoints."""
+    """Return True if a learner has run in this directory: it contains ``journal.db``, ``journal.marks``, or checkpoints."""
     journal = run_dir / JOURNAL
     return journal.exists() or marks_path(journal).exists() or bool(_checkpoint_records(run_dir))
 
 
 def _checkpoint_records(run_dir: Path) -> list[CheckpointRecord]:
-    """Return what the newest checkpoint of each client records about the journal."""
+    """Return one record for each client with a checkpoint: which part of the journal its newest checkpoint covers."""
     found = []
     for folder in sorted((run_dir / CHECKPOINTS).glob("*")):
         manifest = _newest(CheckpointStore(folder)) if folder.is_dir() else None
@@ -166,7 +177,7 @@ def _checkpoint_records(run_dir: Path) -> list[CheckpointRecord]:
 
 
 def _set_aside(run_dir: Path) -> None:
-    """Move the state of an earlier run aside. Nothing is deleted."""
+    """Move the journal and the checkpoints of an earlier run to a folder ``before-TIME``. Nothing is deleted."""
     there = [p for p in (*run_dir.glob(f"{JOURNAL}*"), marks_path(run_dir / JOURNAL), run_dir / CHECKPOINTS) if p.exists()]
     if there:
         aside = run_dir / f"before-{time.time_ns() // 1_000_000}"

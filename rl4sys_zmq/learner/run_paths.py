@@ -1,18 +1,18 @@
-"""The layout of a run directory, and the removal of what an earlier version left in the way.
+"""The names of all files in a run directory, and the relocation of files that an earlier version of this library left there.
 
 ::
 
     RUN/
-      config.json               the learner's configuration, as validated
-      journal.db                the journal, with -wal and .lock beside it
+      config.json               the learner's configuration after validation
+      journal.db                the journal (record of accepted segments); journal.db-wal and .lock belong to it
       checkpoints/CLIENT/       (`rl4sys_zmq.learner.checkpoints`)
       dead/                     quarantined segments (`rl4sys_zmq.learner.deadletters`)
       log.jsonl, log/           events and metrics (`rl4sys_zmq.learner.log_files`)
       tensorboard/CLIENT/       metrics for TensorBoard (`rl4sys_zmq.learner.log_files`)
-      before-TIME/              put aside by `--resume never` or `move_old_files`
+      before-TIME/              older files, moved here by `--resume never` or `move_old_files`
 
-CLIENT is the `rl4sys_zmq.names.folder_name` of the client. No other name from outside is part of a path, so none can collide
-with the library's own files.
+CLIENT is the client's id, encoded by `rl4sys_zmq.names.folder_name`. No other name that a peer chooses becomes part of a path,
+so such a name cannot collide with the library's own files.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ log = logging.getLogger(__name__)
 
 CONFIG, DEAD = "config.json", "dead"
 _OUR_FILES = (CONFIG, LOG, JOURNAL)
-"""The prefixes of the library's own file names; ``journal.db-wal`` and others extend them."""
+"""The beginnings of the library's own file names. Some names are longer, such as ``journal.db-wal``."""
 
 
 def aside_folder(run_dir: Path) -> Path:
-    """Create a folder for files put aside, and return its path.
+    """Create a folder ``before-TIME`` in the run directory, for older files that are moved away, and return its path.
 
     Raises:
-        OSError: If it cannot be created.
+        OSError: If the folder cannot be created.
     """
     aside = run_dir / f"before-{time.time_ns() // 1_000_000}"
     make_private(aside)
@@ -49,16 +49,17 @@ def aside_folder(run_dir: Path) -> Path:
 
 
 def move_old_files(run_dir: Path) -> list[tuple[str, str]]:
-    """Move files of earlier versions whose place could collide with the library's own files. Nothing is deleted.
+    """Move the files that an earlier version of this library stored under other names. Nothing is deleted.
 
-    Earlier versions wrote a client's TensorBoard files to ``RUN/CLIENT/``, and its checkpoints to a folder that could differ
-    from another client's in letter case only. If a start is killed in the middle, the next one continues.
+    Earlier versions stored a client's TensorBoard files in ``RUN/CLIENT/``, where they could collide with the library's own
+    files. The folders of two clients' checkpoints could differ in letter case only. If the process is killed during this call,
+    the next call continues.
 
     Returns:
-        The moves as ``(from, to)``, relative to the run directory.
+        The moves as pairs ``(from, to)`` of paths relative to the run directory.
 
     Raises:
-        RunDirectoryError: If something cannot be moved.
+        RunDirectoryError: If a file or a folder cannot be moved.
     """
     moved: list[tuple[str, str]] = []
     if not run_dir.is_dir():
@@ -82,7 +83,7 @@ def move_old_files(run_dir: Path) -> list[tuple[str, str]]:
 
 
 def _move_events(run_dir: Path, folder: Path, moved: list[tuple[str, str]]) -> None:
-    """Move the event files directly inside a folder, and remove the folder if nothing else is in it."""
+    """Move the TensorBoard event files directly inside a folder, and remove the folder if it is empty then."""
     files = sorted(path for path in folder.glob(f"{EVENT_FILES}*") if path.is_file())
     target = run_dir / TENSORBOARD / folder_name(folder.name)
     if not files:

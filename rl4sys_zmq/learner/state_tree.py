@@ -1,6 +1,7 @@
-"""An algorithm's state as a JSON tree and named arrays, which can be read without trusting them. Nothing is pickled.
+"""Conversion of an algorithm's state into a JSON tree and named arrays, and back. No pickle, so untrusted files are safe to read.
 
-Values that JSON lacks become an object whose first key begins with ``$``: ``{"$array": NAME, "dtype": ..., "shape": ...}``.
+A value that JSON cannot express becomes an object whose first key begins with ``$``, such as ``{"$array": NAME, "dtype": ...,
+"shape": ...}``.
 """
 
 from __future__ import annotations
@@ -28,22 +29,24 @@ _NATIVE = frozenset(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 
     "float64",
     "bool",
 }
-"""The dtypes that every version of safetensors writes by name; others are stored as bytes."""
+"""The dtypes that every version of safetensors can store. Arrays of other dtypes are stored as bytes."""
 
 _WHOLE = 1 << 63
-"""Larger integers are written in hexadecimal: Python refuses to read decimal numbers of more than 4,300 digits."""
+"""Integers of this size or larger are stored in hexadecimal: Python refuses decimal numbers of more than 4,300 digits."""
 
 _PLAIN = (type(None), bool, str)
 
 
 def pack_state(state: Mapping[str, Any]) -> tuple[Any, dict[str, Array]]:
-    """Split a state into a tree for JSON and the arrays that it names. Contiguous arrays are not copied.
+    """Split a state into a tree of JSON values and a dict of arrays. The tree refers to each array by its name in the dict.
+
+    Contiguous arrays are not copied.
 
     A state consists of dicts (keys: str or int), lists, tuples, torch tensors, numpy arrays and scalars (any dtype without
     fields or objects), integers of any size, floats, bool, str, bytes and None.
 
     Raises:
-        CheckpointError: If the state contains anything else. The error names the place in the state.
+        CheckpointError: If the state contains anything else. The error names the path of the value within the state.
     """
     packer = _Packer()
     try:
@@ -53,10 +56,10 @@ def pack_state(state: Mapping[str, Any]) -> tuple[Any, dict[str, Array]]:
 
 
 def unpack_state(tree: Any, arrays: Mapping[str, Array]) -> Any:
-    """Combine the results of `pack_state` again: tensors as CPU tensors, arrays as writable arrays.
+    """Return the state from the tree and the arrays of `pack_state`. Tensors are on the CPU; arrays are writable.
 
     Raises:
-        KeyError, TypeError, ValueError: If the two do not match.
+        KeyError, TypeError, ValueError: If the tree and the arrays do not match.
     """
     if type(tree) is list:
         return [item if type(item) in (int, float) else unpack_state(item, arrays) for item in tree]
@@ -69,7 +72,11 @@ def unpack_state(tree: Any, arrays: Mapping[str, Array]) -> Any:
 
 
 class _Packer:
-    """A walk through a state, which fills `arrays`."""
+    """A converter of one state into JSON values.
+
+    Attributes:
+        arrays: The arrays found so far, by the path of each array in the state.
+    """
 
     def __init__(self) -> None:
         self.arrays: dict[str, Array] = {}

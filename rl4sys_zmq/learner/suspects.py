@@ -1,21 +1,23 @@
-"""Segments that end the learner's process when they are trained on: noted before, quarantined after repeated ends.
+"""Detection of segments that crash the learner's process when they are trained on. After several crashes they are quarantined.
 
-A small file, `training.mark`, lists the segments in hand. It is written before they are observed or trained on, and cleared
-afterwards. It is not flushed: it outlives the process, but not a loss of power. If a start finds segments in it, the previous
-process ended while it worked on them, and they become suspects.
+A small file, ``training.mark``, lists the segments that are in training at the moment. They are written to the file before the
+algorithm receives them, and removed after the training. The file is not flushed to the disk, so it survives the end of the
+process, but not a loss of power. If a start finds segments in this file, the previous process ended during their training. They
+become suspects.
 
-One end proves nothing, because anything can kill a process. So suspects are only trained on more carefully: an on-policy
-algorithm first tries the two halves of them apart, an off-policy one takes them one at a time. If the process ends again, only
-those that were in hand both times stay suspects, at most half of them. A batch of n segments takes about log2(n) ends. A
-suspect that is trained on without an end is cleared.
+One crash proves nothing, because a process can be killed from outside. So suspects are first trained on separately: an
+on-policy algorithm tries each half of them, and an off-policy algorithm takes them one at a time. If the process crashes again,
+only the suspects that were in training both times remain suspects, at most half of them. So it takes about log2(n) crashes to
+find one segment in a batch of n. A suspect whose training completes is no longer a suspect.
 
-These are quarantined:
+These suspects are quarantined (excluded from training and kept as dead letters):
 
-- a single remaining suspect, after `ENDS_ALONE` ends in a row with this result;
-- a group of suspects that cannot be separated, because its halves do no harm, after `ENDS_TOGETHER` such ends in a row.
+- a single remaining suspect, after `ENDS_ALONE` crashes in a row with this result;
+- a group of suspects that cannot be separated, because training on each half of the group does no harm, after `ENDS_TOGETHER`
+  crashes in a row with this result.
 
-Kills from outside would have to hit each of these trainings in turn to quarantine a harmless segment, because one completed
-training clears it. An orderly end excuses the segments in hand.
+Completed training clears a suspect, so kills from outside can quarantine a harmless segment only if they hit each of these
+trainings in turn. If the process or the thread is asked to end, the segments in training do not become suspects.
 """
 
 from __future__ import annotations
@@ -53,20 +55,22 @@ Number = tuple[str, int, int]
 
 
 class CrashSuspects:
-    """The segments in hand in this process, and those that may have ended earlier ones.
+    """The record of the segments in training, and of the segments that may have crashed earlier processes (the suspects).
 
-    One thread uses it; only `expect_end` can be called from any thread.
+    The record is kept in files, so that the next process can read it. A learner thread uses this object; only `expect_end` can
+    be called from any thread.
 
     Attributes:
-        finding: The finding at the start, as a sentence; empty if the previous process ended in order.
-        repeated: True if this is not the first such end.
+        finding: A sentence about the crash of the previous process during training; empty if there was none.
+        repeated: True if the previous process crashed with suspects in training. So at least two processes have crashed.
     """
 
     def __init__(self, folder: Path | None) -> None:
-        """Read the notes of the previous process.
+        """Read the record of the previous process, and begin a new one.
 
         Args:
-            folder: The client's checkpoints; None to note nothing, because received segments do not outlive the process.
+            folder: The folder of the client's checkpoints. With None, nothing is recorded. Use this if the journal is in memory:
+                the next process then receives none of these segments.
         """
         self.finding = ""
         self.repeated = False
@@ -88,18 +92,18 @@ class CrashSuspects:
                 self._give_up(exc)
 
     def close(self) -> None:
-        """Clear the notes. No segment is in hand any more."""
+        """Record that no segment is in training, and stop recording."""
         self.clear()
         self._disabled = True
         self._map = None  # not closed: another thread may be using it in `expect_end`
 
     def expect_end(self, *, disable: bool = False) -> None:
-        """Note that the process or this thread was told to end, so that its end counts against no segment.
+        """Record that the process or the learner thread was asked to end, so that its end makes no segment a suspect.
 
         Any thread can call this.
 
         Args:
-            disable: True if another thread uses the file from now on.
+            disable: True to stop recording in this object, because another thread uses the file from now on.
         """
         mark = self._map  # mapped memory, so the gateway thread can write to it without blocking
         if self._disabled or mark is None:
@@ -110,13 +114,13 @@ class CrashSuspects:
     # ---- in hand
 
     def note(self, key: Key, first: int, end: int) -> None:
-        """Add segments ``[first, end)`` of a stream to those in hand."""
+        """Record that segments with the numbers ``[first, end)`` of a stream are in training, in addition to earlier ones."""
         if not self._disabled and len(self._in_hand) < MAX_RANGES:
             name = key[0].encode()
             self._write([(key, first, end)], _RANGE.pack(len(name), key[1], first, end) + name)
 
     def begin(self, held: Sequence[HeldSegment]) -> None:
-        """Replace the segments in hand by these."""
+        """Record that exactly these segments are in training."""
         if self._disabled:
             return
         self.clear()
@@ -125,46 +129,50 @@ class CrashSuspects:
         self._write(ranges, b"".join(_RANGE.pack(len(n), origin, a, b) + n for n, origin, a, b in names))
 
     def clear(self) -> None:
-        """Note that no segment is in hand."""
+        """Record that no segment is in training."""
         if self._in_hand and not self._disabled:
             self._in_hand.clear()
             self._bytes = 0
             self._write([], b"")
 
     def clear_pending(self) -> None:
-        """Clear the suspects in hand: they were trained on, and the process did not end."""
+        """Record that the training completed: the segments in training are no longer suspects, and no longer in training."""
         if self._suspected:
             self._clear_suspects({n for n in self._suspected if any(_holds(one, n) for one in self._in_hand)})
         self.clear()
 
     def clear_suspects(self, held: Iterable[HeldSegment]) -> None:
-        """Clear these segments: they were trained on, and the process did not end."""
+        """Remove these segments from the suspects, because training on them completed."""
         if self._suspected:
             self._clear_suspects({(*one.key, one.seq) for one in held})
 
     # ---- suspicion
 
     def may_contain_suspects(self, key: Key, first: int, end: int) -> bool:
-        """Return True if segments ``[first, end)`` of a stream can contain suspects."""
+        """Return False if no segment with a number in ``[first, end)`` of a stream is a suspect. True means that one can be."""
         least, most = self._spans.get(key, (0, -1)) if self._spans else (0, -1)
         return first <= most and least < end
 
     def suspects(self, key: Key, seq: int) -> bool:
-        """Return True if a segment is a suspect."""
+        """Return True if the segment with this sequence number in a stream is a suspect."""
         return (*key, seq) in self._suspected
 
     def reason(self, key: Key, seq: int) -> str:
-        """Return why a segment must be quarantined; empty if it must not."""
+        """Return the reason if a segment must be quarantined, else an empty string."""
         return self._to_quarantine.get((*key, seq), "") if self._to_quarantine else ""
 
     def parts(self, held: Sequence[HeldSegment]) -> list[list[HeldSegment]]:
-        """Return the suspects among some segments, in the parts that must be tried apart."""
+        """Return the suspects among some segments, as up to two lists to train on separately; ``[]`` if there are none."""
         found = [one for one in held if (*one.key, one.seq) in self._suspected] if self._suspected else []
         half = len(found) // 2
         return [part for part in (found[:half], found[half:]) if part]
 
     def _update_suspects(self, in_hand: Sequence[SegmentRange]) -> None:
-        """Update the suspects: the previous process ended with these segments in hand."""
+        """Update the suspects after a crash.
+
+        Args:
+            in_hand: The segments that the previous process had in training when it ended.
+        """
         now = {(*key, seq) for key, first, end in in_hand for seq in range(first, min(end, first + MAX_RANGES))}
         now -= self._to_quarantine.keys()
         if not now:
@@ -196,7 +204,7 @@ class CrashSuspects:
             self._save()
 
     def _span(self) -> None:
-        """Compute the lowest and the highest number of the suspects of each stream."""
+        """Compute the lowest and the highest sequence number of the suspects in each stream."""
         self._spans = {}
         for actor_id, origin, seq in self._suspected:
             least, most = self._spans.get((actor_id, origin), (seq, seq))
@@ -208,7 +216,10 @@ class CrashSuspects:
     # ---- files
 
     def _open(self, path: Path) -> mmap.mmap:
-        """Evaluate the mark file, wipe it and map it, so that a note needs no system call."""
+        """Read the segments of the previous process from ``training.mark``, clear the file, and map it into memory.
+
+        A write to mapped memory needs no system call.
+        """
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._update_suspects(_read(file))
@@ -256,7 +267,7 @@ class CrashSuspects:
             self._give_up(exc)
 
     def _give_up(self, exc: OSError) -> None:
-        """Continue without notes: training matters more."""
+        """Stop recording after an error of the disk. Training continues, because it matters more."""
         self._disabled = True
         log.warning("%s cannot be written, so a segment that ends the process would not be found: %s", MARK, exc)
 
@@ -267,7 +278,10 @@ def _holds(one: SegmentRange, number: Number) -> bool:
 
 
 def _read(file: int) -> list[SegmentRange]:
-    """Return the segments that a mark file lists; none if they are excused or the file is invalid."""
+    """Return the segments that the file ``training.mark`` lists.
+
+    Return an empty list if the previous process was asked to end, or if the file is invalid.
+    """
     head = os.pread(file, _HEAD.size, 0)
     if len(head) < _HEAD.size:
         return []

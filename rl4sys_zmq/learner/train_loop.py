@@ -1,4 +1,4 @@
-"""The loop of a learner thread: it builds a client's algorithm, trains it, and publishes and saves the results."""
+"""The loop of a learner thread: it builds a client's algorithm, trains it, publishes the weights and saves checkpoints."""
 
 from __future__ import annotations
 
@@ -58,17 +58,20 @@ DRAIN_MESSAGES = 256
 MAX_SEGMENT_STEPS = 1 << 20
 MAX_MESSAGE_FRAMES = 256
 ASSIGN_S = 0.5
-"""Longest wait for an assignment, in seconds, before the thread checks again if it must stop."""
+"""Time between two checks for a request to stop while the thread waits for its assignment, in seconds."""
 
 MAX_POISONED = 3
-"""Largest number of segments in a row that an algorithm can reject before the client fails."""
+"""Largest number of segments in a row that the algorithm can reject by an exception. If it rejects more, the client fails."""
 
 CHECKPOINT_SHARE = 20
-"""The shortest time between checkpoints, in multiples of the time that writing one takes."""
+"""The shortest time between two periodic checkpoints, in multiples of the time that writing one takes."""
 
 
 class TrainLoop:
-    """The state of a running learner thread."""
+    """The work of one learner thread: it receives segments, trains the algorithm, and publishes and saves the weights.
+
+    The thread communicates with the gateway, the learner's network thread, by messages only.
+    """
 
     def __init__(self, down: Socket, upstream: GatewaySender, stopping: threading.Event, replaced: threading.Event) -> None:
         self._down, self._send = down, upstream.send
@@ -102,7 +105,7 @@ class TrainLoop:
         self._reporter = StatusReporter(self._send, self._progress.steps)
 
     def run(self) -> None:
-        """Run until `Stop` arrives."""
+        """Receive messages and train until the message `Stop` arrives."""
         self._send(self._ready)
         self._publish()
         if self._suspects.finding:
@@ -129,13 +132,14 @@ class TrainLoop:
             self._reporter.report_figures(self._trainer.updates)
 
     def close(self) -> None:
-        """Clear the notes of the segments in hand. Called in the learner thread."""
+        """Record that no segment is in training any more. Only the learner thread calls this, at its end."""
         self._suspects.close()
 
     def expect_end(self, *, replaced: bool = False) -> None:
-        """Note that the thread was told to stop, so that its end during an update counts against no segment.
+        """Record that the thread was asked to stop.
 
-        Any thread can call this.
+        If the process ends during an update after this call, the segments of the update are not suspected as the cause. Any
+        thread can call this.
 
         Args:
             replaced: True if another learner thread takes over this client.
@@ -160,7 +164,10 @@ class TrainLoop:
                 assert_never(message)
 
     def _finish(self) -> None:
-        """Report and save for the last time. Segments that wait for a full batch stay in the journal, if it is on disk."""
+        """Send the last reports, and write the last checkpoint.
+
+        Segments that wait for a full batch are not trained on. A journal on disk keeps them for the next start.
+        """
         self._report(at_once=True)
         self._save()
         self._reporter.report_figures(self._trainer.updates, at_once=True)
@@ -209,7 +216,7 @@ class TrainLoop:
     # ---- checkpoints
 
     def _resume(self) -> Ready:
-        """Continue from the newest checkpoint that verifies, if there is one."""
+        """Load the newest valid checkpoint into the algorithm, if there is one. Return the message that reports the result."""
         algorithm, number = self._algorithm, 0
         found = self._store.load() if self._store is not None else None
         if found is not None:
@@ -247,7 +254,12 @@ class TrainLoop:
         )
 
     def _save(self, token: int = 0, *, asked: bool = False) -> None:
-        """Write a checkpoint of the state at the last barrier, if something changed or the gateway asked for one."""
+        """Write a checkpoint if the state has changed or the gateway has requested one.
+
+        Args:
+            token: The number that identifies the request of the gateway; 0 without a request.
+            asked: True if the gateway has requested the checkpoint.
+        """
         if self._store is None:
             if asked:
                 self._reporter.report_verdicts()
@@ -274,8 +286,9 @@ class TrainLoop:
     def _manifest(self) -> CheckpointManifest:
         """Return the manifest (the description) of a checkpoint of the current state.
 
-        If the weights are published, its version is theirs. Otherwise its version is the next one, which the weights get when
-        they are published, by this learner thread or by one that resumes from the checkpoint.
+        The manifest names a policy version. If the current weights are published, this is their version. Otherwise it is the
+        next version, which these weights get when they are published by this learner thread, or by one that resumes from the
+        checkpoint.
         """
         now = digest(*self._spec.flatten(self._algorithm.snapshot()))
         published = self._snapshot is not None and self._published_master_digest == now
@@ -324,7 +337,15 @@ class TrainLoop:
             self._barrier()
 
     def _take_some(self, message: ReceivedMessage, start: int) -> int:
-        """Process the segments of a message from place `start` until the batch is full, and return the next place."""
+        """Process the segments of a message until the batch is full or the message ends.
+
+        Args:
+            message: The message.
+            start: Index of the first segment to process.
+
+        Returns:
+            The index of the next segment to process; the number of segments in the message if all are processed.
+        """
         key, batch, reporter = message.key, message.batch, self._reporter
         first = batch.first_seq + start
         lags = self._version - message.oldest
@@ -357,7 +378,14 @@ class TrainLoop:
         return place + 1
 
     def _note(self, key: Key, batch: Batch, lags: NDArray[np.int64], observed: Sequence[int]) -> None:
-        """Count the segments of a message that the algorithm has accepted, by their places."""
+        """Update the verdicts and metrics for segments that the algorithm has accepted.
+
+        Args:
+            key: The key of the stream.
+            batch: The message of segments.
+            lags: Number of versions by which each segment of the message is behind.
+            observed: Indices of the accepted segments in the message.
+        """
         for first, end in to_ranges(observed):
             if self._algorithm.kind != "onpolicy":
                 self._record_verdict(key, batch.first_seq + first, batch.first_seq + end, Verdict.TRAINED)
@@ -371,7 +399,13 @@ class TrainLoop:
         self._reporter.observed_steps += int(steps.sum())
 
     def _quarantine(self, message: ReceivedMessage, place: int, reason: str) -> None:
-        """Quarantine a segment: count it, do not train on it, and send it to the dead letters."""
+        """Quarantine a segment: record the verdict, and send the segment to the gateway as a dead letter, with the reason.
+
+        Args:
+            message: The message that contains the segment.
+            place: Index of the segment in the message.
+            reason: The reason, for people to read.
+        """
         seq = message.batch.first_seq + place
         self._record_verdict(message.key, seq, seq + 1, Verdict.QUARANTINED, reason)
         self._send(message.dead_letter(place, reason))
@@ -381,11 +415,14 @@ class TrainLoop:
         self._progress.steps = self._reporter.observed_steps
 
     def _observe(self, one: HeldSegment, *, alone: bool) -> bool:
-        """Give a segment to the algorithm. Return False if the algorithm rejected it and it was quarantined.
+        """Give a segment to the algorithm. If the algorithm raises an exception, quarantine the segment and return False.
 
-        After `MAX_POISONED` rejections in a row the algorithm is at fault, and its error is raised. Without the quarantine, a
-        journal on disk would deliver the segment again to each new learner thread. With `alone`, the segment is noted by
-        itself.
+        Without the quarantine, a journal on disk would deliver the segment to each new learner thread. If more than
+        `MAX_POISONED` segments in a row are rejected, the algorithm is assumed to be at fault, and its exception is raised.
+
+        Args:
+            one: The segment.
+            alone: True to record this segment as the only one in training, because it can be suspected of an earlier crash.
         """
         if alone:
             self._suspects.clear()
@@ -405,11 +442,23 @@ class TrainLoop:
 
     @property
     def _first_version(self) -> int:
-        """The first version of this generation. Segments of an earlier generation count as at most this new."""
+        """Number of the first policy version of this learner thread.
+
+        Versions in segments of earlier learner threads count as this version if their numbers are higher.
+        """
         return max(self._resumed_version, 0)
 
     def _record_verdict(self, key: Key, first: int, end: int, verdict: str, reason: str = "", replaces: str = "") -> None:
-        """Record the verdict on segments ``[first, end)``. `replaces` is the verdict that they had before."""
+        """Record a verdict on segments of a stream, for the checkpoint and for the report to the gateway.
+
+        Args:
+            key: The key of the stream.
+            first: Sequence number of the first segment.
+            end: Sequence number after the last segment.
+            verdict: The verdict.
+            reason: The reason, for quarantined segments; else empty.
+            replaces: The verdict that the segments had before; empty if this is their first verdict.
+        """
         self._progress.record_verdict(key, verdict, end - first, replaces)
         self._reporter.record_verdict(key, first, end, verdict, reason, replaces)
 
@@ -432,7 +481,11 @@ class TrainLoop:
         self._suspects.clear_pending()
 
     def _undone(self, outcome: UpdateOutcome) -> None:
-        """Quarantine the segments that made an update fail, and report them."""
+        """Quarantine the segments that made an update fail, and raise an alarm.
+
+        Args:
+            outcome: The result of the update, which has been undone.
+        """
         reason = plain_text(f"update {self._trainer.updates + 1} was undone: {outcome.reason}")
         trained = self._algorithm.kind != "onpolicy"
         for one in outcome.culprits:

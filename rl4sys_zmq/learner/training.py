@@ -1,8 +1,9 @@
-"""Updates that can be undone: segments that make the loss or the weights non-finite are found and removed.
+"""Updates of an algorithm that are undone if they fail. The segments at fault are found and removed.
 
-The state before an update is kept. An update that is not finite, or raises, is undone by restoring that state. The segments at
-fault are found by halving the batch: trial updates on parts of it, each from the kept state, none of them published. The rest
-is trained on. An off-policy algorithm learns from a replay, so it finds the data itself (`UndoableAlgorithm.discard`).
+An update fails if it raises an exception, or if its loss or weights become non-finite. The state before the update is kept and
+is then restored. The segments at fault are found by halving the batch: trial updates are made on its parts, each from the kept
+state, and their results are thrown away. The remaining segments are trained on. An off-policy algorithm learns from a replay, so
+it finds the data at fault itself (`UndoableAlgorithm.discard`).
 """
 
 from __future__ import annotations
@@ -25,15 +26,22 @@ from rl4sys_zmq.weights import digest
 __all__ = ["UpdateOutcome", "AlgorithmUpdater"]
 
 MAX_TRIALS = 128
-"""Limit of trial updates for one undone update. Segments that these did not separate are removed together."""
+"""Largest number of trial updates to find the segments at fault for one failed update.
+
+Segments that these trials could not separate are removed together.
+"""
 
 MAX_DIVERGED = 3
-"""Largest number of updates in a row that can be undone with nothing left of their batches before the client fails."""
+"""Largest number of updates in a row that can be undone without progress. If there are more, the client fails.
+
+An undone update makes no progress if no segment of the batch is good, or (off-policy) if no data are found at fault.
+"""
 
 RECENT_ITEMS, RECENT_BYTES = 1 << 16, 32 << 20
-"""Limits for the segments of an off-policy algorithm that can be quarantined later.
+"""Limits on the recent segments that are remembered for an off-policy algorithm, so that they can be quarantined later.
 
-The first is the number of segments that can be identified, the second the bytes of messages that are kept.
+`RECENT_ITEMS` is the number of segments whose stream and sequence number are remembered. `RECENT_BYTES` is the total size of the
+segments whose content is kept as well.
 """
 
 
@@ -43,9 +51,9 @@ class UpdateOutcome:
 
     Attributes:
         metrics: Metrics of the update; None if it was undone.
-        used: The segments that an on-policy update has used up.
-        culprits: The segments to quarantine.
-        reason: The reason why the update was undone; empty if it was not.
+        used: The segments that an on-policy update was made on. They now count as trained.
+        culprits: The segments that made an update fail. The caller must quarantine them.
+        reason: The reason why the update was undone; empty if it was not undone.
         unchanged: True if no weight has changed although the learning rate is not 0.
     """
 
@@ -57,20 +65,20 @@ class UpdateOutcome:
 
 
 class AlgorithmUpdater:
-    """Gives one algorithm its segments and updates it.
+    """The caller of one algorithm's `observe` and `update`. It undoes failed updates and finds the segments at fault.
 
     Attributes:
-        held: The segments that wait for the next update of an on-policy algorithm.
-        updates: Number of updates done, without the undone ones.
+        held: The segments that wait for the next update of an on-policy algorithm; empty for an off-policy algorithm.
+        updates: Number of updates done in all, without those that were undone.
     """
 
     def __init__(self, algorithm: Algorithm, suspects: CrashSuspects, updates: int = 0) -> None:
-        """Create the trainer.
+        """Keep the algorithm's current state as the first one to restore.
 
         Args:
-            algorithm: The algorithm, after its `load` if it resumes.
-            suspects: Notes which segments are in training, in case the process ends meanwhile.
-            updates: Number of updates that the algorithm's state has done.
+            algorithm: The algorithm. If it resumes from a checkpoint, its state must be loaded already.
+            suspects: Records which segments are in training, so that the next process can find the cause of a crash.
+            updates: Number of updates done before the checkpoint that the algorithm resumed from.
         """
         self.updates = updates
         self.held: list[HeldSegment] = []
@@ -87,7 +95,7 @@ class AlgorithmUpdater:
     # ---- observing
 
     def observe(self, one: HeldSegment) -> None:
-        """Give a segment to the algorithm. An exception of the algorithm is raised unchanged."""
+        """Give a segment to the algorithm, and remember it. An exception of the algorithm is raised unchanged."""
         self._algorithm.observe(one.segment, correct=one.correct)
         if self._onpolicy:
             self.held.append(one)
@@ -112,7 +120,10 @@ class AlgorithmUpdater:
             one.message = None
 
     def _identify(self, number: int) -> HeldSegment | None:
-        """Return the segment that was observed as number `number`, from 0, and remove it. Return None if it is not known."""
+        """Return a segment of an off-policy algorithm by its number in the order of `observe`, from 0, and stop remembering it.
+
+        Return None if the segment is not remembered, for example because it was observed before a restart.
+        """
         place = number - self._first
         if not 0 <= place < len(self._recent):
             return None
@@ -124,11 +135,16 @@ class AlgorithmUpdater:
     # ---- updates
 
     def update(self, *, partial: bool = False) -> UpdateOutcome | None:
-        """Do an update if there is enough data; otherwise return None.
+        """Do one update if the algorithm has enough data, and return the result; otherwise return None.
+
+        Args:
+            partial: True to let an on-policy algorithm train on an incomplete batch.
 
         Raises:
-            TrainingDiverged: If updates are not finite, whatever their data.
-            Exception: The algorithm's own error, if it raises on any data.
+            TrainingDiverged: If more than `MAX_DIVERGED` updates in a row were undone without progress: no segment of the batch
+                was good, or (off-policy) no data were found at fault. Also if an update of an off-policy algorithm without the
+                methods of `UndoableAlgorithm` makes its weights non-finite.
+            Exception: The algorithm's own exception, if it raises with every part of the data.
         """
         noted = self._onpolicy and bool(self.held) and (partial or not self._algorithm.demand())
         if noted:
@@ -156,12 +172,19 @@ class AlgorithmUpdater:
         return UpdateOutcome(metrics, used, unchanged=self._advance(metrics or {}, due=self._is_due(partial)))
 
     def _is_due(self, partial: bool) -> bool:
-        """Return True if the next good update can be published, or must become a state to restore for another reason."""
+        """Return True if the state after the next good update must be checked in full and kept as the one to restore.
+
+        This is the case for each update of an on-policy algorithm, and for each update of an off-policy algorithm that can be
+        published or that is repeated after a failure.
+        """
         every = self._algorithm.publish_every_updates
         return self._onpolicy or partial or self._careful > 0 or (self.updates + 1) % every == 0
 
     def _advance(self, metrics: Mapping[str, float], *, due: bool) -> bool:
-        """Count a good update. Return True if the weights have not changed since the last kept state, but should have."""
+        """Count a good update, and keep its state if it is due.
+
+        Return True if the weights are the same as in the last kept state although the learning rate is not 0.
+        """
         self.updates += 1
         self._diverged = 0
         self._careful = max(0, self._careful - 1)
@@ -173,7 +196,7 @@ class AlgorithmUpdater:
         return before == self._weights and metrics.get("charts/learning_rate", 1.0) != 0.0
 
     def _keep(self) -> None:
-        """Keep the current state as the one to restore."""
+        """Keep the algorithm's current state as the one that `_restore` returns to."""
         self._since_kept = 0
         self._state: Any = None
         if self._hooks is not None:
@@ -195,7 +218,13 @@ class AlgorithmUpdater:
         return [np.concatenate([tensor.reshape(-1) for tensor in self._algorithm.snapshot().values()])]
 
     def _problem(self, metrics: Mapping[str, float] | None, failure: Exception | None, *, due: bool) -> str:
-        """Return the problem of the last update; empty if there is none. Weights are checked only if `due`."""
+        """Return a description of what is wrong after an update; empty if nothing is wrong.
+
+        Args:
+            metrics: The metrics that the update returned, if it returned.
+            failure: The exception that the update raised, if it raised one.
+            due: True to check all weights and the optimizer's state too, not only the metrics.
+        """
         if failure is not None:
             return f"the update raised {type(failure).__name__}: {failure}"[:300]
         for name, value in (metrics or {}).items() if self._hooks is not None or self._onpolicy else ():
@@ -208,7 +237,7 @@ class AlgorithmUpdater:
     # ---- undoing
 
     def _undo(self, reason: str, failure: Exception | None) -> UpdateOutcome | None:
-        """Restore the state before the update, find the segments that made it fail, and remove them."""
+        """Restore the state before a failed update, find the segments that made it fail, and remove them from the batch."""
         self._trials = 0
         if not self._onpolicy:
             return self._undo_replay(reason, failure)
@@ -232,7 +261,10 @@ class AlgorithmUpdater:
         return UpdateOutcome(culprits=culprits, reason=reason)
 
     def _find(self, batch: list[HeldSegment]) -> list[HeldSegment]:
-        """Return the smallest part of a failing batch that halving finds; all of it if only the whole batch fails."""
+        """Find the segments that make a batch fail, by trying its halves again and again.
+
+        Return the whole batch if it fails although both of its halves succeed.
+        """
         if len(batch) <= 1 or self._trials >= MAX_TRIALS:
             return batch
         half = len(batch) // 2
@@ -240,7 +272,7 @@ class AlgorithmUpdater:
         return [one for part in failing for one in self._find(part)] if failing else batch
 
     def _fails(self, part: list[HeldSegment]) -> bool:
-        """Try an update on a part of a batch, from the kept state. Return True if it fails."""
+        """Return True if an update on some segments of a batch fails, starting from the kept state."""
         self._trials += 1
         self._restore()
         metrics: Mapping[str, float] | None = None
@@ -257,10 +289,10 @@ class AlgorithmUpdater:
         return bool(self._problem(metrics, failure, due=True))
 
     def _undo_replay(self, reason: str, failure: Exception | None) -> UpdateOutcome | None:
-        """Undo the updates since the kept state, for an algorithm with a replay.
+        """Undo a failed update of an off-policy algorithm, and let the algorithm remove the data at fault from its replay.
 
-        Several updates can be undone at once. They are then repeated one by one, to reach the state right before the failing
-        one.
+        The kept state can be several updates old. Then these updates are undone too and repeated one by one, each with a full
+        check, until the failing one is found.
         """
         if self._hooks is None:
             raise failure or TrainingDiverged(1, f"{reason}; an off-policy algorithm needs the methods of Undoable to undo this")
@@ -281,7 +313,11 @@ class AlgorithmUpdater:
     # ---- suspects of an earlier end of the process
 
     def _try_suspects(self) -> None:
-        """Try the suspects among the held segments apart from the others. See `CrashSuspects`."""
+        """Make trial updates on the suspects among the waiting segments: segments that may have crashed an earlier process.
+
+        If the process crashes in a trial, the next process knows which half of the suspects contains the cause. The results of
+        the trials are thrown away. See `CrashSuspects`.
+        """
         parts = self._suspects.parts(self.held)
         if not parts:
             return

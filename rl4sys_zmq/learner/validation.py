@@ -1,9 +1,11 @@
-"""The check of a segment's content before training: a whole message at once, then segment by segment if that fails.
+"""The check of the numbers in segments before training. First a whole message is checked; if that fails, each of its segments.
 
-Each number of a segment has an allowed range, by column, from the client's spaces and two options. A finite number can still
-be harmful. Some devices report "no reading" as the largest float, and one such number, squared, makes a gradient infinite. The
-bounds of a bounded box apply as given. Where a space has no bounds, the options apply. They leave room for any sensor: the sum
-of the squares of a hundred million numbers of 1e15 is finite in float32.
+Each column of a segment has an allowed range. Where a space has bounds, the range is given by these bounds. Elsewhere it is given
+by the options ``max_magnitude`` and ``max_reward``.
+
+A check for finite numbers is not enough. Some devices report "no reading" as the largest float, and the square of one such
+number makes a gradient infinite. The options leave room for any sensor: with the default limit of 1e15, the sum of the squares
+of a hundred million numbers is finite in float32.
 """
 
 from __future__ import annotations
@@ -24,34 +26,34 @@ __all__ = ["Bounds", "ContentRules", "MAX_LOG_PROB", "ColumnRange", "content_err
 
 
 MAX_LOG_PROB = 100.0
-"""Largest absolute value of a log-probability per dimension of the action.
+"""Largest absolute value of a log-probability, for each dimension of the action.
 
-No sampler draws actions rarer than e^-100, and float32 cannot represent the ratio to such a probability.
+No sampler draws actions with a probability below e^-100, and float32 cannot represent the probability ratios of such actions.
 """
 
 CERTAIN = 1e-3
-"""Largest log-probability of a discrete action. It is above 0, which is certainty, because of rounding."""
+"""Largest log-probability of a discrete action: 0 (a probability of 1), plus a tolerance for rounding errors."""
 
 ROUNDING = 4
-"""Tolerance at the bounds of a box, in units in the last place."""
+"""Tolerance for values outside the bounds of a Box space, in units in the last place (float rounding errors)."""
 
 TILE = 512
-"""Elements compared side by side. Rows of few columns are joined, because numpy is slow along short rows."""
+"""Number of elements to compare in one row of an array. Shorter rows are joined, because numpy is slow with short rows."""
 
 
 class ColumnRange:
-    """The lowest and the highest value of a column: one for the whole column, or one per element of a row.
+    """The allowed range of the values in one column of a segment. It can differ between the elements of a row.
 
     Attributes:
-        vacuous: True if the column's dtype cannot exceed the range.
+        vacuous: True if no value of the column's dtype is outside the range, so that no check is needed.
     """
 
     def __init__(self, low: NDArray[np.float64], high: NDArray[np.float64], dtype: np.dtype[Any]) -> None:
         """Create the range.
 
         Args:
-            low: Lowest values, float64 of the shape of a row.
-            high: Highest values, likewise.
+            low: Lowest allowed value of each element of a row, float64 with the shape of a row.
+            high: Highest allowed value of each element, float64 with the same shape.
             dtype: Dtype of the column.
         """
         info: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype) if dtype.kind in "iu" else None
@@ -63,7 +65,7 @@ class ColumnRange:
         self._tiles = np.tile(self._low, self._rows), np.tile(self._high, self._rows)
 
     def holds(self, column: NDArray[Any]) -> bool:
-        """Return True if a whole column ``[T, ...]`` is inside the range. NaN is outside."""
+        """Return True if all values of a column ``[T, ...]`` are inside the range. NaN is outside."""
         if not column.size:
             return True
         if self._same:
@@ -75,7 +77,12 @@ class ColumnRange:
         return head and (whole == len(table) or _fits(table[whole:], self._low, self._high))
 
     def error(self, name: str, column: NDArray[Any]) -> str:
-        """Return an error message for the first value outside the range; empty if there is none."""
+        """Return an error message for the first value outside the range; empty if all values are inside.
+
+        Args:
+            name: Name of the column, for the message.
+            column: The column, ``[T, ...]``.
+        """
         table = column.reshape(-1, len(self._low))
         outside = ~((table >= self._low) & (table <= self._high))
         if not outside.any():
@@ -91,7 +98,7 @@ def _fits(table: NDArray[Any], low: NDArray[np.float64], high: NDArray[np.float6
 
 
 class Bounds:
-    """The ranges of all columns of a client.
+    """The allowed ranges of all columns in a client's segments.
 
     Attributes:
         max_reward: Largest absolute value of a reward.
@@ -101,9 +108,9 @@ class Bounds:
         """Create the ranges.
 
         Args:
-            schema: Contains the client's spaces.
-            max_magnitude: Largest absolute value of an extra column, and of an observation or a raw action where the space has
-                no bound.
+            schema: The columns of the client's segments, with its spaces.
+            max_magnitude: Largest absolute value in an extra column, and of an observation or a raw action (before clipping or
+                squashing) where the space has no bound.
             max_reward: Largest absolute value of a reward.
         """
         self.max_reward = max_reward
@@ -124,7 +131,7 @@ class Bounds:
                 self._ranges[extra.name] = _flat_range(-max_magnitude, max_magnitude, extra.dtype)
 
     def of(self, name: str) -> ColumnRange | None:
-        """Return the range of a column by its name, such as ``rewards``; None if it has none."""
+        """Return the allowed range of a column by its name, such as ``rewards``; None if the column has no range."""
         return self._ranges.get(name)
 
     def max_return(self, steps: int) -> float:
@@ -153,18 +160,18 @@ def _of_leaf(space: LeafSpace, max_magnitude: float) -> ColumnRange:
 _NUMBERS = ("actions", "rewards", "log_probs")
 
 CHUNK = 1 << 16
-"""Elements checked at a time, so that the intermediate results stay small."""
+"""Number of elements checked at a time, so that intermediate arrays stay small."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContentRules:
-    """The limits for the content of a client's segments.
+    """The conditions that the content of a client's segments must meet.
 
     Attributes:
-        schema: The columns that fit the client's spaces.
-        bounds: The allowed ranges of the numbers.
-        generation: The newest generation.
-        version: The newest version of it.
+        schema: The columns that a segment must have, by the client's spaces.
+        bounds: The allowed ranges of the numbers in the columns.
+        generation: Number of the client's current learner thread.
+        version: Newest policy version that this learner thread has published. Segments of later versions are errors.
     """
 
     schema: SegmentSchema
@@ -174,13 +181,16 @@ class ContentRules:
 
 
 def content_errors(batch: Batch, segments: Sequence[Segment], skip: Container[int], rules: ContentRules) -> dict[int, str]:
-    """Return the segments of a message that must not be trained on: the reason by place.
+    """Check the content of all segments in a message.
 
     Args:
         batch: The message.
-        segments: Its segments.
-        skip: Places to skip.
-        rules: The limits.
+        segments: The segments of the message.
+        skip: Indices of segments that are not checked.
+        rules: The conditions to check.
+
+    Returns:
+        A dict from the index of each segment that must not be trained on to the reason.
     """
     undecodable = {place: f"observations: {reason}" for place, reason in batch.decode_images().items()}
     # A journal can hold segments that an earlier configuration of the client accepted.
@@ -193,7 +203,7 @@ def content_errors(batch: Batch, segments: Sequence[Segment], skip: Container[in
 
 
 def _is_sound(batch: Batch, rules: ContentRules) -> bool:
-    """Return True only if no segment has an error."""
+    """Check a whole message at once, which is fast. True means that no segment has an error; False means that one can have."""
     heads, generation, version = batch.heads, rules.generation, rules.version
     made, by = heads["generation"], heads["version"]
     if (
@@ -224,8 +234,8 @@ def _is_sound_column(name: str, column: NDArray[Any], rules: ContentRules) -> bo
 def is_finite(column: NDArray[Any]) -> bool:
     """Return True if all elements of a float array are finite.
 
-    A finite sum proves that all terms are finite, in one pass. A non-finite sum proves nothing, because finite terms can add up
-    beyond the range of their type. ``einsum`` is the fastest sum and releases the interpreter lock.
+    If the sum of the elements is finite, all elements are finite. If it is not, each element is checked, because finite elements
+    can also have an infinite sum. ``einsum`` is the fastest way to compute the sum, and releases the interpreter lock.
     """
     flat = column.reshape(-1)
     if flat.dtype.itemsize > 2 and np.isfinite(np.einsum("i->", flat)):  # float16 sums are slow
@@ -234,9 +244,10 @@ def is_finite(column: NDArray[Any]) -> bool:
 
 
 def content_error(segment: Segment, rules: ContentRules) -> str:
-    """Return why a segment must not be trained on, or an empty string.
+    """Return the reason why a segment must not be trained on; empty if there is none.
 
-    It may be non-finite, out of range, fully masked, or made by a version that was never published.
+    The possible reasons are a number that is not finite or out of range, a mask that forbids every action, and a policy version
+    that was never published.
     """
     schema, generation, version = rules.schema, rules.generation, rules.version
     columns = dict(zip(schema.leaves.names, schema.leaves.flatten(segment.observations), strict=True))

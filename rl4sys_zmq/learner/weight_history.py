@@ -1,4 +1,4 @@
-"""The recent weights of each policy, which the gateway keeps in memory to answer `Fetch`."""
+"""The recent versions of a policy's weights. The gateway keeps them in memory, to answer actors that request weights."""
 
 from __future__ import annotations
 
@@ -15,24 +15,27 @@ __all__ = ["WeightHistory"]
 
 RING_ITEMS = 64
 RING_BYTES = 64 << 20
-"""Limits on the states that are kept, in number and bytes. The last two are always kept."""
+"""Limits on the versions whose weights are kept: their number, and their total size in bytes.
+
+The last two versions are always kept.
+"""
 DIGESTS_KEPT = 16_384
 
 Frames = tuple[Frame, ...]
 
 
 class WeightHistory:
-    """The recent weights of one client, the encoded updates to the newest ones, and the digests of past versions.
+    """The recent weights of one client's policy, encoded updates to the newest weights, and checksums of past versions.
 
-    The history covers one generation: the versions that one learner thread published.
+    The history covers the versions that one learner thread has published (one generation).
 
-    An update is encoded when the first actor requests it, and is kept until the next version. An update over several versions
-    is encoded from its two states, which gives the same result as all diffs between them.
+    An update takes an actor from an older version to the newest one. It is encoded when the first actor requests it, and kept
+    until the next version. An update over several versions is one diff between the old and the new weights.
 
     Attributes:
-        generation: The generation of all versions.
-        version: The current version; -1 before the first.
-        digest: The digest of the current version.
+        generation: The number of the learner thread that published all these versions.
+        version: Number of the newest version; -1 before the first one.
+        digest: Checksum (xxh3-64) of the newest weights.
     """
 
     def __init__(self, generation: int) -> None:
@@ -48,11 +51,15 @@ class WeightHistory:
         self._digests: OrderedDict[int, int] = OrderedDict()
 
     def describe(self, policy_id: bytes, writing: EncodingOptions) -> None:
-        """Set the policy id and the encoding of updates. Call this before the first version."""
+        """Set the policy id (8 bytes) and the options for encoding updates. Call this before the first `publish`."""
         self._policy_id, self._writing = policy_id, writing
 
     def publish(self, message: Published) -> Frames:
-        """Add a new version, and return the frames to publish: a diff or the whole state."""
+        """Add a new version, and return the frames to send to all subscribers: a diff, or all weights.
+
+        Args:
+            message: The learner thread's message with the new version.
+        """
         self.version, self.digest = message.version, message.digest
         state, header, *payload = message.body
         head = WeightsHeader.unpack(header)
@@ -79,14 +86,20 @@ class WeightHistory:
 
     @property
     def newest(self) -> PolicySnapshot:
-        """The current version. Call `publish` first."""
+        """The weights of the newest version. There are none before the first `publish`."""
         return self._ring[-1]
 
     def catch_up(self, generation: int, version: int) -> Weights:
-        """Return the update from the version that an actor holds to the current one.
+        """Return the update for an actor: from the version that the actor has to the newest one.
 
-        It is a diff if that version is kept here, else the whole state. If diffs need the version before their base, it has
-        two steps, after which the actor holds the last two versions.
+        The update is a diff if the weights of the actor's version are kept here; otherwise it contains all weights.
+
+        Some diffs can only be decoded with the last two versions. Then the update has two steps, to the version before the
+        newest one and from there to the newest one, so that the actor can decode the next diff.
+
+        Args:
+            generation: Generation of the actor's version.
+            version: The actor's version.
         """
         known = generation == self.generation and self._ring[0].version <= version < self.version
         held = version if known and self._writing.level else -1
@@ -97,7 +110,12 @@ class WeightHistory:
         return Weights(self._step(held, self.version))
 
     def _step(self, held: int, version: int) -> Frames:
-        """Return one update to a version in the ring: a diff from the version `held`, or the whole state if that is -1."""
+        """Return the frames of an encoded update to a version that is kept.
+
+        Args:
+            held: The version to encode a diff from; -1 to encode all weights.
+            version: The version to reach.
+        """
         key = held, version
         if key not in self._steps:
             base = self._at(held) if held >= 0 else None
@@ -108,9 +126,13 @@ class WeightHistory:
         return self._ring[version - self._ring[0].version]
 
     def beacon(self, alarms: Mapping[str, int]) -> Beacon:
-        """Return the beacon of this policy, with the number of its client's alarms by kind."""
+        """Return the beacon of this policy: the periodic message with its newest version and digest.
+
+        Args:
+            alarms: The number of the client's alarms by kind. They are part of the message.
+        """
         return Beacon(self.generation, max(self.version, 0), self.digest, dict(alarms))
 
     def digest_of(self, version: int) -> int | None:
-        """Return the digest of a version of this generation, or None if it is unknown or no longer kept."""
+        """Return the digest of a version, or None if this learner thread has not published it or its digest is no longer kept."""
         return self._digests.get(version)

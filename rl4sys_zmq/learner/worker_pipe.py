@@ -1,6 +1,7 @@
-"""Ports of the core that use threads: a learner thread with its pipeline, and the task that puts checkpoints aside.
+"""Learner threads, the sockets between them and the gateway thread, and a thread that renames checkpoints.
 
-A learner thread runs one client's algorithm. It reads messages from a PULL and sends messages through a PUSH.
+A learner thread runs one client's algorithm. It receives messages from the gateway through a PULL socket and sends messages
+through a PUSH socket.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ __all__ = ["AbandonCheckpoints", "TrainerWorker", "WorkerPipe"]
 log = logging.getLogger(__name__)
 
 PULL_MESSAGES = 64
-"""Limit on the messages that wait in the learner thread's PULL."""
+"""Largest number of messages that wait in the learner thread's PULL socket (its high-water mark)."""
 
 
 class TrainerWorker(Worker):
-    """A learner thread. It connects to the gateway, is configured by an `Assign` message, and trains until `Stop`.
+    """A learner thread, which trains one client. The message `Assign` gives it its client and settings; `Stop` ends it.
 
-    It exchanges only wire messages with the gateway, so the same code can run in another process with other addresses.
+    The thread exchanges only encoded messages with the gateway, so the same code can run in another process with other
+    addresses.
     """
 
     def __init__(self, name: str, key: bytes, down: str, up: str) -> None:
@@ -43,8 +45,8 @@ class TrainerWorker(Worker):
         Args:
             name: Name of the thread.
             key: Bytes that identify the thread: the first frame of each message to the gateway.
-            down: Address of the gateway's PUSH.
-            up: Address of the gateway's PULL.
+            down: Address of the gateway's PUSH socket, from which the thread receives messages.
+            up: Address of the gateway's PULL socket, to which the thread sends messages.
         """
         super().__init__(name)
         self._key = key
@@ -54,7 +56,7 @@ class TrainerWorker(Worker):
         self._loop: TrainLoop | None = None
 
     def run(self) -> None:
-        """Train until `Stop` or `stop`. Report any error of the algorithm to the gateway in `Failed`."""
+        """Train until the message `Stop` arrives or `stop` is called. If the algorithm raises, send the message `Failed`."""
         with Socket.pull(connect=self._down, hwm=PULL_MESSAGES) as down, Socket.push(connect=self._up) as up:
             upstream = GatewaySender(up, self._key)
             try:
@@ -76,13 +78,13 @@ class TrainerWorker(Worker):
             learning.close()
 
     def stop(self) -> None:
-        """End the thread when it next has nothing to read. `Stop`, in contrast, is queued after the data."""
+        """Ask the thread to end as soon as no message waits in its PULL socket. Any thread can call this."""
         self._stopping.set()
         if self._loop is not None:
             self._loop.expect_end(replaced=self._replaced.is_set())
 
     def replace(self) -> None:
-        """End the thread as soon as it can, without a checkpoint: another thread writes the client's checkpoints now."""
+        """Ask the thread to end without a checkpoint, because another thread writes the client's checkpoints now."""
         self._replaced.set()
         self.stop()
 
@@ -91,22 +93,22 @@ LOOK_S = 0.05
 
 
 class WorkerPipe:
-    """A learner thread with the PUSH to it; implements `WorkerPort`.
+    """The gateway's handle to a learner thread, with the PUSH socket that sends messages to it. It implements `WorkerPort`.
 
-    Only the gateway thread uses it, but any thread can call `alive` and `join`.
+    Only the gateway thread uses this object, except that any thread can call `alive` and `join`.
     """
 
     def __init__(self, client_id: str, key: bytes, up: str) -> None:
-        """Bind the PUSH to the learner thread, and start the thread.
+        """Bind the PUSH socket, and start the learner thread.
 
         Args:
             client_id: The client that the thread trains.
-            key: Bytes that identify the thread. They are the first frame of each message that it sends to the gateway.
-            up: The address of the gateway's PULL, to which the thread sends. The address of the PUSH is `up`, ``-``, and the key
-                in hexadecimal.
+            key: Bytes that identify the thread. They are the first frame of each message that the thread sends.
+            up: The address of the gateway's PULL socket, to which the thread sends messages. The address of the PUSH socket
+                consists of `up`, ``-``, and the key in hexadecimal.
 
         Raises:
-            TransportError: If the address of the PUSH cannot be bound.
+            TransportError: If the address of the PUSH socket cannot be bound.
         """
         down = f"{up}-{key.hex()}"
         self._push: Socket | None = Socket.push(bind=down, hwm=QUEUE_MESSAGES)
@@ -123,11 +125,15 @@ class WorkerPipe:
         return self._thread.alive
 
     def send(self, frames: Sequence[Frame]) -> bool:
-        """Queue a message for the thread. Return False if the pipeline is full or closed."""
+        """Queue a message for the thread. Return False if the queue is full, or `end` was called before."""
         return self._push is not None and bool(self._push.send(frames))
 
     def end(self, *, replaced: bool) -> None:
-        """Tell the thread to finish its queue and end; with `replaced`, to end as soon as it can."""
+        """Tell the thread to process its queued messages and end.
+
+        Args:
+            replaced: True if another thread takes over the client. This thread then writes no more checkpoints.
+        """
         if self._push is not None:
             self._push.send(encode(Stop()))
             self._push.close()
@@ -137,19 +143,20 @@ class WorkerPipe:
         self._thread.stop()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end of the thread. Any thread can call this."""
+        """Wait for the end of the thread. Return False if it still runs after `timeout_s` seconds. Any thread can call this."""
         return self._thread.join(timeout_s)
 
 
 class AbandonCheckpoints(Worker):
-    """A thread that waits for the end of learner threads and then renames their checkpoints.
+    """A thread that waits for the end of a client's learner threads and then renames the client's checkpoints.
 
-    It exists because the gateway thread must not access a disk.
+    The folders are renamed to ``NUMBER.abandoned``, so that no later start resumes from them. A separate thread does this,
+    because the gateway thread must not wait for a disk. This class implements `AbandonTask`.
 
     Attributes:
-        done: True if the task has ended.
-        problem: The error, or empty.
-        count: The number of checkpoints that were put aside.
+        done: True if the task has ended, with or without an error.
+        problem: The text of the error; empty if there is none.
+        count: The number of checkpoints that were renamed.
     """
 
     def __init__(self, client_id: str, workers: Sequence[WorkerPort], folder: Path, wake: Callable[[], None]) -> None:
@@ -161,7 +168,7 @@ class AbandonCheckpoints(Worker):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Wait for the learner threads, and put the checkpoints aside."""
+        """Wait for the end of the learner threads, and rename the checkpoints. This is the body of the thread."""
         try:
             ended = [False]
             while not all(ended) and not self._stopping.is_set():
@@ -177,5 +184,5 @@ class AbandonCheckpoints(Worker):
             self._wake()
 
     def stop(self) -> None:
-        """Cancel the wait. The checkpoints stay as they are."""
+        """Cancel the task while it waits. The checkpoints then stay as they are."""
         self._stopping.set()

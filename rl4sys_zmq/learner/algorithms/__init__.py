@@ -1,7 +1,8 @@
-"""Learning rules behind one protocol: PPO (on-policy), DQN (off-policy), and those that users register.
+"""The learning algorithms: PPO (on-policy), DQN (off-policy), and those that users register.
 
-- `Algorithm`: the interface that a learner thread uses; `UndoableAlgorithm`: its optional part.
-- `AlgorithmEntry`: an entry of the registry, with `Preset`s; `register_algorithm` adds one, `ALGORITHMS` holds all.
+- `Algorithm`: the interface through which a learner thread uses an algorithm. `UndoableAlgorithm`: its optional methods.
+- `AlgorithmEntry`: the description of one algorithm in the registry. It can contain tested settings (`Preset`).
+- `register_algorithm`: adds an algorithm to the registry. `ALGORITHMS`: the registry.
 """
 
 from rl4sys_zmq.learner.algorithms.base import Algorithm, UndoableAlgorithm

@@ -1,7 +1,8 @@
-"""The interface between a learner thread and an algorithm.
+"""The interface between a learner thread and a learning algorithm.
 
-An algorithm is a function of the segments it has observed. It does no I/O, starts no thread, logs nothing, counts no versions
-and uses no global random state. The learner thread that created it makes all calls and does everything else.
+The state of an algorithm depends only on its parameters, its seed and the calls of its methods. An algorithm does no I/O, starts
+no thread, logs nothing, counts no policy versions and uses no global random state. All calls come from the learner thread that
+created the algorithm.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ class Algorithm(Protocol):
 
         algorithm.observe(segment)               # for each segment that is fresh enough
         while (metrics := algorithm.update()) is not None:
-            ...                                  # each return is one update; every n-th is published
+            ...                                  # one update was done; the weights of every n-th are published
 
     Attributes:
-        kind: ``"onpolicy"`` if the next update uses a segment up, ``"offpolicy"`` if the segment goes into a replay. An
-            off-policy segment counts as trained once `observe` has returned.
+        kind: ``"onpolicy"`` if a segment is used by the next update only; ``"offpolicy"`` if segments go into a replay buffer.
+            A segment of an off-policy algorithm counts as trained as soon as `observe` has returned.
         rollout_length: Largest number of steps that an actor should put into one segment.
-        publish_every_updates: Number of updates per published version, unless the configuration sets it.
-        max_policy_lag: Largest accepted age of a segment, in versions, unless the configuration sets it; None for no limit.
+        publish_every_updates: Number of updates from one published policy version to the next. The configuration can override
+            this.
+        max_policy_lag: Largest number of policy versions by which a segment can be behind the newest version; None for no
+            limit. The configuration can override this.
     """
 
     kind: ClassVar[str]
@@ -40,15 +43,15 @@ class Algorithm(Protocol):
     max_policy_lag: int | None
 
     def spec(self) -> PolicySpec:
-        """Return the policy that actors must build. It is fixed for the life of the algorithm."""
+        """Return the specification of the policy that actors must build. Every call returns the same specification."""
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        """Accept one segment.
+        """Accept one segment (consecutive steps of one episode) for training.
 
         Args:
-            segment: The segment. It fits the spaces, and its numbers are finite.
-            correct: True if the segment is older than ``max_policy_lag`` and must be corrected by importance weights (``on_lag:
-                correct``).
+            segment: The segment. It fits the observation and action spaces, and its numbers are finite.
+            correct: True if the segment is more than ``max_policy_lag`` versions old and must be corrected by importance weights.
+                This happens only with the option ``on_lag: correct``.
         """
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
@@ -57,65 +60,78 @@ class Algorithm(Protocol):
         An on-policy update uses all segments observed since the last update.
 
         Args:
-            partial: No more data will come for this batch. An on-policy algorithm trains on what it has, even a single step,
-                and returns None if it has nothing. An off-policy algorithm ignores this argument. The learner thread passes it
-                only when it is True, so an `update` without this parameter works until the learner closes.
+            partial: True if no more data will come for this batch. An on-policy algorithm then trains on the data that it has,
+                even if that is a single step, and returns None only without any data. An off-policy algorithm ignores this
+                argument. The learner thread passes this argument only if it is True.
         """
 
     def demand(self) -> int:
-        """Return how many more steps the next version can use, at least 0. Actors may collect this many now."""
+        """Return how many more environment steps can be used for the next policy version, at least 0.
+
+        Actors are allowed to collect this many steps now.
+        """
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
-        """Return copies of the tensors that ``spec().tensors`` names, as they are after the last update.
+        """Return copies of the policy's weights after the last update: the tensors that ``spec().tensors`` lists, by name.
 
-        Float32 tensors can have any dtype that converts to it. All others must have exactly the dtype of their spec.
+        For a tensor that is float32 in the specification, any dtype that converts to float32 is accepted. All other tensors must
+        have exactly the dtype in the specification.
         """
 
     def state(self) -> dict[str, Any]:
-        """Return everything needed to continue exactly: tensors, optimizer, random state, replay, schedules.
+        """Return copies of everything that is needed to continue exactly: tensors, optimizer, random state, replay, schedules.
 
-        The state goes into a checkpoint. It consists of dicts (keys: str or int), lists, tuples, torch tensors, numpy arrays,
-        numbers, str, bytes, bool and None. All of them are copies. An on-policy algorithm can be asked at any time and returns
-        its state after the last update: the segments that wait for the next update are delivered again.
+        The result is stored in a checkpoint. It can consist of dicts (keys: str or int), lists, tuples, torch tensors, numpy
+        arrays, numbers, str, bytes, bool and None.
+
+        The learner thread can call this at any time. An on-policy algorithm returns its state after the last update, without
+        the segments that wait for the next update. After a restart from the checkpoint, these segments are delivered again.
         """
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state` of an algorithm with the same parameters. After that, equal segments give equal bits.
+        """Restore a state that `state` returned for an algorithm with the same parameters.
 
-        An on-policy algorithm discards the segments that wait for its next update.
+        After this call, the same segments must lead to bit-identical weights. An on-policy algorithm discards the segments that
+        wait for its next update.
         """
 
 
 @runtime_checkable
 class UndoableAlgorithm(Protocol):
-    """The optional methods that let a learner thread undo a non-finite update cheaply.
+    """The optional methods of an algorithm with which a learner thread can undo an update cheaply.
 
-    Without these methods, an on-policy algorithm is restored with `Algorithm.state` and `Algorithm.load`, which copy everything
-    at each update. An off-policy algorithm, whose state holds a replay, cannot be restored at all, and its client fails.
+    An update is undone if it raises an exception, or makes a loss or a weight non-finite (NaN or infinity). Without these
+    methods, the learner thread uses `Algorithm.state` and `Algorithm.load` for an on-policy algorithm, and so copies the whole
+    state at each update. For an off-policy algorithm, whose state contains a replay buffer, this would be too slow: its update is
+    not undone, and the client fails.
     """
 
     def checkpoint(self) -> Any:
-        """Return copies of what updates change.
+        """Return copies of everything that an update changes.
 
-        That is weights, optimizer, random state, counters and statistics, but not the observed data.
+        These are the weights, the optimizer's state, the random state, counters and statistics, but not the observed data.
         """
 
     def restore(self, kept: Any) -> None:
-        """Return to the state that `checkpoint` copied, and discard the segments that wait for an on-policy update.
+        """Return to a state that `checkpoint` has copied. Discard the segments that wait for an on-policy update.
 
         Args:
-            kept: The result of `checkpoint`. It is not changed, because the caller can restore it several times.
+            kept: The result of `checkpoint`. This method must not change it, because the caller can restore it several times.
         """
 
     def numbers_to_check(self) -> Sequence[NDArray[Any]]:
-        """Return views of all numbers that training continues from, the weights first. The caller reads them and keeps none."""
+        """Return views of all arrays that must stay finite, the weights first: weights, optimizer's state, statistics.
+
+        The caller only reads the arrays and does not keep them.
+        """
 
     def discard(self) -> Sequence[int]:
-        """Remove from the replay the data that make the next update non-finite. Leave the state unchanged.
+        """Remove from the replay buffer the data that make the next update non-finite. Leave everything else unchanged.
 
-        The algorithm finds these data by trying the update. Only an off-policy algorithm is asked, right after a `restore`.
+        The algorithm finds these data by trying the update on parts of them. The learner thread calls this only for an
+        off-policy algorithm, right after `restore`.
 
         Returns:
-            The segments that the data belonged to, counted from 0 in the order of `observe` since construction. Data that came
-            with a `load` have negative numbers, which the caller ignores.
+            The numbers of the segments that contained the data. Segments are numbered from 0 in the order of the calls of
+            `observe` on this object. For data that came with `load`, the number is negative, and the caller ignores it.
         """

@@ -1,7 +1,8 @@
-"""DQN: double Q-learning from a replay of n-step transitions, for discrete actions.
+"""DQN: double Q-learning from a replay buffer of n-step transitions, for discrete actions.
 
-The amount of training depends only on the observed steps, never on time: each `train_frequency` environment steps make one unit
-of `gradient_steps` due. So a run with fast actors and one with slow actors train equally often per step.
+The amount of training depends only on the number of observed steps, never on time. After each `train_frequency` environment
+steps, one unit of training is due, which consists of `gradient_steps` gradient steps. So the speed of the actors does not change
+the number of gradient steps per environment step.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ _COUNTERS = ("steps", "episodes", "units", "gradient_steps")
 class DQN:
     """Deep Q-learning (Mnih et al. 2015) with double Q-learning (van Hasselt et al. 2016) and n-step returns.
 
-    The defaults prevent two causes of collapse, measured on CartPole-v1:
+    The default parameters prevent two causes of collapse, both measured on CartPole-v1:
 
-    - Choosing the best action by noisy values overestimates a little in each backup, and by ``1 / (1 - gamma ** n_step)`` times
-      that in the values. More steps before the bootstrap and a slow target keep this small. Values above ``reward / (1 -
-      gamma)`` are the symptom.
-    - A loss that is linear beyond an error of 1 pulls towards the median of the targets. Where values are near 100, it ignores
-      a failure in one of ten cases.
+    - The maximum over noisy values is too high on average. Each bootstrap adds this error, so the values become too high by
+      about ``1 / (1 - gamma ** n_step)`` times the error. A larger `n_step` and a target network that changes slowly keep the
+      error small. Values above ``reward / (1 - gamma)`` are a symptom.
+    - With a loss that is linear beyond an error of 1, the values approach the median of their targets, not the mean. Where
+      values are near 100, the median hides a failure that occurs in one of ten cases. So the default `huber_delta` is 100.
     """
 
     kind: ClassVar[str] = "offpolicy"
@@ -66,18 +67,21 @@ class DQN:
         self._gradient_steps = 0
 
     def spec(self) -> PolicySpec:
-        """Return a ``q_values`` head on a plain MLP."""
+        """Return the specification of the policy: an MLP that computes one value per action, and epsilon."""
         return self._spec
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        """Write the segment into the replay. The age of its policy does not matter, so `correct` has no effect."""
+        """Write the segment into the replay buffer. Off-policy data can have any age, so `correct` has no effect."""
         self._replay.add(segment)
         self._steps += segment.steps
         if self._steps >= self.parameters.learning_starts:
             self._episodes += segment.ended or segment.capped
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
-        """Train one unit (`gradient_steps` gradient steps) if one is due. `partial` has no effect."""
+        """Do one unit of training (`gradient_steps` gradient steps) if one is due, and return its metrics; otherwise return None.
+
+        The argument `partial` has no effect.
+        """
         if self._units >= self._units_due() or not len(self._replay):
             return None
         p = self.parameters
@@ -93,7 +97,10 @@ class DQN:
         }
 
     def demand(self) -> int:
-        """Return the steps until the next version's last unit of training is due, or until the replay has data again."""
+        """Return the number of steps that are missing until the next policy version can be published.
+
+        If the whole replay buffer was discarded, return the length of one segment.
+        """
         p = self.parameters
         if not len(self._replay) and self._steps:  # the replay was discarded as a whole
             return p.rollout_length
@@ -105,12 +112,12 @@ class DQN:
         return max(0, p.learning_starts + next_version * p.train_frequency - self._steps)
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """Return copies of the online network's layers, and epsilon. The target network is not part of a snapshot."""
+        """Return copies of the online network's weights, and the current epsilon. The target network is not included."""
         flat = np.append(self._online.flat.numpy(), np.float32(self.parameters.epsilon_at(self._steps))).astype(np.float32)
         return {k: v.copy() for k, v in self._spec.views(flat).items()}
 
     def state(self) -> dict[str, Any]:
-        """Return both networks, the optimizer, the random state, the replay and the counters."""
+        """Return copies of both networks, the optimizer's state, the random state, the replay buffer and the counters."""
         return {
             "online": self._online.flat.clone(),
             "target": self._target.flat.clone(),
@@ -121,10 +128,10 @@ class DQN:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state`.
+        """Restore a state that `state` has returned.
 
         Raises:
-            ConfigError: If the state comes from a network of another size, or from another replay.
+            ConfigError: If the state comes from a network of another size, or from a replay buffer of another capacity or shape.
         """
         size = torch.as_tensor(state["online"]).numel()
         if size != self._online.flat.numel():
@@ -138,12 +145,15 @@ class DQN:
             setattr(self, f"_{name}", int(state["counters"][name]))
 
     def checkpoint(self) -> tuple[Any, ...]:
-        """Return copies of what updates change: networks, optimizer, random state and counts of updates, but not the replay."""
+        """Return copies of everything that an update changes: networks, optimizer's state, random state and counts of updates.
+
+        The replay buffer is not included.
+        """
         networks = self._online.flat.clone(), self._target.flat.clone()
         return *networks, self._optimizer.state(), self._generator.get_state(), self._units, self._gradient_steps
 
     def restore(self, kept: tuple[Any, ...]) -> None:
-        """Return to the state of a `checkpoint`. The replay and the counts of observed data stay as they are."""
+        """Return to a state that `checkpoint` has copied. The replay buffer and the counts of observed data do not change."""
         online, target, optimizer, generator, self._units, self._gradient_steps = kept
         self._online.flat.copy_(online)
         self._target.flat.copy_(target)
@@ -151,16 +161,17 @@ class DQN:
         self._generator.set_state(generator)
 
     def numbers_to_check(self) -> list[NDArray[Any]]:
-        """Return views of both networks and Adam's moments. The caller checks that all numbers are finite."""
+        """Return views of the weights of both networks, and of Adam's moments. The caller checks that they are finite."""
         return [self._online.flat.numpy(), self._target.flat.numpy(), *self._optimizer.moments()]
 
     def discard(self) -> list[int]:
-        """Find the rows of the replay that make the next gradient step non-finite, and remove all data of their segments.
+        """Find the transitions that make the next update non-finite, and remove their segments from the replay buffer.
 
-        The rows of a failing step are halved again and again, as long as a half still fails. The networks stay unchanged.
+        The transitions of the first failing gradient step are halved again and again, as long as a half still fails. The networks
+        stay unchanged.
 
         Returns:
-            The segments that were removed, counted from 0 in the order of `observe`.
+            The numbers of the removed segments, counted from 0 in the order of the calls of `observe`.
         """
         kept = self.checkpoint()
         rows = self._failing_rows(self.parameters.learning_rate_at(self._steps))
@@ -168,7 +179,10 @@ class DQN:
         return self._replay.discard(np.unique(rows)) if len(rows) else []
 
     def _failing_rows(self, rate: float) -> NDArray[np.int64]:
-        """Return the rows that make the next update's first failing gradient step fail; none if no step fails."""
+        """Try the gradient steps of the next update, and return the replay rows that make the first failing step fail.
+
+        Return an empty array if no step fails.
+        """
         for _ in range(self.parameters.gradient_steps):
             rows = self._replay.draw(self.parameters.batch_size, self._generator)
             before = self.checkpoint()
@@ -183,7 +197,7 @@ class DQN:
         return np.concatenate([self._find_by_halving(half, rate, before) for half in failing]) if failing else rows
 
     def _survives(self, rows: NDArray[np.int64], rate: float, before: tuple[Any, ...]) -> bool:
-        """Take a gradient step on some rows from a state; return True if loss and weights are finite after it."""
+        """Return True if the loss and all weights are finite after a gradient step on some replay rows, from a given state."""
         self.restore(before)
         loss, _ = self._train_on(rows, rate)
         return bool(torch.isfinite(loss)) and all(bool(np.isfinite(array).all()) for array in self.numbers_to_check())
@@ -195,12 +209,12 @@ class DQN:
         return self._episodes // p.traj_per_epoch
 
     def _gradient_step(self, rate: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take one step on one batch; return the loss and the mean value of the actions taken."""
+        """Take one gradient step on a random batch. Return the loss, and the mean estimated value of the batch's actions."""
         p = self.parameters
         return self._train_on(self._replay.draw(p.batch_size, self._generator), rate)
 
     def _train_on(self, rows: NDArray[np.int64], rate: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take one step on these rows of the replay; return the loss and the mean value of the actions taken."""
+        """Take one gradient step on these replay rows. Return the loss, and the mean estimated value of their actions."""
         p = self.parameters
         batch = self._replay.gather(rows)
         targets = self._targets(batch)
@@ -216,7 +230,7 @@ class DQN:
 
     @torch.no_grad()
     def _targets(self, batch: Batch) -> torch.Tensor:
-        """Return the target values of a batch, ``[B]`` (van Hasselt et al. 2016, equation 4)."""
+        """Return the values that the online network must learn for a batch, ``[B]`` (van Hasselt et al. 2016, equation 4)."""
         successors = encode_observations(self._observation_space, batch.successors)
         values = self._target(successors)[0]
         chooser = self._online(successors)[0] if self.parameters.double_q else values

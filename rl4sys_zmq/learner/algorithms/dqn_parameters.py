@@ -1,4 +1,4 @@
-"""DQN's registry entry: its parameters, its policy, and presets. Imports no torch."""
+"""DQN's entry in the registry of algorithms: its parameters, its policy, and tested settings. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from rl4sys_zmq.values.observations import flat_space
 __all__ = ["ENTRY", "DQNParameters", "plan_dqn"]
 
 LARGEST_DIFFERENCE = 0.5
-"""The largest `epsilon_decay` that is a difference per step. Larger values are factors."""
+"""The limit between the two meanings of `epsilon_decay`.
+
+Up to this limit, `epsilon_decay` is subtracted from epsilon at each step. A larger value multiplies epsilon at each step.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class DQNParameters:
-    """All parameters of `DQN`. Steps are environment steps unless they are called gradient steps."""
+    """All parameters of `DQN`. The word *steps* means environment steps, except in *gradient steps*."""
 
     learning_rate: float = option(number(0.0, 10.0), 5e-4, names=("q_lr", "lr"), doc="Adam's step size")
     learning_rate_final: float | None = option(
@@ -108,21 +111,22 @@ class DQNParameters:
 
     @property
     def epsilon_end(self) -> float:
-        """The probability of a uniform action at the end."""
+        """The probability of a random action at the end of the schedule: `epsilon_min`, or `end_e` where it applies."""
         return self.end_e if self.end_e is not None and self.epsilon_decay is None else self.epsilon_min
 
     @property
     def target_share(self) -> float:
-        """The share of the online network in each target update, from `tau` or `polyak`."""
+        """The share of the online network's weights in each update of the target network, computed from `tau` or `polyak`."""
         return self.tau if self.polyak is None else 1.0 - self.polyak
 
     @property
     def target_every(self) -> int:
-        """Gradient steps between target updates.
+        """The number of gradient steps from one update of the target network to the next.
 
-        Stable-Baselines3 and CleanRL count environment steps, and update only between units of training. With few long units
-        (256 steps, then 128 gradient steps), their interval of 10 steps is one of 128 gradient steps. An interval of 10
-        gradient steps would diverge.
+        The parameters `target_network_frequency` and `target_update` count environment steps, as Stable-Baselines3 and CleanRL
+        do. These projects update the target network only between units of training. For example, with units of 256 environment
+        steps and 128 gradient steps, an interval of 10 environment steps means one target update per 128 gradient steps. So the
+        interval is rounded to whole units here. Updates every 10 gradient steps would diverge in this example.
         """
         if self.target_net_update_frequency is not None:
             return self.target_net_update_frequency
@@ -132,7 +136,7 @@ class DQNParameters:
         )
 
     def epsilon_at(self, steps: int) -> float:
-        """Return the probability of a uniform action after `steps` observed steps."""
+        """Return epsilon, the probability of a random action, after `steps` observed steps."""
         decay = self.epsilon_decay
         if decay is not None and decay > LARGEST_DIFFERENCE:
             return max(self.epsilon_end, self.epsilon * decay**steps)
@@ -142,7 +146,10 @@ class DQNParameters:
         return max(self.epsilon_end, self.epsilon - decay * steps)
 
     def readings(self) -> list[str]:
-        """Return one line for each of RL4Sys's keys in use whose meaning is not evident."""
+        """Return one line for each parameter in use that comes from RL4Sys or CleanRL and needs an explanation.
+
+        The learner logs these lines at its start.
+        """
         lines = []
         if self.epsilon_decay is not None and self.epsilon_decay > LARGEST_DIFFERENCE:
             lines.append(f"epsilon_decay {self.epsilon_decay:g}: a factor of epsilon per step, down to {self.epsilon_end:g}")
@@ -161,10 +168,10 @@ class DQNParameters:
 
 
 def plan_dqn(observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
-    """Return the policy of a DQN with these parameters, without building it.
+    """Return the specification of the policy that a DQN with these parameters would train. No network is built.
 
     Raises:
-        ConfigError: If a parameter is invalid, the actions are not discrete, or the observations are not one Box or Discrete.
+        ConfigError: If a parameter is invalid, the actions are not discrete, or the observations are a Dict or a Tuple.
     """
     observations = flat_space(observation_space, "DQN")
     if not isinstance(action_space, DiscreteSpace):

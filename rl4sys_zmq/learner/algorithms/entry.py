@@ -1,8 +1,8 @@
-"""The registry entry of an algorithm: what commands and the learner need before the algorithm is built.
+"""The description of an algorithm in the registry: everything that is needed before the algorithm is built.
 
-The parameters of an algorithm are one frozen dataclass, read like all other options. Declare each field with
-`rl4sys_zmq.config.options.option`: its check, its default, its synonyms in other projects, and its meaning. `read_parameters`
-converts a mapping from a configuration into the dataclass.
+The parameters of an algorithm are declared as a frozen dataclass. Each field is declared with `rl4sys_zmq.config.options.option`,
+which takes the check of the value, the default, the names of the parameter in other projects, and its meaning. `read_parameters`
+converts a dict from a configuration into this dataclass.
 """
 
 from __future__ import annotations
@@ -37,17 +37,20 @@ READ_ELSEWHERE = frozenset(
     {"input_size", "act_dim", "seed", "continuous", "act_limit", "observation_space", "action_space"}
     | {"max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates"}
 )
-"""Keys that any algorithm's parameters can contain and that the learner itself reads: spaces and learning options."""
+"""Keys that are allowed in the parameters of any algorithm, but that the learner reads, not the algorithm.
+
+They give the spaces, the seed and options of the learner.
+"""
 
 
 def read_parameters(cls: type[T], given: Mapping[str, object], *, algorithm: str) -> T:
-    """Read `given` into the parameter dataclass `cls`.
+    """Check the parameters from a configuration, and return them as an instance of the dataclass `cls`.
 
     Args:
-        cls: A dataclass whose fields were declared with `option`. Its optional class attribute ``ignored`` names keys that are
-            accepted and have no effect.
-        given: Parameters by name or synonym. Those that the learner itself reads are skipped.
-        algorithm: The algorithm's name, for messages.
+        cls: A dataclass whose fields were declared with `option`. Its optional class attribute ``ignored`` is a set of keys that
+            are accepted without effect.
+        given: Parameters by name or synonym. The keys in `READ_ELSEWHERE` are skipped.
+        algorithm: The algorithm's name, for error messages.
 
     Raises:
         ConfigError: If a key is unknown, a value has a wrong type or is out of range, or two names of one parameter disagree.
@@ -58,19 +61,28 @@ def read_parameters(cls: type[T], given: Mapping[str, object], *, algorithm: str
 
 
 def gradient_norm(value: object) -> float | None:
-    """Return the largest norm of a gradient, or None (no limit) for null, 0 and less. Raise `InvalidValue` for anything else."""
+    """Check the value of an option that limits the norm of a gradient. Return the limit, or None for no limit.
+
+    The values null, 0 and negative numbers mean no limit.
+
+    Raises:
+        InvalidValue: If the value is neither null nor a number.
+    """
     limit = optional(number(-1e18, 1e18))(value)
     return limit if limit is not None and limit > 0 else None
 
 
 def readings(parameters: object) -> list[str]:
-    """Return how an algorithm reads keys of other projects, one line each: the result of its parameters' method ``readings``."""
+    """Return lines that explain how an algorithm interprets parameters with names from other projects.
+
+    They are the result of the method ``readings`` of the parameters; an empty list if there is no such method.
+    """
     found: list[str] = getattr(parameters, "readings", list)()
     return found
 
 
 def parameter_table(cls: type[Any]) -> list[tuple[str, object, tuple[str, ...], str]]:
-    """Return each parameter's name, default, synonyms and meaning, in the order of declaration."""
+    """Return a tuple (name, default, synonyms, meaning) for each parameter of a dataclass, in the order of declaration."""
     return [
         (f.name, None if f.default is MISSING else f.default, f.metadata["names"], f.metadata["doc"])
         for f in fields(cls)
@@ -79,16 +91,17 @@ def parameter_table(cls: type[Any]) -> list[tuple[str, object, tuple[str, ...], 
 
 
 AlgorithmFactory = Callable[[Any, Space, Mapping[str, object], int], Algorithm]
-"""``factory(observation_space, action_space, parameters, seed) -> Algorithm``. The first space is an `ObservationSpace`.
+"""A callable that builds an algorithm: ``factory(observation_space, action_space, parameters, seed) -> Algorithm``.
 
-It raises ConfigError for bad parameters, and for a space that the algorithm does not support. `flat_space` of
-`rl4sys_zmq.values.observations` refuses trees of observations.
+The observation space is an `ObservationSpace`. A factory must raise `ConfigError` for invalid parameters, and for a space that
+the algorithm does not support. An algorithm that supports no Dict or Tuple observations can call `flat_space` of
+`rl4sys_zmq.values.observations`, which raises this error.
 """
 
 PolicyPlan = Callable[[Any, Space, Mapping[str, object]], PolicySpec]
-"""``plan(observation_space, action_space, parameters) -> PolicySpec``. Returns the policy that would be trained.
+"""A callable that returns the specification of the policy that an algorithm would train, without building a network.
 
-It builds nothing.
+Its signature is ``plan(observation_space, action_space, parameters) -> PolicySpec``.
 """
 
 
@@ -97,11 +110,11 @@ class Preset:
     """Tested settings with which an algorithm solves one Gymnasium task, for the demo, the benchmarks and the slow tests.
 
     Attributes:
-        parameters: The ``algorithm_parameters``.
-        num_envs: Environments per actor process.
-        actors: Actor processes.
-        pacing_lag: How many batches actors may collect ahead of the learner (k in the pacing rule).
-        target_return: Mean return of 100 episodes at which the task counts as solved.
+        parameters: The parameters of the algorithm (the option ``algorithm_parameters``).
+        num_envs: Number of environments in each actor process.
+        actors: Number of actor processes.
+        pacing_lag: Number of batches that actors can collect ahead of the learner's training.
+        target_return: The task counts as solved when the mean return of 100 episodes reaches this value.
     """
 
     parameters: Mapping[str, object] = field(repr=False)
@@ -113,22 +126,24 @@ class Preset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmEntry:
-    """One algorithm in the registry.
+    """The description of one algorithm in the registry.
 
-    Importing the module that creates an entry must be cheap and must not import torch. For this reason the factory can be a
-    string.
+    The import of a module that creates an entry must be fast and must not import torch. For this reason the factory can be given
+    as a string, which is imported later.
 
     Attributes:
-        name: The name in configurations; case does not matter.
-        factory: The factory, or ``"package.module:attribute"``, which is imported when the first algorithm is created.
+        name: The name for configurations. Case does not matter.
+        factory: The function or class that builds the algorithm, or its name as ``"package.module:attribute"``.
         summary: One line of documentation.
         kind: ``onpolicy`` or ``offpolicy``; empty if not declared.
-        parameters: The dataclass of the parameters, declared with `rl4sys_zmq.config.options.option`; None for an algorithm
-            that reads its parameters itself.
-        plan: Returns the policy that the algorithm would train. With it, `rl4sys-learner config check` builds nothing, and a
-            policy that is too large is refused before it takes memory.
-        presets: Settings that solve a task, by Gymnasium id.
-        extra: The extra of this package that the factory needs, for the message if a module is missing; empty for none.
+        parameters: The dataclass of the parameters, declared with `rl4sys_zmq.config.options.option`; None if the factory checks
+            its parameters itself.
+        plan: A function that returns the specification of the policy that the algorithm would train; None if there is none. With
+            this function, `rl4sys-learner config check` builds no network, and a policy that is too large is refused before it
+            takes memory.
+        presets: Tested settings that solve a task, by the Gymnasium id of the task.
+        extra: The optional dependency group of this package that the factory needs, such as ``learner``. It is named in the error
+            message if a module is missing. Empty if the factory needs none.
     """
 
     name: str
@@ -144,10 +159,10 @@ class AlgorithmEntry:
         check_name(self.name, "algorithm_name")
 
     def load(self) -> AlgorithmFactory:
-        """Return the factory. Import it now if it is a string.
+        """Return the factory. If it is given as a string, import it.
 
         Raises:
-            ConfigError: If it cannot be imported.
+            ConfigError: If the factory cannot be imported.
         """
         if not isinstance(self.factory, str):
             return self.factory
@@ -160,7 +175,7 @@ class AlgorithmEntry:
             ) from exc
 
     def read(self, parameters: Mapping[str, object]) -> object:
-        """Return `parameters` as the entry's dataclass; None for an algorithm that reads its parameters itself.
+        """Check the parameters, and return them as the entry's dataclass; None if the entry has no dataclass.
 
         Raises:
             ConfigError: If a parameter is unknown, has a wrong type or is out of range.

@@ -1,7 +1,10 @@
-"""Networks in torch: perceptrons over one flat parameter vector, and action distributions that match the numpy policies.
+"""Multilayer perceptrons, action distributions and the Adam optimizer in torch.
 
-The optimizer, the digest, the snapshot and the checkpoint all use this one vector. An optimizer step over it takes a few kernel
-launches, however many layers there are. With small networks the launches are the cost of a step.
+All parameters of the networks are in one flat vector. The optimizer, the digest, the snapshot and the checkpoint use this vector.
+An optimizer step over one vector takes a few kernel launches, however many layers there are. With small networks, most of the
+time of a step goes into launches.
+
+The distributions equal those of the numpy policies that run in actors.
 """
 
 from __future__ import annotations
@@ -36,22 +39,25 @@ __all__ = [
 FORBIDDEN_LOGIT = -1e9
 """The logit of a forbidden action.
 
-Its probability is exactly zero in float32, and ``p log p`` is finite, unlike with -inf.
+With this value, the probability of the action is exactly zero in float32, and ``p log p`` is finite. With -inf, it would be NaN.
 """
 
 
 class Distribution(Protocol):
-    """``B`` distributions over actions."""
+    """The interface of a batch of ``B`` probability distributions over actions, one for each observation."""
 
     def log_probs(self, actions: Tensor) -> Tensor:
-        """Return the logarithm of the probability (density) of each action, ``[B]``."""
+        """Return the logarithm of the probability (or probability density) of one action per distribution, ``[B]``."""
 
     def mean_entropy(self) -> Tensor:
-        """Return the mean entropy in nats, a scalar."""
+        """Return the mean entropy of the ``B`` distributions in nats, as a scalar tensor."""
 
 
 class Categorical:
-    """A distribution over ``n`` actions, from logits ``[B, n]``; `forbidden` bool ``[B, n]`` removes actions."""
+    """A batch of ``B`` distributions over ``n`` discrete actions. It implements `Distribution`.
+
+    It is created from logits ``[B, n]`` and, optionally, `forbidden`: bool ``[B, n]``, True for each action to exclude.
+    """
 
     def __init__(self, logits: Tensor, forbidden: Tensor | None = None) -> None:
         if forbidden is not None:
@@ -59,16 +65,19 @@ class Categorical:
         self._log_probs = torch.log_softmax(logits, dim=1)
 
     def log_probs(self, actions: Tensor) -> Tensor:
-        """Return the log-probabilities of actions int64 ``[B]``, counted from 0."""
+        """Return the log-probability of one action per distribution, ``[B]``. The actions are int64 ``[B]``, from 0."""
         return self._log_probs.gather(1, actions.unsqueeze(1)).squeeze(1)
 
     def mean_entropy(self) -> Tensor:
-        """Return ``-Σ p log p``, averaged."""
+        """Return the mean of ``-Σ p log p`` over the ``B`` distributions, as a scalar tensor."""
         return (self._log_probs.exp() * self._log_probs).sum() * (-1.0 / len(self._log_probs))
 
 
 class DiagonalGaussian:
-    """A distribution over real vectors, from means ``[B, n]`` and one shared `log_std` ``[n]``."""
+    """A batch of ``B`` normal distributions over vectors of ``n`` independent numbers. It implements `Distribution`.
+
+    It is created from means ``[B, n]`` and the logarithms of the standard deviations, `log_std` ``[n]``, shared by all ``B``.
+    """
 
     def __init__(self, means: Tensor, log_std: Tensor) -> None:
         self._means = means
@@ -76,12 +85,15 @@ class DiagonalGaussian:
         self._constant = 0.5 * means.shape[1] * math.log(2.0 * math.pi)
 
     def log_probs(self, actions: Tensor) -> Tensor:
-        """Return the log-densities of raw actions float32 ``[B, n]``, before clipping or squashing."""
+        """Return the log-density of one action per distribution, ``[B]``.
+
+        The actions are float32 ``[B, n]``, as sampled: before they are clipped or squashed into the bounds of the action space.
+        """
         z = (actions - self._means) * torch.exp(-self._log_std)
         return z.square().sum(dim=1) * -0.5 - (self._log_std.sum() + self._constant)
 
     def mean_entropy(self) -> Tensor:
-        """Return ``Σ log σ + n/2 (1 + log 2π)``, which is equal for all."""
+        """Return ``Σ log σ + n/2 (1 + log 2π)``, as a scalar tensor. All ``B`` distributions have this entropy."""
         return self._log_std.sum() + (self._constant + 0.5 * self._means.shape[1])
 
 
@@ -99,23 +111,31 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activation_function(name: str) -> Callable[[Tensor], Tensor]:
-    """Return the torch function of one of `rl4sys_zmq.values.ACTIVATIONS` (exact gelu, leaky_relu with slope 0.01)."""
+    """Return the torch function for a name in `rl4sys_zmq.values.ACTIVATIONS`.
+
+    ``gelu`` is the exact form; ``leaky_relu`` has a slope of 0.01.
+    """
     return _ACTIVATIONS[name]
 
 
 class MLPStack:
-    """``K`` perceptrons with the same input and hidden sizes, run as batched products, in one flat vector.
+    """``K`` multilayer perceptrons (MLPs) with equal input and hidden sizes. All parameters are in one flat vector.
 
-    The vector holds the networks one after another. Each has the layout of a `PolicySpec` manifest: weight ``[out, in]`` and
-    bias of each layer, then `extras` further numbers (a log_std, for instance). So the part of network 0 is the snapshot of its
-    policy, and a layer of all networks is one strided ``[K, out, in]`` view. All parts have one size: a network with fewer
-    outputs than network 0 has rows that are never read and never change.
+    A forward pass computes all networks together, with one batched matrix product per layer. PPO uses two networks: network 0
+    is the policy, network 1 estimates values.
+
+    The vector contains the networks one after another. The order within a network is that of a policy's weights in `PolicySpec`:
+    weight ``[out, in]`` and bias of each layer, then a number of extra parameters, such as a log_std. So the slice of network 0
+    contains the policy's weights, ready to publish.
+
+    All slices have equal sizes. So a network with fewer outputs than network 0 has some rows of weights that are never read and
+    never change. The same holds for the extra parameters of networks other than network 0.
 
     Attributes:
-        flat: Float32 ``[size]``, all parameters. Write to it only in place.
-        leaves: Views into `flat` that require gradients, the inputs of autograd.
-        extras: The last of the `leaves`, the further numbers of network 0; None if there are none.
-        parts: The slice of `flat` that belongs to each network.
+        flat: All parameters, float32 ``[size]``. Change this tensor only in place.
+        leaves: Views into `flat` that require gradients: weight and bias of each layer, then `extras`.
+        extras: The extra parameters of network 0, also the last item of `leaves`; None if there are none.
+        parts: The slice of `flat` for each network.
     """
 
     def __init__(
@@ -143,7 +163,7 @@ class MLPStack:
         self.extras = self.leaves[-1] if extras else None
 
     def __call__(self, x: Tensor) -> list[Tensor]:
-        """Return each network's outputs ``[B, outputs[k]]`` for one shared input ``[B, features]``."""
+        """Run all networks on one input ``[B, features]``. Return a list of the outputs of each network, ``[B, outputs[k]]``."""
         count, last = len(self._outputs), len(self._shapes) - 1
         hidden = x if count == 1 else x.expand(count, *x.shape)
         for layer in range(last + 1):
@@ -156,9 +176,11 @@ class MLPStack:
         return [out if n == self._outputs[0] else out[:, :n] for out, n in zip(hidden.unbind(0), self._outputs, strict=True)]
 
     def initialise(self, generator: torch.Generator, output_gains: Sequence[float]) -> None:
-        """Set orthogonal weights and zero biases; leave the extras as they are.
+        """Set random orthogonal weights and zero biases. The extra parameters do not change.
 
-        The gain is √2 in hidden layers and `output_gains` in the output layers.
+        Args:
+            generator: The source of random numbers.
+            output_gains: The gain of each network's output layer. The gain of hidden layers is √2.
         """
         with torch.no_grad():
             for layer, (rows, columns) in enumerate(self._shapes):
@@ -171,9 +193,9 @@ class MLPStack:
                 self._views[2 * layer + 1].zero_()
 
     def gradient(self, loss: Tensor) -> Tensor:
-        """Return the gradient of a scalar loss, with the layout of `flat`. The next call overwrites it.
+        """Return the gradient of a scalar loss by all parameters, float32 ``[size]``, in the same order as `flat`.
 
-        It is zero for parameters that the loss does not depend on.
+        The gradient is zero for parameters that the loss does not depend on. The next call overwrites the returned tensor.
         """
         grads = cast(tuple[Tensor | None, ...], torch.autograd.grad(loss, self.leaves, allow_unused=True))
         for view, grad in zip(self._grad_views, grads, strict=True):
@@ -184,9 +206,10 @@ class MLPStack:
         return self._grad
 
     def _views_of(self, flat: Tensor) -> list[Tensor]:
-        """Return views of each layer's weight and bias, then of the extras.
+        """Return views into a flat vector: the weight and the bias of each layer, then the extra parameters of network 0.
 
-        Their shapes are ``[out, in]`` and ``[out]`` for one network, ``[K, out, in]`` and ``[K, 1, out]`` for several.
+        The shapes of weight and bias are ``[out, in]`` and ``[out]`` for a single network, and ``[K, out, in]`` and ``[K, 1,
+        out]`` for several networks.
         """
         count = len(self._outputs)
         table = flat.view(count, -1)
@@ -206,10 +229,10 @@ class MLPStack:
 
 
 class FlatAdam:
-    """Adam (Kingma & Ba 2015, algorithm 1) on the parts of one flat vector: five kernels, however many layers there are.
+    """The Adam optimizer (Kingma & Ba 2015, algorithm 1) for parameters in one flat vector, divided into parts.
 
-    Each part has its own step count, so its bias correction is that of an optimizer of its own: a network that takes fewer steps
-    than another, or stops early, is corrected for its own steps.
+    A step takes about five kernel launches, however many layers there are. Each part (such as one network) has its own step
+    count for Adam's bias correction, as if it had its own optimizer. So one network can take fewer steps than another.
 
     Attributes:
         steps: The number of steps that each part has taken.
@@ -221,9 +244,9 @@ class FlatAdam:
         """Create the optimizer.
 
         Args:
-            flat: The parameters ``[size]``, changed in place.
-            parts: Consecutive slices that cover `flat`. None: one part.
-            eps: Added to the root of the second moment.
+            flat: The parameters, float32 ``[size]``. `step` changes them in place.
+            parts: Consecutive slices that together cover `flat`; None for a single part.
+            eps: Adam's epsilon, which is added to the root of the second moment.
             betas: The decay rates of the first and the second moment.
         """
         self._flat = flat
@@ -235,12 +258,12 @@ class FlatAdam:
         self.steps = [0] * len(self._parts)
 
     def step(self, grad: Tensor, rates: Sequence[float | None], *, max_norm: float | None = None) -> None:
-        """Take one step against `grad` ``[size]``, after clipping its global norm to `max_norm` in place.
+        """Take one step against the gradient, after limiting the norm of the gradient.
 
         Args:
-            grad: The gradient, flat.
-            rates: The learning rate of each part. None: the part, its moments and its step count stay unchanged.
-            max_norm: Largest Euclidean norm of `grad`; None for no limit.
+            grad: The gradient, float32 ``[size]``. It is scaled in place if its norm is too large.
+            rates: The learning rate of each part. With None, the part, its moments and its step count do not change.
+            max_norm: Largest Euclidean norm of the whole gradient; None for no limit.
         """
         if max_norm is not None:
             grad.mul_((max_norm / (torch.linalg.vector_norm(grad) + 1e-6)).clamp_(max=1.0))
@@ -260,18 +283,18 @@ class FlatAdam:
             self._flat[part].addcdiv_(mean, denominator, value=-rate / correction1)
 
     def moments(self) -> list[NDArray[Any]]:
-        """Return views of the moments."""
+        """Return views of Adam's first and second moments, float32 ``[size]`` each."""
         return [self._mean.numpy(), self._square.numpy()]
 
     def state(self) -> dict[str, Any]:
-        """Return copies of the moments, and the numbers of steps."""
+        """Return copies of the moments, and the number of steps of each part."""
         return {"mean": self._mean.clone(), "square": self._square.clone(), "steps": np.array(self.steps)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state`.
+        """Restore a state that `state` has returned.
 
         Raises:
-            ConfigError: If the state has another number of parts.
+            ConfigError: If the state comes from an optimizer with another number of parts.
         """
         steps = [int(taken) for taken in np.atleast_1d(state["steps"])]
         if len(steps) != len(self._parts):
@@ -284,7 +307,8 @@ class FlatAdam:
 def encode_observations(space: Space, observations: NDArray[Any]) -> Tensor:
     """Return observations ``[N, *obs]`` as float32 features ``[N, feature_size(space)]``.
 
-    Discrete observations become one-hot, others are flattened. Contiguous, writable float32 observations are not copied.
+    Discrete observations become one-hot vectors; other observations are flattened. Contiguous, writable float32 observations are
+    not copied.
     """
     if isinstance(space, BoxSpace):
         flat = np.ascontiguousarray(observations, dtype=np.float32).reshape(len(observations), space.size)
@@ -296,5 +320,5 @@ def encode_observations(space: Space, observations: NDArray[Any]) -> Tensor:
 
 
 def standardise(features: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
-    """Return ``(features - mean) * scale``, clipped to ±`OBS_CLIP`, as the first layer of an actor does."""
+    """Return ``(features - mean) * scale``, clipped to ±`OBS_CLIP`. A policy in an actor does the same before its first layer."""
     return ((features - mean) * scale).clamp_(-OBS_CLIP, OBS_CLIP)

@@ -1,4 +1,4 @@
-"""Running mean and standard deviation, and the reward scale computed from them."""
+"""Running mean and variance of data that arrive in batches, and the scaling of rewards by them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ __all__ = ["RewardScale", "RunningMoments"]
 Column = NDArray[np.float64]
 
 MAX_EPISODES = 4096
-"""Largest number of unfinished episodes in a reward scale.
+"""Largest number of unfinished episodes whose return a `RewardScale` remembers.
 
-Beyond it the oldest is dropped: its actor may have ended.
+If there are more, the oldest one is forgotten, because its actor has probably ended.
 """
 
 
 class RunningMoments:
-    """The mean and variance of all rows so far, merged batch by batch (Chan, Golub & LeVeque 1979, equation 1.5).
+    """The mean and the variance of each column of all rows so far, merged batch by batch.
+
+    Source: Chan, Golub & LeVeque 1979, equation 1.5.
 
     Attributes:
-        count: Number of rows.
-        mean: Float64 ``[n]``.
-        variance: Float64 ``[n]``, of the population.
+        count: Number of rows so far.
+        mean: Mean of each column, float64 ``[n]``; 0 before the first row.
+        variance: Population variance of each column, float64 ``[n]``; 1 before the first row.
     """
 
     def __init__(self, size: int) -> None:
@@ -37,7 +39,7 @@ class RunningMoments:
         self.variance = np.ones(size)
 
     def update(self, rows: NDArray[Any]) -> None:
-        """Merge rows ``[B, n]`` into the moments."""
+        """Add rows ``[B, n]`` to the mean and the variance."""
         if not len(rows):
             return
         mean, variance, count = rows.mean(axis=0, dtype=np.float64), rows.var(axis=0, dtype=np.float64), len(rows)
@@ -49,28 +51,29 @@ class RunningMoments:
         self.count = total
 
     def scale(self) -> Column:
-        """Return 1 / standard deviation, ``[n]``; 1 for a constant column and before the first row."""
+        """Return 1 / standard deviation of each column, float64 ``[n]``; 1 for a constant column and before the first row."""
         varies = self.variance > 1e-12
         return np.where(varies, 1.0 / np.sqrt(np.where(varies, self.variance, 1.0)), 1.0)
 
     def state(self) -> dict[str, Any]:
-        """Return copies of the moments."""
+        """Return copies of the count, the mean and the variance."""
         return {"count": self.count, "mean": self.mean.copy(), "variance": self.variance.copy()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state`."""
+        """Restore a state that `state` has returned."""
         self.count = int(state["count"])
         self.mean = np.array(state["mean"], dtype=np.float64)
         self.variance = np.array(state["variance"], dtype=np.float64)
 
 
 class RewardScale:
-    """Divides rewards by the running standard deviation of the discounted return, as Gymnasium's NormalizeReward does.
+    """The scaling of rewards: division by the running standard deviation of the discounted return, then clipping.
 
-    The return continues across the segments of an episode, and starts at zero with each episode.
+    Gymnasium's wrapper NormalizeReward does the same. The discounted return is a sum over the past rewards of an episode. It
+    starts at zero with each episode and continues across the segments of the episode.
 
     Attributes:
-        moments: Moments of the discounted returns.
+        moments: Mean and variance of all discounted returns so far.
     """
 
     def __init__(self, gamma: float, *, clip: float = 10.0) -> None:
@@ -80,12 +83,12 @@ class RewardScale:
         self._open: OrderedDict[int, float] = OrderedDict()
 
     def __call__(self, rewards: Column, lengths: Sequence[int], episodes: Sequence[int], ended: Sequence[bool]) -> Column:
-        """Update the moments with rewards, and return these rewards scaled, ``[T]``.
+        """Update the variance with new rewards, and return these rewards after scaling, float64 ``[T]``.
 
         Args:
-            rewards: Rewards of consecutive segments, float64 ``[T]``.
-            lengths: Number of steps of each segment.
-            episodes: Episode of each segment.
+            rewards: Rewards of all segments, one after another, float64 ``[T]``.
+            lengths: Number of steps of each segment. The sum is ``T``.
+            episodes: Id of the episode of each segment.
             ended: True for each segment that is the last of its episode.
         """
         starts = np.concatenate(([0], np.cumsum(lengths)))
@@ -107,7 +110,7 @@ class RewardScale:
         return scaled
 
     def state(self) -> dict[str, Any]:
-        """Return copies of the moments, and the open episodes with their returns so far."""
+        """Return copies of the moments, and the ids of the unfinished episodes with their returns so far."""
         return {
             "moments": self.moments.state(),
             "episodes": np.array(list(self._open), dtype=np.uint64),
@@ -115,7 +118,7 @@ class RewardScale:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state`."""
+        """Restore a state that `state` has returned."""
         self.moments.load(state["moments"])
         pairs = zip(np.asarray(state["episodes"]), np.asarray(state["returns"]), strict=True)
         self._open = OrderedDict((int(episode), float(value)) for episode, value in pairs)

@@ -1,4 +1,4 @@
-"""Proximal policy optimisation (Schulman et al. 2017) for segments that asynchronous actors send."""
+"""Proximal policy optimisation (PPO, Schulman et al. 2017) for segments from asynchronous actors."""
 
 from __future__ import annotations
 
@@ -35,14 +35,17 @@ __all__ = ["PPO", "PPOParameters", "PassRecord"]
 
 @dataclass(slots=True)
 class PassRecord:
-    """The measurements of one pass. They stay tensors during the pass, because reading each number out is slow.
+    """The losses and other measurements of one pass over a batch, for the metrics.
+
+    The lists have one tensor per minibatch. The tensors are converted to numbers after the pass, because each conversion is slow.
 
     Attributes:
-        policy_losses: A scalar per minibatch.
-        value_losses: A scalar per minibatch.
-        entropies: A scalar per minibatch.
-        log_ratios: ``[B]`` per minibatch, before its step.
-        stopped: True if the pass ended early, because the policy is too far from the acting one.
+        policy_losses: The loss of the policy, as scalar tensors.
+        value_losses: The loss of the value network, as scalar tensors.
+        entropies: The mean entropy of the policy in nats, as scalar tensors.
+        log_ratios: Logarithms of the probability ratio between the current and the acting policy, before the gradient step of
+            the minibatch; ``[B]`` for a minibatch of ``B`` steps.
+        stopped: True if the pass ended early, because the policy differs too much from the acting policy.
     """
 
     policy_losses: list[Tensor] = field(default_factory=list)
@@ -52,15 +55,20 @@ class PassRecord:
     stopped: bool = False
 
     def kl(self) -> float:
-        """Return the mean approximate KL divergence ``E[(r - 1) - log r]`` of the new from the acting policy.
+        """Return the approximate KL divergence of the current policy from the acting policy.
 
-        Source: Schulman 2020.
+        It is the mean of ``(r - 1) - log r`` over all steps, where ``r`` is the probability ratio (Schulman 2020, "Approximating
+        KL divergence").
         """
         x = torch.cat(self.log_ratios)
         return float((torch.expm1(x) - x).mean())
 
     def scalars(self, clip: float) -> dict[str, float]:
-        """Return CleanRL's ``losses/``, averaged over the pass; `clip` is the current ε."""
+        """Return the metrics with CleanRL's names ``losses/...``, averaged over the pass.
+
+        Args:
+            clip: The current limit ε on the distance of the probability ratio from 1.
+        """
         log_ratios = torch.cat(self.log_ratios)
         return {
             "losses/policy_loss": float(torch.stack(self.policy_losses).mean()),
@@ -74,31 +82,37 @@ class PassRecord:
 
 POLICY_GAIN, VALUE_GAIN = 0.01, 1.0
 FIRST_LENGTH_GUESS = 200.0
-"""Assumed length of a trajectory before one has ended, in steps."""
+"""Assumed length of a trajectory until the first one has ended, in steps."""
 
 RL4SYS_KL_FACTOR = 1.5
-"""With RL4Sys's kind of update, the policy's steps end above this many times `target_kl`."""
+"""The policy's gradient steps end when the approximate KL divergence exceeds this factor times `target_kl`.
+
+This applies only to updates with `train_pi_iters` or `train_v_iters`, which work as in RL4Sys.
+"""
 
 LENGTH_STEP = 0.05
-"""Step size of the running mean of trajectory lengths, per trajectory that ends."""
+"""The weight of each ended trajectory in the running mean of trajectory lengths."""
 
 
 class PPO:
-    """PPO on whole batches of segments, with values recomputed here and ratios to the actors' policies.
+    """Proximal policy optimisation (PPO). Each update trains on a batch of whole segments. The learner estimates the values.
 
     Differences from the paper and from CleanRL's `ppo.py`:
 
-    - The ratio uses the log-probabilities that the actors sent, so a batch that is some versions old is weighted correctly.
+    - The probability ratio is computed with the log-probabilities that the actors sent. So the ratio is correct also for data
+      from an older policy version.
     - A segment observed with ``correct=True`` gets V-trace targets; all others get GAE (see `returns`). Consecutive segments of
-      an episode are joined, so that a trace continues across a cut.
-    - A batch ends with a whole segment, and may be larger than asked. The next one is then smaller by the surplus.
-    - Advantages are normalised over the batch, not over each minibatch. The minibatches of one pass are equally large.
-    - Observation statistics change at the end of an update and are part of the snapshot. Until the next update the learner uses
-      the statistics that its actors use, so at a lag of 0 the first ratio is 1.
-    - ``episodes_per_update`` counts episodes that ended, and parts of endless ones that filled ``max_traj_length``.
-    - With RL4Sys's ``train_pi_iters`` and ``train_v_iters``, the policy takes its gradient steps on the whole batch first, then
-      the value network. Entropy has no weight, and neither has the value loss.
-    - `state` holds no segments: those not trained on so far are delivered again.
+      an episode are joined, so that an advantage trace continues from one segment to the next.
+    - A batch consists of whole segments, so it can be larger than configured. The next batch is then smaller by the surplus.
+    - Advantages are normalised over the whole batch, not over each minibatch. The sizes of the minibatches of a pass differ by at
+      most one step.
+    - The statistics that standardise observations change at the end of an update only, and are published with the weights. So
+      the learner and actors with the newest version use the same statistics, and the ratio before the first step is 1.
+    - ``episodes_per_update`` counts ended episodes. In an episode that continues, each part with ``max_traj_length`` steps counts
+      too.
+    - With ``train_pi_iters`` or ``train_v_iters``, an update works as in RL4Sys: first all gradient steps of the policy on the
+      whole batch, then all those of the value network. There is no entropy bonus, and the option ``vf_coef`` has no effect.
+    - `state` does not contain the segments that wait for the next update. After a restart, they are delivered again.
     """
 
     kind: ClassVar[str] = "onpolicy"
@@ -136,11 +150,14 @@ class PPO:
         self._surplus = 0
 
     def spec(self) -> PolicySpec:
-        """Return a categorical or Gaussian MLP policy. It includes observation statistics if observations are normalised."""
+        """Return the specification of an MLP policy: categorical for discrete actions, Gaussian for continuous ones.
+
+        It includes the statistics that standardise observations, if the parameters ask for standardisation.
+        """
         return self._spec
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        """Keep the segment for the next update. With `correct`, its targets are V-trace targets."""
+        """Keep the segment for the next update. If `correct` is True, the update uses V-trace targets for this segment."""
         if not segment.steps:
             return
         self._taken.append((segment, correct))
@@ -150,19 +167,25 @@ class PPO:
         self._complete = self._complete or (self._missing() == 0 and (ends or not self._batch.ends_trajectory))
 
     def demand(self) -> int:
-        """Return the steps missing from the batch; where trajectories must end, an estimate from their mean length."""
+        """Return the number of steps that are missing until the batch is complete.
+
+        If the batch depends on the ends of trajectories, this is an estimate from the mean length of trajectories.
+        """
         if self._complete:
             return 0
         return self._missing() or math.ceil(self._trajectory_length)
 
     def _missing(self) -> int:
-        """Return the steps missing from the batch, without regard to the end of a trajectory."""
+        """Return the number of steps that are missing from the batch, without the steps until the current trajectory ends."""
         if self._batch.steps is not None:
             return max(0, self._batch.steps - self._surplus - self._buffered)
         return math.ceil(max(0, (self._batch.trajectories or 0) - self._trajectories) * self._trajectory_length)
 
     def update(self, *, partial: bool = False) -> dict[str, float] | None:
-        """Do one update on everything observed since the last, if that is a batch; with `partial`, even on a single step."""
+        """Do one update on all segments observed since the last update, and return its metrics.
+
+        Return None if these segments are not a complete batch. With `partial`, return None only if there are no segments.
+        """
         if not self._buffered or (self.demand() > 0 and not partial):
             return None
         rollout = join_segments(self._taken, self._observation_space, self._spec.action_space)
@@ -183,7 +206,10 @@ class PPO:
         return metrics
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """Return the policy's layers, ``log_std`` if continuous, and the observation statistics in use."""
+        """Return copies of the policy's weights by name.
+
+        They include ``log_std`` for continuous actions, and the current statistics that standardise observations.
+        """
         flat = np.empty(self._spec.size, dtype=np.float32)
         policy = self._network.flat[self._network.parts[0]].numpy()
         flat[self._spec.size - len(policy) :] = policy
@@ -194,7 +220,7 @@ class PPO:
         return tensors
 
     def state(self) -> dict[str, Any]:
-        """Return everything but the segments that wait for the next update."""
+        """Return copies of the whole state, except the segments that wait for the next update."""
         return {
             "parameters": self._network.flat.clone(),
             "optimizer": self._optimizer.state(),
@@ -209,7 +235,7 @@ class PPO:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state`. Discard the segments observed since the last update.
+        """Restore a state that `state` has returned. Discard the segments observed since the last update.
 
         Raises:
             ConfigError: If the state comes from a network of another size, or was saved with another ``normalise_rewards``.
@@ -233,22 +259,25 @@ class PPO:
         self._clear()
 
     def checkpoint(self) -> dict[str, Any]:
-        """Return copies of the whole state, which contains no segments. `restore` accepts them."""
+        """Return copies of everything that an update changes, for `restore`. This is the same as `state`."""
         return self.state()
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Return to the state of a `checkpoint`, and discard the segments that wait for an update."""
+        """Return to a state that `checkpoint` has copied, and discard the segments that wait for the next update."""
         self.load(kept)
 
     def numbers_to_check(self) -> list[NDArray[Any]]:
-        """Return the weights, Adam's moments, and the statistics of observations and returns. See `UndoableAlgorithm`."""
+        """Return views of the weights, of Adam's moments, and of the statistics of observations and returns.
+
+        The learner thread checks that they are finite.
+        """
         found: list[NDArray[Any]] = [self._network.flat.numpy(), *self._optimizer.moments()]
         for moments in (self._moments, *([] if self._reward_scale is None else [self._reward_scale.moments])):
             found += [moments.mean, moments.variance]
         return found
 
     def discard(self) -> list[int]:
-        """Return an empty list. An on-policy algorithm keeps no replay, so there is no segment to remove."""
+        """Return an empty list. An on-policy algorithm has no replay buffer, so there is no segment to remove."""
         return []
 
     def _clear(self) -> None:
@@ -256,7 +285,7 @@ class PPO:
         self._taken, self._buffered, self._trajectories, self._complete = [], 0, 0, False
 
     def _train(self, rollout: Rollout) -> dict[str, float]:
-        """Do all passes over one batch, and return the metrics."""
+        """Do one update: all passes over a batch, with a gradient step per minibatch. Return the metrics of the update."""
         p = self.parameters
         left = max(p.anneal_floor, 1.0 - self._steps / p.total_steps) if p.total_steps is not None else 1.0
         shrink = left if p.anneal_lr else 1.0
@@ -285,7 +314,15 @@ class PPO:
         return {**last.scalars(clip), **metrics, "charts/learning_rate": policy_rate}
 
     def _prepare(self, rollout: Rollout, clip: float) -> tuple[TrainingColumns, dict[str, float]]:
-        """Compute advantages and targets from one forward pass over all observations, before the first gradient step."""
+        """Compute the inputs of all gradient steps of an update, by one forward pass over all observations.
+
+        Args:
+            rollout: The batch.
+            clip: The limit ε on the distance of the probability ratio from 1.
+
+        Returns:
+            The columns to train on, with advantages and value targets; and metrics.
+        """
         p = self.parameters
         features = standardise(rollout.features, self._mean, self._scale) if self._normalise else rollout.features
         rows = torch.from_numpy(rollout.rows)
@@ -331,7 +368,15 @@ class PPO:
         rates: Sequence[float | None],
         value_clip: float,
     ) -> PassRecord:
-        """Do one shuffled pass: a gradient step per minibatch on the policy, the value network, or both."""
+        """Do one pass over the batch in random order, with one gradient step per minibatch.
+
+        Args:
+            columns: The batch.
+            sizes: The sizes of the minibatches, in steps.
+            trains: True or False for the policy, then for the value network: whether this pass trains it.
+            rates: The learning rates of the two networks; None for a network that is not trained.
+            value_clip: Largest distance of a value from the old one, if the value loss is clipped.
+        """
         p = self.parameters
         limit = RL4SYS_KL_FACTOR * p.target_kl if p.in_turn and p.target_kl is not None else None
         value_weight = 2.0 if p.in_turn else p.vf_coef  # RL4Sys's value loss is the whole mean squared error

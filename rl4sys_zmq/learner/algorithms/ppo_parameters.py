@@ -1,4 +1,7 @@
-"""PPO's registry entry: its parameters with their names in four projects, its policy, and presets. Imports no torch."""
+"""PPO's entry in the registry of algorithms: its parameters, its policy, and tested settings. This module imports no torch.
+
+A parameter can also be given by its name in RL4Sys, CleanRL or Stable-Baselines3.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,10 @@ DEFAULT_STEPS, DEFAULT_MINIBATCH = 2048, 128
 RL4SYS_ITERS = 80
 """RL4Sys's default of `train_pi_iters` and of `train_v_iters`."""
 LONGEST_SEGMENT = 128
-"""The largest default of `rollout_length`.
+"""The largest default of `rollout_length`, in steps.
 
-Longer segments arrive later and older, and gain nothing: the segments of an episode are joined again in a batch.
+Longer segments have no advantage, because the learner joins the segments of an episode. They have a disadvantage: they arrive
+later, and their first steps are older.
 """
 
 
@@ -30,8 +34,8 @@ class BatchRule:
     """The condition under which a batch is complete.
 
     Attributes:
-        steps: The least number of steps; None if trajectories are counted.
-        trajectories: The least number of ended trajectories; None if steps are counted.
+        steps: The lowest number of steps; None if trajectories are counted.
+        trajectories: The lowest number of ended trajectories; None if steps are counted.
         ends_trajectory: True if the step that completes the batch must also end a trajectory.
     """
 
@@ -42,17 +46,22 @@ class BatchRule:
 
 @dataclass(frozen=True, slots=True)
 class PPOParameters:
-    """All parameters of `PPO`. The first name is CleanRL's where it has one; `parameter_table` lists the synonyms.
+    """All parameters of `PPO`.
 
-    RL4Sys's keys have RL4Sys's meaning. `traj_per_epoch` counts steps. `train_pi_iters` and `train_v_iters` select its kind of
-    update: gradient steps on the whole batch, first those of the policy, then those of the value network.
+    A parameter has the name that CleanRL uses, if CleanRL has this parameter. Names of other projects are accepted as synonyms;
+    `parameter_table` lists them.
+
+    Names that only RL4Sys uses have the same meaning as in RL4Sys. `traj_per_epoch` counts steps. `train_pi_iters` and
+    `train_v_iters` select RL4Sys's form of an update: first all gradient steps of the policy on the whole batch, then all those
+    of the value network.
 
     Raises:
-        ConfigError: If the batch has two sizes, or a schedule has no length.
+        ConfigError: If both `steps_per_update` and `episodes_per_update` are given, or if `anneal_lr` or `anneal_clip` is True
+            without `total_steps`.
     """
 
     ignored: ClassVar[frozenset[str]] = frozenset({"buf_size"})
-    """RL4Sys's PPO accepts this key and does not use it; its configurations run unchanged."""
+    """Keys that are accepted without effect, as in RL4Sys's PPO, so that configurations for RL4Sys run unchanged."""
 
     learning_rate: float = option(number(0.0, 10.0), 3e-4, names=("pi_lr", "lr"), doc="Adam's step size")
     value_learning_rate: float | None = option(
@@ -185,11 +194,11 @@ class PPOParameters:
 
     @property
     def in_turn(self) -> bool:
-        """True for RL4Sys's kind of update: the policy's gradient steps on the whole batch, then the value network's."""
+        """True if the networks are trained in turn, as in RL4Sys: first the policy, then the value network."""
         return self.train_pi_iters is not None or self.train_v_iters is not None
 
     def batch(self) -> BatchRule:
-        """Return when a batch is complete."""
+        """Return the condition under which a batch is complete."""
         if self.episodes_per_update is not None:
             return BatchRule(trajectories=self.episodes_per_update)
         if self.steps_per_update is None and self.traj_per_epoch is not None:
@@ -203,7 +212,7 @@ class PPOParameters:
         return self.rollout_length or (LONGEST_SEGMENT if whole else min(max((batch.steps or 0) // 32, 16), LONGEST_SEGMENT))
 
     def passes(self) -> list[tuple[bool, bool]]:
-        """Return, for each pass over the batch, whether it trains the policy and whether it trains the value network."""
+        """Return a list with one pair for each pass over the batch: (it trains the policy, it trains the value network)."""
         if self.in_turn:
             policy, value = self.iterations()
             return [(True, False)] * policy + [(False, True)] * value
@@ -211,7 +220,7 @@ class PPOParameters:
         return [(number < self.update_epochs, number < values) for number in range(max(self.update_epochs, values))]
 
     def iterations(self) -> tuple[int, int]:
-        """Return the passes on the policy and on the value network of RL4Sys's kind of update."""
+        """Return the numbers of passes that train the policy and the value network, for an update with `in_turn`."""
         return self.train_pi_iters or RL4SYS_ITERS, self.train_v_iters or RL4SYS_ITERS
 
     def minibatches(self, steps: int) -> int:
@@ -220,7 +229,7 @@ class PPOParameters:
         return self.num_minibatches or max(1, round(steps / size))
 
     def readings(self) -> list[str]:
-        """Return one line for each of RL4Sys's keys in use: what it means here."""
+        """Return one line for each parameter in use that comes from RL4Sys, with its meaning. The learner logs these lines."""
         lines = []
         rule = self.batch()
         if rule.ends_trajectory:
@@ -252,16 +261,16 @@ class PPOParameters:
         return not self.in_turn and (self.clip_vloss or self.value_clip is not None)
 
     def entropy(self, action_space: Space) -> float:
-        """Return the weight of the entropy bonus."""
+        """Return the weight of the entropy bonus: `ent_coef`, or its default for this kind of action space."""
         return self.ent_coef if self.ent_coef is not None else 0.0 if isinstance(action_space, BoxSpace) else 0.01
 
     def squash_for(self, action_space: Space) -> str:
-        """Return ``clip`` or ``tanh``."""
+        """Return ``clip`` or ``tanh``: the function that maps raw actions into the bounds of this action space."""
         return self.squash or ("tanh" if isinstance(action_space, BoxSpace) and action_space.bounded else "clip")
 
 
 def plan_ppo(observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
-    """Return the policy of a PPO with these parameters, without building it.
+    """Return the specification of the policy that a PPO with these parameters would train. No network is built.
 
     Raises:
         ConfigError: If a parameter is invalid, or PPO does not support the spaces.
@@ -324,11 +333,12 @@ PRESETS = {
         target_return=200.0,
     ),
 }
-"""Settings that solve each task, with these results.
+"""Settings that solve a task, by the Gymnasium id of the task.
 
-They were measured in one process that simulates `actors` × `num_envs` environments, segments of `rollout_length` and a policy
-lag of exactly one version. Seeds 0 to 9, one thread, two shared cores (Intel Xeon). The score is the mean return of the last
-100 training episodes, read at each update:
+The results below were measured with seeds 0 to 9, in one process that simulates `actors` × `num_envs` environments, segments of
+`rollout_length` steps, and data that are exactly one policy version old. The process used one thread on two shared cores (Intel
+Xeon). The score is the mean return of the last 100 training episodes, read at each update. The third column is the lowest score
+after the target was reached, within as many further steps as were needed to reach the target:
 
 ======================  =====================  ==================================  =======================
 task                    steps to the target    lowest score in as many steps more  CPU seconds of training
@@ -337,8 +347,8 @@ CartPole-v1 to 475      63.5 k to 73.2 k       475.3 (all ten end at 500)       
 LunarLander-v3 to 200   258 k to 638 k         200.2 (all ten end at 247 to 266)   6.2 to 16.2
 ======================  =====================  ==================================  =======================
 
-The lowest score was always the one at the crossing itself, or at the update after it: no run fell back below its target. The
-schedules stay at their floor of 5 % after `total_steps`, so that training continues.
+The lowest score always occurred when the target was reached, or at the next update. No run fell below its target later. After
+`total_steps`, each annealed parameter stays at 5 % of its initial value, so that training continues.
 """
 
 ENTRY = AlgorithmEntry(

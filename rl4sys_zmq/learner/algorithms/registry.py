@@ -1,4 +1,4 @@
-"""The registry of algorithms: built-in ones, those a program registers, and those of installed distributions."""
+"""The registry of algorithms: built-in ones, those that a program registers, and those of installed Python packages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ ALGORITHMS = Registry(
     key="algorithm_name",
     fold=str.upper,
 )
-"""All algorithms. To add one to this package, write a module with its entry and add its name here."""
+"""The registry of all algorithms, by name.
+
+To add an algorithm to this package, write a module that contains an `AlgorithmEntry`, and add the location of the entry here.
+"""
 
 
 @overload
@@ -36,14 +39,15 @@ def register_algorithm(name: str, factory: AlgorithmFactory, /) -> None: ...
 
 
 def register_algorithm(entry: AlgorithmEntry | str, factory: AlgorithmFactory | None = None, /) -> None:
-    """Make an algorithm available to configurations in this process. It replaces an earlier one of the same name.
+    """Make an algorithm available to configurations in this process. It replaces a registered algorithm of the same name.
 
     Args:
-        entry: The entry, or a name in any case.
-        factory: With a name, the factory of the algorithm. Its attribute ``plan``, if present, becomes the entry's.
+        entry: The description of the algorithm; or its name, in any case, together with a factory.
+        factory: The function or class that builds the algorithm. Give it only together with a name. If it has an attribute
+            ``plan``, this becomes `AlgorithmEntry.plan`.
 
     Raises:
-        ConfigError: If a name comes without a factory, or an entry with one.
+        ConfigError: If a name is given without a factory, or an entry with a factory.
     """
     if isinstance(entry, str) and factory is not None:
         entry = AlgorithmEntry(name=entry, factory=factory, plan=getattr(factory, "plan", None))
@@ -55,7 +59,14 @@ def register_algorithm(entry: AlgorithmEntry | str, factory: AlgorithmFactory | 
 def make_algorithm(
     name: str, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
 ) -> Algorithm:
-    """Build the algorithm `name` for one client.
+    """Build an algorithm for one client.
+
+    Args:
+        name: The registered name of the algorithm.
+        observation_space: The client's observation space.
+        action_space: The client's action space.
+        parameters: The parameters of the algorithm, by name.
+        seed: The seed of all random numbers that the algorithm uses.
 
     Raises:
         ConfigError: If the algorithm is unknown or cannot be loaded, or a parameter is invalid.
@@ -66,7 +77,9 @@ def make_algorithm(
 def planned_policy(
     name: str, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]
 ) -> PolicySpec | None:
-    """Return the policy that the algorithm `name` would train, without building it; None if its entry has no plan.
+    """Return the specification of the policy that an algorithm would train. No network is built.
+
+    Return None if the algorithm's entry has no `AlgorithmEntry.plan`.
 
     Raises:
         ConfigError: If the algorithm is unknown or a parameter is invalid.

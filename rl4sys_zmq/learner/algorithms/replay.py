@@ -1,4 +1,4 @@
-"""Uniform replay of n-step transitions in preallocated numpy columns."""
+"""A replay buffer of n-step transitions with uniform sampling, in preallocated numpy arrays."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ __all__ = ["Batch", "NStepColumns", "Replay", "n_step_columns"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NStepColumns:
-    """The n-step columns of one segment, one row per step.
+    """The n-step returns of a segment with ``T`` steps. Row ``t`` belongs to step ``t``.
+
+    The target value of a step is ``returns + discounts * V(observations[reach])``.
 
     Attributes:
-        returns: ``[T]`` float32, the discounted sum of the next ``n_t`` rewards.
-        discounts: ``[T]`` float32, ``gamma ** n_t``, or 0 if the episode terminated within the window.
-        reach: ``[T]`` int64, the row of ``segment.observations`` to bootstrap from (any valid row where the discount is 0).
+        returns: The discounted sum of the rewards of the next ``n_t`` steps, float32 ``[T]``. ``n_t`` is `n_step`, or less near
+            the end of the segment.
+        discounts: ``gamma ** n_t``, float32 ``[T]``; 0 if the episode terminated within these steps.
+        reach: The row of ``segment.observations`` whose estimated value is added to the return, int64 ``[T]``. Where the discount
+            is 0, this is any valid row.
     """
 
     returns: NDArray[np.float32]
@@ -33,15 +37,15 @@ class NStepColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """``B`` transitions, copied from the replay.
+    """``B`` transitions, copied from the replay buffer.
 
     Attributes:
-        observations: ``[B, *obs]``, in the replay's dtype.
-        actions: ``[B]`` int64, counted from 0.
-        returns: ``[B]`` float32, see `NStepColumns`.
-        discounts: ``[B]`` float32, see `NStepColumns`.
-        successors: ``[B, *obs]``, the observations to bootstrap from.
-        masks: ``[B, n]`` bool, the actions allowed in `successors`; None if no segment has had a mask.
+        observations: The observations before the actions, ``[B, *obs]``, in the dtype of the replay buffer.
+        actions: Int64 ``[B]``, from 0.
+        returns: The n-step returns, float32 ``[B]`` (see `NStepColumns`).
+        discounts: The factors of the values of `successors`, float32 ``[B]`` (see `NStepColumns`).
+        successors: The observations whose estimated values are added to the returns, ``[B, *obs]``.
+        masks: True for each action that is allowed in `successors`, bool ``[B, n]``; None if no segment has had a mask.
     """
 
     observations: NDArray[Any]
@@ -53,12 +57,13 @@ class Batch:
 
 
 def n_step_columns(segment: Segment, n_step: int, gamma: float) -> NStepColumns:
-    """Return the n-step returns within one segment (Sutton & Barto, 2nd edition, equation 7.1).
+    """Compute the n-step returns of all steps of a segment (Sutton & Barto, 2nd edition, equation 7.1).
 
-    A window never extends beyond its segment, because the next segment of the episode may arrive much later, or never. The last
-    ``n_step - 1`` rows look ahead only ``n_t = T - t`` steps, where ``T`` is the number of steps and ``t`` the row, and are
-    discounted by that many. A segment that was truncated or cut bootstraps from the observation after its last step. A terminated
-    segment does not bootstrap.
+    Only rewards of the same segment are used, because the next segment of the episode can arrive much later, or never. So step
+    ``t`` of ``T`` looks ahead ``n_t = min(n_step, T - t)`` steps.
+
+    If the episode terminated with the segment, the value after the last step is 0. Otherwise (truncated, or continued in
+    another segment) it is the estimated value of the observation after the last step.
     """
     steps = segment.steps
     rows = np.arange(steps)
@@ -74,10 +79,10 @@ def n_step_columns(segment: Segment, n_step: int, gamma: float) -> NStepColumns:
 
 
 class Replay:
-    """The last `capacity` transitions. New ones overwrite the oldest.
+    """A replay buffer with the last `capacity` transitions. New transitions overwrite the oldest ones.
 
-    Observations are stored as float32, as the policy reads them. One-byte dtypes are kept, because a frame of pixels would grow
-    fourfold. Both observations of a transition are stored, so rows do not depend on each other.
+    Continuous observations are stored as float32, which the networks use. Observations of a one-byte dtype, such as pixels, keep
+    their dtype to save memory. Each row contains both observations of its transition, so that rows are independent.
     """
 
     def __init__(self, observation_space: Space, action_space: DiscreteSpace, capacity: int, n_step: int, gamma: float) -> None:
@@ -99,11 +104,11 @@ class Replay:
         self._written = 0
 
     def __len__(self) -> int:
-        """Return the number of transitions."""
+        """Return the number of transitions in the buffer."""
         return min(self._written, self._capacity)
 
     def add(self, segment: Segment) -> None:
-        """Write every step of a segment; of a segment longer than the capacity, the last steps."""
+        """Write the steps of a segment as transitions. If there are more steps than the capacity, write only the last ones."""
         ahead = n_step_columns(segment, self._n_step, self._gamma)
         keep = slice(max(0, segment.steps - self._capacity), None)
         rows = (self._written + np.arange(segment.steps)[keep]) % self._capacity
@@ -122,22 +127,23 @@ class Replay:
         self._written += segment.steps
 
     def draw(self, count: int, generator: torch.Generator) -> NDArray[np.int64]:
-        """Return the rows of `count` transitions, drawn uniformly with replacement."""
+        """Return the row numbers of `count` random transitions, drawn uniformly with replacement, int64 ``[count]``."""
         rows: NDArray[np.int64] = torch.randint(len(self), (count,), generator=generator).numpy()
         return rows
 
     def discard(self, rows: NDArray[np.int64]) -> list[int]:
-        """Remove transitions, with all others of the segments that they came from.
+        """Remove transitions, and all other transitions of the same segments.
 
-        Copies of the remaining transitions overwrite the removed ones, so the number of transitions stays the same. If none
-        remain, the replay is empty.
+        Copies of the remaining transitions overwrite the removed ones, so the number of transitions does not change. If no
+        transition remains, the buffer becomes empty.
 
         Args:
-            rows: Rows of the transitions.
+            rows: Row numbers of the transitions, int64.
 
         Returns:
-            The segments, by their number in the order of `add`, from 0. Transitions that came with a `load` belong to no known
-            segment: only those in `rows` are removed, and no number is returned for them.
+            The numbers of the removed segments, counted from 0 in the order of the calls of `add`. The segments of transitions
+            that came with `load` are unknown. Of these transitions, only the ones in `rows` are removed, and no number is
+            returned for them.
         """
         sources = np.unique(self._sources[rows])
         sources = sources[sources >= 0]
@@ -153,12 +159,12 @@ class Replay:
         return [int(n) for n in sources]
 
     def gather(self, rows: NDArray[np.int64]) -> Batch:
-        """Return copies of the transitions in some rows."""
+        """Return copies of the transitions with these row numbers."""
         columns = {name: column[rows] for name, column in self._columns.items()}
         return Batch(**columns, masks=None if self._masks is None else self._masks[rows])
 
     def state(self) -> dict[str, Any]:
-        """Return copies of the rows in use, and the write position."""
+        """Return copies of all transitions, and the number of transitions written so far."""
         held = len(self)
         state: dict[str, Any] = {name: column[:held].copy() for name, column in self._columns.items()}
         if self._masks is not None:
@@ -166,10 +172,10 @@ class Replay:
         return state | {"written": self._written}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state` of a replay of the same capacity and spaces.
+        """Restore a state that `state` has returned for a buffer with the same capacity and spaces.
 
         Raises:
-            ConfigError: If the state has another capacity or other spaces.
+            ConfigError: If the arrays in the state have other shapes than those of this buffer.
         """
         held = min(int(state["written"]), self._capacity)
         for name, column in self._columns.items():
@@ -195,5 +201,8 @@ def _storage_dtype(space: Space) -> np.dtype[Any]:
 
 
 def _usable(masks: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return masks ``[T, n]`` in which a row that forbids everything allows everything: no action was requested there."""
+    """Return masks ``[T, n]`` in which each row that forbids every action is replaced by one that allows every action.
+
+    A row forbids every action if no action was requested at that step.
+    """
     return masks | ~masks.any(axis=1, keepdims=True)

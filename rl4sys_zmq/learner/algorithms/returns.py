@@ -1,8 +1,10 @@
-"""Advantages and value targets for a batch of consecutive segments: pure functions of flat columns.
+"""Advantages and value targets for a batch of steps, computed without padding and without a loop over time.
 
-The steps of a segment are adjacent; ``continues[t]`` is True if step ``t + 1`` of the batch is the next step of the same
-episode. So nothing is padded and no loop runs over time. ``values[t]`` is V(s_t), and ``next_values[t]`` is V(s_{t+1}): zero
-after a terminal state, the bootstrap value where a segment was cut or truncated.
+All columns are flat arrays ``[T]`` with the steps of all segments, one after another:
+
+- ``continues[t]``: True if step ``t + 1`` of the batch is the next step of the same episode.
+- ``values[t]``: V(s_t), the estimated value of the observation before the step.
+- ``next_values[t]``: V(s_{t+1}), the estimated value of the observation after the step; 0 if the episode terminated.
 """
 
 from __future__ import annotations
@@ -16,15 +18,15 @@ Column = NDArray[np.float64]
 
 
 def discounted_sums(x: Column, decay: Column, *, reverse: bool = False) -> Column:
-    """Solve ``y[t] = x[t] + decay[t] * y[t + 1]`` for all ``t`` at once, with ``y[T] = 0``.
+    """Return the solution ``y`` of ``y[t] = x[t] + decay[t] * y[t + 1]`` for all ``t``, with ``y[T] = 0``.
 
-    Neighbouring intervals are merged by doubling (Hillis & Steele 1986). The number of rounds is the number of binary digits of
-    the longest run of non-zero `decay`.
+    The sums are computed by doubling their range in each round (parallel prefix sum, Hillis & Steele 1986). The number of rounds
+    is the number of binary digits of the longest run of steps with a non-zero `decay`.
 
     Args:
-        x: Float64 ``[T]``.
-        decay: Float64 ``[T]``; a zero ends a run.
-        reverse: Run forwards in time instead: ``y[t] = x[t] + decay[t] * y[t - 1]``.
+        x: The terms, float64 ``[T]``.
+        decay: The factors, float64 ``[T]``. A zero ends a sum.
+        reverse: True to sum forwards in time instead: ``y[t] = x[t] + decay[t] * y[t - 1]``, with ``y[-1] = 0``.
     """
     if reverse:
         return discounted_sums(x[::-1], decay[::-1])[::-1]
@@ -49,7 +51,7 @@ def vtrace(
     gamma: float,
     lam: float,
 ) -> tuple[Column, Column]:
-    """Return advantages and value targets ``[T]``, with importance weights truncated at 1.
+    """Return the advantages and the value targets of all steps, float64 ``[T]`` each, by V-trace.
 
     The targets are V-trace's (Espeholt et al. 2018, equation 1, with ``c = λ min(1, ρ)``, remark 2)::
 
@@ -60,12 +62,13 @@ def vtrace(
     because PPO's objective already multiplies it by that ratio.
 
     Args:
-        rewards: ``[T]``.
+        rewards: r_t, ``[T]``.
         values: V(s_t), ``[T]``.
-        next_values: V(s_{t+1}), ``[T]``; 0 after a terminal state.
-        continues: ``[T]``, True if step ``t + 1`` of the batch follows step ``t``.
-        rhos: π(a_t|s_t) / μ(a_t|s_t), ``[T]``, of the current over the acting policy; 1 for a step without correction.
-        gamma: The discount.
+        next_values: V(s_{t+1}), ``[T]``; 0 if the episode terminated with the step.
+        continues: ``[T]``, True if step ``t + 1`` of the batch is the next step of the same episode.
+        rhos: The importance weights π(a_t|s_t) / μ(a_t|s_t), ``[T]``, where π is the current and μ the acting policy; 1 for a
+            step without correction. They are truncated at 1, which gives ρ_t.
+        gamma: γ, the discount per step.
         lam: λ, the decay of the trace.
     """
     weights = np.minimum(rhos, 1.0)
@@ -77,9 +80,9 @@ def vtrace(
 
 
 def explained_variance(predicted: Column, targets: Column) -> float:
-    """Return ``1 - Var[targets - predicted] / Var[targets]``; 0 for constant targets.
+    """Return the share of the targets' variance that a prediction explains; 0 for constant targets.
 
-    1 is a perfect prediction; 0 is no better than a constant.
+    It is ``1 - Var[targets - predicted] / Var[targets]``: 1 for a perfect prediction, 0 for one no better than a constant.
     """
     spread = float(np.var(targets))
     return 1.0 - float(np.var(targets - predicted)) / spread if spread > 1e-12 else 0.0

@@ -1,4 +1,4 @@
-"""An on-policy batch: the segments of one update, joined into flat columns and divided into minibatches."""
+"""The batch of an on-policy update: its segments, joined into flat arrays and divided into minibatches; and PPO's losses."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["Rollout", "TrainingColumns", "clipped_objective", "equal_sizes", "ha
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingColumns:
-    """The inputs of a gradient step.
+    """The inputs of a gradient step for ``N`` environment steps, as tensors.
 
     Attributes:
-        features: ``[N, F]``, standardised.
-        actions: ``[N]`` or ``[N, n]``.
-        log_probs: ``[N]``, of the acting policy.
-        advantages: ``[N]``.
-        low: ``[N]``, the lower bound of the ratio; see `clipped_objective`.
-        high: ``[N]``, the upper bound of the ratio.
-        values: ``[N]``, as estimated before the update.
-        targets: ``[N]``, of the values.
-        forbidden: Bool ``[N, n]``, or None.
+        features: The observations as ``F`` features, float32 ``[N, F]``, standardised if the algorithm does so.
+        actions: Int64 ``[N]`` from 0 for discrete actions, or raw float32 ``[N, n]`` (before clipping or squashing).
+        log_probs: The log-probability of each action under the policy that chose it, ``[N]``.
+        advantages: The advantage of each action, ``[N]``.
+        low: The lower bound of the probability ratio, ``[N]``; see `clipped_objective`.
+        high: The upper bound of the probability ratio, ``[N]``.
+        values: The values estimated before the update, ``[N]``.
+        targets: The targets of the value network, ``[N]``.
+        forbidden: True for each forbidden action, bool ``[N, n]``; None if all are allowed.
     """
 
     features: Tensor
@@ -43,7 +43,7 @@ class TrainingColumns:
     forbidden: Tensor | None
 
     def minibatches(self, sizes: list[int], generator: torch.Generator) -> Iterator[TrainingColumns]:
-        """Yield minibatches of the given sizes, which add up to ``N``, in a new random order."""
+        """Yield minibatches of the given sizes, which must add up to ``N``. Each call uses a new random order of the steps."""
         order = torch.randperm(len(self.actions), generator=generator)
         # One gather per column and pass, then slices: cheaper than one gather per column and minibatch.
         features, actions, log_probs, advantages, low, high, values, targets = (
@@ -61,33 +61,53 @@ class TrainingColumns:
 
 
 def equal_sizes(steps: int, count: int) -> list[int]:
-    """Return the sizes of `count` minibatches, at most one per step, that differ by at most 1.
+    """Return the sizes of `count` minibatches for a number of steps. The sizes differ by at most 1.
 
-    A small last minibatch would be noise.
+    Equal sizes avoid a small last minibatch, whose gradient would be noisy. If there are fewer steps than `count`, there is one
+    minibatch per step.
     """
     count = max(1, min(count, steps))
     return [steps // count + (k < steps % count) for k in range(count)]
 
 
 def ratio_bounds(advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """Return the one-sided bounds for `clipped_objective`: ``(-inf, 1 + ε)`` if A >= 0, else ``(1 - ε, inf)``."""
+    """Return the lower and the upper bounds of the probability ratios for `clipped_objective`, ``[N]`` each.
+
+    A step with an advantage of at least 0 has the bounds ``(-inf, 1 + ε)``, any other step ``(1 - ε, inf)``.
+
+    Args:
+        advantages: The advantages, ``[N]``.
+        clip: ε, the largest distance of the ratio from 1.
+    """
     gains = advantages >= 0
     infinity = torch.tensor(torch.inf)
     return torch.where(gains, -infinity, 1.0 - clip), torch.where(gains, 1.0 + clip, infinity)
 
 
 def clipped_objective(ratios: Tensor, advantages: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Return PPO's loss ``-mean(min(r A, clip(r, 1 - ε, 1 + ε) A))`` (Schulman et al. 2017, equation 7), all ``[B]``.
+    """Return PPO's policy loss as a scalar tensor (Schulman et al. 2017, equation 7).
 
-    With the bounds of `ratio_bounds` it equals ``-mean(clamp(r, low, high) A)``, which needs half the kernels.
+    The loss is ``-mean(min(r A, clip(r, 1 - ε, 1 + ε) A))``. With the bounds of `ratio_bounds` it equals
+    ``-mean(clamp(r, low, high) A)``, which needs half as many kernel launches.
+
+    Args:
+        ratios: r, the probability ratios, ``[B]``.
+        advantages: A, the advantages, ``[B]``.
+        low: The lower bounds of the ratios, ``[B]``.
+        high: The upper bounds of the ratios, ``[B]``.
     """
     return torch.dot(torch.clamp(ratios, low, high), advantages) * (-1.0 / len(ratios))
 
 
 def half_square_error(estimates: Tensor, targets: Tensor, old: Tensor | None, clip: float) -> Tensor:
-    """Return half the mean squared error, a scalar from ``[B]``.
+    """Return half the mean squared error of estimated values, as a scalar tensor.
 
-    With `old` values, each error is the larger of its own and that of the estimate clipped to ``old ± clip``.
+    Args:
+        estimates: The estimated values, ``[B]``.
+        targets: The target values, ``[B]``.
+        old: The values estimated before the update, ``[B]``, or None. If given, each squared error is the larger one of two:
+            that of the estimate, and that of the estimate limited to ``old ± clip``.
+        clip: Largest distance from the old values. It has no effect if `old` is None.
     """
     error = estimates - targets
     if old is None:
@@ -98,19 +118,22 @@ def half_square_error(estimates: Tensor, targets: Tensor, old: Tensor | None, cl
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rollout:
-    """``N`` steps and their ``M >= N`` observations, episode by episode, in the order in which they happened.
+    """The joined segments of one update: ``N`` steps and their ``M >= N`` observations, ordered by episode and then by time.
+
+    A segment that did not end in a terminal state has one observation more than steps: the one after its last step.
 
     Attributes:
-        features: Float32 ``[M, F]``, not standardised; the bootstrap row of a segment follows its steps.
-        rows: Int64 ``[N]``, the row of `features` that each step acted on; the row after it is the next observation.
-        alive: Float64 ``[N]``, 0 if the step led to a terminal state (there is no next observation), else 1.
-        actions: Int64 ``[N]`` from 0, or raw float32 ``[N, n]``.
-        forbidden: Bool ``[N, n]``, True where an action was not allowed; None if no segment has a mask.
+        features: The observations as ``F`` features, float32 ``[M, F]``, not standardised.
+        rows: The row of `features` with the observation before each step, int64 ``[N]``. The next row is the observation after
+            the step.
+        alive: Float64 ``[N]``, 0 if the step led to a terminal state (so there is no observation after it), else 1.
+        actions: Int64 ``[N]`` from 0 for discrete actions, or raw float32 ``[N, n]`` (before clipping or squashing).
+        forbidden: True for each forbidden action, bool ``[N, n]``; None if no segment has a mask.
         rewards: Float64 ``[N]``.
-        log_probs: Float32 ``[N]``, of the acting policy.
+        log_probs: The log-probability of each action under the policy that chose it, float32 ``[N]``.
         continues: Bool ``[N]``, True if the next step of the batch is the next step of the same episode.
         correct: Bool ``[N]``, True if the step must be corrected by importance weights.
-        segments: The segments in this order.
+        segments: The segments in the order of their steps.
     """
 
     features: Tensor
@@ -126,9 +149,14 @@ class Rollout:
 
 
 def join_segments(taken: Sequence[tuple[Segment, bool]], observation_space: Space, action_space: Space) -> Rollout:
-    """Join segments, each with its `correct`, into one batch. Consecutive segments of an episode become adjacent.
+    """Join segments into one batch. Consecutive segments of an episode become adjacent.
 
-    So an advantage trace continues across a cut, and short segments cause no bias.
+    So an advantage trace continues from one segment to the next, and short segments cause no bias.
+
+    Args:
+        taken: Pairs of a segment and the argument `correct` with which `Algorithm.observe` received it.
+        observation_space: The client's observation space.
+        action_space: The client's action space.
     """
     first_seen: dict[int, int] = {}
     for segment, _ in taken:

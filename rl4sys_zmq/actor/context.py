@@ -150,8 +150,8 @@ class AgentContext:
     def join(self, timeout_s: float) -> None:
         """Wait for at most `timeout_s` seconds until the learner has answered and a policy is available.
 
-        If the policy cache has a policy, this method does not wait for the learner. If the learner does not answer, the error says
-        why, as far as plain sockets can tell.
+        If the policy cache has a policy, this method does not wait for the learner. If the learner does not answer, the
+        error says why, as far as plain sockets can tell.
 
         Raises:
             LearnerUnavailable, HandshakeRefused, ClientFailed, SpoolError: As for the constructor of `RL4SysAgent`.

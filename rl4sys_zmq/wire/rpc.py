@@ -33,7 +33,7 @@ __all__ = [
 
 CALL, REPLY, PUBLICATION = 65, 66, 67
 ANSWERED, FAILED = "", "failed"
-"""The codes of a reply in addition to those of `CallRefusal`."""
+"""The values of `Reply.code` in addition to those of `CallRefusal`."""
 
 _CODES = frozenset({ANSWERED, FAILED, *CallRefusal})
 MAX_NAME = 256
@@ -44,13 +44,13 @@ class Call(NamedTuple):
     """One request to a service.
 
     Attributes:
-        number: Number of the call in its session, from 0. A call with the same number is the same call, sent again.
-        session: Random number of the caller's connection.
-        acked: The caller has the replies to all numbers below this.
-        timeout_ms: How long the caller still waits, counted from this sending; 0 means that it does not wait.
-        once: True if the call must not run twice. The server refuses it in a session that it does not know.
+        number: Number of the call in its session, from 0. If the caller sends a call again, the number stays the same.
+        session: Random number that identifies the caller's session.
+        acked: The caller has received the replies to all calls with a lower number than this.
+        timeout_ms: Time that the caller still waits for the reply, from this sending on, in ms; 0: it does not wait.
+        once: True if the call must not run twice. A server that does not know the session refuses such a call.
         method: Name of the method.
-        payload: The arguments, as a tree.
+        payload: The arguments: nested dicts, lists and tuples of arrays, numbers, strings and bytes (`rl4sys_zmq.wire.trees`).
     """
 
     number: int
@@ -71,7 +71,7 @@ class Reply(NamedTuple):
         server: Random number of this start of the server.
         code: Empty if `payload` is the result, ``failed`` if the callback raised, else a `CallRefusal`.
         detail: Description of the error. For ``failed`` it is the exception's class and text, separated by a line break.
-        payload: The result, as a tree; None with a code.
+        payload: The result, in the same form as `Call.payload`; None if `code` is not empty.
     """
 
     number: int
@@ -86,12 +86,12 @@ class Publication(NamedTuple):
     """A message of a server to all subscribers of a topic.
 
     Attributes:
-        number: Number of the publication in this topic and this start of the server, from 1; 0 if the message only reports
-            `latest`.
+        number: Number of the publication in its topic, from 1 since the server's start; 0 if the message has no content and only
+            reports `latest`.
         server: Random number of this start of the server.
-        latest: Newest number of the topic.
+        latest: Number of the topic's newest publication.
         topic: Name of the topic.
-        payload: The content, as a tree.
+        payload: The content, in the same form as `Call.payload`.
     """
 
     number: int
@@ -125,7 +125,7 @@ def encode_reply(reply: Reply) -> list[Frame]:
 
 
 def encode_publication(publication: Publication) -> list[Frame]:
-    """Return the frames of a publication. Everything is copied, since later subscribers get it too.
+    """Return the frames of a publication. All arrays are copied, because the server sends the frames to later subscribers too.
 
     Raises:
         PayloadError: If the payload cannot travel.

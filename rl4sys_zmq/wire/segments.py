@@ -67,8 +67,8 @@ HEAD = np.dtype(
 )
 """The dtype of the 64-byte head of a segment: its numbers, without its columns.
 
-``layout`` is an index into `Submit.layouts`. ``check`` is the xxh3-64 of the rest of the segment. Two segments with the same number
-are the same segment if their checks are equal.
+``layout`` is an index into `Submit.layouts`. ``check`` is the xxh3-64 of the rest of the segment. If two received segments have
+the same sequence number, the check shows if they are the same segment.
 """
 
 head_struct = struct.Struct("<4QdQQI2BH")

@@ -1,7 +1,7 @@
 """Exact diffs of states (all weights of a policy version), encoded in few bytes at high speed.
 
-Each weight is mapped to an integer (`forms`), so that close weights have close integers. A diff consists of the differences of the
-integers. Blocks of elements that do not change are left out. There are two compression levels:
+Each weight is mapped to an integer (`forms`), so that close weights have close integers. A diff consists of the differences of
+these integers. Blocks of elements that do not change are left out. There are two compression levels:
 
 - Level 1 writes positions and small numbers (`integers`) if few elements change. If more than 60 % change, it writes byte planes:
   all lowest bytes, then all second bytes, and so on. In between it uses the shorter of both. The planes contain the differences,

@@ -32,8 +32,8 @@ class ColumnSpec:
         shape: The shape of one row; ``()`` for a number.
         dtype: One of `DTYPES`, such as ``<f4``. The values of a float column must be finite, with absolute values up to the
             learner's option ``max_magnitude``.
-        per: ``"step"`` for one row per step (`Segment.extras`). ``"segment"`` for one row per segment, the value at the first step
-            (`Segment.initial`).
+        per: ``"step"`` for one row per step (`Segment.extras`). ``"segment"`` for one row per segment, the value at its first
+            step (`Segment.initial`).
 
     Raises:
         ConfigError: If the name is invalid or the name of a standard column, or another value is invalid.

@@ -2,8 +2,8 @@
 
 The float32 tensors, which are most tensors, are in one flat array. It can be rounded before it is sent. The tensors of all other
 dtypes are in one buffer of bytes, which is never rounded. In this buffer, tensors with larger elements come first. Tensors with
-equal element sizes are in the order of the policy spec. So each tensor is aligned to the size of its elements. The buffer ends with
-zeros up to a multiple of 4 bytes.
+equal element sizes are in the order of the policy spec. So each tensor is aligned to the size of its elements. The buffer ends
+with zeros up to a multiple of 4 bytes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Groups of weights that are likely to change by similar amounts. A diff encodes each group by itself, which saves bytes.
 
 An optimiser moves all weights by about the same amount. In units of the last place of a float, small weights therefore change
-more than large ones. So the floating-point exponent of a weight in the base (the state to which the diff applies) predicts most of the
-size of its difference. The last difference of the weight predicts most of the rest. Weights for which both are similar form a
-group. Sender and receiver compute the same groups, because both have the base and the last difference.
+more than large ones. So the floating-point exponent of a weight in the base (the state to which the diff applies) predicts most
+of the size of its difference. The last difference of the weight predicts most of the rest. Weights for which both are similar
+form a group. Sender and receiver compute the same groups, because both have the base and the last difference.
 """
 
 from __future__ import annotations

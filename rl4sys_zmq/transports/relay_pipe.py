@@ -51,9 +51,12 @@ frames of a message that had too many frames, or 0 for a message that had too ma
 """
 
 SEND_WINDOW_BYTES = 64 * 1024 * 1024
-"""The window from the host to a ZeroMQ socket: the most bytes of messages that the socket has not accepted, in bytes."""
+"""The window from the host to a ZeroMQ socket, in bytes: the limit for messages that the socket has not accepted so far."""
 RECEIVE_WINDOW_BYTES = 16 * 1024 * 1024
-"""The window to the host: the most bytes of messages that the host has not read. When it is full, the socket is not read."""
+"""The window from a ZeroMQ socket to the host, in bytes: the limit for messages that the host has not received so far.
+
+When it is full, the sidecar does not read the ZeroMQ socket.
+"""
 
 _HEAD = struct.Struct("<BII")
 _STAGE_BYTES = 256 * 1024

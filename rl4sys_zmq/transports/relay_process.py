@@ -233,7 +233,7 @@ def main() -> None:
 
 
 def _isolate() -> None:
-    """Ignore Ctrl-C and clear the inherited signal mask. On Linux, let the kernel kill this process when the host's thread ends."""
+    """Ignore Ctrl-C and clear the inherited signal mask. On Linux, also let the kernel end the process with the host's thread."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if sys.platform == "linux":

@@ -115,7 +115,7 @@ class Socket(Endpoint):
         hwm: int = 64,
         secure: Secure | None = None,
     ) -> Self:
-        """Create a PUSH, the sending end of a pipeline: bound or connecting. While a bound PUSH has no peer, `send` returns FULL."""
+        """Create a PUSH, the sending end of a pipeline: bound or connecting. If a bound PUSH has no peer, `send` returns FULL."""
         return cls._make("push", {zmq.SNDHWM: hwm}, bind=bind, connect=connect, secure=secure)
 
     @classmethod

@@ -98,7 +98,7 @@ class AccessWatcher(Worker):
         self._stopping.set()
 
     def _warn(self) -> None:
-        """Log a warning once for each file and folder that other accounts can change: they could add their own keys."""
+        """Log a warning if other accounts can change the file or its folder, and so add their own keys. Log each warning once."""
         found = others_can_write(self._path, self._path.resolve().parent)
         for warning in found:
             if warning not in self.warnings:

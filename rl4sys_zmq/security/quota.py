@@ -17,7 +17,7 @@ class Quota:
     messages_per_s: float | None = None
     """Messages per second over all connections of the user. For a short time, the messages of two seconds can come at once."""
     bytes_per_s: float | None = None
-    """Bytes of messages per second over all connections of the user. For a short time, the bytes of two seconds can come at once."""
+    """Bytes of messages per second over all connections of the user. The bytes of two seconds can come at once, as above."""
     actors: int | None = None
     """Number of actors that are live at the same time."""
     segment_steps: int | None = None

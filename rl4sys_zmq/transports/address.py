@@ -72,7 +72,7 @@ class Address:
 
     @property
     def is_v6(self) -> bool:
-        """True for a tcp address whose host is an IPv6 literal."""
+        """True if the host is an IPv6 address."""
         return ":" in self.host
 
     def check_connectable(self) -> None:
@@ -82,7 +82,7 @@ class Address:
 
     @property
     def is_fresh(self) -> bool:
-        """True if the port, path or name is chosen when the address is bound."""
+        """True if the address leaves port, path or name open. It is then chosen when a socket binds to the address."""
         return self.port == 0 if self.scheme == "tcp" else self.name == "*"
 
     def with_port(self, port: int) -> Self:

@@ -171,7 +171,7 @@ class _IpcClaim(Resource):
         self._release()
 
     def abandon(self) -> None:
-        """Close this process's copy of the lock's descriptor. The parent keeps the lock."""
+        """Close the file descriptor of the lock in a forked child. The parent keeps the lock."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._folder = -1, None

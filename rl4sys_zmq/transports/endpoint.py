@@ -73,7 +73,7 @@ class Endpoint(TrackedSocket):
 
     @property
     def closed(self) -> bool:
-        """True after `close`."""
+        """True if `close` was called."""
         return self._closed
 
     @property
@@ -253,12 +253,12 @@ class Endpoint(TrackedSocket):
         return self._monitor.events(limit)
 
     def subscribe(self, prefix: bytes) -> None:
-        """Subscribe to all messages whose first frame starts with `prefix`. Only for a sub."""
+        """Subscribe to all messages whose first frame starts with `prefix`. Only for a SUB socket."""
         self.check_owner()
         self._set_topic(zmq.SUBSCRIBE, prefix)
 
     def unsubscribe(self, prefix: bytes) -> None:
-        """Undo one `subscribe` of the same prefix."""
+        """Cancel one earlier `subscribe` of the same prefix. The prefix stays subscribed if it was subscribed several times."""
         self.check_owner()
         self._set_topic(zmq.UNSUBSCRIBE, prefix)
 
@@ -300,7 +300,7 @@ class Endpoint(TrackedSocket):
 
     @property
     def inherited(self) -> bool:
-        """True in a forked child, where the socket belongs to the parent. Only `close` is then allowed, and has no effect."""
+        """True if this process is a forked child and the socket belongs to the parent. Only `close` can be called."""
         return self.owner == _NO_OWNER
 
     def abandon(self) -> None:

@@ -21,7 +21,7 @@ LARGE_FRAME_BYTES = 64 * 1024
 
 
 class SendResult(Enum):
-    """The result of a `send`. Only `OK` is true, so that ``if not socket.send(frames)`` works."""
+    """The result of `send`. In a condition only `OK` is true, so ``if not socket.send(frames)`` finds failures."""
 
     OK = "ok"  # it is in libzmq's queue; only the protocol above can tell whether it arrives
     FULL = "full"  # nothing was queued: the peer reads too slowly, or no peer is connected

@@ -45,7 +45,7 @@ from rl4sys_zmq.transports.context import context
 __all__ = ["MAX_EVENTS", "Monitor", "MonitorEvent", "explain"]
 
 MAX_EVENTS = 256
-"""The largest number of events that one call of `Socket.events` returns."""
+"""The largest number of events that one call of `Socket.events` returns by default."""
 
 PAUSE_S = 1.0
 CRYPTO = 0x11000001
@@ -85,12 +85,12 @@ class MonitorEvent:
 
     @property
     def is_failure(self) -> bool:
-        """True if a peer could not connect."""
+        """True if the event means that a connection could not be established."""
         return self.name.startswith("handshake_failed") or self.name == "accept_failed"
 
     @property
     def is_final(self) -> bool:
-        """True if a connecting socket never reconnects after this event. Close it and create another."""
+        """True if a connecting socket never reconnects after this event. Close the socket and create another."""
         return self.name == "handshake_failed.auth" or (self.name, self.detail) == ("handshake_failed.protocol", MECHANISM)
 
 
@@ -132,7 +132,7 @@ class Monitor(Resource):
         return found
 
     def close(self) -> None:
-        """Stop monitoring. The socket itself must still be open."""
+        """Stop monitoring. Call this before the monitored socket is closed."""
         self._resumes_s = float("inf")
         self._stop()
 

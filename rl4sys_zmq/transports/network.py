@@ -37,10 +37,10 @@ class ConnectingSocket(Protocol):
         """Receive one message without blocking. Return None if no message is waiting."""
 
     def subscribe(self, prefix: bytes) -> None:
-        """Subscribe to all messages whose first frame starts with `prefix`. Only for a sub."""
+        """Subscribe to all messages whose first frame starts with `prefix`. Only for a SUB socket."""
 
     def unsubscribe(self, prefix: bytes) -> None:
-        """Undo one `subscribe` of the same prefix."""
+        """Cancel one earlier `subscribe` of the same prefix. The prefix stays subscribed if it was subscribed several times."""
 
     def events(self) -> list[MonitorEvent]:
         """Return the events of the connection since the last call. Only a dealer in this process has any."""

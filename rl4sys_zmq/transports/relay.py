@@ -154,7 +154,7 @@ class Relay(Network, TrackedSocket):
     # ---- closing
 
     def close(self) -> None:
-        """End the sidecar within about a second, by force if necessary. Messages that it has not sent are discarded.
+        """End the sidecar within about a second, by force if necessary. Messages that the sidecar has not sent are discarded.
 
         Raises:
             TransportError: If another thread calls.

@@ -122,7 +122,7 @@ class OutputBuffer:
         self._chunks: deque[memoryview] = deque()
 
     def put(self, command: RelayCommand, line: int, frames: Frames = ()) -> None:
-        """Add one command. The frames are copied."""
+        """Add one command to the queue, with copies of its frames. `line` is the number of the socket, or 0 for the sidecar."""
         sizes = list(map(frame_bytes, frames))
         head = _HEAD.pack(command, line, len(sizes)) + struct.pack(f"<{len(sizes)}I", *sizes)
         chunk = memoryview(b"".join((head, *frames)))

@@ -81,7 +81,8 @@ class _Sidecar:
         """Run until the host sends `QUIT`.
 
         Raises:
-            EOFError, ConnectionError: If the host has closed the socketpair.
+            EOFError: If the host has closed the socketpair, found while reading.
+            ConnectionError: The same, found while writing.
         """
         with Poller() as poller:
             self._poller = poller

@@ -143,11 +143,11 @@ class RelayedSocket(Resource):
         return frames
 
     def subscribe(self, prefix: bytes) -> None:
-        """Subscribe to all messages whose first frame starts with `prefix`. Only for a sub."""
+        """Subscribe to all messages whose first frame starts with `prefix`. Only for a SUB socket."""
         self._set_topic(RelayCommand.SUBSCRIBE, prefix)
 
     def unsubscribe(self, prefix: bytes) -> None:
-        """Undo one `subscribe` of the same prefix."""
+        """Cancel one earlier `subscribe` of the same prefix. The prefix stays subscribed if it was subscribed several times."""
         self._set_topic(RelayCommand.UNSUBSCRIBE, prefix)
 
     def events(self) -> list[MonitorEvent]:

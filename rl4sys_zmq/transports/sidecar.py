@@ -133,7 +133,7 @@ class Sidecar(Resource):
         raise TransportError(self._death)
 
     def close(self) -> None:
-        """End the process within about `CLOSE_WAIT_S`, by force if necessary. Its unsent messages are discarded."""
+        """End the process, by force if it has not ended after `CLOSE_WAIT_S`. Messages that it has not sent are discarded."""
         if self._closed:
             return
         self._closed = True
@@ -163,7 +163,7 @@ class Sidecar(Resource):
                 self._output.flush(self._pair)
 
     def _reap(self, deadline: float) -> None:
-        """Wait until the process has ended. After the deadline, terminate and then kill it."""
+        """Wait until the process has ended. If it runs after the deadline, send SIGTERM to it, and then SIGKILL."""
         if _ended(self._process, max(0.0, deadline - time.monotonic())):
             return
         self._process.terminate()

@@ -39,7 +39,7 @@ class Wakeup(Resource):
         self._writer.send(b"\0")
 
     def fileno(self) -> int:
-        """Return the descriptor to poll for reading."""
+        """Return the file descriptor that the loop must poll for reading."""
         return self._reader.fileno()
 
     def clear(self) -> bool:

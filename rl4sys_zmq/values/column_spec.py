@@ -65,10 +65,10 @@ class ColumnSpec:
 
 
 def check_columns(columns: Sequence[ColumnSpec]) -> None:
-    """Check the extra columns of one policy.
+    """Check the number and the names of the extra columns of one policy.
 
     Raises:
-        ConfigError: If there are more than `MAX_COLUMNS`, or two have the same name.
+        ConfigError: If there are more than `MAX_COLUMNS` columns, or two columns have the same name.
     """
     names = [column.name for column in columns]
     if len(names) > MAX_COLUMNS:

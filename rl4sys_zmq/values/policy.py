@@ -19,7 +19,7 @@ from rl4sys_zmq.values.tensors import FLOAT32, TENSOR_DTYPES, TensorSpec, other_
 __all__ = ["ACTIVATIONS", "MAX_BLOB_BYTES", "FlatWeights", "PolicySnapshot", "PolicySpec", "feature_size"]
 
 FlatWeights = NDArray[np.float32]
-"""The float32 tensors of a policy in one array, in the order of `PolicySpec.tensors`, float32 ``[spec.size]``."""
+"""All float32 tensors of a policy, joined in the order of `PolicySpec.tensors` to one flat array, float32 ``[spec.size]``."""
 
 ACTIVATIONS = ("tanh", "relu", "elu", "silu", "gelu", "leaky_relu", "identity")
 MAX_NODES, MAX_DEPTH = 4096, 8
@@ -85,12 +85,12 @@ class PolicySpec:
 
     @property
     def others(self) -> tuple[TensorSpec, ...]:
-        """The tensors that are not float32, in the order of their bytes in `PolicySnapshot.others`."""
+        """The tensors that are not float32, in the order in which `PolicySnapshot.others` contains them."""
         return other_tensors(self.tensors)
 
     @property
     def parameters(self) -> int:
-        """The number of elements of all tensors."""
+        """The number of parameters of the policy: the elements of all tensors, of any dtype."""
         return sum(tensor.size for tensor in self.tensors)
 
     @property

@@ -55,7 +55,7 @@ _NO_ARRAY = (ValueError, TypeError, RuntimeError, OverflowError)
 class _Base:
     """The base class of all spaces.
 
-    Each subclass also has the `shape` and `dtype` of its elements. They are None if the elements are not arrays or numbers.
+    Each subclass also has `shape` and `dtype`, which its elements have. Both are None if the elements are not arrays or numbers.
 
     Attributes:
         KIND: Gymnasium's name for this kind of space.
@@ -294,7 +294,7 @@ class TextSpace(_Base):
 
 
 class _Nested(_Base):
-    """The base class of spaces that consist of other spaces."""
+    """The base class of spaces that contain other spaces."""
 
     __slots__ = ()
     shape: ClassVar[None] = None
@@ -311,7 +311,14 @@ class _Nested(_Base):
                 yield held
 
     def _check(self, key: str) -> None:
-        """Raise ConfigError if a part is not a space, or there are too many spaces, levels or elements."""
+        """Check the spaces in this space.
+
+        Args:
+            key: The name of the field with these spaces, for error messages.
+
+        Raises:
+            ConfigError: If a contained value is not a space, or there are too many spaces, nested levels or array elements.
+        """
         held = getattr(self, key)
         for part in self.parts if isinstance(held, dict | tuple) else (held, *self.parts):
             if not isinstance(part, _Base):
@@ -479,7 +486,7 @@ class GraphSpace(_Nested):
 Space = BoxSpace | DiscreteSpace
 """A space of actions of a learner client. All algorithms also support it as a space of observations."""
 LeafSpace = BoxSpace | DiscreteSpace | MultiDiscreteSpace | MultiBinarySpace
-"""A space whose elements are single arrays."""
+"""A space whose elements are single arrays or integers, not nested."""
 ObservationSpace = LeafSpace | DictSpace | TupleSpace
 """A space of observations of a learner client. A Dict or Tuple must contain only spaces of these kinds, at all levels."""
 AnySpace = (

@@ -23,16 +23,16 @@ __all__ = ["FLOAT32", "TENSOR_DTYPES", "TensorSpec", "other_bytes", "other_tenso
 
 FLOAT32 = "float32"
 TENSOR_DTYPES = {np.dtype(dtype).name: np.dtype(dtype) for dtype in DTYPES}
-"""The dtypes of tensors, by NumPy's names. All are little-endian."""
+"""The supported dtypes of tensors, by NumPy's names such as ``float32``. All are little-endian."""
 _WORD = 4
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """The name, shape and dtype of one tensor of a policy. The dtype is one of `TENSOR_DTYPES`.
+    """The description of one tensor of a policy: name, shape and dtype.
 
     Raises:
-        ConfigError: If the dtype is another one.
+        ConfigError: If the dtype is not a key of `TENSOR_DTYPES`.
     """
 
     name: str

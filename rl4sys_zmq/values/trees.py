@@ -132,7 +132,7 @@ def leaf_paths(structure: Structure, prefix: str = "") -> Iterator[str]:
 
 
 def copy_tree(tree: Tree) -> Any:
-    """Return a tree with writable copies of its arrays. Arrays of a received message are read-only views."""
+    """Return a copy of a tree with writable arrays. The arrays of a received tree are read-only views of the message."""
     kind = type(tree)
     if kind is np.ndarray:
         return tree.copy()

@@ -32,12 +32,17 @@ def varint(value: int) -> bytes:
 
 
 def pack_flags(flags: NDArray[np.bool_]) -> bytes:
-    """Pack one bit for each flag."""
+    """Return booleans as bytes, one bit for each."""
     return np.packbits(flags, bitorder="little").tobytes()
 
 
 def pack_fields(values: Integers, widths: Integers) -> bytes:
-    """Pack the lowest ``widths[i]`` bits of each ``values[i]``; other bits must be 0. Widths are 1 to 32."""
+    """Return numbers as bytes, each number in its own number of bits.
+
+    Args:
+        values: The numbers, at least 0.
+        widths: The number of bits for each number, 1 to 32. The number must fit.
+    """
     if not widths.size:
         return b""
     ends = np.cumsum(widths, dtype=np.int64)
@@ -171,11 +176,11 @@ class BitReader:
         return positions
 
     def end(self) -> None:
-        """Raise `WeightsError` unless the whole payload was read."""
+        """Raise `WeightsError` if there are bytes that were not read."""
         if self._at != len(self._data):
             raise bad(f"{len(self._data) - self._at} bytes are left over")
 
 
 def bad(problem: str) -> WeightsError:
-    """Return the error for a malformed payload."""
+    """Return the error for a malformed payload, with a description of the problem."""
     return WeightsError(f"not a diff of this policy: {problem}", reason="payload")

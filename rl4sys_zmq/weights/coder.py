@@ -80,7 +80,7 @@ class CodingContext(IntEnum):
     NOTHING = 0
     """The last difference is not used."""
     LAST_DIFFERENCE = 1
-    """Elements are also grouped by the size of their last difference."""
+    """Elements are also grouped by the size of the last difference."""
     PREDICTED = 2
     """As `LAST_DIFFERENCE`. In addition, the encoded values are the new differences minus the last differences."""
 

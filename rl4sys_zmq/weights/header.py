@@ -75,7 +75,7 @@ class WeightsHeader:
     others: bool = False
 
     def pack(self) -> bytes:
-        """Return the 72 bytes.
+        """Return the header as 72 bytes.
 
         Raises:
             ProtocolError: If a field is out of range (``range``), or the payload is too large (``too_large``).
@@ -90,7 +90,7 @@ class WeightsHeader:
 
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> WeightsHeader:
-        """Read and check the 72 bytes.
+        """Return the header that 72 bytes contain. The bytes can come from an untrusted peer.
 
         Raises:
             ProtocolError: With the code for the first invalid field. The fields are checked in the order of the module's table,

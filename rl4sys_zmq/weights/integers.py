@@ -164,7 +164,7 @@ def _unpack_symbols(reader: BitReader, mode: int, size: int, *, signed: bool) ->
 
 
 def _negate(values: NDArray[np.int64], where: NDArray[np.bool_]) -> None:
-    """Negate values in place, in a third of the time that numpy's own ``where`` takes."""
+    """Negate the selected values in place. This takes a third of the time that numpy's ``where`` takes."""
     signs = where.astype(np.int64)
     values ^= np.negative(signs)
     values += signs

@@ -267,7 +267,7 @@ class Batch:
         return out
 
     def _observations(self, group: Group, count: int) -> Sequence[Tree]:
-        """Return the observations of each segment: arrays, or trees of arrays."""
+        """Return the observations of each segment: one array, or nested dicts and tuples of arrays."""
         columns = [views.each() for views in group.columns[: group.layout.leaves]]
         structure: Structure = (tuple, (), (None,) * len(columns)) if len(columns) > 1 else None
         if self._schema is not None and len(self._schema.leaves.spaces) == len(columns):

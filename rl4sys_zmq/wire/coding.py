@@ -161,7 +161,10 @@ def _code_frame(frame: memoryview, parts: Sequence[Section]) -> tuple[list[int],
 
 
 def _shuffled(plain: memoryview, itemsize: int) -> Any:
-    """Put all first bytes of the elements first, then all second bytes. An incomplete last element stays last."""
+    """Reorder bytes: first the first bytes of all elements, then all second bytes, and so on.
+
+    An incomplete last element stays at the end.
+    """
     if itemsize == 1:
         return plain
     data = np.frombuffer(plain, np.uint8)

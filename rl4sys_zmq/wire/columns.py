@@ -68,7 +68,7 @@ class ColumnView:
         return views
 
     def arrays(self) -> list[NDArray[Any]]:
-        """Return all rows, in as few arrays as possible."""
+        """Return arrays that together contain the rows of all segments: `together`, and one array for each entry of `large`."""
         return [self.together, *self.large.values()] if self.large else [self.together]
 
 

@@ -36,7 +36,7 @@ LETTERS = "oarlvm"
 NAMES = dict(zip(LETTERS, ("observations", "actions", "rewards", "log_probs", "versions", "masks"), strict=True))
 MAX_ROW_BYTES = 1 << 30
 MAX_DIMENSIONS = 7
-"""Largest number of dimensions of a row. A column has one more."""
+"""Largest number of dimensions of a row. The array of a column has one more, which counts the rows."""
 
 _ORDER = re.compile("o+arlvm?x*i*", re.ASCII)
 _COLUMN = re.compile(r"([a-z])([^\s:]+)(?::([^\s:]*))?", re.ASCII)
@@ -80,7 +80,7 @@ class SegmentLayout:
 
     @property
     def versions(self) -> int:
-        """The index of the column of versions."""
+        """The index of the column with the policy versions."""
         return self.leaves + 3
 
     def names(self, leaves: Sequence[str] = (), extras: Sequence[str] = ()) -> list[str]:

@@ -82,25 +82,25 @@ class Verdict:
 
 
 class ToLearner:
-    """A message from an actor or an operator to the learner."""
+    """The base class of messages from an actor or an operator to the learner."""
 
     __slots__ = ()
 
 
 class ToActor:
-    """A message from the learner to an actor or an operator."""
+    """The base class of messages from the learner to an actor or an operator."""
 
     __slots__ = ()
 
 
 class ToWorker:
-    """A message from the gateway to a learner thread."""
+    """The base class of messages from the gateway (the learner's network thread) to a learner thread."""
 
     __slots__ = ()
 
 
 class FromWorker:
-    """A message from a learner thread to the gateway."""
+    """The base class of messages from a learner thread to the gateway (the learner's network thread)."""
 
     __slots__ = ()
 
@@ -201,7 +201,12 @@ class Heartbeat(ToLearner):
 
 @dataclass(frozen=True, slots=True)
 class Fetch(ToLearner):
-    """A request for the current weights. With the version that the actor holds, the learner can answer with a diff."""
+    """A request of an actor for the current weights. The answer is `Weights`.
+
+    Attributes:
+        held_generation: Generation of the policy that the actor holds; 0 if it has none. The learner can then answer with a diff.
+        held_version: Version of that policy.
+    """
 
     KIND: ClassVar[int] = 4
     held_generation: int
@@ -210,7 +215,7 @@ class Fetch(ToLearner):
 
 @dataclass(frozen=True, slots=True)
 class StatusRequest(ToLearner):
-    """A request for the learner's status. It needs no session."""
+    """A request for the learner's status. The sender needs no session. The answer is `Status`."""
 
     KIND: ClassVar[int] = 5
 
@@ -224,7 +229,7 @@ class Bye(ToLearner):
 
 @dataclass(frozen=True, slots=True)
 class Command(ToLearner):
-    """An operator's request to act on a client. It needs no session. The answer is `CommandDone` or `Refused`.
+    """An operator's request to act on a client. The sender needs no session. The answer is `CommandDone` or `Refused`.
 
     Attributes:
         command: ``restart``, ``give-up-pending``, ``forget`` or ``drop-actor``.
@@ -491,11 +496,11 @@ class Stop(ToWorker):
 
 @dataclass(frozen=True, slots=True)
 class Save(ToWorker):
-    """A request to write a checkpoint now. The answer is `Checkpointed`.
+    """A request to a learner thread to write a checkpoint now. The answer is `Checkpointed`.
 
     Attributes:
-        token: Number that the answer repeats.
-        partial: True to train first on data that waits for a full batch.
+        token: A number that the answer repeats.
+        partial: True to train, before that, on the data that has been received but does not fill a batch.
     """
 
     KIND: ClassVar[int] = 35

@@ -49,7 +49,7 @@ MAJOR, MINOR = 1, 0
 PREFIX_BYTES = 48
 MAX_BODY_FRAMES = 255
 WRAPPERS = frozenset({33, 49, 55})
-"""The kinds of `Deliver`, `Published` and `DeadLetter`, whose bodies have checksums of their own."""
+"""The message kinds (`KIND`) of `Deliver`, `Published` and `DeadLetter`. The body of these messages has its own checksum."""
 
 _KNOWN_FLAGS = 0x0000
 _FIELDS = struct.Struct("<4s4B2I2Q2I")
@@ -84,7 +84,11 @@ class Prefix:
 
     @staticmethod
     def unpack(frames: Sequence[Frame], *, verify: bool = True) -> Prefix:
-        """Read and check the prefix of a whole message: magic, version, flags, lengths and, with `verify`, checksum.
+        """Return the prefix of a message, after checks of magic, version, flags, lengths and, with `verify`, the checksum.
+
+        Args:
+            frames: All frames of the message.
+            verify: True to check the checksum.
 
         Raises:
             ProtocolError: With the code of the first rule that is broken.

@@ -53,7 +53,15 @@ _ALIGN = 8
 
 
 class _Packer:
-    """The state of packing one tree."""
+    """A packer of one tree: it builds the skeleton and collects the frames.
+
+    Attributes:
+        copy: True to copy parts that have a separate frame.
+        shared: The parts of the first frame, with padding.
+        shared_bytes: Size of the first frame, in bytes.
+        own: The further frames, one for each large part.
+        inlined: Number of bytes of the arrays, strings and bytes that are in the skeleton.
+    """
 
     def __init__(self, copy: bool) -> None:
         self.copy = copy
@@ -160,7 +168,11 @@ class _Packer:
         return True
 
     def place(self, data: Frame, size: int) -> list[int]:
-        """Add bytes to a frame. Return the index of the frame, the offset in it, and the length. Parts share frame 0."""
+        """Add bytes to the shared frame 0, or as a separate frame if they are long.
+
+        Returns:
+            The index of the frame, the offset of the bytes in the frame, and their number.
+        """
         if size >= OWN_FRAME_BYTES and len(self.own) < MAX_TREE_FRAMES - 1:
             self.own.append(bytes(data) if self.copy else data)
             return [len(self.own), 0, size]
@@ -251,7 +263,11 @@ def unpack_tree(skeleton: Any, frames: Sequence[Frame]) -> Tree:
 
 
 class _TreeReader:
-    """The state of reading one tree."""
+    """A reader of one tree from its skeleton and frames.
+
+    Attributes:
+        frames: The frames of the tree.
+    """
 
     def __init__(self, frames: Sequence[Frame]) -> None:
         self.frames = [memoryview(frame) for frame in frames] if frames else []

@@ -187,7 +187,7 @@ class _IpcClaim(Resource):
                 os.close(fd)
                 raise AddressInUse(self.address.uri) from exc
             except FileNotFoundError:
-                pass  # its last holder removed it between our open and our lock: open a new one
+                pass  # the last holder has removed the file after this process opened it: open a new file
             os.close(fd)
 
     def _release(self) -> None:

@@ -23,7 +23,7 @@ LARGE_FRAME_BYTES = 64 * 1024
 class SendResult(Enum):
     """The result of `send`. In a condition only `OK` is true, so ``if not socket.send(frames)`` finds failures."""
 
-    OK = "ok"  # it is in libzmq's queue; only the protocol above can tell whether it arrives
+    OK = "ok"  # the message is in libzmq's queue; libzmq does not report if it arrives
     FULL = "full"  # nothing was queued: the peer reads too slowly, or no peer is connected
     GONE = "gone"  # nothing was queued: the router has no connection with this routing id
 

@@ -98,7 +98,7 @@ class Relay(Network, TrackedSocket):
         self._connections[line.number] = line
         return line
 
-    # ---- for its connections and pollers
+    # ---- for the sockets and pollers of this relay
 
     def fileno(self) -> int:
         """Return the file descriptor of the socketpair, for a poller."""
@@ -134,7 +134,7 @@ class Relay(Network, TrackedSocket):
         self.check_thread()
         self._connections.pop(number, None)
         if not self._closed:
-            with contextlib.suppress(TransportError):  # the sidecar has ended, and its sockets with it
+            with contextlib.suppress(TransportError):  # the sidecar has ended, so its sockets are closed
                 self._sidecar.send_command(RelayCommand.CLOSE, number)
 
     def check_thread(self) -> None:

@@ -67,17 +67,17 @@ _MAX_CHUNKS = 64
 class RelayCommand(IntEnum):
     """The commands of the protocol. The comment of each gives the sender and the frames."""
 
-    OPEN = 1  # host: role, address, LIMITS, then no keys or three
-    SUBSCRIBE = 2  # host: prefix
-    UNSUBSCRIBE = 3  # host: prefix
-    CLOSE = 4  # host
-    QUIT = 5  # host
-    PING = 6  # host
-    PONG = 7  # sidecar; also its first command
-    MESSAGE = 8  # both: the frames
-    TAKEN = 9  # both: TOTAL
-    REFUSED = 10  # sidecar: TOTAL, first frame
-    FAILED = 11  # sidecar: the error that ended this connection
+    OPEN = 1  # from the host: role, address, LIMITS, and with CURVE the three keys. Creates a socket
+    SUBSCRIBE = 2  # from the host: prefix
+    UNSUBSCRIBE = 3  # from the host: prefix
+    CLOSE = 4  # from the host: no frames. Closes a socket
+    QUIT = 5  # from the host: no frames. Ends the sidecar
+    PING = 6  # from the host: no frames
+    PONG = 7  # from the sidecar: no frames. The answer to PING, and the first command after the start
+    MESSAGE = 8  # from both: the frames of a message
+    TAKEN = 9  # from both: TOTAL. The sender of this command has processed so many bytes of messages
+    REFUSED = 10  # from the sidecar: TOTAL, first frame. A received message was too large and was discarded
+    FAILED = 11  # from the sidecar: the error that ended this socket
 
 
 class RelayMessage(NamedTuple):

@@ -39,7 +39,7 @@ __all__ = ["main"]
 
 log = logging.getLogger(__name__)
 
-_OUTLET_BYTES = 1024 * 1024  # no zmq socket is read while more than this waits for the socketpair
+_OUTLET_BYTES = 1024 * 1024  # no ZeroMQ socket is read while more bytes than this wait to be written to the socketpair
 _MESSAGES_PER_TURN = 64
 _READS_PER_TURN = 16
 _PR_SET_PDEATHSIG = 1
@@ -190,7 +190,7 @@ class _Sidecar:
     def _receive(self, line: _ConnectingSocket) -> bool:
         try:
             frames = line.socket.recv(MAX_MESSAGE_FRAMES)
-        except TooManyFrames as exc:  # the number of frames is not sent exactly
+        except TooManyFrames as exc:  # the host gets only a lower bound on the number of frames
             self._refuse(line, MAX_MESSAGE_FRAMES + 1, exc.first)
             return True
         if frames is None:

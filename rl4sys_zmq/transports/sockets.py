@@ -36,7 +36,7 @@ class Socket(Endpoint):
     The functions that create sockets raise `AddressInUse` if another socket is bound to the address, and `TransportError` if the
     socket cannot be bound or connected. They share these arguments:
 
-    - `secure`: a function that sets security options before all else (`curve_server`, `curve_client`). No effect on inproc.
+    - `secure`: a function that sets the security options of the socket (`curve_server`, `curve_client`). No effect on inproc.
     - `watch`: True to collect the events of connections, which `events` returns.
     - `hwm`, `send_hwm`, `recv_hwm`: high-water marks, the largest number of queued messages (not bytes) for each peer. Over
       inproc the limits of the two sides add up.
@@ -163,6 +163,6 @@ class Socket(Endpoint):
             raise
         made = cls(raw, role, address if binding is None else binding.address, binding)
         made._monitor = monitor
-        # Read from the socket: with a ZAP domain, whatever `secure` was given, libzmq names the sender of each message.
+        # Ask the socket, not `secure`: if it has a ZAP domain, libzmq adds the sender's user id to each message.
         made._authenticated = binding is not None and address.scheme != "inproc" and bool(raw.getsockopt_string(zmq.ZAP_DOMAIN))
         return made

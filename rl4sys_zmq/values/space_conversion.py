@@ -340,6 +340,6 @@ def _little(dtype: Any) -> str:
 
 
 def _bounds_of(array: NDArray[Any]) -> Bound:
-    if array.size and np.all(array == array.flat[0]):  # for an image, one number per element would be longer than the image
+    if array.size and np.all(array == array.flat[0]):  # the bounds of an image would be longer than the image
         return _number(array.flat[0].item())
     return tuple(_number(n) for n in array.ravel().tolist())

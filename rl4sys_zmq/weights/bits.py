@@ -163,7 +163,7 @@ class BitReader:
         if width:
             gaps <<= width
             planes = self.flags(width * count).view(np.uint8).reshape(width, count)
-            for shift in range(0, width, 8):  # work on bytes while possible: an eighth of the work
+            for shift in range(0, width, 8):  # 8 bits at a time: operations on bytes are eight times as fast
                 low = np.zeros(count, dtype=np.uint8)
                 for plane in planes[shift : shift + 8][::-1]:
                     low <<= np.uint8(1)

@@ -220,7 +220,7 @@ def _encode(
     difference = _wrapped(form.integers(new) - was, form)
     moves = _wrapped(was - form.integers(before), form) if before is not None else None
     grouped = _encode_groups(base, difference, moves, form)
-    plain = _encode(base, new, form, 1, before, different, count)  # with little context, groups only add bytes
+    plain = _encode(base, new, form, 1, before, different, count)  # groups can also cost bytes
     return grouped if grouped.size <= plain.size else plain
 
 

@@ -63,7 +63,7 @@ def group(base: NDArray[np.int32], moved: Integers | None) -> ElementGroups:
         keys += np.minimum(moves, _LAST_DIFFERENCE - 1)
         np.floor_divide(
             keys, _LAST_DIFFERENCE, out=keys, where=moves == 0
-        )  # elements at rest can be half of all; keep them separate
+        )  # half of all elements can have a last difference of 0; they get separate groups
     counts = np.bincount(keys, minlength=_EXPONENTS)
     least = max(LEAST_MEMBERS, keys.size // MOST_GROUPS)
     labels = np.zeros(counts.size, dtype=np.uint8)

@@ -14,8 +14,8 @@ A *stream* is the numbered segments of one actor for one client. Its *origin* is
 actor) that began the numbering. A *mark* is a sequence number: all segments below it are received, durable, trained or
 checkpointed. A *generation* is the number of a learner thread; policy versions count within it.
 
-A field named ``body`` holds the frames after the first one. The other fields travel in the msgpack header of the first frame,
-unless their description says otherwise. Sequence numbers count the segments of one actor's stream, from 0.
+A field named ``body`` holds the frames after the first one. The other fields are in the msgpack header of the first frame, unless
+their description says otherwise. Sequence numbers count the segments of one actor's stream, from 0.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ class Submit(ToLearner):
     """Consecutive segments of this actor's stream, numbered from `first_seq`.
 
     Attributes:
-        first_seq: Sequence number of the first segment. It travels in the prefix.
-        count: Number of segments. It travels in the prefix.
+        first_seq: Sequence number of the first segment. It is sent in the prefix of the message, not in the header.
+        count: Number of segments. It is sent in the prefix too.
         want_steps: Number of steps that the actor wishes to be allowed to send, as in `Heartbeat`.
         layouts: The different column layouts of the segments, each as a text: dtype and row shape of each column
             (`rl4sys_zmq.wire.layout`). The head of a segment has an index into this list.
@@ -602,7 +602,7 @@ class Demand(FromWorker):
 
     Attributes:
         usable_steps: Number of steps that the thread can use in addition to those it has received.
-        messages: Number of `Deliver` messages that the thread has received since its start. The gateway remembers their sizes.
+        messages: Number of `Deliver` messages that the thread has received since its start. The gateway knows which segments they contained.
         min_version: Lowest policy version with which actors should start a segment.
     """
 

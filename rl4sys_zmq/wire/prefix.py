@@ -91,7 +91,7 @@ class Prefix:
             verify: True to check the checksum.
 
         Raises:
-            ProtocolError: With the code of the first rule that is broken.
+            ProtocolError: With the code of the first check that fails.
         """
         return Prefix(*read_prefix(frames, verify=verify))
 

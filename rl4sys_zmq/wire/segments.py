@@ -124,7 +124,7 @@ def pack_segment(segment: Segment) -> PackedSegment:
     Columns of at least `LARGE_BYTES` are not copied, so the caller must not change them. It can reuse the other columns.
 
     Raises:
-        ProtocolError: If a column's dtype or shape cannot travel, or a number is out of range.
+        ProtocolError: If a column's dtype or shape is not supported, or a number is out of range.
     """
     versions = segment.versions
     oldest = int(versions.min())

@@ -200,7 +200,7 @@ class DiscreteSpace(_Base):
         return ()
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return how a tree differs from this space; an empty string if it fits."""
+        """Return a text that describes the first fault in a tree; an empty string if the tree fits this space."""
         kind = type(value)
         if kind is int or isinstance(value, np.integer):
             fits = not batch
@@ -284,7 +284,7 @@ class TextSpace(_Base):
         return f"Text({self.min_length}, {self.max_length}, characters={self.characters!r:.40})"
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return how a tree differs from this space; an empty string if it fits."""
+        """Return a text that describes the first fault in a tree; an empty string if the tree fits this space."""
         if batch or (isinstance(value, str) and self.min_length <= len(value) <= self.max_length and self._has(value)):
             return ""
         return f"{path or 'the value'} is {value!r:.60}; expected an element of {self!s:.80}"
@@ -356,14 +356,14 @@ class DictSpace(_Nested):
         return hash(frozenset(self.spaces.items()))
 
     def to_tree(self, value: Any, *, cast: bool = False) -> Any:
-        """Return an element as a tree."""
+        """Return an element of this space as a tree: nested dicts and tuples of arrays and other values."""
         if not isinstance(value, Mapping):
             return value
         spaces = self.spaces
         return {k: spaces[k].to_tree(v, cast=cast) if k in spaces else v for k, v in value.items()}
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return how a tree differs from this space; an empty string if it fits."""
+        """Return a text that describes the first fault in a tree; an empty string if the tree fits this space."""
         if not isinstance(value, dict) or value.keys() != self.spaces.keys():
             return f"{path or 'the value'} is not a dict with the keys {', '.join(self.spaces)}"
         return _first(s.mismatch(value[k], f"{path}[{k!r}]", batch) for k, s in self.spaces.items())
@@ -371,7 +371,7 @@ class DictSpace(_Nested):
 
 @dataclass(frozen=True, slots=True)
 class TupleSpace(_Nested):
-    """The space of tuples whose items are elements of the given spaces."""
+    """The space of tuples of a fixed length. Item ``i`` is an element of ``spaces[i]``."""
 
     KIND: ClassVar[str] = "Tuple"
     spaces: tuple[AnySpace, ...]
@@ -381,13 +381,13 @@ class TupleSpace(_Nested):
         self._check("spaces")
 
     def to_tree(self, value: Any, *, cast: bool = False) -> Any:
-        """Return an element as a tree."""
+        """Return an element of this space as a tree: nested dicts and tuples of arrays and other values."""
         if not isinstance(value, (tuple, list)) or len(value) != len(self.spaces):
             return value
         return tuple([s.to_tree(v, cast=cast) for s, v in zip(self.spaces, value, strict=True)])
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return how a tree differs from this space; an empty string if it fits."""
+        """Return a text that describes the first fault in a tree; an empty string if the tree fits this space."""
         if not isinstance(value, tuple) or len(value) != len(self.spaces):
             return f"{path or 'the value'} is not a tuple of {len(self.spaces)} items"
         pairs = enumerate(zip(self.spaces, value, strict=True))
@@ -409,7 +409,7 @@ class OneOfSpace(_Nested):
         self._check("spaces")
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return how a tree differs from this space; an empty string if it fits."""
+        """Return a text that describes the first fault in a tree; an empty string if the tree fits this space."""
         if batch:
             return ""
         if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], (int, np.integer)):
@@ -435,13 +435,13 @@ class SequenceSpace(_Nested):
         self._check("space")
 
     def to_tree(self, value: Any, *, cast: bool = False) -> Any:
-        """Return an element as a tree."""
+        """Return an element of this space as a tree: nested dicts and tuples of arrays and other values."""
         if self.stack or not isinstance(value, (tuple, list)):
             return value
         return tuple([self.space.to_tree(v, cast=cast) for v in value])
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return how a tree differs from this space; an empty string if it fits."""
+        """Return a text that describes the first fault in a tree; an empty string if the tree fits this space."""
         if batch:
             return ""
         if self.stack:
@@ -467,7 +467,7 @@ class GraphSpace(_Nested):
         self._check("nodes")
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return how a tree differs from this space; an empty string if it fits."""
+        """Return a text that describes the first fault in a tree; an empty string if the tree fits this space."""
         if batch:
             return ""
         if not isinstance(value, tuple) or len(value) != 3:

@@ -602,7 +602,8 @@ class Demand(FromWorker):
 
     Attributes:
         usable_steps: Number of steps that the thread can use in addition to those it has received.
-        messages: Number of `Deliver` messages that the thread has received since its start. The gateway knows which segments they contained.
+        messages: Number of `Deliver` messages that the thread has received since its start. The gateway knows which segments
+            they contained.
         min_version: Lowest policy version with which actors should start a segment.
     """
 

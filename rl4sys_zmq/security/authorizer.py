@@ -20,7 +20,7 @@ READ_ROLE = "read_weights"
 
 
 class Authorizer:
-    """The checks of the rights and quotas of one server's users: actors, operators and callers of services.
+    """The checks of the rights and quotas of a server's users (holders of keys): actors, operators, callers of services.
 
     ZeroMQ marks each message with the public key of the connection (`Socket.user`). `admit` returns the `User` for that key. The
     other checks take this `User` as an argument. If the server has no access list, the user is None, and everything is allowed. A
@@ -95,13 +95,13 @@ class Authorizer:
 
     @staticmethod
     def check_role(user: User | None, role: str) -> None:
-        """Raise ProtocolError (``FORBIDDEN``) if the user does not have this role. Any role is allowed for the user None."""
+        """Raise ProtocolError (``FORBIDDEN``) if the user does not have this role. If the user is None, never raise."""
         if user is not None and role not in user.roles:
             raise ProtocolError(Refusal.FORBIDDEN, f"the key of {user.name} does not have the role {role}")
 
     @staticmethod
     def check_client(user: User | None, client_id: str) -> None:
-        """Raise ProtocolError (``IDENTITY``) if the user may not act for this client. Any client is allowed for the user None."""
+        """Raise ProtocolError (``IDENTITY``) if the user may not act for this client. If the user is None, never raise."""
         if user is not None and not user.may_act_for(client_id):
             raise ProtocolError(Refusal.IDENTITY, f"the key of {user.name} is not valid for client {client_id!r:.80}")
 

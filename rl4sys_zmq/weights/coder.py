@@ -48,10 +48,10 @@ class DiffCodec(IntEnum):
 
     =================  ===============================================================================================
     `UNCHANGED`        a diff of zeros: no payload
-    `SPARSE`           a diff: blocks, then integers
-    `PLANES`           a diff: blocks, then the planes of the differences, from the lowest byte to the highest
-    `GROUPS`           a diff: blocks, a byte with the `CodingContext`, then the integers of each group
-    `RAW`              a diff: the plain differences, in the size of a word
+    `SPARSE`           a diff: the list of changed blocks, then integers
+    `PLANES`           a diff: the list of changed blocks, then the planes of the differences, lowest byte first
+    `GROUPS`           a diff: the list of changed blocks, a byte with the `CodingContext`, then integers for each group
+    `RAW`              a diff: the plain differences, with bf16 in 2 bytes each, else in 4 bytes
     `SNAPSHOT`         a whole state: its elements
     `SNAPSHOT_PLANES`  a whole state: the planes of its diff from a state of zeros
     =================  ===============================================================================================

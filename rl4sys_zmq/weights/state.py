@@ -55,7 +55,7 @@ def encode_update(
     *,
     before: PolicySnapshot | None = None,
 ) -> tuple[bytes, Payload]:
-    """Return the header and the payload of an update for an actor that holds the snapshot `base`. The result of it is `new`.
+    """Return the header and the payload of an update. An actor that holds the snapshot `base` gets `new` by applying it.
 
     The update is a diff to `base`. It is a whole snapshot if `base` is None or has another generation (was published by another
     learner thread), or if ``writing.level`` is 0.

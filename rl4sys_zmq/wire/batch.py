@@ -84,12 +84,12 @@ class Batch:
 
     @property
     def checks(self) -> NDArray[np.uint64]:
-        """The 64-bit checksum of each segment, uint64. Different segments have different checksums."""
+        """The 64-bit checksum of each segment, uint64. It shows if two segments with the same number are the same segment."""
         checks: NDArray[np.uint64] = self.heads["check"]
         return checks
 
     def errors(self, schema: SegmentSchema | None = None) -> dict[int, ProtocolError]:
-        """Return a dict from the index of each invalid segment to the error.
+        """Return the errors of the invalid segments, as a dict from a segment's index to its error.
 
         Args:
             schema: The schema that the segments must fit. If None, only the numbers in the heads are checked.
@@ -103,7 +103,7 @@ class Batch:
         return dict(sorted(out.items())) if len(out) > 1 else out
 
     def layout_errors(self, schema: SegmentSchema) -> dict[int, ProtocolError]:
-        """Return a dict from the index of each segment whose columns do not fit the schema to the error."""
+        """Return the errors of the segments whose columns do not fit the schema, as a dict from index to error."""
         out: dict[int, ProtocolError] = {}
         for group in self._groups:
             error = schema.check_layout(group.layout)
@@ -130,11 +130,13 @@ class Batch:
         return any(group.columns[0].coded for group in self._groups)
 
     def decode_images(self) -> dict[int, str]:
-        """Decode all image files of the message. Further calls do nothing. `columns` and `segments` call this method first.
+        """Decode all image files of the message. `columns` and `segments` call this method first.
+
+        The first call decodes. Further calls only return the same result.
 
         Returns:
-            A dict from the index of each segment with damaged images to the reason. The observations of these segments are all
-            0.
+            A dict that contains each segment with damaged images: from the segment's index to the reason. The observations of
+            these segments are all 0.
 
         Raises:
             ProtocolError: ``feature`` if there are images and Pillow is not installed.
@@ -278,7 +280,7 @@ class Batch:
         return layout.names() if self._schema is None else self._schema.names(layout)
 
     def _extras(self, group: Group, letter: str, count: int) -> list[Mapping[str, NDArray[Any]]]:
-        """Return a dict for each segment, from the names of its extra columns of the letter ``x`` or ``i`` to the columns."""
+        """Return the extra columns with this letter (``x`` or ``i``) of each segment, as a dict from name to column."""
         if group.layout.columns[-1].letter not in "xi":
             return [NO_EXTRAS] * count
         names = self._names(group.layout)

@@ -45,8 +45,8 @@ class ColumnView:
         """Decode the image files of all segments.
 
         Returns:
-            A dict from the index, in the group, of each segment with damaged images to the reason. The rows of these segments
-            are all 0.
+            A dict that contains each segment with damaged images: from the segment's index in its `Group` to the reason. The
+            rows of these segments are all 0.
         """
         out = {}
         for place, images in self.coded.items():

@@ -71,7 +71,12 @@ Document = dict[str, Any]
 
 
 class Verdict:
-    """The possible outcomes of a segment. Actor and learner count the segments of each outcome."""
+    """The possible outcomes of a segment. Actor and learner count each of them.
+
+    ``trained``: the segment was trained on. ``stale``: it was too old (over the limit on the policy lag). ``quarantined``: it was
+    accepted, but is unfit for training. ``refused``: it was not accepted. ``duplicate``: it had been received before, and this
+    delivery was skipped.
+    """
 
     TRAINED = "trained"
     STALE = "stale"
@@ -122,7 +127,7 @@ class Hello(ToLearner):
         held_version: Version of that policy.
         algorithm_name: Name of the algorithm, or empty.
         algorithm_parameters: Parameters of the algorithm, as the user wrote them.
-        algorithm_type: ``onpolicy``, ``offpolicy`` or empty. Informative only; `Welcome` has the value in force.
+        algorithm_type: ``onpolicy``, ``offpolicy`` or empty. Informative only; `Welcome` has the value that is used.
         observation_space: The space in JSON form, or empty.
         action_space: The space in JSON form, or empty.
         submits: False for an evaluating actor, which only receives weights.
@@ -248,7 +253,7 @@ class Command(ToLearner):
 
 @dataclass(frozen=True, slots=True)
 class Welcome(ToActor):
-    """The answer to an accepted `Hello`.
+    """The answer to an accepted `Hello`. It opens the session and contains all settings that the actor needs.
 
     Attributes:
         policy_id: 8 bytes that identify the policy. They are repeated in the header of each weight update.
@@ -260,17 +265,17 @@ class Welcome(ToActor):
         version: Current version of that policy.
         digest: The xxh3-64 of that version's weights, as in `PolicySnapshot.digest`.
         spec: The policy spec (`rl4sys_zmq.wire.specs`).
-        pub: URI of the PUB. A ``*`` as the host stands for the host that the actor connected to.
+        pub: URI of the learner's PUB socket. A ``*`` as the host stands for the host to which the actor has connected.
         received: Next sequence number that the learner expects.
-        durable: The actor can discard all segments below this number.
+        durable: The actor can discard all segments below this sequence number.
         accepted_steps: Number of steps of this stream that the learner has accepted so far, as in `Ack.accepted_steps`.
         algorithm_name: Name of the client's algorithm.
         algorithm_type: ``onpolicy`` or ``offpolicy``.
-        rollout_length: Longest segment in steps, unless the actor configures its own.
+        rollout_length: Largest number of steps of a segment, unless the actor configures another number.
         max_policy_lag: Largest policy lag of a segment that is trained on unchanged; -1 for no limit. The lag is the number of
             versions by which the segment's oldest step is behind the newest version.
         on_lag: Treatment of segments with a larger lag: ``drop`` or ``correct``.
-        max_message_bytes: Longest message that the learner accepts.
+        max_message_bytes: Largest message that the learner accepts, in bytes.
         max_segment_steps: Longest segment that the learner accepts, in steps.
         heartbeat_s: Longest time that either side should let pass without sending a message, in seconds.
         weights: The client's settings ``wire_dtype`` and ``level`` for the encoding of weights. Informative only: the header of
@@ -344,9 +349,9 @@ class Refused(ToActor):
     """The answer to a message or handshake that is not accepted.
 
     Attributes:
-        code: A `Refusal`.
-        field: The configuration field that differs, or empty.
-        reason: One line for a person, with the numbers.
+        code: The reason as a code, such as ``fenced``: a value of `rl4sys_zmq.errors.Refusal`.
+        field: The configuration field in which actor and learner differ; empty for other reasons.
+        reason: The reason in one line for a person, with the numbers.
         expected_seq: With the code ``gap``, the sequence number to send next.
         incarnation: With the code ``fenced``, the number of the actor's start on record, if the actor is allowed to take a higher
             number and try again; else 0.
@@ -388,7 +393,7 @@ class Beacon(ToActor):
         generation: Generation of the policy.
         version: The newest version.
         digest: The xxh3-64 of the weights of that version.
-        alarms: Number of alarms that the client has raised since the learner's start, by kind.
+        alarms: Dict from the kind of an alarm to the number of such alarms of the client since the learner's start.
     """
 
     KIND: ClassVar[int] = 22
@@ -469,7 +474,7 @@ class Assign(ToWorker):
 
 @dataclass(frozen=True, slots=True)
 class Deliver(ToWorker):
-    """Segments that were accepted from one actor.
+    """Segments that the gateway has accepted from one actor, for training.
 
     Attributes:
         actor_id: The actor.
@@ -629,7 +634,7 @@ class Failed(FromWorker):
 
 @dataclass(frozen=True, slots=True)
 class Metrics(FromWorker):
-    """Scalars for monitoring.
+    """Figures of the training, for TensorBoard and the status.
 
     Attributes:
         step: Environment steps that the algorithm has observed so far: the x-axis.

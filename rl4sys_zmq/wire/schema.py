@@ -1,4 +1,4 @@
-"""The schema of a client's segments: the columns that they must have."""
+"""The schema of the segments of a client (a policy with its learner): the columns that the segments must have."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class SegmentSchema:
         extras: The extra columns: first the columns with a row per step, then the columns with one row per segment.
         leaves: Names and spaces of the arrays of an observation.
         discrete: Dict from the names of the columns with discrete actions or observations to their spaces.
-        layouts: The allowed column layouts, as texts (`rl4sys_zmq.wire.layout`). The last one has masks if masks are allowed.
+        layouts: The allowed column layouts, as texts (`rl4sys_zmq.wire.layout`): one without masks and, for discrete actions,
+            another with masks.
         extra_names: The name of each extra column, in the order of `extras`.
     """
 

@@ -566,7 +566,7 @@ class Published(FromWorker):
     """A new version of the policy.
 
     Attributes:
-        version: Version number, from 0, without gaps.
+        version: Version number, without gaps. It starts at 0 for a new policy, and otherwise at the checkpoint's version.
         digest: The xxh3-64 of the state.
         body: Three frames: the complete state, the weights header, and the payload to send to the actors (a diff or the whole
             state). The state has the float32 tensors in the order of the spec, then the bytes of the other tensors. If payload

@@ -3,12 +3,12 @@
 - `keys`: CURVE key pairs, their files, and the socket options for CURVE.
 - `access`: the access list ``users.toml``, with a `User` for each key: client_ids, roles, expiry and quota.
 - `zap`: authentication of connections for libzmq, in one thread per process.
-- `authenticator`: the keys of one server, its access list, kept up to date, and its ZAP domain.
+- `authenticator`: the keys and the access list of one server. The access list is read again when the file changes.
 - `authorizer`: authorization of each message, for learners and services.
 - `quota`: the limits of a user, and token buckets for rates.
 
-Two related modules are on the lowest layer, because the configuration and the journal also need them: `rl4sys_zmq.loopback`
-(the addresses that other machines can reach) and `rl4sys_zmq.private` (files that only their owner can read).
+Two related modules are outside this package, because the configuration and the journal also need them: `rl4sys_zmq.loopback`
+(it tells if other machines can reach an address) and `rl4sys_zmq.private` (files that only their owner can read).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The access list ``users.toml``: the keys that a server accepts, and the rights of their users.
+"""The access list ``users.toml``: the users (holders of keys) that a server accepts, with their rights.
 
-::
+An example of an entry::
 
     [edge-7]                              # the user: a name of your choice, shown in status and logs
     key = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
@@ -38,8 +38,11 @@ USERS_FILE = "users.toml"
 """The file name of the access list in a folder of keys."""
 
 ROLES = ("submit", "read_weights", "admin", "call")
-"""The roles of users. ``submit``: send segments. ``read_weights``: receive the policy. ``admin``: read the learner's status and
-send commands. ``call``: call services, such as inference, environments and actions."""
+"""The roles that a user can have.
+
+``submit``: send segments. ``read_weights``: receive the policy. ``admin``: read the learner's status and send commands. ``call``:
+call services, such as inference, environments and actions.
+"""
 
 ANY_CLIENT = "*"
 MAX_FILE_BYTES = 16 << 20
@@ -47,15 +50,15 @@ MAX_FILE_BYTES = 16 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class User:
-    """The holder of a key, and its rights.
+    """The holder of a key, with its rights, as the access list has it.
 
     Attributes:
-        name: The name of the user's table in the file.
-        key: The public key, as Z85.
-        client_ids: The clients that the user may act for. None: all.
-        roles: The user's roles, from `ROLES`.
+        name: The name of the user, which is the name of its table in the file.
+        key: The user's public key, as 40 characters of Z85.
+        client_ids: The clients (policies with their learners) for which the user may act. None: all.
+        roles: The user's roles, some of `ROLES`.
         expires_unix_s: The Unix time from which the key is refused, in seconds. None: never.
-        quota: The user's limits.
+        quota: The limits on the user's messages and actors.
     """
 
     name: str
@@ -66,21 +69,21 @@ class User:
     quota: Quota
 
     def may_act_for(self, client_id: str) -> bool:
-        """Return True if the user may act for a client."""
+        """Return True if the user may send and receive messages for a client."""
         return self.client_ids is None or client_id in self.client_ids
 
     def expired(self, unix_s: float) -> bool:
-        """Return True if the user's key has expired at a Unix time."""
+        """Return True if the user's key has expired at this Unix time, in seconds."""
         return self.expires_unix_s is not None and unix_s >= self.expires_unix_s
 
 
 @dataclass(frozen=True, slots=True)
 class AccessList:
-    """All users that a server accepts.
+    """The users that a server accepts. Peers with other keys cannot connect.
 
     Attributes:
-        by_name: The users by name.
-        by_key: The same users by public key.
+        by_name: Dict from the name of each user to the user.
+        by_key: Dict from the public key of each user to the user.
     """
 
     by_name: Mapping[str, User] = field(default_factory=dict)
@@ -88,7 +91,7 @@ class AccessList:
 
 
 def load_access(path: Path) -> AccessList:
-    """Read an access list.
+    """Read an access list from a file.
 
     Raises:
         ConfigError: If the file cannot be read or a value in it is invalid. The message names the file, the user and the key.

@@ -1,7 +1,7 @@
-"""Authentication for one server: its keys, its access list and its ZAP domain.
+"""Authentication for one server, with its keys and its access list ``users.toml``.
 
-Only keys on the list can connect. A change of the list's file takes effect within a second. If the file is invalid, the old list
-stays in force.
+Only a peer whose key is in the access list can connect. A change of the file takes effect within a second. If the file is
+invalid, the server keeps using the list that it has read before.
 """
 
 from __future__ import annotations
@@ -32,20 +32,24 @@ _numbers = itertools.count()
 
 
 class AccessWatcher(Worker):
-    """The access list in force, and the thread that reads it again when its file changes.
+    """The thread that reads the access list again when its file changes, and the list that is in use.
 
     Attributes:
-        access: The list in force. It is replaced as a whole.
-        problem: The reason why the file on disk is not in force, or an empty string.
-        loads: The number of lists that have come into force.
-        warnings: Files and folders that other accounts can change, each with the remedy.
+        access: The access list that is in use. Any thread can read this attribute. A changed list replaces the whole object.
+        problem: The reason why the present file is invalid and an older list is in use; empty if the file is valid.
+        loads: The number of lists that have been in use, the first included.
+        changed: The function that the thread calls with each new list.
+        warnings: A text for each file or folder that other accounts can change, with the remedy.
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the file for the first time.
+        """Read the access list for the first time. `start` then starts the thread.
+
+        Args:
+            path: The file.
 
         Raises:
-            ConfigError: If the file cannot be used.
+            ConfigError: If the file cannot be read or is invalid.
         """
         super().__init__("rl4sys-access")
         self.problem = ""
@@ -59,9 +63,10 @@ class AccessWatcher(Worker):
         self._stopping = threading.Event()
 
     def check(self, credentials: Credentials) -> str | Denied:
-        """Return the key of a connection if it is listed, else the denial. The ZAP handler calls this in its thread.
+        """Return the public key of a connecting peer if it is in the access list, else the denial with the reason.
 
-        The key identifies the connection, not the user's name: a name can get another key while the old key is connected.
+        The ZAP handler calls this method in its thread. The returned key, not the user's name, becomes the user id of the
+        connection. A user can get another key in the list while a connection with the old key is open.
         """
         user = self.access.by_key.get(credentials.key_z85)
         if user is None:
@@ -69,7 +74,7 @@ class AccessWatcher(Worker):
         return Denied("expired") if user.expired(time.time()) else user.key
 
     def run(self) -> None:
-        """Check ten times a second for a change of the file, until `stop`."""
+        """Check ten times a second if the file has changed, and read it then. It ends after `stop`."""
         last = self._seen
         while not self._stopping.wait(POLL_S):
             before, last = last, _signature(self._path)
@@ -89,11 +94,11 @@ class AccessWatcher(Worker):
             log.warning("the list of users has changed: %s", ", ".join(sorted(access.by_name)) or "no users")
 
     def stop(self) -> None:
-        """End the thread."""
+        """Ask the thread to end. It ends within about 0.1 s."""
         self._stopping.set()
 
     def _warn(self) -> None:
-        """Log a warning once for each file and folder that other accounts can change: they could add their own keys."""
+        """Log a warning if other accounts can change the file or its folder, and so add their own keys. Log each warning once."""
         found = others_can_write(self._path, self._path.resolve().parent)
         for warning in found:
             if warning not in self.warnings:
@@ -102,17 +107,18 @@ class AccessWatcher(Worker):
 
 
 class Authenticator(Resource):
-    """The authentication of one server's connections: only listed keys can connect.
+    """The authentication of the peers of one server: only peers with a key in the access list can connect.
 
-    Open it before the sockets are bound, and close it after they are closed.
+    Call `open` before the server's sockets are bound, and `close` after they are closed.
 
     Attributes:
-        watcher: The access list and its thread.
-        secure: The function that sets up a socket, before it is bound, for CURVE with this authenticator.
+        watcher: The access list that is in use, and the thread that reads changes.
+        secure: A function that sets the CURVE options on a socket, so that this object authenticates its peers. Pass it to the
+            functions of `Socket` that create bound sockets.
     """
 
     def __init__(self, keys: Path, users_file: Path | None = None) -> None:
-        """Read the keys and the access list, and register the ZAP domain.
+        """Read the keys and the access list, and start to answer libzmq's authentication requests (ZAP).
 
         Args:
             keys: The folder with the server's keys.
@@ -128,12 +134,12 @@ class Authenticator(Resource):
         self.secure: Secure = curve_server(pair, name)
 
     def open(self, changed: Callable[[AccessList], None]) -> None:
-        """Start to watch the list. The watcher's thread calls `changed` with each new list."""
+        """Start the thread that reads changes of the access list. It calls `changed` with each new list."""
         self.watcher.changed = changed
         self.watcher.start()
 
     def report(self) -> dict[str, object]:
-        """Return figures for a server's status: listed users, and accepted and denied connections."""
+        """Return figures for a server's status, by name: the number of users, and the accepted and denied connections."""
         return {
             "listed": len(self.watcher.access.by_name),
             "loads": self.watcher.loads,
@@ -149,14 +155,14 @@ class Authenticator(Resource):
         self.watcher.raise_if_dead()
 
     def close(self) -> None:
-        """Stop the watcher's thread and unregister the domain."""
+        """Stop the watcher's thread, and stop to answer authentication requests. New peers can then no longer connect."""
         self.watcher.stop()
         self.watcher.join(JOIN_S)
         self._domain.close()
 
 
 def _signature(path: Path) -> tuple[int, ...]:
-    """Return a tuple that changes when the file changes or is replaced; empty if there is no file."""
+    """Return numbers that differ when the file was changed or replaced; an empty tuple if there is no file."""
     try:
         found = os.stat(path)
     except OSError:

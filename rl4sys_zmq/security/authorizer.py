@@ -1,6 +1,7 @@
-"""Authorization of messages by the rights of their user.
+"""Authorization of messages by the rights of the user (holder of a key) that sent them.
 
-A message is checked before it is decoded, and again before it takes effect.
+The key and the rates of a user are checked before a message is decoded. The role and the client are checked before the message
+takes effect.
 """
 
 from __future__ import annotations
@@ -19,16 +20,20 @@ READ_ROLE = "read_weights"
 
 
 class Authorizer:
-    """The rights and quotas of one server's users: actors, operators and callers of services.
+    """The checks of the rights and quotas of a server's users (holders of keys): actors, operators, callers of services.
 
-    ZAP marks each connection with the public key of its user, and `admit` returns the `User` for that key. The other checks
-    take this `User`, or None if there is no access list; then everything is allowed. A check that fails raises
-    `ProtocolError` with the code of the refusal. The thread with the sockets calls the checks. Another thread can call
-    `replace`.
+    ZeroMQ marks each message with the public key of the connection (`Socket.user`). `admit` returns the `User` for that key. The
+    other checks take this `User` as an argument. If the server has no access list, the user is None, and everything is allowed. A
+    check that fails raises `ProtocolError` with the code of the refusal. The thread that owns the sockets calls the checks.
+    Another thread can call `replace`.
     """
 
     def __init__(self, access: AccessList | None) -> None:
-        """Start with an access list. None: the server has no keys, and every peer has all rights."""
+        """Create the checks.
+
+        Args:
+            access: The access list. None: the server uses no keys, and every peer has all rights.
+        """
         self._access = access
         self._meters: dict[str, QuotaMeter] = {}
         self._lapsed: set[str] = set()
@@ -36,13 +41,22 @@ class Authorizer:
     # ---- the access list
 
     def replace(self, access: AccessList) -> set[str]:
-        """Put a new access list in force; return the names of users that lost rights to read weights or were removed."""
+        """Use a new access list from now on.
+
+        Returns:
+            The names of the users that can receive fewer weights than before: removed users, users with another key, without the
+            role ``read_weights``, or with fewer clients. Empty if there was no access list before.
+        """
         old, self._access = self._access, access
         self._meters.clear()
         return {name for name, user in old.by_name.items() if _reads_less(user, access.by_name.get(name))} if old else set()
 
     def lapsed(self, unix_s: float) -> set[str]:
-        """Return the names of users with the role ``read_weights`` whose keys have expired since the last call."""
+        """Return the names of the users with the role ``read_weights`` whose keys have expired since the last call.
+
+        Args:
+            unix_s: The present Unix time, in seconds.
+        """
         if self._access is None:
             return set()
         over = {name for name, user in self._access.by_name.items() if user.expired(unix_s) and READ_ROLE in user.roles}
@@ -52,7 +66,7 @@ class Authorizer:
     # ---- every message
 
     def admit(self, key: str, nbytes: int, now: float) -> User | None:
-        """Return the user of a message before it is decoded, or None if there is no access list.
+        """Check the sender of a message before the message is decoded. Return its user, or None if there is no access list.
 
         Args:
             key: The public key of the connection.
@@ -60,7 +74,8 @@ class Authorizer:
             now: The time on the monotonic clock, in seconds.
 
         Raises:
-            ProtocolError: ``FORBIDDEN`` if the key is no longer listed or has expired, ``QUOTA`` if the user is over its limits.
+            ProtocolError: ``FORBIDDEN`` if the key is no longer in the access list or has expired, ``QUOTA`` if the user has
+                exceeded its limit on messages or bytes per second.
         """
         if self._access is None:
             return None
@@ -80,18 +95,23 @@ class Authorizer:
 
     @staticmethod
     def check_role(user: User | None, role: str) -> None:
-        """Raise ProtocolError (``FORBIDDEN``) if a user does not have a role."""
+        """Raise ProtocolError (``FORBIDDEN``) if the user does not have this role. If the user is None, never raise."""
         if user is not None and role not in user.roles:
             raise ProtocolError(Refusal.FORBIDDEN, f"the key of {user.name} does not have the role {role}")
 
     @staticmethod
     def check_client(user: User | None, client_id: str) -> None:
-        """Raise ProtocolError (``IDENTITY``) if a user may not act for a client."""
+        """Raise ProtocolError (``IDENTITY``) if the user may not act for this client. If the user is None, never raise."""
         if user is not None and not user.may_act_for(client_id):
             raise ProtocolError(Refusal.IDENTITY, f"the key of {user.name} is not valid for client {client_id!r:.80}")
 
     def may_read(self, key: str, client_id: str | None = None) -> bool:
-        """Return True if the user of a key may subscribe: to a client's weights, or without `client_id` to any topic."""
+        """Return True if the user with this public key may subscribe to the weights of a client.
+
+        Args:
+            key: The public key of the connection.
+            client_id: The client. None: the topic belongs to no client, so only the role ``read_weights`` is needed.
+        """
         if self._access is None:
             return True
         user = self._access.by_key.get(key)
@@ -102,17 +122,17 @@ class Authorizer:
     # ---- actors
 
     def check_hello(self, user: User | None, hello: Hello, owner: str, live: int) -> None:
-        """Check that an actor may join.
+        """Check that an actor may open a session.
 
         Args:
             user: The user of the connection.
-            hello: The actor's HELLO message.
-            owner: The name of the user to which the actor_id belongs; empty if it belongs to no user.
-            live: The number of other live actors of this user.
+            hello: The actor's `Hello` message.
+            owner: The name of the user that has used this ``actor_id`` before; empty if no user has.
+            live: The number of other actors of this user that are live.
 
         Raises:
-            ProtocolError: ``IDENTITY`` if the client or the actor belongs to another user, ``FORBIDDEN`` if the role is missing,
-                ``QUOTA`` if the user has too many actors.
+            ProtocolError: ``IDENTITY`` if the user may not act for the client, or the ``actor_id`` belongs to another user;
+                ``FORBIDDEN`` if the user does not have the necessary role; ``QUOTA`` if the user has too many actors.
         """
         if user is None:
             return
@@ -126,8 +146,13 @@ class Authorizer:
     def check_fetch(self, user: User | None, now: float) -> None:
         """Check that an actor may request the complete weights.
 
+        Args:
+            user: The user of the connection.
+            now: The time on the monotonic clock, in seconds.
+
         Raises:
-            ProtocolError: ``FORBIDDEN`` if the role is missing, ``QUOTA`` if the requests are too frequent.
+            ProtocolError: ``FORBIDDEN`` if the user does not have the role ``read_weights``, ``QUOTA`` if its requests are too
+                frequent.
         """
         if user is None:
             return
@@ -138,7 +163,12 @@ class Authorizer:
 
     @staticmethod
     def check_steps(user: User | None, steps: Iterable[int]) -> None:
-        """Raise ProtocolError (``QUOTA``) if a segment is longer than a user may send."""
+        """Raise ProtocolError (``QUOTA``) if a segment has more steps than the user may send.
+
+        Args:
+            user: The user of the connection.
+            steps: The number of steps of each segment in a message.
+        """
         limit = user.quota.segment_steps if user is not None else None
         if limit is not None and (longest := max(steps, default=0)) > limit:
             raise ProtocolError(Refusal.QUOTA, f"a segment has {longest} steps; the quota of this key is {limit}")
@@ -149,7 +179,12 @@ class Authorizer:
 
 
 def _reads_less(before: User, after: User | None) -> bool:
-    """Return True if a user must no longer receive some weights that it could read before."""
+    """Return True if a user can receive fewer weights than before.
+
+    Args:
+        before: The user in the old access list.
+        after: The user with the same name in the new access list, or None.
+    """
     if READ_ROLE not in before.roles:
         return False
     if after is None or after.key != before.key or READ_ROLE not in after.roles:

@@ -1,4 +1,4 @@
-"""CURVE keys: key pairs, key files, and sockets that use them.
+"""CURVE keys: key pairs, files with keys, and functions that set keys on sockets.
 
 A key is 32 bytes, written as 40 characters of Z85. The files are TOML::
 
@@ -6,7 +6,7 @@ A key is 32 bytes, written as 40 characters of Z85. The files are TOML::
     learner.public    public                            0644, readable by all
     NAME.keys         name, public, secret, learner     0600, one for each user: an actor, a caller or a person
 
-Keys protect tcp and ipc. On inproc libzmq ignores CURVE, because the messages never leave the process.
+Keys protect connections over tcp and ipc. On inproc, libzmq ignores CURVE, because the messages never leave the process.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _Z85 = frozenset(z85.Z85CHARS.decode())
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A public key and its secret key, as Z85. The repr never shows the secret."""
+    """A public key and its secret key, each as 40 characters of Z85. The ``repr`` does not show the secret key."""
 
     public: str
     secret: str = field(repr=False)
@@ -64,21 +64,21 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class ServerKeys:
-    """The keys of a learner or another server."""
+    """The key pair of a learner or another server."""
 
     learner: KeyPair
 
 
 @dataclass(frozen=True, slots=True)
 class UserKeys:
-    """The keys of a user: its own pair, and the learner's public key, by which it authenticates the learner."""
+    """The keys of a user: its own key pair, and the learner's public key, with which the user authenticates the learner."""
 
     own: KeyPair
     learner_public: str
 
 
 def is_key(text: str) -> bool:
-    """Return True if a text can be a key: 40 characters of Z85."""
+    """Return True if a text has the form of a key: 40 characters of Z85."""
     return len(text) == KEY_CHARS and _Z85.issuperset(text)
 
 
@@ -89,13 +89,17 @@ def new_key_pair() -> KeyPair:
 
 
 def curve_server(keys: ServerKeys, zap_domain: str) -> Secure:
-    """Return a function that sets up a bound socket to use only CURVE.
+    """Return a function that makes a bound socket accept only CURVE connections. It must be called before the socket is bound.
 
-    For each peer libzmq asks for the check of the ZAP domain, which `register_domain` registers. Without a check no peer can
-    connect. On inproc this has no effect.
+    For each connecting peer, the check function of the ZAP domain (`register_domain`) decides. While the domain has no check
+    function, no peer can connect. On inproc there is no effect.
+
+    Args:
+        keys: The server's keys.
+        zap_domain: The name of the ZAP domain.
 
     Raises:
-        ConfigError: If the domain is empty: libzmq would then accept any peer while there is no check.
+        ConfigError: If the name is empty. libzmq would then accept every peer while no ZAP handler runs.
     """
     if not zap_domain:
         raise ConfigError("an empty ZAP domain would accept every peer; give it a name", key="zap_domain")
@@ -111,9 +115,9 @@ def curve_server(keys: ServerKeys, zap_domain: str) -> Secure:
 
 
 def curve_client(keys: UserKeys) -> Secure:
-    """Return a function that sets up a connecting socket to use only CURVE.
+    """Return a function that makes a connecting socket use only CURVE. It must be called before the socket connects.
 
-    The socket connects only to a learner with the given public key. On inproc this has no effect.
+    The socket then connects only to a learner with the public key in `keys`. On inproc there is no effect.
     """
     return curve((keys.own.public, keys.own.secret, keys.learner_public))
 
@@ -122,7 +126,11 @@ def curve_client(keys: UserKeys) -> Secure:
 
 
 def write_secret_file(path: str | os.PathLike[str], values: Mapping[str, str]) -> None:
-    """Write a file with mode 0600 in a folder with mode 0700, and sync both to the disk.
+    """Write a TOML file with mode 0600 in a folder with mode 0700, and sync both to the disk.
+
+    Args:
+        path: The file. It must not exist.
+        values: The keys and values to write.
 
     Raises:
         ConfigError: If the file already exists (it is not overwritten) or cannot be written.
@@ -131,7 +139,7 @@ def write_secret_file(path: str | os.PathLike[str], values: Mapping[str, str]) -
 
 
 def write_server_keys(path: str | os.PathLike[str], keys: ServerKeys) -> None:
-    """Write ``learner.secret``.
+    """Write the keys of a server to a file, usually ``learner.secret``.
 
     Raises:
         ConfigError: As `write_secret_file` does.
@@ -140,7 +148,7 @@ def write_server_keys(path: str | os.PathLike[str], keys: ServerKeys) -> None:
 
 
 def write_learner_public(path: str | os.PathLike[str], public: str) -> None:
-    """Write ``learner.public``, which all accounts can read.
+    """Write the public key of a learner to a file, usually ``learner.public``, which all accounts can read.
 
     Raises:
         ConfigError: As `write_secret_file` does.
@@ -149,7 +157,7 @@ def write_learner_public(path: str | os.PathLike[str], public: str) -> None:
 
 
 def write_user_keys(path: str | os.PathLike[str], name: str, keys: UserKeys) -> None:
-    """Write ``NAME.keys``.
+    """Write the name and the keys of a user to a file, usually ``NAME.keys``.
 
     Raises:
         ConfigError: If the name is not 1 to 64 letters, digits and ``._@-``; and as `write_secret_file` does.
@@ -188,7 +196,7 @@ def _write(path: Path, values: Mapping[str, str], mode: int) -> None:
 
 
 def read_server_keys(path: str | os.PathLike[str]) -> ServerKeys:
-    """Read ``learner.secret``.
+    """Read the keys of a server from a file, usually ``learner.secret``.
 
     Raises:
         ConfigError: If the file is missing, a link, owned by another account, accessible to others or damaged, or if its public
@@ -198,7 +206,7 @@ def read_server_keys(path: str | os.PathLike[str]) -> ServerKeys:
 
 
 def read_learner_public(path: str | os.PathLike[str]) -> str:
-    """Return the learner's public key from ``learner.public``.
+    """Return the public key of a learner from a file, usually ``learner.public``.
 
     Raises:
         ConfigError: If the file is missing or damaged.
@@ -207,7 +215,7 @@ def read_learner_public(path: str | os.PathLike[str]) -> str:
 
 
 def read_user_keys(path: str | os.PathLike[str]) -> tuple[str, UserKeys]:
-    """Return the user's name and keys from ``NAME.keys``.
+    """Return the name and the keys of a user from a file, usually ``NAME.keys``.
 
     Raises:
         ConfigError: As `read_server_keys` does, or if the name is missing or invalid.

@@ -1,4 +1,4 @@
-"""Quotas: the limits of one user, and token buckets that are given the time by their caller."""
+"""Quotas: the limits of one user, and token buckets that enforce rates. The caller passes the time to them."""
 
 from __future__ import annotations
 
@@ -7,27 +7,30 @@ from dataclasses import dataclass
 __all__ = ["Quota", "QuotaMeter", "TokenBucket"]
 
 BURST_S = 2.0
-"""Capacity of a bucket, in seconds of its rate."""
+"""The capacity of a token bucket, as the number of seconds in which it refills."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
-    """The limits of one user. None: no limit."""
+    """The limits of one user (holder of a key). None: no limit."""
 
     messages_per_s: float | None = None
-    """Messages per second over all connections of the user, with a burst of two seconds' worth."""
+    """Messages per second over all connections of the user. For a short time, the messages of two seconds can come at once."""
     bytes_per_s: float | None = None
-    """Bytes of messages per second, with the same burst."""
+    """Bytes of messages per second over all connections of the user. The bytes of two seconds can come at once, as above."""
     actors: int | None = None
-    """Actors that are live at the same time."""
+    """Number of actors that are live at the same time."""
     segment_steps: int | None = None
-    """Steps of one segment."""
+    """Number of steps of one segment."""
     fetches_per_min: float | None = None
-    """Requests for the complete weights per minute."""
+    """Requests per minute for the complete weights."""
 
 
 class TokenBucket:
-    """A rate limit: at most `rate` per second in the long run, with a burst of `BURST_S` seconds' worth."""
+    """A rate limit: at most `rate` per second on average. For a short time, the amount of `BURST_S` seconds can be taken at once.
+
+    The capacity is at least 1.
+    """
 
     __slots__ = ("_at", "_level", "_rate", "_size")
 
@@ -37,9 +40,13 @@ class TokenBucket:
         self._at = now
 
     def take(self, amount: float, now: float) -> bool:
-        """Take `amount` and return True if the bucket holds it; otherwise take nothing and return False.
+        """Take `amount` from the bucket and return True if there is enough in it. Otherwise take nothing and return False.
 
-        A full bucket allows even an amount above its capacity. Its level is then negative until it has refilled.
+        An amount above the capacity can be taken from a full bucket. The level is then negative until the bucket has refilled.
+
+        Args:
+            amount: The amount to take, in the unit of the rate.
+            now: The time on the monotonic clock, in seconds.
         """
         self._level = min(self._size, self._level + (now - self._at) * self._rate)
         self._at = now
@@ -50,7 +57,13 @@ class TokenBucket:
 
 
 class QuotaMeter:
-    """The token buckets of one user. A rate without a limit has None."""
+    """The token buckets of one user.
+
+    Attributes:
+        messages: The bucket for messages; None if there is no limit.
+        nbytes: The bucket for the bytes of messages; None if there is no limit.
+        fetches: The bucket for requests of the complete weights; None if there is no limit.
+    """
 
     __slots__ = ("fetches", "messages", "nbytes")
 

@@ -1,10 +1,11 @@
-"""A ZAP 1.0 handler (ZeroMQ RFC 27) that authenticates connections, in a separate thread.
+"""A ZAP handler: a thread that answers libzmq's requests to authenticate connecting peers (ZAP 1.0, ZeroMQ RFC 27).
 
-libzmq sends a request to ``inproc://zeromq.zap.01`` for each peer of a socket with a ZAP domain. That name exists once per
-context, so there is one handler per process. It starts with the first domain and ends with the last.
+A bound socket can have a *ZAP domain*, a name. For each peer that connects to such a socket, libzmq sends a request to
+``inproc://zeromq.zap.01``. This address exists once per context, so there is one handler per process. `register_domain` registers
+a check function for a domain. The handler starts with the first domain and ends with the last.
 
-The handler fails closed: without it no peer can connect (`curve_server` sets ZAP_ENFORCE_DOMAIN and names the domain), and a
-peer of a domain that is not registered is denied. Register a domain before its sockets bind.
+If the handler does not run, no peer can connect, because `curve_server` sets ZAP_ENFORCE_DOMAIN. A peer of a domain that is not
+registered is denied. Register a domain before its sockets are bound.
 
 pyzmq's authenticator is not used, because an exception in a callback ends its thread.
 """
@@ -49,8 +50,8 @@ class Credentials:
     Attributes:
         domain: The ZAP domain of the socket to which the peer connects.
         address: The peer's IP address; empty over ipc.
-        mechanism: Always ``CURVE``. Other mechanisms are denied before the check is called.
-        key_z85: The peer's public key, 40 characters of Z85. The peer has proved that it holds the secret.
+        mechanism: Always ``CURVE``. Peers with other mechanisms are denied before the check is called.
+        key_z85: The peer's public key, 40 characters of Z85. The peer has proved that it has the secret key.
     """
 
     domain: str
@@ -61,25 +62,33 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """The result of a check that denies a peer. The reason is not sent to the peer; it is the name of a counter.
+    """The result of a check function that denies a peer. The reason is counted, and not sent to the peer.
 
     Attributes:
-        reason: At most 32 lower-case letters and underscores, such as ``unlisted``, for the counter ``denied.REASON``.
+        reason: 1 to 32 lower-case letters and underscores, such as ``unlisted``. The denial is counted as ``denied.REASON``.
     """
 
     reason: str
 
 
 Check = Callable[[Credentials], "str | Denied"]
-"""A function that returns the peer's user id (1 to 255 bytes), which then marks each of the peer's messages, or a denial. It runs
-in the handler's thread, for one peer at a time, so it must not block."""
+"""A function that accepts or denies a connecting peer.
+
+It returns a `Denied`, or the user id of the peer (1 to 255 bytes in UTF-8). libzmq then adds this id to each message of the peer.
+The function runs in the handler's thread, for one peer at a time, so it must not block.
+"""
 
 
 class ZapDomain(Resource):
-    """A registered domain. Close it after its sockets; then no peer can connect to it.
+    """A registered ZAP domain: the name that bound sockets have, with the check function for their peers.
+
+    Close it after the sockets are closed. No peer can then connect to a socket of this domain.
 
     Attributes:
-        counters: ``accepted``, ``denied.mechanism``, ``denied.error``, and ``denied.REASON`` for each reason of the check.
+        name: The name of the domain.
+        check: The check function.
+        counters: The numbers of peers: ``accepted``, ``denied.mechanism`` (not CURVE), ``denied.error`` (the check function has
+            raised an error), and ``denied.REASON`` for each reason that the check function gives.
     """
 
     def __init__(self, name: str, check: Check, handler: _Handler) -> None:
@@ -91,15 +100,15 @@ class ZapDomain(Resource):
 
     @property
     def alive(self) -> bool:
-        """True while the handler's thread runs and this domain is registered with it."""
+        """True while the thread of the handler runs and this domain is registered."""
         return self._handler.alive and self._handler.domains.get(self.name) is self
 
     def raise_if_dead(self) -> None:
-        """Raise WorkerDied if the handler's thread has ended with an error; then no peer can connect."""
+        """Raise WorkerDied if the thread of the handler has ended with an error. No peer can connect in that case."""
         self._handler.raise_if_dead()
 
     def close(self) -> None:
-        """Unregister the domain. If it is the last one, end the handler's thread and wait at most 2 s for it."""
+        """Unregister the domain. If no other domain is registered, end the handler's thread and wait at most 2 s for its end."""
         if self._pid != os.getpid():
             return  # inherited by a fork: it belongs to the parent
         with _process.lock:
@@ -114,7 +123,11 @@ class ZapDomain(Resource):
 
 
 def register_domain(name: str, check: Check) -> ZapDomain:
-    """Register `check` for the sockets of the domain `name`. Call this before the sockets bind.
+    """Register a check function for the peers of all sockets with this ZAP domain. Call this before the sockets are bound.
+
+    Args:
+        name: The name of the domain, 1 to 255 bytes in UTF-8.
+        check: The function that accepts or denies each connecting peer.
 
     Raises:
         ConfigError: If the name is empty or has more than 255 bytes.
@@ -145,7 +158,7 @@ def _start_handler() -> _Handler:
 
 
 class _Handler(Worker):
-    """The thread that replies to libzmq's requests.
+    """The thread that answers libzmq's authentication requests for all domains of the process.
 
     A malformed request is dropped or denied. It does not end the thread.
     """
@@ -178,14 +191,14 @@ class _Handler(Worker):
         self.bound.set()
 
     def stop(self) -> None:
-        """Ask the thread to end as soon as no domain is registered with it."""
+        """Ask the thread to end as soon as no domain is registered."""
         self._stopping = True
         self._wakeup.set()
 
     def _ended(self, router: Socket) -> bool:
-        """Return True if the thread must end: it was asked to, and no domain is registered. Close its socket in that case.
+        """Return True if `stop` was called and no domain is registered. Close the thread's socket in that case.
 
-        The lock is held from the check to the close, so that no domain can register with a handler that ends.
+        The lock is held from the check to the end of this method, so that no domain can be registered with a handler that ends.
         """
         with _process.lock:
             if self.domains or not self._stopping:
@@ -241,7 +254,10 @@ class _Handler(Worker):
 
 
 def _user_id(verdict: object) -> bytes | Denied:
-    """Validate a check's result and return it. libzmq does not distinguish an empty id from a missing one."""
+    """Validate the result of a check function. Return the user id as bytes, or the denial.
+
+    An empty id is invalid, because libzmq does not distinguish it from a missing id.
+    """
     if isinstance(verdict, Denied):
         if not _REASON.fullmatch(verdict.reason):
             raise ValueError(f"{verdict.reason!r} is not a valid reason; use at most 32 lower-case letters and underscores")
@@ -255,7 +271,7 @@ def _user_id(verdict: object) -> bytes | Denied:
 
 
 class _Process:
-    """The handler of one process. A forked child starts its own."""
+    """The ZAP handler of one process. A forked child gets a new object of this class and starts another handler."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

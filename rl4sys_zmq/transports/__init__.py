@@ -1,15 +1,14 @@
 """Sockets that carry frames over tcp, ipc or inproc. The scheme of a URI selects the transport; all else is equal.
 
 - `Address`: A parsed and checked address.
-- `Socket`: A socket of one role: `Socket.router`, `dealer`, `xpub`, `sub`, `push` or `pull`. All options are set before it binds
-  or connects. `send` (`SendResult.OK`, `FULL` or `GONE`) and `recv` (a list of frames, or None) never block. A socket belongs to
-  one thread and never interprets frames.
-- `Socket.user`: The user that sent a message, on a socket that authenticates its peers. The package `security` has the keys.
+- `Socket`: A ZeroMQ socket with all options, for one thread. `Socket.router`, `dealer`, `xpub`, `sub`, `push` and `pull` create
+  it. `send` and `recv` never block. `send` returns `SendResult.OK`, `FULL` or `GONE`; `recv` returns a list of frames, or None.
+- `Socket.user`: The user that sent the last message, on a socket that authenticates its peers (see the package `security`).
 - `Socket.events`, `explain`: The events of connections, and their meaning in one sentence.
-- `Poller`: Waits on sockets and descriptors. `Wakeup`: Ends that wait from another thread.
+- `Poller`: Waits until sockets or file descriptors are ready. `Wakeup`: Ends this wait from another thread.
 - `context`, `open_sockets`: The ZeroMQ context of the process, and the number of open sockets.
 
-Use tcp or ipc if a socket must reconnect to a restarted peer. An inproc socket never reconnects to a name that is bound again.
+Use tcp or ipc if a socket must reconnect to a restarted peer. An inproc socket does not reconnect when the name is bound again.
 """
 
 from __future__ import annotations

@@ -14,14 +14,14 @@ __all__ = ["MAX_IPC_PATH_BYTES", "SCHEMES", "Address"]
 SCHEMES = ("tcp", "ipc", "inproc")
 
 MAX_IPC_PATH_BYTES = 107
-"""The longest path of a Unix socket address, in bytes (108 with its terminating zero)."""
+"""The largest length of an ipc path in bytes. The system allows 108 bytes with the terminating zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An address that a socket binds or connects to. Create one with `parse`.
+    """An address to which a socket binds or connects. `parse` creates one from text.
 
-    A *fresh* address lets the system choose when it is bound: port 0, ``ipc://*`` and ``inproc://*``.
+    A *fresh* address has port 0, or is ``ipc://*`` or ``inproc://*``. Its port, path or name is chosen when a socket binds to it.
 
     Attributes:
         scheme: ``tcp``, ``ipc`` or ``inproc``.
@@ -37,10 +37,12 @@ class Address:
 
     @classmethod
     def parse(cls, text: str | Address) -> Address:
-        """Parse ``host:port``, ``tcp://host:port``, ``ipc://path`` or ``inproc://name``. IPv6 hosts stand in brackets.
+        """Parse ``host:port``, ``tcp://host:port``, ``ipc://path`` or ``inproc://name``. IPv6 hosts must be in brackets.
+
+        An `Address` is returned unchanged.
 
         Raises:
-            TransportError: If the text is none of these. The message gives the right form.
+            TransportError: If the text has none of these forms. The message gives the right form.
         """
         if isinstance(text, Address):
             return text
@@ -70,21 +72,21 @@ class Address:
 
     @property
     def is_v6(self) -> bool:
-        """True for a tcp address whose host is an IPv6 literal."""
+        """True if the host is an IPv6 address."""
         return ":" in self.host
 
     def check_connectable(self) -> None:
-        """Raise TransportError if no socket can ever be bound to this address."""
+        """Raise TransportError if a socket cannot connect to this address: it is fresh, or its host is ``*``."""
         if self.is_fresh or self.host == "*":
             raise TransportError(f"cannot connect to {self.uri}; give the host and port (or path) that the other side binds")
 
     @property
     def is_fresh(self) -> bool:
-        """True if the port, path or name is chosen when the address is bound."""
+        """True if the address leaves port, path or name open. It is then chosen when a socket binds to the address."""
         return self.port == 0 if self.scheme == "tcp" else self.name == "*"
 
     def with_port(self, port: int) -> Self:
-        """Return the same host with another port.
+        """Return a tcp address with the same host and another port.
 
         Raises:
             TransportError: If the port is outside 0 to 65535, or the address has no port.

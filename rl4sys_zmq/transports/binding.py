@@ -1,4 +1,8 @@
-"""Binding and connecting: it resolves fresh addresses, locks ipc paths, and explains errors."""
+"""Binding and connecting of ZeroMQ sockets.
+
+For binding, the functions choose a port, path or name where the address leaves it open, and lock the path of an ipc address. They
+turn libzmq's errors into messages with a remedy.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,10 @@ from rl4sys_zmq.transports.address import Address
 __all__ = ["Binding", "bind_socket", "connect_socket"]
 
 REBIND_WAIT_S = 2.0
-"""Longest wait for an address that this process has just released, in seconds. libzmq closes in the background."""
+"""Longest time to wait, when binding fails, for an address that this process has just released, in seconds.
+
+libzmq closes sockets in the background, so the address can still be in use for a moment.
+"""
 
 _RETRY_S = 0.002
 _released: dict[str, float] = {}
@@ -42,7 +49,11 @@ _REMEDIES = {
 
 
 class Binding(Resource):
-    """A bound address with the resources to release when it is closed."""
+    """The binding of a socket to an address, with the lock of an ipc path.
+
+    Attributes:
+        address: The bound address, with the actual port, path or name.
+    """
 
     def __init__(self, address: Address, raw: zmq.Socket[bytes], claim: _IpcClaim | None) -> None:
         self.address = address
@@ -50,7 +61,7 @@ class Binding(Resource):
         self._claim = claim
 
     def close(self) -> None:
-        """Stop listening. Call this before the socket is closed."""
+        """Unbind the socket and release the lock of an ipc path. Call this before the socket is closed."""
         with contextlib.suppress(zmq.ZMQError):  # the socket is closed next; this only frees an inproc name at once
             self._raw.unbind(self.address.uri)
         with _released_lock:
@@ -59,13 +70,13 @@ class Binding(Resource):
             self._claim.close()
 
     def abandon(self) -> None:
-        """Give up the binding in a forked child. The parent still listens and keeps its lock."""
+        """Close the forked child's copy of the lock. The parent stays bound and keeps the lock."""
         if self._claim is not None:
             self._claim.abandon()
 
 
 def bind_socket(raw: zmq.Socket[bytes], address: Address) -> Binding:
-    """Bind a socket whose options are all set.
+    """Bind a socket to an address. All options of the socket must be set before.
 
     Raises:
         AddressInUse: If another socket is bound to the address.
@@ -92,10 +103,10 @@ def bind_socket(raw: zmq.Socket[bytes], address: Address) -> Binding:
 
 
 def connect_socket(raw: zmq.Socket[bytes], address: Address) -> None:
-    """Connect a socket whose options are all set. The other side can start later.
+    """Connect a socket to an address. All options of the socket must be set before. The other side can start later.
 
     Raises:
-        TransportError: If no socket can ever be bound to the address.
+        TransportError: If the address leaves host, port, path or name open, or libzmq refuses it.
     """
     address.check_connectable()
     try:
@@ -126,10 +137,10 @@ def _just_released(uri: str) -> bool:
 
 
 class _IpcClaim(Resource):
-    """The exclusive use of one ipc path, held by a lock file beside it.
+    """A lock on the path of an ipc address, so that only one process binds there. The lock file has the suffix ``.lock``.
 
-    libzmq removes any file at the path and binds there, so a second learner would silently take the first one's actors. The lock
-    file is removed together with the claim, while the lock is held.
+    Without it, a second learner could bind at the same path, because libzmq removes the existing socket file. The actors of the
+    first learner would then connect to the second one. The lock file is removed before the lock is released.
     """
 
     def __init__(self, address: Address) -> None:
@@ -154,13 +165,13 @@ class _IpcClaim(Resource):
             raise
 
     def close(self) -> None:
-        """Remove the socket file, the lock, and a folder that was created for a fresh address."""
+        """Remove the socket file, the lock file, and the temporary folder if the path was chosen by this object."""
         if self._fd >= 0:
             _unlink(self.address.name)
         self._release()
 
     def abandon(self) -> None:
-        """Close this process's copy of the lock's descriptor. The parent keeps the lock."""
+        """Close the file descriptor of the lock in a forked child. The parent keeps the lock."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._folder = -1, None
@@ -176,7 +187,7 @@ class _IpcClaim(Resource):
                 os.close(fd)
                 raise AddressInUse(self.address.uri) from exc
             except FileNotFoundError:
-                pass  # its last holder removed it between our open and our lock: open a new one
+                pass  # the last holder has removed the file after this process opened it: open a new file
             os.close(fd)
 
     def _release(self) -> None:
@@ -191,7 +202,7 @@ class _IpcClaim(Resource):
             self._folder = None
 
     def _check_vacant(self) -> None:
-        """Raise if the path holds anything but a socket file that no process listens on."""
+        """Raise an error unless the path is free, or has a left-over socket file on which no process listens."""
         try:
             mode = os.lstat(self.address.name).st_mode
         except FileNotFoundError:

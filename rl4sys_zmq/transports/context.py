@@ -1,7 +1,8 @@
-"""The one ZeroMQ context of this process, and the register of its open sockets.
+"""The one ZeroMQ context of this process, and the set of its open sockets.
 
-All sockets share a context, because inproc endpoints exist only within one. It lives as long as the process. A forked child
-gets a new one. It drops the inherited context without closing it, because the parent's I/O threads do not exist in the child.
+All sockets share one context, because inproc addresses are known only within a context. The context exists until the process
+ends. A forked child creates a new one. It does not close the inherited context, because the parent's I/O threads do not exist in
+the child.
 """
 
 from __future__ import annotations
@@ -21,18 +22,21 @@ MAX_SOCKETS = 8192
 
 
 class TrackedSocket(Resource):
-    """An open socket in the register."""
+    """The base class of objects that this module closes at the end of the process and disables in a forked child.
+
+    These are ZeroMQ sockets, and relays with their sidecar process. `track` and `untrack` register them.
+    """
 
     owner: int
-    """The identifier of the thread that created it and that alone can use it."""
+    """The identifier of the thread that created the object. Only this thread can use it."""
 
     @abstractmethod
     def abandon(self) -> None:
-        """Give up the socket in a forked child, without closing anything that the parent still uses."""
+        """Mark the object as unusable in a forked child, without closing anything that the parent still uses."""
 
 
 class _Process:
-    """The state of one process, which a forked child must not share."""
+    """The ZeroMQ context and the open sockets of one process. A forked child gets a new object of this class."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -58,19 +62,19 @@ def context() -> zmq.Context[zmq.Socket[bytes]]:
 
 
 def track(socket: TrackedSocket) -> None:
-    """Register an open socket. The reference keeps the garbage collector from closing it in another thread."""
+    """Register an open socket. The reference also keeps the garbage collector from closing the socket in another thread."""
     with _process.lock:
         _process.open.add(socket)
 
 
 def untrack(socket: TrackedSocket) -> None:
-    """Remove a closed socket."""
+    """Remove a closed socket from the set of open sockets."""
     with _process.lock:
         _process.open.discard(socket)
 
 
 def open_sockets() -> int:
-    """Return the number of open sockets of this process. A test that leaves a higher number than before has a leak."""
+    """Return the number of open sockets of this process, for example to find out if a test has left sockets open."""
     with _process.lock:
         return len(_process.open)
 
@@ -84,10 +88,11 @@ def _after_fork() -> None:
 
 
 def _at_exit() -> None:
-    """Terminate the context if that can neither hang nor abort.
+    """Close the sockets of ended threads at the exit of the process, and terminate the context if no open socket remains.
 
-    A socket of a thread that still runs cannot be closed from here, since libzmq would abort the process, and `term` would wait
-    for it. The process then ends without `term`. That is safe, because no socket lingers.
+    The socket of a thread that still runs cannot be closed here, because libzmq would then abort the process. Terminating the
+    context would wait for such a socket. In that case the process ends without terminating the context. That is safe, because
+    all sockets discard their unsent messages when they are closed.
     """
     if _process.pid != os.getpid() or _process.context is None:
         return

@@ -1,4 +1,4 @@
-"""The operations of an open socket. `Socket` creates one by its role."""
+"""The operations of an open ZeroMQ socket of any role. `Socket`, a subclass, has the functions that create sockets."""
 
 from __future__ import annotations
 
@@ -21,18 +21,22 @@ __all__ = ["Endpoint"]
 
 _NO_OWNER = -1
 _LAST, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
-"""The flags of the last frame and of earlier frames, as numbers: combining flag objects costs as much as sending."""
+"""The flags for sending the last frame of a message, and the earlier frames.
+
+They are plain numbers, because combining pyzmq's flag objects takes as long as sending.
+"""
 
 
 class Endpoint(TrackedSocket):
     """An open socket that sends and receives frames in the thread that created it.
 
     Attributes:
-        owner: The identifier of that thread.
+        owner: The identifier of the thread that created the socket.
         role: ``router``, ``dealer``, ``xpub``, ``sub``, ``push`` or ``pull``.
         raw: The socket of pyzmq.
-        user: On an `authenticated` socket, the user that sent the last message of `recv`, as named by the key check. Empty for a
-            subscription message that the end of a connection caused, and on all other sockets.
+        user: On an `authenticated` socket: the user id that the key check (`rl4sys_zmq.security.zap`) has given to the sender of
+            the last received message. Empty if that message is an unsubscription that the end of a connection caused. Always
+            empty on other sockets.
     """
 
     def __init__(self, raw: zmq.Socket[bytes], role: str, address: Address, binding: Binding | None) -> None:
@@ -53,12 +57,12 @@ class Endpoint(TrackedSocket):
 
     @property
     def address(self) -> Address:
-        """The bound address, with the actual port, path and name, or the address that it connects to."""
+        """The address to which the socket connects or is bound. A bound address has the actual port, path or name."""
         return self._address
 
     @property
     def bound(self) -> Address:
-        """The bound address, to which peers connect.
+        """The bound address, to which peers can connect.
 
         Raises:
             TransportError: If the socket connects rather than binds.
@@ -69,22 +73,22 @@ class Endpoint(TrackedSocket):
 
     @property
     def closed(self) -> bool:
-        """True after `close`."""
+        """True if `close` was called."""
         return self._closed
 
     @property
     def authenticated(self) -> bool:
-        """True if `user` names the sender of every message: the socket is bound with a ZAP domain, and not to inproc."""
+        """True if `user` names the sender of every message. That is so on tcp and ipc, for a bound socket with a ZAP domain."""
         return self._authenticated
 
     def send(self, frames: Frames) -> SendResult:
         """Queue one message, as a whole or not at all, without blocking.
 
-        Frames are copied, so a buffer can be reused at once. A view that came from `recv` is passed on without a copy. On a
-        router the first frame is the peer's routing id.
+        Frames are copied, so the caller can reuse a buffer at once. Only a view that `recv` returned is sent without a copy. On a
+        router, the first frame is the routing id of the peer.
 
         Raises:
-            TransportError: If the message is empty, a router's message has no body, or another thread calls.
+            TransportError: If the message is empty, a router's message consists only of the routing id, or another thread calls.
             Closed: If the socket is closed.
         """
         if self.owner != threading.get_ident() or self._closed:
@@ -114,7 +118,7 @@ class Endpoint(TrackedSocket):
         return result
 
     def send_wait(self, frames: Frames, timeout_s: float | None) -> SendResult:
-        """Send as `send` does, but wait for room. Only for a thread that can block.
+        """Send one message as `send` does, but wait while the queue is full. Only for a thread that can block.
 
         Args:
             frames: The message.
@@ -138,8 +142,9 @@ class Endpoint(TrackedSocket):
         """Receive one message without blocking. Return None if no message is waiting.
 
         Returns:
-            The frames, as ``bytes``, or from `LARGE_FRAME_BYTES` on as read-only views of a buffer of their own. On a router the
-            first frame is the sender's routing id. On an xpub the message is a subscription (`read_subscription`).
+            The frames. A frame of at least `LARGE_FRAME_BYTES` is a read-only view of libzmq's buffer, a smaller one is
+            ``bytes``. On a router, the first frame is the routing id of the sender. On an xpub, the message is a subscription
+            (`read_subscription`).
 
         Raises:
             TooManyFrames: If the message had more than `max_frames` frames. It is discarded.
@@ -149,7 +154,7 @@ class Endpoint(TrackedSocket):
         return self._recv(max_frames, _LAST)
 
     def recv_wait(self, timeout_s: float, max_frames: int = MAX_FRAMES) -> list[Frame] | None:
-        """Receive one message, waiting for at most `timeout_s` seconds. Only for a thread that can block.
+        """Receive one message as `recv` does, but wait for it up to `timeout_s` seconds. Only for a thread that can block.
 
         Raises:
             TooManyFrames: As for `recv`.
@@ -188,12 +193,13 @@ class Endpoint(TrackedSocket):
         return frames
 
     def grant(self, topic: bytes) -> None:
-        """Make the subscription of the last received message effective, on an xpub with ``grants=True``.
+        """Allow the subscription in the last received message, so that it takes effect. Only on an xpub with ``grants=True``.
 
-        Nothing happens if the subscriber has disconnected.
+        If the subscriber has disconnected, nothing happens.
 
         Raises:
-            TransportError: If the last message was not a subscription to this topic, or this socket has no grants.
+            TransportError: If the last message was not a subscription to this topic, or the socket was created without
+                ``grants=True``.
         """
         self.check_owner()
         if self._grants is None:
@@ -201,34 +207,42 @@ class Endpoint(TrackedSocket):
         self._grants.grant(topic)
 
     def cut_off(self) -> bool:
-        """Close the connection of the last received message, for example because its key was revoked. The peer reconnects.
+        """Close the connection from which the last message came, for example because its key was revoked. The peer reconnects.
 
         Returns:
-            False if the connection has ended, on inproc, on a connecting socket, and before the first message.
+            True if the connection was closed. False if it has already ended, if there was no message so far, on inproc, and on a
+            connecting socket.
         """
         self.check_owner()
         return self.cut(self.descriptor())
 
     def descriptor(self) -> int:
-        """Return the descriptor of the last message's connection. -1 on inproc, if connecting, and before the first."""
+        """Return the file descriptor of the connection from which the last message came.
+
+        Return -1 before the first message, on inproc, and on a connecting socket.
+        """
         return -1 if self._binding is None or self._first is None else descriptor_of(self._first)
 
     def cut(self, descriptor: int) -> bool:
-        """Close the connection with this descriptor, if it is a connection to this socket. The peer reconnects.
+        """Close the connection with this file descriptor. The peer reconnects.
 
         Returns:
-            False if it is not, or has ended.
+            True if the connection was closed. False if it has already ended, or is not a connection to this socket.
         """
         return self._binding is not None and descriptor >= 0 and cut_off(descriptor, self._address)
 
     def connections(self) -> list[int]:
-        """Return the descriptors of all connections to this bound socket. Empty on inproc and without ``/proc``."""
+        """Return the file descriptors of all connections to this bound socket.
+
+        The list is empty on inproc, on a connecting socket, and on a system without ``/proc``.
+        """
         return connections(self._address) if self._binding is not None else []
 
     def events(self, limit: int = MAX_EVENTS) -> list[MonitorEvent]:
-        """Return the events of the connections since the last call, at most `limit`, without blocking. See `explain`.
+        """Return the events of the connections since the last call, without blocking. `explain` describes an event in words.
 
-        Call it at least about once a second, since waiting events take memory.
+        Call this method about once a second or more often, because waiting events take memory. If more than `limit` events are
+        waiting, the others are discarded, and the event ``lost`` follows.
 
         Raises:
             TransportError: If the socket was created without ``watch=True``.
@@ -239,12 +253,12 @@ class Endpoint(TrackedSocket):
         return self._monitor.events(limit)
 
     def subscribe(self, prefix: bytes) -> None:
-        """Subscribe to all messages whose first frame starts with `prefix`. Only for a sub."""
+        """Subscribe to all messages whose first frame starts with `prefix`. Only for a SUB socket."""
         self.check_owner()
         self._set_topic(zmq.SUBSCRIBE, prefix)
 
     def unsubscribe(self, prefix: bytes) -> None:
-        """Undo one `subscribe` of the same prefix."""
+        """Cancel one earlier `subscribe` of the same prefix. The prefix stays subscribed if it was subscribed several times."""
         self.check_owner()
         self._set_topic(zmq.UNSUBSCRIBE, prefix)
 
@@ -272,9 +286,9 @@ class Endpoint(TrackedSocket):
             untrack(self)
 
     def adopt(self) -> None:
-        """Make the calling thread the owner.
+        """Make the calling thread the owner of the socket.
 
-        Use it only where a lock orders everything that the previous owner did with the socket before this call.
+        Use it only if a lock ensures that the previous owner has finished all its calls of the socket.
 
         Raises:
             TransportError: If the socket was inherited by a fork.
@@ -286,11 +300,11 @@ class Endpoint(TrackedSocket):
 
     @property
     def inherited(self) -> bool:
-        """True in a forked child, where the socket belongs to the parent. Only `close` is then allowed, and has no effect."""
+        """True if this process is a forked child and the socket belongs to the parent. Only `close` can be called."""
         return self.owner == _NO_OWNER
 
     def abandon(self) -> None:
-        """Give up the socket in a forked child."""
+        """Mark the socket as unusable in a forked child. The parent's socket is not affected."""
         self.owner = _NO_OWNER
         if self._binding is not None:
             self._binding.abandon()
@@ -315,7 +329,10 @@ class Endpoint(TrackedSocket):
 
 
 def _shared(frame: Frame) -> Frame | zmq.Frame:
-    """Return the libzmq message behind a view of all of it, to send it without a copy, or the frame itself."""
+    """Return an object to send instead of a frame, to avoid a copy if possible.
+
+    For a view of a whole received frame this is the libzmq message that the view belongs to. Otherwise it is the frame itself.
+    """
     if isinstance(frame, memoryview) and isinstance(frame.obj, zmq.Frame) and frame.nbytes == len(frame.obj):
         return frame.obj
     return frame

@@ -1,4 +1,4 @@
-"""Frames and messages, the results of sending, and the reading of subscription messages."""
+"""The types of frames and messages, the results of sending, and a function that reads subscription messages."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ __all__ = ["LARGE_FRAME_BYTES", "MAX_FRAMES", "Frame", "Frames", "SendResult", "
 
 Frame = bytes | memoryview
 Frames = Sequence[Frame]
-"""A message: at least one frame. The transport never interprets it."""
+"""A message: a sequence of at least one frame. The package `transports` never interprets its contents."""
 
 MAX_FRAMES = 32
-"""The default limit of `Socket.recv` on the frames of one message."""
+"""The largest number of frames of a message that `Socket.recv` returns by default."""
 
 LARGE_FRAME_BYTES = 64 * 1024
-"""The size from which `recv` returns a view of libzmq's buffer, in bytes. Below it a copy is cheaper."""
+"""The size of a frame, in bytes, from which `recv` returns a view of libzmq's buffer. It copies smaller frames."""
 
 
 class SendResult(Enum):
-    """The result of a `send`. Only `OK` is true, so that ``if not socket.send(frames)`` works."""
+    """The result of `send`. In a condition only `OK` is true, so ``if not socket.send(frames)`` finds failures."""
 
-    OK = "ok"  # it is in libzmq's queue; only the protocol above can tell whether it arrives
+    OK = "ok"  # the message is in libzmq's queue; libzmq does not report if it arrives
     FULL = "full"  # nothing was queued: the peer reads too slowly, or no peer is connected
     GONE = "gone"  # nothing was queued: the router has no connection with this routing id
 
@@ -35,8 +35,8 @@ class TooManyFrames(ProtocolError):
     """A message that had more frames than allowed and was discarded.
 
     Attributes:
-        count: The number of its frames.
-        first: Its first frame. On a router this is the routing id of its sender.
+        count: The number of frames of the message. A sidecar reports only a lower bound.
+        first: The first frame of the message. On a router this is the routing id of the sender.
     """
 
     def __init__(self, count: int, limit: int, first: bytes) -> None:
@@ -45,10 +45,11 @@ class TooManyFrames(ProtocolError):
 
 
 def read_subscription(frames: Frames) -> tuple[bool, bytes] | None:
-    """Return the subscription in a message of an xpub, or None if it is another message.
+    """Read a message that was received on an xpub.
 
     Returns:
-        True to subscribe or False to unsubscribe, and the topic prefix.
+        None if the message is not a subscription or unsubscription. Otherwise a pair: True for a subscription or False for an
+        unsubscription, and the topic prefix.
     """
     if len(frames) != 1 or bytes(frames[0][:1]) not in (b"\0", b"\1"):
         return None

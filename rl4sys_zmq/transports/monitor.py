@@ -19,12 +19,13 @@ a check that takes more than 3 s         handshake_failed.no_detail 11 (EAGAIN),
                                          disconnected ..                                 disconnected ..
 =======================================  ==============================================  =========================================
 
-After ``auth`` and after ``protocol`` 0x11000002 libzmq never reconnects, and the dealer's `send` stays FULL. Its user must create
-a new socket (`MonitorEvent.is_final`). inproc has no events.
+After ``handshake_failed.auth`` and after ``handshake_failed.protocol`` 0x11000002, libzmq never reconnects, and `send` of the
+dealer returns FULL for ever. The actor must create a new socket (`MonitorEvent.is_final`). inproc has no events.
 
-The event queue has no limit in libzmq, because a full one would block libzmq's I/O thread and with it every socket of the process
-(measured: with the default limit of 1000, 3000 unread connections block a well-behaved peer). `Monitor` bounds it instead: if
-more events wait than one call of `events` takes, it stops monitoring for a second, discards the queue and reports ``lost``.
+The queue of events has no limit in libzmq. A full queue would block libzmq's I/O thread, and so every socket of the process
+(measured: with the default limit of 1000, 3000 unread connections block a well-behaved peer). `Monitor` limits the queue in
+another way: if more events are waiting than one call of `events` returns, it stops monitoring for a second, discards the waiting
+events and reports ``lost``.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from rl4sys_zmq.transports.context import context
 __all__ = ["MAX_EVENTS", "Monitor", "MonitorEvent", "explain"]
 
 MAX_EVENTS = 256
-"""The largest number of events that one call of `Socket.events` returns."""
+"""The largest number of events that one call of `Socket.events` returns by default."""
 
 PAUSE_S = 1.0
 CRYPTO = 0x11000001
@@ -73,8 +74,9 @@ class MonitorEvent:
         name: ``accepted``, ``connected``, ``disconnected``, ``handshake_succeeded``, ``handshake_failed.protocol``,
             ``handshake_failed.auth``, ``handshake_failed.no_detail``, ``accept_failed``, or ``lost`` (further events were
             discarded).
-        detail: The code of a protocol error, the ZAP status, an errno, or a descriptor, depending on `name`.
-        endpoint: The address of the socket, as libzmq writes it. It is not the address of the peer.
+        detail: For ``handshake_failed.protocol`` the code of the error, for ``handshake_failed.auth`` the ZAP status, for other
+            failures an errno, and for all other events a file descriptor or 0.
+        endpoint: The address of the own socket, as libzmq writes it. It is not the address of the peer.
     """
 
     name: str
@@ -83,17 +85,20 @@ class MonitorEvent:
 
     @property
     def is_failure(self) -> bool:
-        """True if a peer could not connect."""
+        """True if the event means that a connection could not be established."""
         return self.name.startswith("handshake_failed") or self.name == "accept_failed"
 
     @property
     def is_final(self) -> bool:
-        """True if a connecting socket never reconnects after this event. Close it and create another."""
+        """True if a connecting socket never reconnects after this event. Close the socket and create another."""
         return self.name == "handshake_failed.auth" or (self.name, self.detail) == ("handshake_failed.protocol", MECHANISM)
 
 
 class Monitor(Resource):
-    """The monitor of one socket. Create it before the socket binds or connects, and close it before the socket."""
+    """The reader of the connection events of one ZeroMQ socket.
+
+    Create it before the socket binds or connects, and close it before the socket is closed.
+    """
 
     def __init__(self, raw: zmq.Socket[bytes]) -> None:
         self._raw = raw
@@ -102,7 +107,10 @@ class Monitor(Resource):
         self._listen()
 
     def events(self, limit: int = MAX_EVENTS) -> list[MonitorEvent]:
-        """Return at most `limit` events since the last call, and possibly a ``lost``, without blocking."""
+        """Return the events since the last call, without blocking.
+
+        At most `limit` events are returned. If more were waiting, they are discarded, and a ``lost`` event follows.
+        """
         if self._pair is None and (time.monotonic() < self._resumes_s or not self._resumed()):
             return []
         found: list[MonitorEvent] = []
@@ -124,7 +132,7 @@ class Monitor(Resource):
         return found
 
     def close(self) -> None:
-        """Stop monitoring. The socket itself must still be open."""
+        """Stop monitoring. Call this before the monitored socket is closed."""
         self._resumes_s = float("inf")
         self._stop()
 
@@ -153,7 +161,10 @@ class Monitor(Resource):
         self._pair = pair
 
     def _stop(self) -> None:
-        """Stop monitoring, then close the reader. In the other order libzmq blocks on an event for the closed reader."""
+        """Stop monitoring, then close the socket that receives the events.
+
+        In the other order libzmq can block, because it sends an event to a closed socket.
+        """
         if self._pair is None:
             return
         pair, self._pair = self._pair, None
@@ -188,7 +199,7 @@ _LEARNER = {
 
 
 def _without_detail(code: int, actor: bool) -> str:
-    """Explain a handshake failure of which libzmq gives only an errno.
+    """Return the explanation of a handshake failure for which libzmq reports only an errno.
 
     EFAULT: no ZAP handler runs. EAGAIN: `HANDSHAKE_IVL` passed. EPIPE: the other side closed the connection.
     """
@@ -207,7 +218,7 @@ def explain(event: MonitorEvent, side: str) -> str:
 
     Args:
         event: An event of `Socket.events`.
-        side: ``actor`` for the socket that connects, ``learner`` for the one that is bound.
+        side: ``actor`` if the socket with the event connects, ``learner`` if it is bound.
     """
     actor = side == "actor"
     detail = event.detail

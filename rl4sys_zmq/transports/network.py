@@ -1,4 +1,7 @@
-"""The connecting sockets of an actor, in this process or in a sidecar (`relay`), behind one interface."""
+"""One interface for the connecting sockets of an actor, in this process or in a separate process (`relay`).
+
+The separate process is called a sidecar.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ from rl4sys_zmq.transports.sockets import Socket
 __all__ = ["Keys", "ConnectingSocket", "SocketPoller", "LocalNetwork", "Network", "curve", "secure_with"]
 
 Keys = tuple[str, str, str]
-"""The CURVE keys of a connecting socket as Z85 text: its public key, its secret key, and the learner's public key."""
+"""The CURVE keys of a connecting socket as Z85 text: own public key, own secret key, and the learner's public key."""
 
 
 class ConnectingSocket(Protocol):
-    """A connecting socket, in this process or in a sidecar. Its methods work as those of `Socket`."""
+    """The interface of a connecting socket, in this process or in a sidecar. The methods have the contracts of `Socket`."""
 
     def send(self, frames: Frames) -> SendResult:
         """Queue one message, as a whole or not at all, without blocking."""
@@ -34,13 +37,13 @@ class ConnectingSocket(Protocol):
         """Receive one message without blocking. Return None if no message is waiting."""
 
     def subscribe(self, prefix: bytes) -> None:
-        """Subscribe to all messages whose first frame starts with `prefix`. Only for a sub."""
+        """Subscribe to all messages whose first frame starts with `prefix`. Only for a SUB socket."""
 
     def unsubscribe(self, prefix: bytes) -> None:
-        """Undo one `subscribe` of the same prefix."""
+        """Cancel one earlier `subscribe` of the same prefix. The prefix stays subscribed if it was subscribed several times."""
 
     def events(self) -> list[MonitorEvent]:
-        """Return the events of the connection since the last call. Only a dealer of this process has events."""
+        """Return the events of the connection since the last call. Only a dealer in this process has any."""
 
     def close(self) -> None:
         """Close the socket. Messages that are still queued are discarded."""
@@ -51,10 +54,13 @@ class ConnectingSocket(Protocol):
 
 
 class SocketPoller(Protocol):
-    """A poller for the connections of one network and for plain descriptors. Its methods work as those of `Poller`."""
+    """The interface of a poller for the sockets of one `Network` and for file descriptors, its *sources*.
+
+    The methods have the contracts of `Poller`.
+    """
 
     def register(self, source: ConnectingSocket | HasFileno | int, *, read: bool = True, write: bool = False) -> None:
-        """Add a source, or change its interest."""
+        """Add a source, or change for what it is watched: `read` for something to read, `write` for room to write."""
 
     def unregister(self, source: ConnectingSocket | HasFileno | int) -> None:
         """Remove a source. Do this before it is closed."""
@@ -63,7 +69,7 @@ class SocketPoller(Protocol):
         """Wait until a source is ready, for at most `timeout_s` seconds, and return the sources that are ready."""
 
     def close(self) -> None:
-        """Remove all sources. They stay open."""
+        """Remove all sources. The sources themselves stay open."""
 
     def __enter__(self) -> Self: ...
 
@@ -71,7 +77,7 @@ class SocketPoller(Protocol):
 
 
 class Network(Resource):
-    """A factory of connecting sockets and of pollers for them. Create, use and close all of them in one thread."""
+    """A factory of connecting sockets and of pollers for these sockets. Create, use and close all of them in one thread."""
 
     @abstractmethod
     def dealer(
@@ -83,21 +89,21 @@ class Network(Resource):
         max_frame_bytes: int = MAX_FRAME_BYTES,
         keys: Keys | None = None,
     ) -> ConnectingSocket:
-        """Create a connecting dealer, as `Socket.dealer` does. With `keys` it uses CURVE."""
+        """Create a connecting DEALER, as `Socket.dealer` does. With `keys`, the connection uses CURVE."""
 
     @abstractmethod
     def sub(
         self, connect: Address | str, *, hwm: int = 16, max_frame_bytes: int = MAX_FRAME_BYTES, keys: Keys | None = None
     ) -> ConnectingSocket:
-        """Create a connecting subscriber, as `Socket.sub` does. With `keys` it uses CURVE."""
+        """Create a connecting SUB, as `Socket.sub` does. With `keys`, the connection uses CURVE."""
 
     @abstractmethod
     def poller(self) -> SocketPoller:
-        """Create a poller for the connections of this network."""
+        """Create a poller for the sockets of this network and for file descriptors."""
 
 
 class LocalNetwork(Network):
-    """The network of sockets in this process. Each socket is closed by the code that created it."""
+    """A `Network` whose sockets are ZeroMQ sockets of this process. The code that creates a socket must close it."""
 
     def dealer(
         self,
@@ -108,7 +114,7 @@ class LocalNetwork(Network):
         max_frame_bytes: int = MAX_FRAME_BYTES,
         keys: Keys | None = None,
     ) -> ConnectingSocket:
-        """Create a dealer. See `Network.dealer`."""
+        """Create a connecting DEALER (`Network.dealer`)."""
         secure = secure_with(keys)
         return Socket.dealer(
             connect, send_hwm=send_hwm, recv_hwm=recv_hwm, max_frame_bytes=max_frame_bytes, secure=secure, watch=True
@@ -117,11 +123,11 @@ class LocalNetwork(Network):
     def sub(
         self, connect: Address | str, *, hwm: int = 16, max_frame_bytes: int = MAX_FRAME_BYTES, keys: Keys | None = None
     ) -> ConnectingSocket:
-        """Create a subscriber. See `Network.sub`."""
+        """Create a connecting SUB (`Network.sub`)."""
         return Socket.sub(connect, hwm=hwm, max_frame_bytes=max_frame_bytes, secure=secure_with(keys))
 
     def poller(self) -> SocketPoller:
-        """Create a poller. See `Network.poller`."""
+        """Create a poller (`Network.poller`)."""
         return cast(SocketPoller, Poller())  # all connections of this network are sockets
 
     def close(self) -> None:
@@ -129,12 +135,15 @@ class LocalNetwork(Network):
 
 
 def secure_with(keys: Keys | None) -> Secure | None:
-    """Return `curve` of these keys, or None without keys."""
+    """Return a function that sets CURVE keys on a connecting socket (`curve`), or None if there are no keys."""
     return curve(keys) if keys is not None else None
 
 
 def curve(keys: Keys) -> Secure:
-    """Return a function that sets CURVE keys on a connecting socket, and raises TransportError if they are not Z85."""
+    """Return a function that sets CURVE keys on a connecting socket.
+
+    The function raises TransportError if the keys are not valid Z85 text.
+    """
     public, secret, learner_public = (key.encode() for key in keys)
 
     def secure(raw: zmq.Socket[bytes]) -> None:

@@ -6,8 +6,8 @@ These options are never set:
 - CONFLATE: it keeps only the last frame of a message.
 - IMMEDIATE: it discards the queue on a disconnect.
 - XPUB_NODROP: one slow subscriber stalls all others.
-- HEARTBEAT_IVL: libzmq 4.3.5 aborts the process when a ping or its timeout meets a connection whose full queue has stopped its
-  input (libzmq issues 3937 and 4767). The protocol has heartbeats of its own.
+- HEARTBEAT_IVL: libzmq 4.3.5 aborts the process if a ping arrives or times out on a connection that is not being read because
+  its queue is full (libzmq issues 3937 and 4767). The library's messages include heartbeats.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from rl4sys_zmq.transports.context import context
 __all__ = ["MAX_FRAME_BYTES", "ROUTER_MAX_FRAME_BYTES", "Options", "Secure", "configured"]
 
 ROUTER_MAX_FRAME_BYTES = 4 * 1024 * 1024
-"""The largest frame that an actor can send to a learner, in bytes."""
+"""The largest frame that a ROUTER receives by default, in bytes. It limits what an actor can send to a learner."""
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024
-"""The largest frame of all other sockets, in bytes. It is for a snapshot of weights."""
+"""The largest frame that a DEALER, SUB or PULL receives by default, in bytes. All weights of a large policy fit."""
 
 Options = Mapping[int, int]
 
 Secure = Callable[["zmq.Socket[bytes]"], None]
-"""A function that sets security options (CURVE, ZAP) on a socket before it binds or connects."""
+"""A function that sets the security options (CURVE, ZAP) of a socket. It is called before the socket binds or connects."""
 
 _COMMON: Options = {
     zmq.LINGER: 0,
@@ -58,7 +58,14 @@ _BOUND: dict[str, Options] = {"router": {zmq.ROUTER_MANDATORY: 1}, "xpub": {zmq.
 
 
 def configured(role: str, address: Address, options: Options, *, dials: bool, secure: Secure | None) -> zmq.Socket[bytes]:
-    """Return a new socket with every option set, neither bound nor connected.
+    """Return a new ZeroMQ socket with all options set. It is not bound or connected so far.
+
+    Args:
+        role: ``router``, ``dealer``, ``xpub``, ``sub``, ``push`` or ``pull``.
+        address: The address to which the caller will bind or connect the socket.
+        options: Options for this socket, by ZeroMQ's numbers. They override the options that all sockets have.
+        dials: True if the socket will connect, False if it will be bound.
+        secure: A function that sets the security options, or None.
 
     Raises:
         TransportError: If no file descriptor is left.
@@ -84,8 +91,8 @@ def configured(role: str, address: Address, options: Options, *, dials: bool, se
 def _reconnect_options() -> Options:
     """Return the reconnect options of one socket, with random intervals.
 
-    libzmq adds no jitter to its intervals if ``RECONNECT_IVL_MAX`` is set. With equal options, all actors of a restarted learner
-    would reconnect at the same moments.
+    libzmq does not vary its intervals at random if ``RECONNECT_IVL_MAX`` is set. With equal options, all actors of a restarted
+    learner would try to reconnect at the same moments.
     """
     return {
         zmq.CONNECT_TIMEOUT: 3_000,

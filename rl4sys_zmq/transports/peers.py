@@ -1,4 +1,4 @@
-"""The peers of a bound socket: the user of a frame, grants of subscriptions, and the end of a connection."""
+"""Functions for the peers of a bound socket: the user that sent a frame, permission to subscribe, closing a connection."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ from rl4sys_zmq.transports.address import Address
 __all__ = ["MAX_UNGRANTED", "SubscriptionGrants", "connections", "cut_off", "descriptor_of", "user_of"]
 
 MAX_UNGRANTED = 64
-"""The number of subscriptions without a grant that a connection can send before it is closed.
+"""The number of subscriptions that can be refused on one connection before the connection is closed.
 
-libzmq keeps each requested topic until the connection ends, granted or not: 200,000 topics of 4 bytes take 143 MiB, 50,000 of
-100 bytes take 257 MiB.
+libzmq keeps each requested topic until the connection ends, also a refused one: 200,000 topics of 4 bytes take 143 MiB, 50,000
+topics of 100 bytes take 257 MiB.
 """
 
 
 class SubscriptionGrants:
-    """The subscription of an xpub that waits for its grant, and the number of refused ones by connection.
+    """The control of subscriptions on an xpub: a subscription takes effect only if `grant` allows it.
+
+    A subscription that was not granted before the next message counts as refused. A connection with more than `MAX_UNGRANTED`
+    refused subscriptions is closed.
 
     Attributes:
-        cuts: The number of connections that were closed.
+        cuts: The number of connections that were closed for this reason.
     """
 
     def __init__(self, raw: zmq.Socket[bytes], address: Address) -> None:
@@ -40,7 +43,7 @@ class SubscriptionGrants:
         self._refused: dict[int, int] = {}
 
     def note(self, frame: zmq.Frame) -> None:
-        """Process a received subscription message. One that unsubscribes takes effect at once."""
+        """Process a received message. An unsubscription takes effect at once; a subscription waits for `grant`."""
         if self._asked is not None and self._frame is not None:
             self._refuse(self._frame)
         notice = frame.bytes
@@ -51,7 +54,7 @@ class SubscriptionGrants:
             self._asked, self._frame = notice[1:], frame
 
     def grant(self, topic: bytes) -> None:
-        """Make the subscription of the last message effective."""
+        """Allow the subscription in the last message, so that it takes effect."""
         if topic != self._asked:
             raise TransportError("only the topic of the last subscription message can be granted, once and before the next recv")
         self._asked, self._frame = None, None
@@ -70,9 +73,10 @@ class SubscriptionGrants:
 
 
 def user_of(frame: zmq.Frame) -> str:
-    """Return the authenticated user that sent a frame. Empty for a message that the end of a connection caused.
+    """Return the authenticated user that sent a frame.
 
-    Use it only on a socket with a ZAP domain. On other sockets a peer can set this property itself.
+    The result is empty for an unsubscription that the end of a connection caused. Use this function only for frames from a socket
+    with a ZAP domain. On other sockets, the peer itself can set the user.
     """
     try:
         return str(frame.get("User-Id"))
@@ -81,11 +85,14 @@ def user_of(frame: zmq.Frame) -> str:
 
 
 def cut_off(fd: int, bound: Address) -> bool:
-    """Shut down the connection with this descriptor. Return True if that was done.
+    """Shut down the connection with this file descriptor, if it is a connection to the address `bound`.
 
-    libzmq has no function for this, but it reports the descriptor of a message. It then closes the connection as if the peer had
-    disconnected. If the connection has already ended, the descriptor can belong to another one. Only a connection to our own
-    address is shut down, and an unrelated peer that is hit reconnects.
+    libzmq has no function to close one connection, but it reports the descriptor of the connection of a message. When the
+    connection is shut down, libzmq treats the peer as disconnected. If the connection has already ended, another connection to
+    `bound` can have the descriptor. It is then shut down by mistake, and its peer reconnects.
+
+    Returns:
+        True if a connection was shut down.
     """
     with suppress(OSError), _socket_of(fd) as connection:
         if _is_store_file(connection, bound):
@@ -95,7 +102,10 @@ def cut_off(fd: int, bound: Address) -> bool:
 
 
 def connections(bound: Address) -> list[int]:
-    """Return the descriptors of all connections to a bound address. Empty on inproc and without ``/proc``."""
+    """Return the file descriptors of all connections to a bound address.
+
+    The list is empty on inproc and on a system without ``/proc``.
+    """
     found: list[int] = []
     if bound.scheme == "inproc":
         return found
@@ -109,10 +119,10 @@ def connections(bound: Address) -> list[int]:
 
 @contextmanager
 def _socket_of(fd: int) -> Iterator[socket.socket]:
-    """Yield a socket object for a descriptor that stays in use elsewhere.
+    """Yield a socket object for a copy of a file descriptor. The descriptor itself stays open.
 
     Raises:
-        OSError: If there is no such descriptor, or it is not a socket.
+        OSError: If the descriptor does not exist or is not a socket.
     """
     if not stat.S_ISSOCK(os.fstat(fd).st_mode):
         raise OSError(errno.ENOTSOCK, "not a socket")
@@ -134,7 +144,7 @@ def _is_store_file(connection: socket.socket, bound: Address) -> bool:
 
 
 def descriptor_of(frame: zmq.Frame) -> int:
-    """Return the descriptor of the connection of a frame. -1 on inproc."""
+    """Return the file descriptor of the connection from which a frame came; -1 on inproc."""
     try:
         return int(frame.get(zmq.SRCFD))
     except zmq.ZMQError:

@@ -1,4 +1,4 @@
-"""A poller for several sockets and descriptors."""
+"""A poller that waits until one of several sockets and file descriptors is ready."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ __all__ = ["HasFileno", "Poller", "Source"]
 
 
 class HasFileno(Protocol):
-    """An object with a descriptor: a `Wakeup`, a file, or a plain socket."""
+    """An object with a file descriptor: a `Wakeup`, a file, or a socket of the operating system."""
 
     def fileno(self) -> int:
-        """Return the descriptor to poll."""
+        """Return the file descriptor to poll."""
 
 
 Source = Socket | HasFileno | int
 
 
 class Poller(Resource):
-    """A poller for sockets and plain descriptors. Use it in the thread of its sockets. It closes no source."""
+    """A poller for ZeroMQ sockets and file descriptors, its *sources*. Use it in the thread of the sockets.
+
+    Closing the poller does not close the sources.
+    """
 
     def __init__(self) -> None:
         self._raw = zmq.Poller()
@@ -33,12 +36,12 @@ class Poller(Resource):
         self._sockets: list[Socket] = []
 
     def register(self, source: Source, *, read: bool = True, write: bool = False) -> None:
-        """Add a source, or change its interest.
+        """Add a source, or change for what it is watched.
 
         Args:
-            source: A `Socket`, a descriptor, or an object with one (a `Wakeup`).
+            source: A `Socket`, a file descriptor, or an object with a file descriptor, such as a `Wakeup`.
             read: Report the source when it has something to read.
-            write: Report the source when it has room to write. A router is reported when *any* peer has room.
+            write: Report the source when it has room to write. A router is reported when there is room for *any* of its peers.
         """
         key = _pollable(source)
         self._raw.register(key, (zmq.POLLIN if read else 0) | (zmq.POLLOUT if write else 0))
@@ -55,7 +58,7 @@ class Poller(Resource):
     def poll(self, timeout_s: float | None) -> set[Source]:
         """Wait until a source is ready, and return the sources that are ready.
 
-        A descriptor is also ready when it has failed or its other end is closed. Reading it shows which.
+        A file descriptor is also ready when it has failed or its other end is closed. Reading from it then shows the reason.
 
         Args:
             timeout_s: Longest time to wait, in seconds. 0: return at once. None: without limit.
@@ -72,7 +75,7 @@ class Poller(Resource):
         return {self._sources[key] for key, _ in ready}
 
     def close(self) -> None:
-        """Remove all sources. They stay open."""
+        """Remove all sources. The sources themselves stay open."""
         for key in list(self._sources):
             self._raw.unregister(key)
         self._sources.clear()

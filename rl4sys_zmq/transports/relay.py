@@ -1,6 +1,7 @@
-"""Connecting sockets in a sidecar, for a host that must survive libzmq, which can abort its process.
+"""ZeroMQ sockets in a separate process, the *sidecar*. The program that embeds the actor survives if libzmq aborts its process.
 
-This is the host's side. It carries whole messages over one socketpair. The host has no zmq socket and no context.
+This module is the side of that program, the *host*. One socketpair to the sidecar carries the messages of all sockets. The host
+itself has no ZeroMQ socket and no context.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ _KEY_BYTES = 40
 
 
 class Relay(Network, TrackedSocket):
-    """A sidecar process and the connections through it. Create, use and close it in one thread, like a `Socket`.
+    """A `Network` whose sockets are in a sidecar process. It starts the process and passes messages to it and back.
 
-    When the sidecar has ended, every call of the relay, its connections and its pollers raises `TransportError`, except for
-    `close` and `unregister`. A relay does not start another sidecar. In a forked child every call except `close` raises.
+    Create, use and close a relay, its sockets and its pollers in one thread. When the sidecar has ended, all their methods except
+    `close` and `unregister` raise `TransportError`. The relay does not start another sidecar. In a forked child every method
+    except `close` raises.
 
     Attributes:
-        owner: The identifier of the thread that created it.
+        owner: The identifier of the thread that created the relay.
     """
 
     def __init__(self) -> None:
-        """Start the process, without waiting for it.
+        """Start the sidecar process. This call does not wait until the process runs.
 
         Raises:
             TransportError: If no process can be started.
@@ -61,23 +63,23 @@ class Relay(Network, TrackedSocket):
         max_frame_bytes: int = MAX_FRAME_BYTES,
         keys: Keys | None = None,
     ) -> RelayedSocket:
-        """Create a connecting dealer in the sidecar. See `Network.dealer`.
+        """Create a connecting DEALER in the sidecar, as `Network.dealer` describes.
 
-        If connecting itself fails, later calls of the connection raise.
+        The sidecar connects the socket later. If that fails, later calls of the socket's methods raise.
 
         Raises:
-            TransportError: If the address, the limits or the keys are invalid, and as for every call.
+            TransportError: If the address, the limits or the keys are invalid, another thread calls, or the sidecar has ended.
         """
         return self._open("dealer", connect, (send_hwm, recv_hwm, max_frame_bytes), keys)
 
     def sub(
         self, connect: Address | str, *, hwm: int = 16, max_frame_bytes: int = MAX_FRAME_BYTES, keys: Keys | None = None
     ) -> RelayedSocket:
-        """Create a connecting subscriber in the sidecar. See `Network.sub` and `dealer`."""
+        """Create a connecting SUB in the sidecar, as `Network.sub` describes. Errors are as for `dealer`."""
         return self._open("sub", connect, (0, hwm, max_frame_bytes), keys)
 
     def poller(self) -> SocketPoller:
-        """Create a poller for connections of this relay and for plain descriptors."""
+        """Create a poller for the sockets of this relay and for file descriptors."""
         return RelayPoller(self)
 
     def _open(self, role: str, connect: Address | str, limits: tuple[int, int, int], keys: Keys | None) -> RelayedSocket:
@@ -96,37 +98,43 @@ class Relay(Network, TrackedSocket):
         self._connections[line.number] = line
         return line
 
-    # ---- for its connections and pollers
+    # ---- for the sockets and pollers of this relay
 
     def fileno(self) -> int:
-        """Return the descriptor that a poller waits for."""
+        """Return the file descriptor of the socketpair, for a poller."""
         return self._sidecar.fileno()
 
     @property
     def unsent_bytes(self) -> int:
-        """The number of bytes that wait for room in the socketpair."""
+        """The number of bytes that the host has queued because the socketpair is full."""
         return self._sidecar.unsent_bytes
 
     def send_command(self, command: RelayCommand, line: int, frames: Frames = ()) -> None:
-        """Send a command to the sidecar."""
+        """Send a command to the sidecar.
+
+        Args:
+            command: The command.
+            line: The number of the socket in the sidecar; 0 for the sidecar itself.
+            frames: The frames of the command (`RelayCommand`).
+        """
         self.check_owner()
         self._sidecar.send_command(command, line, frames)
 
     def exchange(self) -> None:
-        """Write and read as much as is possible without blocking."""
+        """Exchange data with the sidecar without blocking: write what is queued, and pass received commands to their sockets."""
         self.check_owner()
         for said in self._sidecar.exchange():
             if (line := self._connections.get(said.line)) is not None:
                 line.on_command(said)
 
     def close_connection(self, number: int) -> None:
-        """Close a connection."""
+        """Close the socket with this number in the sidecar."""
         if self.owner == _NO_OWNER:
             return
         self.check_thread()
         self._connections.pop(number, None)
         if not self._closed:
-            with contextlib.suppress(TransportError):  # the sidecar has ended, and its sockets with it
+            with contextlib.suppress(TransportError):  # the sidecar has ended, so its sockets are closed
                 self._sidecar.send_command(RelayCommand.CLOSE, number)
 
     def check_thread(self) -> None:
@@ -146,7 +154,7 @@ class Relay(Network, TrackedSocket):
     # ---- closing
 
     def close(self) -> None:
-        """End the sidecar within about a second, by force if necessary. Messages that it has not sent are discarded.
+        """End the sidecar within about a second, by force if necessary. Messages that the sidecar has not sent are discarded.
 
         Raises:
             TransportError: If another thread calls.
@@ -165,6 +173,6 @@ class Relay(Network, TrackedSocket):
             untrack(self)
 
     def abandon(self) -> None:
-        """Give up the relay in a forked child."""
+        """Mark the relay as unusable in a forked child, and close the child's copy of the socketpair."""
         self.owner = _NO_OWNER
         self._sidecar.abandon()

@@ -1,10 +1,11 @@
-"""The protocol between a host and its sidecar over their socketpair.
+"""The protocol between a host and its sidecar process, which holds the ZeroMQ sockets. They are connected by a socketpair.
 
-Each side sends commands: a head (command, connection, number of frames), the sizes of the frames, and the frames. Connections
-have numbers, one for each zmq socket of the sidecar. Number 0 is the sidecar itself.
+Each side sends commands. A command consists of a head (command, number of the socket, number of frames), the sizes of the frames,
+and the frames. Each ZeroMQ socket of the sidecar has a number from 1 on. Number 0 is the sidecar itself.
 
-Neither side ever stops reading the socketpair, so that no connection waits for another. A window for each connection and
-direction bounds the memory: a side sends messages only while the bytes that were not reported as `TAKEN` fit the window.
+Both sides always read the socketpair, so that a slow socket does not delay the others. To bound the memory, there is a *window*
+(a limit in bytes) for each socket and direction. The receiving side reports with `TAKEN` the bytes that it has processed. The
+sending side sends messages only while the bytes that were not reported so far fit the window.
 """
 
 from __future__ import annotations
@@ -41,14 +42,21 @@ MAX_MESSAGE_FRAMES = 1024
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 
 LIMITS = struct.Struct("<IIQ")
-"""The limits in `OPEN`: the send and the receive high-water mark in messages, and the largest frame in bytes."""
+"""The frame of `OPEN` with the limits of a socket: two high-water marks (send, receive) in messages, largest frame in bytes."""
 TOTAL = struct.Struct("<Q")
-"""A count. `TAKEN`: bytes since the connection was opened. `REFUSED`: frames at least, or 0 for too many bytes."""
+"""A frame with one number.
+
+In `TAKEN`: the bytes that the receiver has processed since the socket was opened. In `REFUSED`: a lower bound on the number of
+frames of a message that had too many frames, or 0 for a message that had too many bytes.
+"""
 
 SEND_WINDOW_BYTES = 64 * 1024 * 1024
-"""The window of a connection from the host to a zmq socket that has no room, in bytes."""
+"""The window from the host to a ZeroMQ socket, in bytes: the limit for messages that the socket has not accepted so far."""
 RECEIVE_WINDOW_BYTES = 16 * 1024 * 1024
-"""The window to the host with its unread messages, in bytes. When it is full, the zmq socket is not read."""
+"""The window from a ZeroMQ socket to the host, in bytes: the limit for messages that the host has not received so far.
+
+When it is full, the sidecar does not read the ZeroMQ socket.
+"""
 
 _HEAD = struct.Struct("<BII")
 _STAGE_BYTES = 256 * 1024
@@ -57,23 +65,29 @@ _MAX_CHUNKS = 64
 
 
 class RelayCommand(IntEnum):
-    """The commands, each with its sender and its frames."""
+    """The commands of the protocol. The comment of each gives the sender and the frames."""
 
-    OPEN = 1  # host: role, address, LIMITS, then no keys or three
-    SUBSCRIBE = 2  # host: prefix
-    UNSUBSCRIBE = 3  # host: prefix
-    CLOSE = 4  # host
-    QUIT = 5  # host
-    PING = 6  # host
-    PONG = 7  # sidecar; also its first command
-    MESSAGE = 8  # both: the frames
-    TAKEN = 9  # both: TOTAL
-    REFUSED = 10  # sidecar: TOTAL, first frame
-    FAILED = 11  # sidecar: the error that ended this connection
+    OPEN = 1  # from the host: role, address, LIMITS, and with CURVE the three keys. Creates a socket
+    SUBSCRIBE = 2  # from the host: prefix
+    UNSUBSCRIBE = 3  # from the host: prefix
+    CLOSE = 4  # from the host: no frames. Closes a socket
+    QUIT = 5  # from the host: no frames. Ends the sidecar
+    PING = 6  # from the host: no frames
+    PONG = 7  # from the sidecar: no frames. The answer to PING, and the first command after the start
+    MESSAGE = 8  # from both: the frames of a message
+    TAKEN = 9  # from both: TOTAL. The sender of this command has processed so many bytes of messages
+    REFUSED = 10  # from the sidecar: TOTAL, first frame. A received message was too large and was discarded
+    FAILED = 11  # from the sidecar: the error that ended this socket
 
 
 class RelayMessage(NamedTuple):
-    """A received command."""
+    """A received command.
+
+    Attributes:
+        command: A value of `RelayCommand`.
+        line: The number of the socket in the sidecar; 0 for the sidecar itself.
+        frames: The frames of the command.
+    """
 
     command: int
     line: int
@@ -81,12 +95,12 @@ class RelayMessage(NamedTuple):
 
 
 def cost_bytes(frames: Frames) -> int:
-    """Return the size of a message in a window: its bytes and a fixed cost."""
+    """Return the number of bytes for which a message counts in a window: the bytes of its frames and a fixed number."""
     return _MESSAGE_COST_BYTES + sum(map(frame_bytes, frames))
 
 
 def size_fault(sizes: Sequence[int]) -> str | None:
-    """Return the reason why a message with frames of these sizes is too large, or None."""
+    """Return an error text if a message with frames of these sizes (in bytes) is too large, else None."""
     if len(sizes) > MAX_MESSAGE_FRAMES:
         return f"a message of {len(sizes)} frames; a sidecar carries at most {MAX_MESSAGE_FRAMES}"
     if sizes and max(sizes) > MAX_FRAME_BYTES:
@@ -97,10 +111,10 @@ def size_fault(sizes: Sequence[int]) -> str | None:
 
 
 class OutputBuffer:
-    """The commands that wait to be written to the socketpair.
+    """A queue of commands that were not written to the socketpair so far.
 
     Attributes:
-        nbytes: Their size in bytes.
+        nbytes: The number of queued bytes.
     """
 
     def __init__(self) -> None:
@@ -108,7 +122,7 @@ class OutputBuffer:
         self._chunks: deque[memoryview] = deque()
 
     def put(self, command: RelayCommand, line: int, frames: Frames = ()) -> None:
-        """Add one command. The frames are copied."""
+        """Add one command to the queue, with copies of its frames. `line` is the number of the socket, or 0 for the sidecar."""
         sizes = list(map(frame_bytes, frames))
         head = _HEAD.pack(command, line, len(sizes)) + struct.pack(f"<{len(sizes)}I", *sizes)
         chunk = memoryview(b"".join((head, *frames)))
@@ -116,7 +130,7 @@ class OutputBuffer:
         self.nbytes += len(chunk)
 
     def flush(self, pair: socket.socket) -> None:
-        """Write as much as fits.
+        """Write as many queued bytes as the socketpair accepts without blocking.
 
         Raises:
             ConnectionError: If the other side has closed the socketpair.
@@ -137,9 +151,10 @@ class OutputBuffer:
 
 
 class InputBuffer:
-    """The commands that were read from the socketpair in part.
+    """A reader of commands from the socketpair. It keeps the bytes of a command that was received only in part.
 
-    Small frames pass through one buffer. A large frame is read into a buffer of its own, which goes to the receiver.
+    Small frames are copied out of one shared buffer. A large frame is read directly into a separate buffer, which becomes the
+    frame.
     """
 
     def __init__(self) -> None:
@@ -151,7 +166,7 @@ class InputBuffer:
         self._filled = 0
 
     def read(self, pair: socket.socket) -> list[RelayMessage] | None:
-        """Read once.
+        """Read from the socketpair once, without blocking.
 
         Returns:
             The commands that are now complete, or None if there was nothing to read.
@@ -233,5 +248,5 @@ class InputBuffer:
 
 
 def frame_bytes(frame: Frame) -> int:
-    """Return the size of a frame in bytes. The length of a view can differ from it."""
+    """Return the size of a frame in bytes. The ``len`` of a memoryview counts items, which can be larger than a byte."""
     return frame.nbytes if isinstance(frame, memoryview) else len(frame)

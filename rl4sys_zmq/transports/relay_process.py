@@ -1,7 +1,8 @@
-"""The program of a sidecar: a process that holds zmq sockets for its host.
+"""The program of a sidecar: a process that holds ZeroMQ sockets for its host, the program that embeds the actor.
 
-It runs as ``python -m rl4sys_zmq.transports.relay_process FD`` with one thread, and does not interpret messages. It ends when the
-host sends `QUIT`, when the host's end of the socketpair is closed, and when the thread of the host that started it ends.
+It runs as ``python -m rl4sys_zmq.transports.relay_process FD``. FD is the descriptor of the socketpair to the host. The process
+has one Python thread and does not interpret messages. It ends when the host sends `QUIT`, when the host's end of the socketpair
+is closed, or (on Linux) when the thread of the host that started the process ends.
 """
 
 from __future__ import annotations
@@ -38,14 +39,25 @@ __all__ = ["main"]
 
 log = logging.getLogger(__name__)
 
-_OUTLET_BYTES = 1024 * 1024  # no zmq socket is read while more than this waits for the socketpair
+_OUTLET_BYTES = 1024 * 1024  # no ZeroMQ socket is read while more bytes than this wait to be written to the socketpair
 _MESSAGES_PER_TURN = 64
 _READS_PER_TURN = 16
 _PR_SET_PDEATHSIG = 1
 
 
 class _ConnectingSocket:
-    """A zmq socket and the messages that wait for room in it."""
+    """A ZeroMQ socket of the sidecar.
+
+    Attributes:
+        number: The number of the socket in the protocol.
+        socket: The socket.
+        held: Messages of the host that the socket has not accepted so far.
+        taken_bytes: Bytes of messages from the host that the socket has accepted.
+        reported_bytes: The value of `taken_bytes` that was last reported to the host.
+        sent_bytes: Bytes of received messages that were sent to the host.
+        confirmed_bytes: The part of `sent_bytes` that the host has reported as processed.
+        interest: Two booleans: the poller watches the socket for reading, and for writing.
+    """
 
     def __init__(self, number: int, socket: Socket) -> None:
         self.number = number
@@ -57,7 +69,7 @@ class _ConnectingSocket:
 
 
 class _Sidecar:
-    """The loop that carries messages in both directions."""
+    """The poll loop of the sidecar. It passes messages between the host and the ZeroMQ sockets, in both directions."""
 
     def __init__(self, pair: socket.socket) -> None:
         self._pair = pair
@@ -69,7 +81,8 @@ class _Sidecar:
         """Run until the host sends `QUIT`.
 
         Raises:
-            EOFError, ConnectionError: If the host has closed the socketpair.
+            EOFError: If the host has closed the socketpair, found while reading.
+            ConnectionError: The same, found while writing.
         """
         with Poller() as poller:
             self._poller = poller
@@ -87,7 +100,7 @@ class _Sidecar:
                 self._close(line)
 
     def _update_interest(self) -> None:
-        """Set the interest of the poller. A socket whose messages cannot be passed on is not read."""
+        """Tell the poller which sockets to watch. A socket is not read while its messages cannot be passed on to the host."""
         self._poller.register(self._pair, read=True, write=bool(self._output.nbytes))
         for line in self._connections.values():
             interest = (self._may_receive(line), bool(line.held))
@@ -156,7 +169,7 @@ class _Sidecar:
         self._connections[said.line] = _ConnectingSocket(said.line, made)
 
     def _take(self, line: _ConnectingSocket, frames: list[Frame]) -> None:
-        """Count a message that zmq has accepted. Report `TAKEN` rarely: the host needs it only when its window is full."""
+        """Count a message that the ZeroMQ socket has accepted. Send `TAKEN` to the host once per half a window."""
         line.taken_bytes += cost_bytes(frames)
         if line.taken_bytes - line.reported_bytes >= SEND_WINDOW_BYTES // 2:
             line.reported_bytes = line.taken_bytes
@@ -177,7 +190,7 @@ class _Sidecar:
     def _receive(self, line: _ConnectingSocket) -> bool:
         try:
             frames = line.socket.recv(MAX_MESSAGE_FRAMES)
-        except TooManyFrames as exc:  # the number of frames is not sent exactly
+        except TooManyFrames as exc:  # the host gets only a lower bound on the number of frames
             self._refuse(line, MAX_MESSAGE_FRAMES + 1, exc.first)
             return True
         if frames is None:
@@ -205,7 +218,7 @@ class _Sidecar:
 
 
 def main() -> None:
-    """Serve on the descriptor that the command line gives, and end the process."""
+    """Run the sidecar with the socketpair whose descriptor is the first argument of the command line, then end the process."""
     _isolate()
     pair = socket.socket(fileno=int(sys.argv[1]))
     pair.setblocking(False)
@@ -221,7 +234,7 @@ def main() -> None:
 
 
 def _isolate() -> None:
-    """Drop the signal mask and the Ctrl-C handling of the host's thread, and end when that thread ends."""
+    """Ignore Ctrl-C and clear the inherited signal mask. On Linux, also let the kernel end the process with the host's thread."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if sys.platform == "linux":

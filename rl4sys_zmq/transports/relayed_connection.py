@@ -1,4 +1,4 @@
-"""The host's side of a socket in a sidecar, and a poller for such sockets."""
+"""The host's side of a ZeroMQ socket in a sidecar process, and a poller for such sockets."""
 
 from __future__ import annotations
 
@@ -34,40 +34,40 @@ __all__ = ["SocketCarrier", "RelayPoller", "RelayedSocket"]
 class SocketCarrier(Protocol):
     """The interface through which a relayed socket or poller uses its sidecar. `Relay` implements it.
 
-    The host and the sidecar process are connected by a socketpair, which carries the data of all sockets in the sidecar.
+    The host and the sidecar process are connected by a socketpair, which carries the messages of all sockets in the sidecar.
     """
 
     @property
     def unsent_bytes(self) -> int:
-        """The number of bytes that wait for room in the socketpair."""
+        """The number of bytes that the host has queued because the socketpair is full."""
 
     def fileno(self) -> int:
-        """Return the descriptor to wait for."""
+        """Return the file descriptor of the socketpair, for a poller."""
 
     def check_owner(self) -> None:
-        """Raise if it cannot be used now or by this thread."""
+        """Raise TransportError if the sidecar has ended or belongs to another thread, and Closed if it is closed."""
 
     def send_command(self, command: RelayCommand, line: int, frames: Frames = ()) -> None:
-        """Send a command to the sidecar."""
+        """Send a command to the sidecar. `line` is the number of the socket in the sidecar, or 0 for the sidecar itself."""
 
     def exchange(self) -> None:
-        """Write and read the socketpair as far as possible without blocking, and pass received commands to their connections."""
+        """Write and read the socketpair without blocking, and pass received commands to their sockets."""
 
     def close_connection(self, number: int) -> None:
-        """Close a connection."""
+        """Close the socket with this number in the sidecar."""
 
 
 class RelayedSocket(Resource):
-    """A socket in the sidecar. Its methods work as those of `Socket`.
+    """A socket whose ZeroMQ socket is in the sidecar. Its methods have the same contracts as those of `Socket`.
 
-    `send` returns `FULL` when `SEND_WINDOW_BYTES` are under way to a zmq socket that has no room. Messages under way are lost
-    when the connection is closed or the sidecar ends.
+    `send` returns `FULL` when `SEND_WINDOW_BYTES` of messages were sent to the sidecar and the ZeroMQ socket has not accepted
+    them. Messages between host and ZeroMQ socket are lost when the socket is closed or the sidecar ends.
 
     Attributes:
         role: ``dealer`` or ``sub``.
-        address: The address that it connects to.
-        number: Its number in the sidecar.
-        relay: The relay that carries it.
+        address: The address to which the socket connects.
+        number: The number of the socket in the sidecar.
+        relay: The `Relay` that passes the messages.
     """
 
     def __init__(self, relay: SocketCarrier, number: int, role: str, address: Address) -> None:
@@ -83,7 +83,7 @@ class RelayedSocket(Resource):
 
     @property
     def readable(self) -> bool:
-        """True if `recv` has something to return or to raise."""
+        """True if `recv` would return a message or raise an error."""
         return bool(self._inbox) or self._error is not None
 
     @property
@@ -96,8 +96,8 @@ class RelayedSocket(Resource):
 
         Raises:
             TransportError: If the message is empty or too large for a sidecar, the role is ``sub``, another thread calls, the
-                connection has failed, or the sidecar has ended.
-            Closed: If the connection is closed.
+                socket has failed in the sidecar, or the sidecar has ended.
+            Closed: If the socket is closed.
         """
         self._check()
         if not frames or self.role == "sub":
@@ -118,8 +118,8 @@ class RelayedSocket(Resource):
         Raises:
             TooManyFrames: If the message had more than `max_frames` frames. It is discarded.
             ProtocolError: If the message had more than `MAX_MESSAGE_BYTES`. It is discarded.
-            TransportError: If another thread calls, the connection has failed, or the sidecar has ended.
-            Closed: If the connection is closed.
+            TransportError: If another thread calls, the socket has failed in the sidecar, or the sidecar has ended.
+            Closed: If the socket is closed.
         """
         self._check()
         if not self._inbox:
@@ -143,19 +143,19 @@ class RelayedSocket(Resource):
         return frames
 
     def subscribe(self, prefix: bytes) -> None:
-        """Subscribe to all messages whose first frame starts with `prefix`. Only for a sub."""
+        """Subscribe to all messages whose first frame starts with `prefix`. Only for a SUB socket."""
         self._set_topic(RelayCommand.SUBSCRIBE, prefix)
 
     def unsubscribe(self, prefix: bytes) -> None:
-        """Undo one `subscribe` of the same prefix."""
+        """Cancel one earlier `subscribe` of the same prefix. The prefix stays subscribed if it was subscribed several times."""
         self._set_topic(RelayCommand.UNSUBSCRIBE, prefix)
 
     def events(self) -> list[MonitorEvent]:
-        """Return an empty list: a sidecar does not report events."""
+        """Return an empty list. A sidecar does not report the events of connections."""
         return []
 
     def on_command(self, said: RelayMessage) -> None:
-        """Process a command of the sidecar for this connection."""
+        """Process a command of the sidecar for this socket. The relay calls this in its thread."""
         if said.command in (RelayCommand.MESSAGE, RelayCommand.REFUSED):
             self._inbox.append(said)
         elif said.command == RelayCommand.TAKEN:
@@ -164,7 +164,7 @@ class RelayedSocket(Resource):
             self._error = bytes(said.frames[0]).decode(errors="replace")
 
     def close(self) -> None:
-        """Close the connection. A second call does nothing. It does not raise if the sidecar has ended.
+        """Close the socket. A second call does nothing. If the sidecar has ended, `close` does not raise.
 
         Raises:
             TransportError: If another thread calls.
@@ -197,7 +197,7 @@ class _Interest(NamedTuple):
 
 
 class RelayPoller(Resource):
-    """A poller for the connections of one relay and for plain descriptors. It uses only poll(2) and closes no source."""
+    """A poller for the sockets of one `Relay` and for file descriptors. It uses only poll(2), and never closes a source."""
 
     def __init__(self, relay: SocketCarrier) -> None:
         self._relay = relay
@@ -206,10 +206,15 @@ class RelayPoller(Resource):
         self._sources: dict[int, HasFileno | int] = {}
 
     def register(self, source: ConnectingSocket | HasFileno | int, *, read: bool = True, write: bool = False) -> None:
-        """Add a source, or change its interest.
+        """Add a source, or change for what it is watched.
+
+        Args:
+            source: A socket of this relay, a file descriptor, or an object with one.
+            read: Report the source when it has something to read.
+            write: Report the source when it has room to write.
 
         Raises:
-            TransportError: If the source is a socket, or a connection of another relay.
+            TransportError: If the source is a ZeroMQ socket of this process, or a socket of another relay.
         """
         self._relay.check_owner()
         if isinstance(source, RelayedSocket) and source.relay is self._relay:
@@ -231,7 +236,7 @@ class RelayPoller(Resource):
     def poll(self, timeout_s: float | None) -> set[ConnectingSocket | HasFileno | int]:
         """Wait until a source is ready, and return the sources that are ready.
 
-        A descriptor or connection is also ready when it has failed. Reading it then raises or shows the error.
+        A descriptor or socket is also ready when it has failed. Reading then raises or shows the error.
 
         Args:
             timeout_s: Longest time to wait, in seconds. 0: return at once. None: without limit.
@@ -249,16 +254,16 @@ class RelayPoller(Resource):
                 return ready
 
     def close(self) -> None:
-        """Remove all sources. They stay open."""
+        """Remove all sources. The sources themselves stay open."""
         for fd in self._sources:
             self._raw.unregister(fd)
         self._sources.clear()
         self._connections.clear()
 
     def _wait(self, timeout_s: float) -> set[ConnectingSocket | HasFileno | int]:
-        """Wait once for descriptors and the sidecar, exchange data with the sidecar, and return the descriptors that are ready.
+        """Wait once for file descriptors and for the sidecar, exchange data with the sidecar, and return the ready descriptors.
 
-        Relayed connections are not in the result: the exchange delivers their messages, and `_ready_lines` then finds them.
+        The relay's sockets are not in the result. The exchange delivers their messages, and `_ready_lines` then finds them.
         """
         self._relay.check_owner()
         pair = self._relay.fileno()

@@ -1,6 +1,6 @@
-"""The sidecar process of a `Relay`, and the socketpair to it.
+"""The sidecar process of a `Relay` as the host sees it: the process and the socketpair to it.
 
-Messages in a sidecar that ends are lost, as with a broken connection. The protocol above resends them.
+If the sidecar ends, the messages in it are lost, as when a connection breaks. The delivery protocol of the actor resends them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Sidecar"]
 log = logging.getLogger(__name__)
 
 CLOSE_WAIT_S = 0.5
-"""Longest time that a sidecar gets to end after `QUIT`, in seconds."""
+"""Longest time that the host waits for the end of a sidecar after `QUIT`, in seconds. Then it terminates the process."""
 TERMINATE_WAIT_S = 0.25
 KILL_WAIT_S = 0.5
 
@@ -39,14 +39,16 @@ _LOWEST_FD = 3
 
 
 class Sidecar(Resource):
-    """A process that holds zmq sockets, as its host sees it.
+    """The host's handle of a sidecar: a process that holds ZeroMQ sockets for the host.
+
+    It starts the process, exchanges commands with it, detects its end, and ends it.
 
     Attributes:
         pid: The process id.
     """
 
     def __init__(self) -> None:
-        """Start the process. Commands can be sent at once; they wait until it reads them.
+        """Start the process. Commands can be sent at once; the process reads them when it has started.
 
         Raises:
             TransportError: If no process can be started.
@@ -60,21 +62,26 @@ class Sidecar(Resource):
         self._answer_by: float | None = self._heard_at + SIDECAR_START_S
 
     def fileno(self) -> int:
-        """Return the descriptor to wait for before `exchange`."""
+        """Return the file descriptor of the socketpair. When it is ready, call `exchange`."""
         return self._pair.fileno()
 
     @property
     def unsent_bytes(self) -> int:
-        """The number of bytes that wait for room in the socketpair."""
+        """The number of bytes that are queued because the socketpair is full."""
         return self._output.nbytes
 
     def check(self) -> None:
-        """Raise TransportError if the sidecar was found to have ended."""
+        """Raise TransportError if an earlier call has found that the sidecar has ended."""
         if self._death is not None:
             raise TransportError(self._death)
 
     def send_command(self, command: RelayCommand, line: int, frames: Frames = ()) -> None:
-        """Queue one command with copies of its frames, and write as much as fits.
+        """Queue one command with copies of its frames, and write as many bytes as the socketpair accepts.
+
+        Args:
+            command: The command.
+            line: The number of the socket in the sidecar; 0 for the sidecar itself.
+            frames: The frames of the command (`RelayCommand`).
 
         Raises:
             TransportError: If the sidecar has ended.
@@ -87,7 +94,7 @@ class Sidecar(Resource):
             self._die()
 
     def exchange(self) -> list[RelayMessage]:
-        """Write and read as much as is possible without blocking, and return the commands that were read.
+        """Write and read the socketpair without blocking, and return the commands that were received.
 
         Raises:
             TransportError: If the sidecar has ended.
@@ -108,7 +115,7 @@ class Sidecar(Resource):
         return heard
 
     def _watch(self, now: float, progress: bool) -> None:
-        """Detect a stopped or stuck sidecar."""
+        """Send `PING` to a sidecar that has been silent for `PING_S`, and kill it if it does not answer in time."""
         if progress:
             self._heard_at, self._answer_by = now, None
         elif self._answer_by is None and is_silent(now, self._heard_at, PING_S):
@@ -126,7 +133,7 @@ class Sidecar(Resource):
         raise TransportError(self._death)
 
     def close(self) -> None:
-        """End the process within about `CLOSE_WAIT_S`, by force if necessary. Its unsent messages are discarded."""
+        """End the process, by force if it has not ended after `CLOSE_WAIT_S`. Messages that it has not sent are discarded."""
         if self._closed:
             return
         self._closed = True
@@ -140,13 +147,13 @@ class Sidecar(Resource):
             self._pair.close()
 
     def abandon(self) -> None:
-        """Give up the sidecar in a forked child, whose copy of the socketpair would keep it running after the host's end."""
+        """Close a forked child's copy of the socketpair. It would keep the sidecar running after the end of the host."""
         self._closed = True
         self._pair.close()
         self._process.returncode = 0  # the parent waits for the process
 
     def _send_quit(self, deadline: float) -> None:
-        """Send `QUIT` and leave the socketpair open. Closing it would end the sidecar before its last message is sent."""
+        """Send `QUIT`. The socketpair stays open: closing it would end the sidecar before it has sent its last message."""
         room = select.poll()
         room.register(self._pair, select.POLLOUT)
         self._output.put(RelayCommand.QUIT, 0)
@@ -156,7 +163,7 @@ class Sidecar(Resource):
                 self._output.flush(self._pair)
 
     def _reap(self, deadline: float) -> None:
-        """Wait until the process has ended. After the deadline, terminate and then kill it."""
+        """Wait until the process has ended. If it runs after the deadline, send SIGTERM to it, and then SIGKILL."""
         if _ended(self._process, max(0.0, deadline - time.monotonic())):
             return
         self._process.terminate()
@@ -202,7 +209,10 @@ def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
 
 
 def _environment() -> dict[str, str]:
-    """Return the host's environment, with this package on the path even if the host has changed `sys.path`."""
+    """Return the environment variables for the sidecar: the host's, with the folder of this package in ``PYTHONPATH``.
+
+    The host can have found the package by a change of `sys.path`, which the sidecar does not inherit.
+    """
     root = str(Path(__file__).resolve().parents[2])
     environment = dict(os.environ)
     if not root.endswith(("site-packages", "dist-packages")):

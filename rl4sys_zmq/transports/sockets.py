@@ -1,4 +1,4 @@
-"""The sockets by role, with all of their options."""
+"""The class `Socket`, with a function that creates a ZeroMQ socket of each role with all its options."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ __all__ = ["Socket"]
 _NOTICE_MAX_BYTES = 4096  # an XPUB receives only topics and the handshake
 
 _PUBLICATION_HWM = 4
-"""The receive high-water mark of an XPUB with grants, in subscription messages.
+"""The receive high-water mark of an XPUB with ``grants=True``, in subscription messages.
 
-libzmq reads all that is queued at once, so a small mark keeps a flood outside the process until its connection is closed. With
-a mark of 64, a flood of subscriptions took up to 125 MiB before that; with 4 it takes 2 MiB. With 1, subscriptions over CURVE
-never arrive.
+A small limit keeps a flood of subscriptions outside the process until the connection is closed. With a limit of 64, a flood took
+up to 125 MiB of memory; with 4 it takes 2 MiB. With 1, subscriptions over CURVE never arrive.
 """
 
 
 class Socket(Endpoint):
-    """A socket, created by its role: `router`, `dealer`, `xpub`, `sub`, `push` or `pull`.
+    """A ZeroMQ socket for one thread. Create it with `router`, `dealer`, `xpub`, `sub`, `push` or `pull`.
 
     Create, use and close a socket in one thread. A call from another thread raises, because two threads in one libzmq socket
     corrupt messages without an error. In a forked child an inherited socket is unusable: every call except `close` raises, and
     `close` does not affect the parent.
 
-    All constructors raise `AddressInUse` if another socket is bound to the address, and `TransportError` if the socket cannot be
-    bound or connected. They share these arguments:
+    The functions that create sockets raise `AddressInUse` if another socket is bound to the address, and `TransportError` if the
+    socket cannot be bound or connected. They share these arguments:
 
-    - `secure` sets security options first (`curve_server`, `curve_client`). On inproc these have no effect.
-    - `watch` collects the events of connections for `events`.
-    - `hwm` (high-water mark) counts messages per peer, not bytes. Over inproc the marks of the two sides add up.
-    - `max_frame_bytes` limits received frames. A tcp or ipc peer that sends a larger one loses the message and its connection.
-      inproc has no limit.
+    - `secure`: a function that sets the security options of the socket (`curve_server`, `curve_client`). No effect on inproc.
+    - `watch`: True to collect the events of connections, which `events` returns.
+    - `hwm`, `send_hwm`, `recv_hwm`: high-water marks, the largest number of queued messages (not bytes) for each peer. Over
+      inproc the limits of the two sides add up.
+    - `max_frame_bytes`: the largest frame that the socket receives. If a tcp or ipc peer sends a larger one, the message is lost
+      and the connection is closed. inproc has no limit.
     """
 
     @classmethod
@@ -70,7 +70,7 @@ class Socket(Endpoint):
         secure: Secure | None = None,
         watch: bool = False,
     ) -> Self:
-        """Create a DEALER that connects to one router. It reconnects without end, and the router can start later."""
+        """Create a DEALER that connects to one router. It reconnects whenever needed, and the router can start later."""
         options: Options = {zmq.SNDHWM: send_hwm, zmq.RCVHWM: recv_hwm, zmq.MAXMSGSIZE: max_frame_bytes}
         return cls._make("dealer", options, connect=connect, secure=secure, watch=watch)
 
@@ -78,11 +78,11 @@ class Socket(Endpoint):
     def xpub(
         cls, bind: Address | str, *, hwm: int = 4, secure: Secure | None = None, grants: bool = False, watch: bool = False
     ) -> Self:
-        """Create a bound publisher that receives the subscriptions of its peers (`recv`, then `read_subscription`).
+        """Create a bound XPUB: a publisher that receives the subscriptions of its peers as messages (`read_subscription`).
 
-        A subscriber with `hwm` queued messages misses further messages, without an error. Other subscribers are not affected.
-        With `grants`, a subscription has no effect until `grant` allows it, and a connection with more than `MAX_UNGRANTED`
-        subscriptions that were not granted is closed.
+        If `hwm` messages are queued for a subscriber, it misses further messages, without an error. Other subscribers are not
+        affected. With `grants`, a subscription has no effect until `grant` allows it. A connection with more than
+        `MAX_UNGRANTED` subscriptions that were not granted is closed.
         """
         options: Options = {zmq.SNDHWM: hwm, zmq.MAXMSGSIZE: _NOTICE_MAX_BYTES}
         if grants:
@@ -102,7 +102,7 @@ class Socket(Endpoint):
         secure: Secure | None = None,
         watch: bool = False,
     ) -> Self:
-        """Create a subscriber that connects to one publisher. It has no subscriptions until `subscribe` is called."""
+        """Create a SUB that connects to one publisher. It has no subscriptions until `subscribe` is called."""
         options: Options = {zmq.RCVHWM: hwm, zmq.MAXMSGSIZE: max_frame_bytes}
         return cls._make("sub", options, connect=connect, secure=secure, watch=watch)
 
@@ -115,7 +115,7 @@ class Socket(Endpoint):
         hwm: int = 64,
         secure: Secure | None = None,
     ) -> Self:
-        """Create the sending end of a pipeline, bound or connecting. A bound one without a peer is full at once."""
+        """Create a PUSH, the sending end of a pipeline: bound or connecting. If a bound PUSH has no peer, `send` returns FULL."""
         return cls._make("push", {zmq.SNDHWM: hwm}, bind=bind, connect=connect, secure=secure)
 
     @classmethod
@@ -128,7 +128,7 @@ class Socket(Endpoint):
         max_frame_bytes: int = MAX_FRAME_BYTES,
         secure: Secure | None = None,
     ) -> Self:
-        """Create the receiving end of a pipeline, bound or connecting."""
+        """Create a PULL, the receiving end of a pipeline: bound or connecting."""
         options: Options = {zmq.RCVHWM: hwm, zmq.MAXMSGSIZE: max_frame_bytes}
         return cls._make("pull", options, bind=bind, connect=connect, secure=secure)
 
@@ -163,6 +163,6 @@ class Socket(Endpoint):
             raise
         made = cls(raw, role, address if binding is None else binding.address, binding)
         made._monitor = monitor
-        # Read from the socket: with a ZAP domain, whatever `secure` was given, libzmq names the sender of each message.
+        # Ask the socket, not `secure`: if it has a ZAP domain, libzmq adds the sender's user id to each message.
         made._authenticated = binding is not None and address.scheme != "inproc" and bool(raw.getsockopt_string(zmq.ZAP_DOMAIN))
         return made

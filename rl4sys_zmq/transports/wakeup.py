@@ -14,12 +14,13 @@ _CLOSE_WAIT_S = 1.0
 
 
 class Wakeup(Resource):
-    """A wakeup for a poll loop. Any thread calls `set`; the loop polls `fileno` and calls `clear`.
+    """A signal that ends the wait of a poll loop. Any thread can call `set`; the loop polls `fileno` and calls `clear`.
 
-    The loop must call `clear` *before* it checks for new work. It then misses nothing that was handed over before a `set`.
+    The loop must call `clear` *before* it checks for new work. Then it finds all work that was added before a call of `set`.
 
-    There is one token. `set` takes it and sends one byte; `clear` reads the byte and puts the token back. Both are single
-    operations on a deque and so atomic. No lock is needed that a thread of the host could wait for.
+    The implementation uses no lock, because a thread of the host could have to wait for it. Instead there is one token, in a
+    deque. `set` takes the token and sends one byte; `clear` reads the byte and puts the token back. Operations on a deque are
+    atomic. While the token is taken, `set` does nothing.
     """
 
     def __init__(self) -> None:
@@ -30,7 +31,7 @@ class Wakeup(Resource):
         self._closed = False
 
     def set(self) -> None:
-        """Wake the loop. It is cheap and never blocks. Any thread can call it, also after `close`, when it does nothing."""
+        """Wake the loop. Any thread can call this method. It is fast and never blocks. After `close` it does nothing."""
         try:
             self._token.pop()
         except IndexError:
@@ -38,7 +39,7 @@ class Wakeup(Resource):
         self._writer.send(b"\0")
 
     def fileno(self) -> int:
-        """Return the descriptor to poll for reading."""
+        """Return the file descriptor that the loop must poll for reading."""
         return self._reader.fileno()
 
     def clear(self) -> bool:
@@ -52,9 +53,10 @@ class Wakeup(Resource):
         return rung
 
     def close(self) -> None:
-        """Close both ends once no thread is inside `set`.
+        """Close both ends of the socketpair, when no thread is in the middle of `set`.
 
-        Taking the token for good keeps a later `set` from writing to a descriptor that may belong to another file by then.
+        It takes the token and keeps it. So a later `set` does not write to the closed descriptor, whose number another file can
+        have by then.
         """
         if self._closed:
             return

@@ -1,12 +1,13 @@
 """The immutable values that all parts of the library share. They need only NumPy.
 
 - `Segment`: consecutive steps of one episode, as columns.
-- `PolicySpec`: the description of a policy. `TensorSpec`: one of its tensors (`tensors`). `ColumnSpec`: one extra column of its
-  segments. `PolicySnapshot`: its weights at one version.
-- `BoxSpace`, `DiscreteSpace` and eight more in `spaces`: observation and action spaces. `space_conversion` reads them from JSON
-  and from Gymnasium: `space_from` a Box or Discrete, `observation_space_from` those of a client's observations,
-  `any_space_from` all kinds. `observations`: the leaves of a tree of observations.
-- `trees`: the elements of spaces, nested structures of arrays.
+- `PolicySpec`: the description of a policy. It contains a `TensorSpec` for each tensor, and a `ColumnSpec` for each extra column
+  that the policy adds to segments. `PolicySnapshot`: the weights of a policy at one version.
+- `spaces`: ten kinds of observation and action spaces, such as `BoxSpace` and `DiscreteSpace`.
+- `space_conversion`: reads spaces from JSON and from Gymnasium. `space_from` accepts Box and Discrete, `observation_space_from`
+  the spaces that observations of a learner client can have, and `any_space_from` all kinds.
+- `observations`: conversion of nested observations to a list of arrays and back.
+- `trees`: functions for nested dicts, lists and tuples of arrays.
 """
 
 from rl4sys_zmq.values.column_spec import ColumnSpec

@@ -1,4 +1,4 @@
-"""The extra columns of segments that a policy declares, such as a recurrent state or the logits of the choice."""
+"""The declaration of the extra columns that a policy adds to segments, such as a recurrent state or the logits."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rl4sys_zmq.values.spaces import DTYPES
 __all__ = ["MAX_COLUMNS", "MAX_ROW_ELEMENTS", "ColumnSpec", "check_columns"]
 
 MAX_COLUMNS = 32
-"""The most extra columns of one policy."""
+"""The largest number of extra columns of one policy."""
 MAX_ROW_ELEMENTS = 1 << 20
-"""The most elements of one row. A received description must not cause a large allocation."""
+"""The largest number of elements of one row. It keeps a received description from causing a large allocation."""
 MAX_DIMENSIONS = 7
-"""The most dimensions of a row. A column has one more."""
+"""The largest number of dimensions of a row. The array of a column has one more dimension, for the steps."""
 RESERVED = frozenset({"observations", "actions", "rewards", "log_probs", "versions", "masks"})
-"""The names of the columns that every segment has."""
+"""The names of the standard columns of segments. An extra column cannot have one of these names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,13 @@ class ColumnSpec:
     Attributes:
         name: The key of the column in `Segment.extras` or `Segment.initial`.
         shape: The shape of one row; ``()`` for a number.
-        dtype: One of `DTYPES`, such as ``<f4``. All values of a float column must be finite, and at most the option
-            ``max_magnitude`` of the learner.
-        per: ``"step"`` for one row per step (`Segment.extras`), ``"segment"`` for one row per segment: the value of its first
+        dtype: One of `DTYPES`, such as ``<f4``. The values of a float column must be finite, with absolute values up to the
+            learner's option ``max_magnitude``.
+        per: ``"step"`` for one row per step (`Segment.extras`). ``"segment"`` for one row per segment, the value at its first
             step (`Segment.initial`).
 
     Raises:
-        ConfigError: If the name is invalid or that of another column of segments, or another value is invalid.
+        ConfigError: If the name is invalid or the name of a standard column, or another value is invalid.
     """
 
     name: str
@@ -65,10 +65,10 @@ class ColumnSpec:
 
 
 def check_columns(columns: Sequence[ColumnSpec]) -> None:
-    """Check the extra columns of one policy.
+    """Check the number and the names of the extra columns of one policy.
 
     Raises:
-        ConfigError: If there are more than `MAX_COLUMNS`, or two have the same name.
+        ConfigError: If there are more than `MAX_COLUMNS` columns, or two columns have the same name.
     """
     names = [column.name for column in columns]
     if len(names) > MAX_COLUMNS:

@@ -1,4 +1,7 @@
-"""Trees of observations: their leaves in one fixed order, and back."""
+"""The conversion of nested observations (dicts and tuples of arrays) to a list of arrays in a fixed order, and back.
+
+The nested form is called a tree, and its arrays are called leaves.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,14 @@ __all__ = ["ObservationLeaves", "flat_space", "integer_bounds", "leaves_of"]
 
 @dataclass(frozen=True, slots=True)
 class ObservationLeaves:
-    """The leaves of a space of observations, in the order in which they travel: the keys of each dict sorted.
+    """The arrays of an observation space, in the order in which they are sent: in each dict, by sorted keys.
+
+    An observation that is a single array has one leaf.
 
     Attributes:
-        structure: The dicts and tuples around the leaves; None if the space is one leaf.
-        spaces: The spaces of the leaves.
-        names: A name for each leaf, such as ``observations['camera']``; for a space of one leaf ``observations``.
+        structure: The dicts and tuples around the leaves; None if an observation is a single array.
+        spaces: The space of each leaf.
+        names: The name of each leaf, such as ``observations['camera']``; ``observations`` for a single array.
     """
 
     structure: Structure
@@ -40,10 +45,10 @@ class ObservationLeaves:
     names: tuple[str, ...]
 
     def flatten(self, tree: Tree) -> list[Any]:
-        """Return the leaves of a tree.
+        """Return the leaves of one observation as a list.
 
         Raises:
-            ObservationError: If the tree does not consist of the same dicts and tuples. A list counts as a tuple.
+            ObservationError: If the observation does not have the dicts and tuples of the space. A list counts as a tuple.
         """
         if self.structure is None:
             return [tree]
@@ -52,36 +57,39 @@ class ObservationLeaves:
         return leaves
 
     def unflatten(self, leaves: Iterable[Any]) -> Tree:
-        """Return the tree with these leaves."""
+        """Return the observation with these leaves. It is the inverse of `flatten`."""
         return unflatten(self.structure, leaves)
 
     def rows(self, tree: Tree) -> Sequence[Any]:
-        """Return the ``N`` observations of a tree of arrays ``[N, ...]``; a single array unchanged."""
+        """Return ``N`` single observations, given one tree whose arrays have a leading axis of ``N``.
+
+        If the space has one leaf, return the array itself, which is already a sequence of observations.
+        """
         if self.structure is None:
             return tree  # type: ignore[no-any-return]
         leaves = self.flatten(tree)
         return unflatten_each(self.structure, leaves, len(leaves[0]))
 
     def stack(self, observations: Sequence[Any]) -> Tree:
-        """Return ``N`` observations as a tree of arrays ``[N, ...]``."""
+        """Return one tree whose arrays have a leading axis of ``N``, given ``N`` single observations."""
         return self.unflatten(np.stack(column) for column in zip(*map(self.flatten, observations), strict=True))
 
 
 def leaves_of(space: ObservationSpace) -> ObservationLeaves:
-    """Return the leaves of a space of observations."""
+    """Return the leaves of an observation space."""
     structure, spaces = _structure(space), tuple(_spaces(space))
     return ObservationLeaves(structure, spaces, tuple(leaf_paths(structure, "observations")))
 
 
 def flat_space(space: ObservationSpace, user: str) -> Space:
-    """Return a space that is a Box or Discrete.
+    """Return an observation space unchanged if it is a Box or Discrete.
 
     Args:
-        space: The space of observations.
-        user: What needs such a space, for the message, such as ``PPO``.
+        space: The observation space.
+        user: The name, for the error message, of the code that supports only these kinds, such as ``PPO``.
 
     Raises:
-        ConfigError: If it is of another kind.
+        ConfigError: If the space is of another kind.
     """
     if isinstance(space, BoxSpace | DiscreteSpace):
         return space
@@ -90,7 +98,10 @@ def flat_space(space: ObservationSpace, user: str) -> Space:
 
 
 def integer_bounds(space: LeafSpace) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-    """Return the lowest and the highest elements of a space of integers, of its shape; None for a Box."""
+    """Return the lowest and the highest value of each element of a space of integers, as two arrays of the space's shape.
+
+    Return None for a `BoxSpace`, also if its elements are integers.
+    """
     if isinstance(space, BoxSpace):
         return None
     if isinstance(space, DiscreteSpace):

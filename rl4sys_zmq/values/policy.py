@@ -19,13 +19,13 @@ from rl4sys_zmq.values.tensors import FLOAT32, TENSOR_DTYPES, TensorSpec, other_
 __all__ = ["ACTIVATIONS", "MAX_BLOB_BYTES", "FlatWeights", "PolicySnapshot", "PolicySpec", "feature_size"]
 
 FlatWeights = NDArray[np.float32]
-"""The float32 tensors of a policy in one array, in the order of `PolicySpec.tensors`, float32 ``[spec.size]``."""
+"""All float32 tensors of a policy, joined in the order of `PolicySpec.tensors` to one flat array, float32 ``[spec.size]``."""
 
 ACTIVATIONS = ("tanh", "relu", "elu", "silu", "gelu", "leaky_relu", "identity")
 MAX_NODES, MAX_DEPTH = 4096, 8
-"""The most JSON values in the document of a policy, and its deepest nesting."""
+"""The largest number of JSON values in `PolicySpec.document`, and the largest number of its nested levels."""
 MAX_BLOB_BYTES = 32 << 20
-"""The largest blob of a policy, in bytes."""
+"""The largest size of `PolicySpec.blob`, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +35,17 @@ class PolicySpec:
     Attributes:
         observation_space: The space of observations.
         action_space: The space of actions.
-        kind: The name in the policy registry of the function that builds the policy, on the actor's side.
-        document: Further parameters for that function, which validates them. JSON values: null, true, false, finite numbers,
-            text, lists, and mappings with text keys. At most `MAX_NODES` values and `MAX_DEPTH` levels.
-        tensors: The tensors to transfer with each version; at least one.
-        columns: The extra columns of its segments. A policy that has some is a `rl4sys_zmq.policies.ColumnPolicy`.
-        blob: Bytes for that function, for example the graph of an exported network; empty for none. They are sent once, with
-            the spec, and at most `MAX_BLOB_BYTES` of them. Only that function interprets them.
+        kind: The name of the function that builds the policy, in the actor's policy registry.
+        document: Further parameters for that function, which also validates them. It contains JSON values: null, true, false,
+            finite numbers, text, lists, and mappings with text keys. At most `MAX_NODES` values and `MAX_DEPTH` levels.
+        tensors: The descriptions of the weights, which are sent with each version. At least one tensor.
+        columns: The extra columns that the policy adds to segments. If there are any, the policy must be a
+            `rl4sys_zmq.policies.ColumnPolicy`.
+        blob: Bytes for the function that builds the policy, for example the graph of an exported network. Only that function
+            interprets them. They are sent once, with the spec. At most `MAX_BLOB_BYTES`.
 
     Raises:
-        ConfigError: If the kind is not a valid name, the document is not JSON or is too large, tensors are missing, two tensors
+        ConfigError: If the kind is not a valid name, the document is not JSON or is too large, there are no tensors, two tensors
             or two columns have the same name, there are too many columns, or the blob is not ``bytes`` or is too large.
     """
 
@@ -79,17 +80,17 @@ class PolicySpec:
 
     @property
     def size(self) -> int:
-        """The number of float32 elements in a snapshot."""
+        """The number of elements of all float32 tensors. It is the length of `PolicySnapshot.flat`."""
         return sum(self.sizes)
 
     @property
     def others(self) -> tuple[TensorSpec, ...]:
-        """The tensors that are not float32, in the order of their bytes in `PolicySnapshot.others`."""
+        """The tensors that are not float32, in the order in which `PolicySnapshot.others` contains them."""
         return other_tensors(self.tensors)
 
     @property
     def parameters(self) -> int:
-        """The number of elements of all tensors."""
+        """The number of parameters of the policy: the elements of all tensors, of any dtype."""
         return sum(tensor.size for tensor in self.tensors)
 
     @property
@@ -99,7 +100,7 @@ class PolicySpec:
 
     @property
     def outputs(self) -> int:
-        """The number of discrete actions, or the size of a continuous one."""
+        """The number of outputs of a policy network: the number of discrete actions, or of elements of a continuous action."""
         return self.action_space.n if isinstance(self.action_space, DiscreteSpace) else self.action_space.size
 
     def views(self, flat: FlatWeights, others: bytes | memoryview = b"") -> dict[str, NDArray[Any]]:
@@ -107,7 +108,7 @@ class PolicySpec:
 
         Args:
             flat: `PolicySnapshot.flat`, float32 ``[size]``.
-            others: `PolicySnapshot.others`. A policy with float32 tensors alone has none.
+            others: `PolicySnapshot.others`; empty if all tensors are float32.
 
         Raises:
             ConfigError: If `flat` has another shape or dtype, or `others` has another length.
@@ -133,10 +134,12 @@ class PolicySpec:
     def flatten(self, tensors: Mapping[str, NDArray[Any]]) -> tuple[FlatWeights, bytes]:
         """Return copies of named tensors in the form of a snapshot: `PolicySnapshot.flat` and `PolicySnapshot.others`.
 
-        This is the inverse of `views`. Tensors of other dtypes than float32 are copied bit for bit.
+        This is the inverse of `views`. Float32 tensors can be given in another dtype and are converted. The other tensors are
+        copied bit for bit.
 
         Raises:
-            ConfigError: If a tensor is missing, unknown or of another shape, or one that is not float32 has another dtype.
+            ConfigError: If a tensor is missing, unknown or of the wrong shape, or if a tensor that is not declared as float32 has
+                the wrong dtype.
         """
         if set(tensors) != {t.name for t in self.tensors}:
             raise ConfigError(f"the snapshot has the tensors {sorted(tensors)}; the policy has {[t.name for t in self.tensors]}")
@@ -154,7 +157,7 @@ class PolicySpec:
 
 
 def _nodes(value: object, depth: int) -> int:
-    """Count the values of a JSON document.
+    """Return the number of values in a JSON document. A list or dict counts as one more than its entries.
 
     Raises:
         ConfigError: If a value is not JSON, or is nested too deeply.
@@ -175,7 +178,7 @@ def _nodes(value: object, depth: int) -> int:
 
 
 def feature_size(space: Space) -> int:
-    """Return the width of the first layer: the size of a box, or n for a discrete observation (one-hot)."""
+    """Return the number of inputs of a policy network: the size of a Box, or ``n`` of a Discrete space (one-hot encoding)."""
     return space.size if isinstance(space, BoxSpace) else space.n
 
 
@@ -184,8 +187,10 @@ class PolicySnapshot:
     """The weights of one policy version, in read-only buffers.
 
     Attributes:
-        generation: The number of the learner thread that published it: the Unix time in ms of its start, or the last one + 1.
-        version: The number of the publication, from 0 for a new policy, or continued from the checkpoint.
+        generation: The number of the learner thread that published the version. It is the Unix time of the thread's start in ms,
+            or the last generation + 1 if that is larger.
+        version: The number of the version within the generation. It starts at 0 for a new policy, and at the checkpoint's version
+            for a policy that was restored from a checkpoint.
         digest: The xxh3-64 checksum of the bytes of `flat` and of `others`, in this order.
         flat: The float32 weights ``[spec.size]``, read-only.
         others: The bytes of all other tensors (`PolicySpec.others`). `PolicySpec.views` returns them as arrays.

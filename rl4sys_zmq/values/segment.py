@@ -15,7 +15,7 @@ from rl4sys_zmq.values.trees import Tree, flatten
 __all__ = ["NO_EXTRAS", "Segment"]
 
 NO_EXTRAS: Mapping[str, NDArray[Any]] = MappingProxyType({})
-"""No extra columns. All segments without extra columns share it."""
+"""An empty, read-only mapping: the extra columns of all segments that have none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,28 +23,29 @@ class Segment:
     """``T`` consecutive steps of one episode, as columns. Row ``t`` is one step.
 
     Attributes:
-        observations: ``[T, *obs]`` if `terminated`, else ``[T + 1, *obs]``: the last row is the observation to bootstrap
-            from. The dtype is that of the observation space. If that is a Dict or Tuple, a tree of such arrays.
+        observations: ``[T, *obs]`` if `terminated`. Otherwise ``[T + 1, *obs]``: the last row is the observation after the last
+            step, for bootstrapping. The dtype is that of the observation space. For a Dict or Tuple space, this is a dict or
+            tuple of such arrays.
         actions: ``[T, *act]``, as sampled (before clipping or squashing), int64 for discrete actions.
         rewards: ``[T]`` float32; ``rewards[t]`` follows ``actions[t]``.
         log_probs: ``[T]`` float32, the log-probability of ``actions[t]`` under the policy that chose it.
-        versions: ``[T]`` uint64, the policy version that chose each action, within `generation`.
+        versions: ``[T]`` uint64, the number of the policy version that chose each action. Versions count within `generation`.
         masks: ``[len(observations), n]`` bool, True where an action was allowed; None if the host passed no mask.
-        generation: The generation of `versions`: the number of the learner thread that published them.
+        generation: The generation of the policy: the number of the learner thread that published it.
         episode_id: A random 64-bit number shared by the segments of one episode.
         segment_index: The index of the segment in the episode, from 0.
         terminated: True if the episode ended in a terminal state with the last step.
         truncated: True if the episode was ended from outside after the last step. `terminated` and `truncated` are never both
-            True. Both are False if the segment was only cut.
-        capped: True if the episode continues, but has filled the actor's ``max_traj_length`` (again) with this segment. It then
-            counts as one trajectory. Never True if `ended`.
-        episode_return: The undiscounted sum of the rewards of the whole episode, on its last segment. None on other segments, and
+            True. Both are False if the episode continues in the next segment.
+        capped: True if the episode continues, but the actor counts a trajectory as complete with this segment, because the steps
+            since the last such segment have reached ``max_traj_length``. Always False if the episode has ended.
+        episode_return: The undiscounted sum of the rewards of the whole episode, in its last segment. None in other segments, and
             if a part of the episode was dropped before it was sent.
-        episode_length: The number of steps of the whole episode, on its last segment; else None.
+        episode_length: The number of steps of the whole episode, in its last segment. None in other segments.
         extras: The extra columns that the policy records with each step, by name, ``[T, *row]`` each. `PolicySpec.columns` has
             their shapes and dtypes.
-        initial: The extra columns that the policy records once per segment, by name, ``[*row]`` each: their values with the
-            first step, such as the recurrent state before it.
+        initial: The extra columns that the policy records once per segment, by name, ``[*row]`` each: the values at the first
+            step, such as the recurrent state before that step.
     """
 
     observations: Tree
@@ -71,7 +72,7 @@ class Segment:
 
     @property
     def observation_leaves(self) -> list[NDArray[Any]]:
-        """The arrays of `observations`, with the keys of dicts sorted."""
+        """The arrays of `observations` as a flat list, in the order of sorted dict keys."""
         observations = self.observations
         return [observations] if isinstance(observations, np.ndarray) else flatten(observations, by_key=True)[0]
 

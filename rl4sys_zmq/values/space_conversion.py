@@ -1,6 +1,6 @@
-"""The conversion of spaces to and from JSON, and from Gymnasium's spaces by their attributes.
+"""The conversion of spaces to JSON and back, and from Gymnasium's spaces, whose attributes are read without importing Gymnasium.
 
-JSON is also the form on the wire. The forms, with optional parts in brackets::
+Messages contain spaces as JSON too. These are the forms, with optional parts in brackets::
 
     {"type": "Box", "shape": [2], ["dtype": "float32", "low": -1 or [-1, "-inf"], "high": 1]}
     {"type": "Discrete", "n": 4, ["start": 0, "dtype": "int64"]}
@@ -41,24 +41,27 @@ __all__ = [
 ]
 
 MAX_TEXT = 1 << 22
-"""The most characters of a space as JSON text: a Box can have two bounds per element."""
+"""The largest number of characters of a space as JSON text. A Box can be long, with two bounds for each array element."""
 MAX_CLIENT_DIMENSIONS = 7
-"""The most dimensions of an array of a learner client. A column has one more."""
+"""The largest number of dimensions of one observation or action. The array of many steps has one more."""
 MAX_LEAVES = 32
-"""The most arrays in one observation. Each is a column."""
+"""The largest number of arrays in one observation. Each array is a column of the segment."""
 
 _BY_NAME = {np.dtype(d).name: d for d in DTYPES} | {d: d for d in DTYPES}
 _CLASSES: dict[str, type[AnySpace]] = {cls.KIND: cls for cls in get_args(AnySpace)}
 _KINDS = ", ".join(_CLASSES)
 _ALWAYS = {("Box", "dtype"), ("Discrete", "start")}
-"""The fields that are always written, even if they have their default value."""
+"""The fields, as (kind, field), that `space_to_json` always writes, even if they have their default value."""
 
 
 def space_from(value: object) -> Space:
-    """Return a `Space`, such as that of a learner client's actions, from any form that `any_space_from` reads.
+    """Return the Box or Discrete space that a value describes, such as the space of a policy's actions.
+
+    Args:
+        value: A space in any form that `any_space_from` accepts.
 
     Raises:
-        ConfigError: If the value is not a space, or of another kind.
+        ConfigError: If the value is not a space, or a space of another kind.
     """
     space = any_space_from(value)
     if isinstance(space, BoxSpace | DiscreteSpace):
@@ -68,10 +71,13 @@ def space_from(value: object) -> Space:
 
 
 def observation_space_from(value: object) -> ObservationSpace:
-    """Return the space of a learner client's observations, from any form that `any_space_from` reads.
+    """Return the space of a policy's observations that a value describes.
+
+    Args:
+        value: A space in any form that `any_space_from` accepts.
 
     Raises:
-        ConfigError: If the value is not a space, or learner clients do not support this kind of space, or it has more than
+        ConfigError: If the value is not a space, learners do not support observations of this kind, or the space has more than
             `MAX_LEAVES` arrays.
     """
     space: ObservationSpace = _observations(any_space_from(value), "space")
@@ -112,11 +118,12 @@ def any_space_from(value: object, path: str = "space") -> AnySpace:
     """Return the space that a value describes: an `AnySpace`, a Gymnasium space, or the JSON form.
 
     Args:
-        value: The space.
+        value: The space, in one of these three forms.
         path: The name of the space in error messages.
 
     Raises:
-        ConfigError: If the value is none of these, or of an unsupported kind. The message contains the path of the faulty part.
+        ConfigError: If the value has none of these forms, or is a space of an unsupported kind. The message contains the path of
+            the faulty part.
     """
     if isinstance(value, tuple(_CLASSES.values())):
         return value  # type: ignore[return-value]
@@ -129,7 +136,10 @@ def any_space_from(value: object, path: str = "space") -> AnySpace:
 
 
 def space_to_json(space: AnySpace) -> dict[str, Any]:
-    """Return the JSON form that `any_space_from` reads, as strict JSON, without fields that have their default value."""
+    """Return the JSON form of a space, which `any_space_from` reads. Most fields with their default value are left out.
+
+    The values are valid in strict JSON: an infinite bound is the text ``inf`` or ``-inf``.
+    """
     form: dict[str, Any] = {"type": space.KIND}
     for field in fields(space):
         value = getattr(space, field.name)
@@ -139,7 +149,7 @@ def space_to_json(space: AnySpace) -> dict[str, Any]:
 
 
 def space_to_text(space: AnySpace) -> str:
-    """Return the JSON form as text.
+    """Return the JSON form of a space as text.
 
     Raises:
         ConfigError: If the text has more than `MAX_TEXT` characters.
@@ -184,7 +194,7 @@ def _plain(value: Any) -> Any:
 
 
 def _from_json(form: Any, path: str, depth: int) -> AnySpace:
-    """Return the space of a JSON form. The caller converts a TypeError to a ConfigError."""
+    """Return the space of a JSON form. It raises TypeError for some faults; the caller converts them to a ConfigError."""
     if not isinstance(form, Mapping):
         raise TypeError(f"{path} must be a JSON object, not {type(form).__name__}")
     kind = form.get("type")
@@ -205,7 +215,7 @@ def _from_json(form: Any, path: str, depth: int) -> AnySpace:
 
 
 def _value(kind: str, key: str, form: Mapping[str, Any], path: str, depth: int) -> Any:
-    """Return one field of a JSON form, as the space's class expects it."""
+    """Return one field of a JSON form, converted to the type of the argument of the space's class."""
     value = form[key]
     match key:
         case "dtype":
@@ -237,7 +247,7 @@ def _value(kind: str, key: str, form: Mapping[str, Any], path: str, depth: int) 
 
 
 def _dtype(name: object) -> str:
-    """Return the dtype with this name, from a fixed list. `numpy.dtype` would parse arbitrary text."""
+    """Look up the dtype with this name in a fixed list. `numpy.dtype` would parse arbitrary text."""
     if type(name) is not str or name not in _BY_NAME:
         raise ConfigError(f"dtype {name!r:.60} is not supported; use one of {', '.join(sorted(_BY_NAME))}", key="dtype")
     return _BY_NAME[name]
@@ -259,13 +269,13 @@ def _bound(value: Any, shape: tuple[int, ...]) -> Bound:
 
 
 def _number(value: Any) -> float:
-    """Return a bound as a float, or as an integer if no float equals it."""
+    """Return a bound as a float, or as an integer if no float has exactly its value."""
     number = float(value)
     return number if isinstance(value, str) or number == value else int(value)
 
 
 def _collapse(numbers: list[float]) -> Bound:
-    """Return the bounds, or one number if all are equal."""
+    """Return a single number if all bounds are equal; otherwise return the bounds as a tuple."""
     if numbers and all(n == numbers[0] for n in numbers):
         return numbers[0]
     return tuple(numbers)
@@ -277,7 +287,7 @@ def _collapse(numbers: list[float]) -> Bound:
 def _from_gymnasium(value: Any, path: str, depth: int) -> AnySpace:
     """Return the space that a Gymnasium space describes.
 
-    Its kind is recognized by the name of its class, because Gymnasium is not imported.
+    The kind of the space is recognized by the name of its class, because Gymnasium is not imported.
     """
     cls = type(value)
     kind = cls.__name__
@@ -330,6 +340,6 @@ def _little(dtype: Any) -> str:
 
 
 def _bounds_of(array: NDArray[Any]) -> Bound:
-    if array.size and np.all(array == array.flat[0]):  # for an image, one number per element would be longer than the image
+    if array.size and np.all(array == array.flat[0]):  # the bounds of an image would be longer than the image
         return _number(array.flat[0].item())
     return tuple(_number(n) for n in array.ravel().tolist())

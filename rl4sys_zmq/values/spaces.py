@@ -1,8 +1,8 @@
-"""The observation and action spaces: immutable values of the same kinds as Gymnasium's, without Gymnasium.
+"""The observation and action spaces. They correspond to Gymnasium's spaces, but do not need Gymnasium, and are immutable.
 
-A space describes its elements. `AnySpace` is any of the ten kinds. Environments and other services support all of them. The
-actions of a learner client are in a `Space`, which is a `BoxSpace` or a `DiscreteSpace`; its observations in an
-`ObservationSpace`.
+A space describes the set of its elements. `AnySpace` is the union of all ten kinds; environments and other services support all
+of them. A learner supports fewer kinds: the actions of a policy are elements of a `Space` (Box or Discrete), and its observations
+elements of an `ObservationSpace`.
 """
 
 from __future__ import annotations
@@ -34,25 +34,28 @@ __all__ = [
 DTYPES = ("|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8")
 """The supported dtypes, in NumPy's notation: little-endian numbers and booleans."""
 MAX_DIMENSIONS = 8
-"""The most dimensions of an array."""
+"""The largest number of dimensions of an array."""
 MAX_ELEMENTS = 1 << 26
-"""The most array elements in one space and its parts. A received description must not cause a large allocation."""
+"""The largest number of array elements in one space with all spaces in it.
+
+It keeps a received description from causing a large allocation.
+"""
 MAX_SPACES = 4096
-"""The most spaces in one space, including itself."""
+"""The largest number of spaces in one space, at all levels, including the space itself."""
 MAX_DEPTH = 16
-"""The most levels of nested spaces."""
+"""The largest number of levels of nested spaces."""
 
 Bound = float | tuple[float, ...]
 _INTEGERS = tuple(d for d in DTYPES if d[1] in "iu")
 _NUMPY = {d: np.dtype(d) for d in DTYPES}
 _NO_ARRAY = (ValueError, TypeError, RuntimeError, OverflowError)
-"""The errors of `numpy.asarray` for a ragged list, or for a tensor that is on a device or needs a gradient."""
+"""The errors that `numpy.asarray` raises for a ragged list, or for a tensor that is on a device or needs a gradient."""
 
 
 class _Base:
     """The base class of all spaces.
 
-    Each subclass also has the `shape` and `dtype` of its elements. They are None if the elements are not arrays or numbers.
+    Each subclass also has `shape` and `dtype`, which its elements have. Both are None if the elements are not arrays or numbers.
 
     Attributes:
         KIND: Gymnasium's name for this kind of space.
@@ -66,27 +69,29 @@ class _Base:
 
     @property
     def parts(self) -> Iterable[AnySpace]:
-        """The spaces that this space consists of."""
+        """The spaces that this space directly contains; empty for a space that contains none."""
         return ()
 
     def to_tree(self, value: Any, *, cast: bool = False) -> Any:
-        """Return an element as a tree. Parts that do not fit the space are unchanged, so that `mismatch` can report them.
+        """Return an element of this space as a tree: nested dicts and tuples, with arrays where the space has arrays.
+
+        Parts that do not fit the space stay unchanged, so that `mismatch` can report them.
 
         Args:
-            value: The element.
-            cast: True to convert arrays to the dtype of their space. NumPy's error is then raised if a value cannot be converted.
+            value: The element, for example from an environment.
+            cast: True to convert arrays to the dtype of their space. If a value cannot be converted, NumPy's error is raised.
         """
         return value
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return how the structure or shapes of a tree differ from this space; an empty string if they fit.
+        """Return a text that describes the first fault in a tree; an empty string if the tree fits this space.
 
-        Bounds are not checked, because many environments clip actions.
+        The structure and the shapes are checked. Bounds are not checked, because many environments clip actions.
 
         Args:
             value: The tree.
-            path: The path of the tree in the whole element, for the text.
-            batch: The number of leading axes that each array has in addition to the shape of its space.
+            path: The path of the tree in a larger tree, for the text.
+            batch: The number of axes that each array has before the axes of its space, for batches of elements.
         """
         raise NotImplementedError
 
@@ -119,9 +124,10 @@ class _ArraySpace(_Base):
 
 @dataclass(frozen=True, slots=True)
 class BoxSpace(_ArraySpace):
-    """The space of arrays of one shape and dtype, with two bounds per element.
+    """The space of arrays of one shape and dtype, with a lower and an upper bound for each array element.
 
-    A bound is one number for all elements, or a row-major tuple with one number per element. Bounds can be infinite.
+    `low` and `high` are a single number for all array elements, or a tuple with one number for each, in row-major order. Bounds
+    can be infinite.
     """
 
     KIND: ClassVar[str] = "Box"
@@ -142,20 +148,20 @@ class BoxSpace(_ArraySpace):
 
     @property
     def size(self) -> int:
-        """The number of elements."""
+        """The number of elements of an array of this space."""
         return prod(self.shape)
 
     @property
     def bounded(self) -> bool:
-        """True if every element has two finite bounds."""
+        """True if both bounds of every array element are finite."""
         return all(bool(np.all(np.isfinite(np.asarray(bound, np.float64)))) for bound in (self.low, self.high))
 
     def low_array(self) -> NDArray[np.float64]:
-        """Return the lower bounds, float64 of `shape`."""
+        """Return the lower bound of each array element, float64, in the shape of the space."""
         return self._spread(self.low)
 
     def high_array(self) -> NDArray[np.float64]:
-        """Return the upper bounds, float64 of `shape`."""
+        """Return the upper bound of each array element, float64, in the shape of the space."""
         return self._spread(self.high)
 
     def _spread(self, bound: Bound) -> NDArray[np.float64]:
@@ -164,13 +170,13 @@ class BoxSpace(_ArraySpace):
         return np.full(self.shape, bound, dtype=np.float64)
 
     def _exact(self, bound: Bound) -> NDArray[Any]:
-        """Return bounds as numbers that compare exactly. Some 64-bit integers have no exact float64."""
+        """Return a bound as an array that can be compared without rounding errors. A float64 cannot hold all 64-bit integers."""
         return np.asarray(bound, object if self.dtype in ("<i8", "<u8") else np.float64)
 
 
 @dataclass(frozen=True, slots=True)
 class DiscreteSpace(_Base):
-    """The space of `n` consecutive integers from `start` on."""
+    """The space of the `n` integers from `start` to ``start + n - 1``."""
 
     KIND: ClassVar[str] = "Discrete"
     n: int
@@ -194,7 +200,7 @@ class DiscreteSpace(_Base):
         return ()
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return how a tree differs from this space; an empty string if it fits."""
+        """Return a text that describes the first fault in a tree; an empty string if the tree fits this space."""
         kind = type(value)
         if kind is int or isinstance(value, np.integer):
             fits = not batch
@@ -207,9 +213,10 @@ class DiscreteSpace(_Base):
 
 @dataclass(frozen=True, slots=True)
 class MultiDiscreteSpace(_ArraySpace):
-    """The space of arrays of integers. Element ``i`` is one of ``nvec[i]`` integers from ``start[i]`` on.
+    """The space of arrays of integers. Array element ``i`` is one of the ``nvec[i]`` integers from ``start[i]`` on.
 
-    `nvec` and `start` are row-major. Without `start`, every element starts at 0. Without `shape`, there is one dimension.
+    `nvec` and `start` are in row-major order. By default, `start` is 0 for every array element, and the arrays have one
+    dimension.
     """
 
     KIND: ClassVar[str] = "MultiDiscrete"
@@ -235,7 +242,7 @@ class MultiDiscreteSpace(_ArraySpace):
 
 @dataclass(frozen=True, slots=True)
 class MultiBinarySpace(_ArraySpace):
-    """The space of arrays of zeros and ones. `n` is the number of elements, or the shape."""
+    """The space of arrays of zeros and ones. `n` is the number of array elements (one dimension), or the shape."""
 
     KIND: ClassVar[str] = "MultiBinary"
     n: int | tuple[int, ...]
@@ -245,18 +252,18 @@ class MultiBinarySpace(_ArraySpace):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of an element."""
+        """The shape of the arrays."""
         return self.n if isinstance(self.n, tuple) else (self.n,)
 
     @property
     def dtype(self) -> str:
-        """The dtype of an element: 8-bit integers."""
+        """The dtype of the arrays: 8-bit integers."""
         return "|i1"
 
 
 @dataclass(frozen=True, slots=True)
 class TextSpace(_Base):
-    """The space of strings of `min_length` to `max_length` characters from `characters`."""
+    """The space of strings that have `min_length` to `max_length` characters, each from `characters`."""
 
     KIND: ClassVar[str] = "Text"
     shape: ClassVar[None] = None
@@ -277,7 +284,7 @@ class TextSpace(_Base):
         return f"Text({self.min_length}, {self.max_length}, characters={self.characters!r:.40})"
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return how a tree differs from this space; an empty string if it fits."""
+        """Return a text that describes the first fault in a tree; an empty string if the tree fits this space."""
         if batch or (isinstance(value, str) and self.min_length <= len(value) <= self.max_length and self._has(value)):
             return ""
         return f"{path or 'the value'} is {value!r:.60}; expected an element of {self!s:.80}"
@@ -287,7 +294,7 @@ class TextSpace(_Base):
 
 
 class _Nested(_Base):
-    """The base class of spaces that consist of other spaces."""
+    """The base class of spaces that contain other spaces."""
 
     __slots__ = ()
     shape: ClassVar[None] = None
@@ -295,7 +302,7 @@ class _Nested(_Base):
 
     @property
     def parts(self) -> Iterable[AnySpace]:
-        """The spaces that this space consists of, from all of its fields: single spaces, and those in a tuple or a dict."""
+        """The spaces that this space directly contains: in its fields, and in tuples and dicts that are fields."""
         for field in fields(self):  # type: ignore[arg-type]
             held = getattr(self, field.name)
             if isinstance(held, Mapping | tuple):
@@ -304,7 +311,14 @@ class _Nested(_Base):
                 yield held
 
     def _check(self, key: str) -> None:
-        """Raise ConfigError if a part is not a space, or there are too many spaces, levels or elements."""
+        """Check the spaces in this space.
+
+        Args:
+            key: The name of the field with these spaces, for error messages.
+
+        Raises:
+            ConfigError: If a contained value is not a space, or there are too many spaces, nested levels or array elements.
+        """
         held = getattr(self, key)
         for part in self.parts if isinstance(held, dict | tuple) else (held, *self.parts):
             if not isinstance(part, _Base):
@@ -321,7 +335,10 @@ class _Nested(_Base):
 
 @dataclass(frozen=True, slots=True)
 class DictSpace(_Nested):
-    """The space of dicts with fixed keys, each value an element of its own space. The order of the keys is kept."""
+    """The space of dicts with fixed keys. Each key has a space, which contains the values of that key.
+
+    The order of the keys is kept.
+    """
 
     KIND: ClassVar[str] = "Dict"
     spaces: Mapping[str, AnySpace]
@@ -339,14 +356,14 @@ class DictSpace(_Nested):
         return hash(frozenset(self.spaces.items()))
 
     def to_tree(self, value: Any, *, cast: bool = False) -> Any:
-        """Return an element as a tree."""
+        """Return an element of this space as a tree: nested dicts and tuples of arrays and other values."""
         if not isinstance(value, Mapping):
             return value
         spaces = self.spaces
         return {k: spaces[k].to_tree(v, cast=cast) if k in spaces else v for k, v in value.items()}
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return how a tree differs from this space; an empty string if it fits."""
+        """Return a text that describes the first fault in a tree; an empty string if the tree fits this space."""
         if not isinstance(value, dict) or value.keys() != self.spaces.keys():
             return f"{path or 'the value'} is not a dict with the keys {', '.join(self.spaces)}"
         return _first(s.mismatch(value[k], f"{path}[{k!r}]", batch) for k, s in self.spaces.items())
@@ -354,7 +371,7 @@ class DictSpace(_Nested):
 
 @dataclass(frozen=True, slots=True)
 class TupleSpace(_Nested):
-    """The space of tuples whose items are elements of the given spaces."""
+    """The space of tuples of a fixed length. Item ``i`` is an element of ``spaces[i]``."""
 
     KIND: ClassVar[str] = "Tuple"
     spaces: tuple[AnySpace, ...]
@@ -364,13 +381,13 @@ class TupleSpace(_Nested):
         self._check("spaces")
 
     def to_tree(self, value: Any, *, cast: bool = False) -> Any:
-        """Return an element as a tree."""
+        """Return an element of this space as a tree: nested dicts and tuples of arrays and other values."""
         if not isinstance(value, (tuple, list)) or len(value) != len(self.spaces):
             return value
         return tuple([s.to_tree(v, cast=cast) for s, v in zip(self.spaces, value, strict=True)])
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return how a tree differs from this space; an empty string if it fits."""
+        """Return a text that describes the first fault in a tree; an empty string if the tree fits this space."""
         if not isinstance(value, tuple) or len(value) != len(self.spaces):
             return f"{path or 'the value'} is not a tuple of {len(self.spaces)} items"
         pairs = enumerate(zip(self.spaces, value, strict=True))
@@ -379,7 +396,10 @@ class TupleSpace(_Nested):
 
 @dataclass(frozen=True, slots=True)
 class OneOfSpace(_Nested):
-    """The space of pairs of a number ``i`` and an element of ``spaces[i]``."""
+    """The space of elements that belong to one of several spaces.
+
+    An element is a pair: an index ``i``, and an element of ``spaces[i]``.
+    """
 
     KIND: ClassVar[str] = "OneOf"
     spaces: tuple[AnySpace, ...]
@@ -389,7 +409,7 @@ class OneOfSpace(_Nested):
         self._check("spaces")
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return how a tree differs from this space; an empty string if it fits."""
+        """Return a text that describes the first fault in a tree; an empty string if the tree fits this space."""
         if batch:
             return ""
         if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], (int, np.integer)):
@@ -402,9 +422,9 @@ class OneOfSpace(_Nested):
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpace(_Nested):
-    """The space of sequences of elements of one space, of any length.
+    """The space of sequences of any length whose items are elements of one space.
 
-    A sequence is a tuple of elements, or with `stack` one element whose arrays have a leading axis.
+    A sequence is a tuple. If `stack` is True, it is one element whose arrays have an additional first axis, for the items.
     """
 
     KIND: ClassVar[str] = "Sequence"
@@ -415,13 +435,13 @@ class SequenceSpace(_Nested):
         self._check("space")
 
     def to_tree(self, value: Any, *, cast: bool = False) -> Any:
-        """Return an element as a tree."""
+        """Return an element of this space as a tree: nested dicts and tuples of arrays and other values."""
         if self.stack or not isinstance(value, (tuple, list)):
             return value
         return tuple([self.space.to_tree(v, cast=cast) for v in value])
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return how a tree differs from this space; an empty string if it fits."""
+        """Return a text that describes the first fault in a tree; an empty string if the tree fits this space."""
         if batch:
             return ""
         if self.stack:
@@ -433,9 +453,10 @@ class SequenceSpace(_Nested):
 
 @dataclass(frozen=True, slots=True)
 class GraphSpace(_Nested):
-    """The space of graphs: tuples of nodes, edges and edge links. The last two can be None.
+    """The space of graphs. A graph is a tuple of nodes, edges and edge links. Edges and edge links can be None.
 
-    Nodes and edges are elements with a leading axis. Edge links are integers ``[edges, 2]``, the indices of nodes.
+    Nodes are an array of elements of the space `nodes`, with an additional first axis. Edges are the same for the space `edges`.
+    Edge links are integers ``[edges, 2]``: for each edge the indices of its two nodes.
     """
 
     KIND: ClassVar[str] = "Graph"
@@ -446,7 +467,7 @@ class GraphSpace(_Nested):
         self._check("nodes")
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return how a tree differs from this space; an empty string if it fits."""
+        """Return a text that describes the first fault in a tree; an empty string if the tree fits this space."""
         if batch:
             return ""
         if not isinstance(value, tuple) or len(value) != 3:
@@ -463,11 +484,11 @@ class GraphSpace(_Nested):
 
 
 Space = BoxSpace | DiscreteSpace
-"""A space of actions of a learner client, or of observations as one array that each algorithm supports."""
+"""A space of actions of a learner client. All algorithms also support it as a space of observations."""
 LeafSpace = BoxSpace | DiscreteSpace | MultiDiscreteSpace | MultiBinarySpace
-"""A space whose elements are single arrays."""
+"""A space whose elements are single arrays or integers, not nested."""
 ObservationSpace = LeafSpace | DictSpace | TupleSpace
-"""A space of observations of a learner client. A Dict or Tuple contains only spaces of these kinds."""
+"""A space of observations of a learner client. A Dict or Tuple must contain only spaces of these kinds, at all levels."""
 AnySpace = (
     BoxSpace
     | DiscreteSpace
@@ -488,7 +509,7 @@ def _first(texts: Iterable[str]) -> str:
 
 
 def _measure(space: Any) -> tuple[int, int, int]:
-    """Return the numbers of spaces, of levels, and of elements of all arrays in a space."""
+    """Return three numbers for a space with all spaces in it: spaces, nested levels, and array elements."""
     count, depth, elements = 1, 0, 0 if space.shape is None else prod(space.shape)
     for part in space.parts:
         inner = _measure(part)
@@ -511,7 +532,13 @@ def _check_shape(space: Any, shape: Any, key: str = "shape") -> None:
 
 
 def _check_range(space: Any, counts: tuple[int, ...], starts: tuple[int, ...]) -> None:
-    """Raise ConfigError if the dtype cannot hold the numbers of a space, or their count."""
+    """Raise ConfigError if the dtype of a space cannot hold its largest or smallest number, or a count of numbers.
+
+    Args:
+        space: The space.
+        counts: The number of values of each array element.
+        starts: The smallest value of each array element.
+    """
     held = np.iinfo(_NUMPY[space.dtype])
     for n, start in zip(counts, starts, strict=True):
         if n > held.max or start < held.min or start + n - 1 > held.max:

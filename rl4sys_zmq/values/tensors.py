@@ -1,8 +1,9 @@
-"""The tensors of a policy: their descriptions, and the bytes of those that are not float32.
+"""The tensors of a policy: their descriptions, and the buffer of the tensors that are not float32.
 
-Most tensors are float32. They are in one flat array, which is rounded and coded as numbers. The tensors of the other dtypes are
-in one buffer of bytes, which is never rounded. Those with the largest elements come first, else the order is that of the spec.
-So each tensor is aligned to the size of its elements. The buffer ends with zeros up to a multiple of 4 bytes.
+The float32 tensors, which are most tensors, are in one flat array. It can be rounded before it is sent. The tensors of all other
+dtypes are in one buffer of bytes, which is never rounded. In this buffer, tensors with larger elements come first. Tensors with
+equal element sizes are in the order of the policy spec. So each tensor is aligned to the size of its elements. The buffer ends
+with zeros up to a multiple of 4 bytes.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ __all__ = ["FLOAT32", "TENSOR_DTYPES", "TensorSpec", "other_bytes", "other_tenso
 
 FLOAT32 = "float32"
 TENSOR_DTYPES = {np.dtype(dtype).name: np.dtype(dtype) for dtype in DTYPES}
-"""The dtypes of tensors, by NumPy's names. All are little-endian."""
+"""The supported dtypes of tensors, by NumPy's names such as ``float32``. All are little-endian."""
 _WORD = 4
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """The name, shape and dtype of one tensor of a policy. The dtype is one of `TENSOR_DTYPES`.
+    """The description of one tensor of a policy: name, shape and dtype.
 
     Raises:
-        ConfigError: If the dtype is another one.
+        ConfigError: If the dtype is not a key of `TENSOR_DTYPES`.
     """
 
     name: str
@@ -57,18 +58,27 @@ class TensorSpec:
 
 
 def other_tensors(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return the tensors that are not float32, in the order of their bytes."""
+    """Return the tensors that are not float32, in the order in which they are in the buffer (see the module's docstring)."""
     others = [tensor for tensor in tensors if tensor.dtype != FLOAT32]
     return tuple(sorted(others, key=lambda tensor: -TENSOR_DTYPES[tensor.dtype].itemsize)) if others else ()
 
 
 def other_bytes(others: Sequence[TensorSpec]) -> int:
-    """Return the size in bytes of the buffer of the tensors that `other_tensors` returned, with its padding."""
+    """Return the size in bytes of the buffer of the tensors that are not float32, with its padding.
+
+    Args:
+        others: The tensors, as `other_tensors` returns them.
+    """
     return -(-sum(tensor.nbytes for tensor in others) // _WORD) * _WORD if others else 0
 
 
 def other_views(others: Sequence[TensorSpec], buffer: bytes | memoryview) -> dict[str, NDArray[Any]]:
-    """Return the tensors that `other_tensors` returned, by name, as views into a buffer of `other_bytes` bytes."""
+    """Return a dict from the names of the tensors that are not float32 to arrays, which are views into their buffer.
+
+    Args:
+        others: The tensors, as `other_tensors` returns them.
+        buffer: The buffer, of `other_bytes` bytes.
+    """
     views: dict[str, NDArray[Any]] = {}
     start = 0
     for tensor in others:

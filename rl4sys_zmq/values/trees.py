@@ -1,6 +1,6 @@
 """Functions for trees: nested dicts, lists and tuples whose leaves are arrays, numbers, strings, bytes or None.
 
-`wire.trees` encodes and decodes trees. `values.spaces` defines the trees of a space.
+`wire.trees` converts trees to messages and back. The elements of the spaces in `values.spaces` are trees.
 """
 
 from __future__ import annotations
@@ -34,27 +34,28 @@ __all__ = [
 Tree = Any
 """A tree: None, bool, int, float, str, bytes, a NumPy array or scalar, or a list, tuple or dict of trees."""
 MAX_DEPTH = 16
-"""The most levels of containers in a tree that can be sent."""
+"""The largest number of nested levels of dicts, lists and tuples in a tree that can be sent."""
 MAX_ITEMS = 65_536
-"""The most entries of one container."""
+"""The largest number of entries of one dict, list or tuple."""
 MAX_KEY = 4096
-"""The most characters of a key. With any characters, the key then fits a string of a header."""
+"""The largest number of characters of a dict key. In UTF-8, such a key has at most as many bytes as a header allows."""
 STORED_DEPTH = MAX_DEPTH - 2
-"""The most levels of an item of a data store, which is sent inside a message of two levels."""
+"""The largest number of nested levels in an item of a data store. A message that contains the item adds two levels."""
 
 Path = tuple[Any, ...]
-"""A position in a tree: ``()`` for the root, else a pair of the parent's path and the key or index."""
+"""A position in a tree: ``()`` for the root. Otherwise a pair: the path of the parent, and the key or index in the parent."""
 
 
 Structure = tuple[type, tuple[Any, ...], tuple[Any, ...]] | None
-"""The containers of a tree without its leaves. It can be hashed and compared.
+"""The nested dicts and tuples of a tree, without its leaves. A structure can be hashed and compared.
 
-None for a leaf, else a tuple of the type (dict or tuple), the keys of a dict, and the structures of the entries.
+The structure of a leaf is None. Otherwise it is a tuple: the type (dict or tuple), the keys (empty for a tuple), and the
+structures of the entries.
 """
 
 
 def flatten(tree: Tree, *, tuples: bool = True, by_key: bool = False) -> tuple[list[Any], Structure]:
-    """Return the leaves of a tree and its structure. A list is a leaf, because it can be converted to an array.
+    """Return the leaves of a tree as a list, and the structure of the tree. A list counts as a leaf.
 
     Args:
         tree: The tree.
@@ -86,7 +87,7 @@ def _flatten(tree: Tree, leaves: list[Any], containers: tuple[type, ...], by_key
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Tree:
-    """Return the tree with this structure and these leaves, in the order of `flatten`."""
+    """Return the tree with this structure and these leaves. It is the inverse of `flatten`, with the same order of leaves."""
     return _unflatten(structure, iter(leaves))
 
 
@@ -99,7 +100,14 @@ def _unflatten(structure: Structure, leaves: Iterator[Any]) -> Tree:
 
 
 def unflatten_each(structure: Structure, columns: Iterable[Any], count: int) -> list[Tree]:
-    """Return `count` trees with this structure. Each column has `count` rows, one leaf of each tree."""
+    """Return `count` trees with the same structure.
+
+    Args:
+        structure: The structure of each tree.
+        columns: A sequence of `count` leaves for each leaf of the structure, in the order of `flatten`. Tree ``i`` gets entry
+            ``i`` of each.
+        count: The number of trees.
+    """
     return _unflatten_each(structure, iter(columns), count)
 
 
@@ -124,7 +132,7 @@ def leaf_paths(structure: Structure, prefix: str = "") -> Iterator[str]:
 
 
 def copy_tree(tree: Tree) -> Any:
-    """Return a tree with writable copies of its arrays. Arrays of a received message are read-only views."""
+    """Return a copy of a tree with writable arrays. The arrays of a received tree are read-only views of the message."""
     kind = type(tree)
     if kind is np.ndarray:
         return tree.copy()
@@ -144,16 +152,16 @@ def map_tree(
     max_depth: int = MAX_DEPTH,
     path: Path = (),
 ) -> Tree:
-    """Return a tree that can be sent, with ``fn(leaf, path)`` for each leaf.
+    """Return a tree that can be sent: a copy of nested containers in which each leaf is replaced by ``fn(leaf, path)``.
 
     Mappings become dicts, and named tuples become tuples.
 
     Args:
-        fn: Returns a leaf that can be sent.
-        tree: Nested mappings, lists and tuples of any leaves.
-        error: Returns the exception to raise, from a path and a description of the problem.
-        max_depth: The most levels of containers.
-        path: The path of the tree.
+        fn: A function that returns a leaf that can be sent, given a leaf and its path.
+        tree: Nested mappings, lists and tuples. All other values are leaves.
+        error: A function that returns the exception to raise, given the path of a faulty part and a description of the fault.
+        max_depth: The largest number of nested levels of containers.
+        path: The path of `tree` in a larger tree.
     """
     if not isinstance(tree, (dict, list, tuple, Mapping)):
         return fn(tree, path)
@@ -172,7 +180,7 @@ def map_tree(
 
 
 def keys_of(path: Path) -> list[Any]:
-    """Return the keys and indices from the root to a position."""
+    """Return the keys and indices of a path as a list, from the root of the tree to the position."""
     keys: list[Any] = []
     while path:
         path, key = path
@@ -181,7 +189,7 @@ def keys_of(path: Path) -> list[Any]:
 
 
 def is_text(value: str) -> bool:
-    """Return True if UTF-8 can encode a string, which requires that it has no lone surrogates."""
+    """Return True if UTF-8 can encode a string. A string with a lone surrogate (half of a character) cannot be encoded."""
     try:
         return value.isascii() or bool(value.encode())
     except UnicodeEncodeError:
@@ -189,7 +197,7 @@ def is_text(value: str) -> bool:
 
 
 def flatten_names(tree: Mapping[Any, object], prefix: str = "", depth: int = 0) -> dict[str, object]:
-    """Return the leaves of nested mappings by name. The name of ``x`` in ``{"a": {"b": x}}`` is ``a/b``.
+    """Return a dict from names to the leaves of nested mappings. The name of ``x`` in ``{"a": {"b": x}}`` is ``a/b``.
 
     Raises:
         DataError: If a key is not a string, is empty or contains a ``/``, a mapping is empty, or the tree is too deep.
@@ -210,7 +218,7 @@ def flatten_names(tree: Mapping[Any, object], prefix: str = "", depth: int = 0) 
 
 
 def unflatten_names(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tree of nested dicts whose leaves have these names. It reverses `flatten_names`."""
+    """Return the nested dicts whose leaves have these names. It is the inverse of `flatten_names`."""
     tree: dict[str, Any] = {}
     for path, value in leaves.items():
         *folders, name = path.split("/")

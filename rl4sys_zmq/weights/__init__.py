@@ -1,12 +1,16 @@
-"""Encoding of weights for the actors: wire dtypes, digests, exact diffs, headers. Pure functions, no sockets.
+"""The encoding of policy weights for the actors, and the decoding: whole states, and exact diffs. No sockets.
 
-- `round_to`, `choose_steps`: round the learner's weights to values of a `WireDtype`.
-- `encode_update`, `apply_update`: convert a snapshot to bytes and back, with verification, as `EncodingOptions` specify.
+A *state* is all weights of one policy version as a flat float32 array. A *snapshot* is a state with its version and digest.
+
+- `round_to`, `choose_steps`: round the learner's weights to a `WireDtype`, the number format in which they are sent.
+- `encode_update`, `apply_update`: convert a snapshot to header and payload, and back, with verification. `EncodingOptions` has
+  the options.
 - `WeightsHeader`: the 72 bytes before every payload.
-- `encode_diff`, `decode_diff`: the coder alone. `digest`: the checksum over a state.
+- `encode_diff`, `decode_diff`: convert the difference of two states to bytes and back. `digest`: the checksum over a state.
 
-`coder` chooses the form of a diff. It uses `forms` (states as integers), `blocks`, `contexts` and `choice`. `integers`, `planes`,
-`symbols` and `bits` write the bytes. `snapshots` codes whole states, `others` the tensors that are not float32.
+The modules: `coder` chooses the form of a diff, with the help of `forms` (states as integers), `blocks`, `contexts` and `choice`.
+`integers`, `planes`, `symbols` and `bits` write the bytes. `snapshots` encodes whole states, and `others` the tensors that are
+not float32.
 """
 
 from rl4sys_zmq.weights.coder import DecodedState, Diff, DiffCodec, decode_diff, encode_diff

@@ -1,7 +1,7 @@
-"""Bit packing: fields of one width, fields of several widths, and gaps between positions.
+"""Packing of numbers into bits: single bits, fields of different widths, and ascending positions.
 
-The lowest bit of a byte is first. The reader checks that every byte belongs to a field and that bits after the last field are 0.
-So each value has exactly one encoding.
+The lowest bit of a byte comes first. The reader checks that every byte belongs to a field and that the bits after the last field
+are 0. So each value has exactly one encoding.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ __all__ = ["Buffer", "Integers", "BitReader", "pack_fields", "pack_flags", "pack
 
 Integers = NDArray[np.integer[Any]]
 Buffer = bytes | memoryview
-"""Data that can be joined to bytes."""
+"""The types of data that ``bytes.join`` accepts."""
 _MASKS = ((np.uint64(1) << np.arange(33, dtype=np.uint64)) - np.uint64(1)).astype(np.uint64)
 
 
 def varint(value: int) -> bytes:
-    """Encode a number in base 128, lowest digits first. The high bit of a byte is set if more bytes follow."""
+    """Encode a number of at least 0 in bytes of 7 bits, lowest bits first. The high bit of a byte is set if more bytes follow."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -32,12 +32,17 @@ def varint(value: int) -> bytes:
 
 
 def pack_flags(flags: NDArray[np.bool_]) -> bytes:
-    """Pack one bit for each flag."""
+    """Return booleans as bytes, one bit for each."""
     return np.packbits(flags, bitorder="little").tobytes()
 
 
 def pack_fields(values: Integers, widths: Integers) -> bytes:
-    """Pack the lowest ``widths[i]`` bits of each ``values[i]``; other bits must be 0. Widths are 1 to 32."""
+    """Return numbers as bytes, each number in its own number of bits.
+
+    Args:
+        values: The numbers, at least 0.
+        widths: The number of bits for each number, 1 to 32. The number must fit.
+    """
     if not widths.size:
         return b""
     ends = np.cumsum(widths, dtype=np.int64)
@@ -55,17 +60,22 @@ def pack_fields(values: Integers, widths: Integers) -> bytes:
 
 
 def rice_width(positions: int, size: int) -> int:
-    """Return the number of low bits of a gap that are written unchanged, for `positions` among `size` elements."""
+    """Return the parameter of the Golomb-Rice code of `pack_gaps`: the number of low bits of a gap that are written unchanged.
+
+    Args:
+        positions: Number of positions to encode.
+        size: Number of elements.
+    """
     # This is optimal where all elements are equally likely to change (Kiely, Selecting the Golomb parameter in Rice coding,
     # 2004). It uses integers only, so that both sides compute the same width.
     return (4812 * size // (10_000 * positions)).bit_length() if positions else 0
 
 
 def pack_gaps(positions: Integers, size: int) -> bytes:
-    """Encode ascending positions below `size` with a Golomb-Rice code.
+    """Encode ascending positions below `size` with a Golomb-Rice code of the gaps between them.
 
-    The low bits of each gap are written unchanged, the rest in unary. Without low bits this takes one bit for each of the `size`
-    elements.
+    The low bits of each gap are written unchanged (`rice_width` gives their number), and the rest in unary. If no low bits are
+    written unchanged, the result has at most one bit for each of the `size` elements.
     """
     width = rice_width(positions.size, size)
     gaps = np.diff(positions, prepend=-1) - 1
@@ -77,15 +87,15 @@ def pack_gaps(positions: Integers, size: int) -> bytes:
 
 
 def pack_low(values: Integers, width: int) -> bytes:
-    """Pack the lowest `width` bits of each value as bit planes, one after the other."""
+    """Pack the lowest `width` bits of each value: first the lowest bit of all values, then the second bit of all, and so on."""
     planes = (values.astype(np.uint32) >> np.arange(width, dtype=np.uint32)[:, None]) & np.uint32(1)
     return np.packbits(planes.astype(np.uint8), axis=None, bitorder="little").tobytes()
 
 
 class BitReader:
-    """A reader that consumes a packed payload from the front and checks its bounds.
+    """A reader of packed bits and bytes. Each method reads from the position where the last one stopped.
 
-    Every method raises `WeightsError` (``reason="payload"``) for bytes that no writer produces.
+    Every method raises `WeightsError` (``reason="payload"``) if the data are too short, or are not the encoding of any value.
     """
 
     def __init__(self, data: bytes | memoryview) -> None:
@@ -104,7 +114,7 @@ class BitReader:
         return self.take(1)[0]
 
     def varint(self, high: int) -> int:
-        """Read a number from 0 to `high` in its shortest encoding."""
+        """Read a number from 0 to `high` that the function `varint` encoded."""
         value = 0
         for shift in range(0, 35, 7):
             digit = self.byte()
@@ -116,14 +126,14 @@ class BitReader:
         raise bad(f"a number exceeds {high} or is not in its shortest encoding")
 
     def flags(self, count: int) -> NDArray[np.bool_]:
-        """Read `count` bits."""
+        """Read `count` bits that `pack_flags` packed."""
         data = np.frombuffer(self.take((count + 7) // 8), dtype=np.uint8)
         if count % 8 and data[-1] >> (count % 8):
             raise bad("bits are set after the last flag")
         return np.unpackbits(data, count=count, bitorder="little").view(np.bool_)
 
     def fields(self, widths: Integers) -> NDArray[np.uint32]:
-        """Read fields of these widths, 1 to 32 bits each."""
+        """Read fields that `pack_fields` packed. Widths are in bits, 1 to 32."""
         if not widths.size:
             return np.zeros(0, dtype=np.uint32)
         ends = np.cumsum(widths, dtype=np.int64)
@@ -143,7 +153,7 @@ class BitReader:
         return fields
 
     def gaps(self, count: int, size: int) -> NDArray[np.int64]:
-        """Read `count` ascending positions below `size`."""
+        """Read `count` ascending positions below `size` that `pack_gaps` encoded."""
         width = rice_width(count, size)
         bits = self.varint(count + (size >> width))
         ones = np.flatnonzero(self.flags(bits))
@@ -153,7 +163,7 @@ class BitReader:
         if width:
             gaps <<= width
             planes = self.flags(width * count).view(np.uint8).reshape(width, count)
-            for shift in range(0, width, 8):  # work on bytes while possible: an eighth of the work
+            for shift in range(0, width, 8):  # 8 bits at a time: operations on bytes are eight times as fast
                 low = np.zeros(count, dtype=np.uint8)
                 for plane in planes[shift : shift + 8][::-1]:
                     low <<= np.uint8(1)
@@ -166,11 +176,11 @@ class BitReader:
         return positions
 
     def end(self) -> None:
-        """Raise `WeightsError` unless the whole payload was read."""
+        """Raise `WeightsError` if there are bytes that were not read."""
         if self._at != len(self._data):
             raise bad(f"{len(self._data) - self._at} bytes are left over")
 
 
 def bad(problem: str) -> WeightsError:
-    """Return the error for a malformed payload."""
+    """Return the error for a malformed payload, with a description of the problem."""
     return WeightsError(f"not a diff of this policy: {problem}", reason="payload")

@@ -1,4 +1,4 @@
-"""Blocks of a state. Blocks that do not change, such as those of a frozen layer, are left out."""
+"""Blocks of `BLOCK` weights. A diff leaves out the blocks in which nothing changes, such as those of a frozen layer."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ __all__ = ["active", "read"]
 
 BLOCK = 1024
 SHARE = 0.75
-"""A share of all blocks. If more blocks are active, all blocks count as active."""
+"""The share of active blocks (blocks with a change) above which all blocks are treated as active."""
 
 
 def active(different: NDArray[np.bool_], count: int) -> tuple[NDArray[np.intp] | None, bytes]:
-    """Return the indices of the elements in active blocks (None for all elements), and the same in bytes.
+    """Return the indices of all elements in active blocks (blocks with a change), and the encoded list of these blocks.
+
+    The indices are None if all blocks are treated as active.
 
     Args:
         different: True for each element that changes.
@@ -33,10 +35,14 @@ def active(different: NDArray[np.bool_], count: int) -> tuple[NDArray[np.intp] |
 
 
 def read(reader: BitReader, size: int) -> NDArray[np.intp] | None:
-    """Read the bytes of `active` for a state of `size` elements.
+    """Read a list of blocks that `active` encoded. Return the indices of all elements in these blocks; None for all elements.
+
+    Args:
+        reader: The source of the bytes.
+        size: Number of elements of the state.
 
     Raises:
-        WeightsError: If they are malformed (``reason="payload"``).
+        WeightsError: If the bytes are malformed (``reason="payload"``).
     """
     blocks = -(-size // BLOCK)
     count = reader.varint(blocks)

@@ -1,4 +1,4 @@
-"""Estimates of coded sizes from the entropy of a sample, to choose a form before anything is coded."""
+"""Estimates of the encoded size of a diff, from a sample of its elements. They help to choose the form of the diff."""
 
 from __future__ import annotations
 
@@ -14,17 +14,27 @@ from rl4sys_zmq.weights.symbols import symbols_of
 __all__ = ["PREDICTION_GAIN", "estimated_bits", "prediction_helps"]
 
 SAMPLE, QUICK_SAMPLE = 1 << 12, 1 << 10
-"""The approximate number of elements that `estimated_bits` and `prediction_helps` look at."""
+"""The approximate size of the sample in `estimated_bits` and in `prediction_helps`, in elements."""
 PREDICTION_GAIN = 0.98
-"""Highest relative size of a predicted diff. Prediction costs a new actor the fetch of one more version."""
+"""The largest ratio of the sizes of a diff with prediction and without, for which prediction is used.
+
+Prediction must save some bytes, because a new actor then needs one more version before it can apply the diff.
+"""
 
 _CLASSES = 40
 _CELL_BITS = 4.0
-"""The approximate cost in bits of one symbol of one group in a code table."""
+"""The approximate size, in bits, of the table entry for one symbol of one group."""
 
 
 def prediction_helps(before: FlatWeights, base: FlatWeights, new: FlatWeights, form: IntegerForm) -> bool:
-    """Return True if byte planes get shorter when the last difference is subtracted from the new one."""
+    """Return True if the byte planes of a diff get shorter when the last difference is subtracted from the new one.
+
+    Args:
+        before: The state before the base.
+        base: The state to which the diff applies.
+        new: The state that results.
+        form: Mapping of the elements to integers.
+    """
     step = 1 + base.size // QUICK_SAMPLE
     some = form.select(np.arange(0, base.size, step)) if step > 1 else form
     now, was, last = (some.integers(flat[::step]) for flat in (new, base, before))
@@ -34,14 +44,19 @@ def prediction_helps(before: FlatWeights, base: FlatWeights, new: FlatWeights, f
 
 
 def _magnitude_bits(words: Integers) -> float:
-    """Return the approximate size in bits of integers that are coded one by one, without regard to their frequencies."""
+    """Return the approximate size in bits of integers, if a larger integer takes more bits and frequencies do not matter."""
     magnitudes = np.abs(words.astype(np.float32))
     magnitudes += 1
     return float(np.log2(magnitudes, out=magnitudes).sum()) + 2.0 * words.size
 
 
 def estimated_bits(differences: Integers, groups: ElementGroups | None) -> float:
-    """Return the approximate size in bits of the differences if each group, or the whole state, has its own code."""
+    """Return the approximate encoded size of differences, in bits.
+
+    Args:
+        differences: The differences of the integers of two states.
+        groups: Groups that are encoded separately. None: all elements are encoded together.
+    """
     step = 1 + differences.size // SAMPLE
     classes = symbols_of(np.abs(differences[::step].astype(np.int64)), 0)
     keys = classes.astype(np.intp)

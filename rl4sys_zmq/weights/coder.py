@@ -1,10 +1,14 @@
-"""Exact diffs of states: the differences of their integers (`forms`), in few bytes at high speed.
+"""Exact diffs of states (all weights of a policy version), encoded in few bytes at high speed.
 
-- Level 1 writes positions and small numbers (`integers`) where few elements change, and byte planes where more than 60 % change.
-  In between it uses the shorter form. Planes contain the differences, or the change of the differences since the last version if
-  that is shorter.
-- Level 2 groups elements about which the same is known (`contexts`), and codes each group by itself.
-- Blocks in which nothing changes are left out. A form that is longer than the plain differences is not used.
+Each weight is mapped to an integer (`forms`), so that close weights have close integers. A diff consists of the differences of
+these integers. Blocks of elements that do not change are left out. There are two compression levels:
+
+- Level 1 writes positions and small numbers (`integers`) if few elements change. If more than 60 % change, it writes byte planes:
+  all lowest bytes, then all second bytes, and so on. In between it uses the shorter of both. The planes contain the differences,
+  or the differences minus the differences of the last version, if that is shorter.
+- Level 2 puts elements that are likely to change by similar amounts in groups (`contexts`), and encodes each group by itself.
+
+If the result is longer than the plain differences, the plain differences are sent.
 """
 
 from __future__ import annotations
@@ -31,20 +35,23 @@ Payload = bytes | memoryview
 
 LEVELS = (1, 2)
 SURELY_SPARSE = 0.2
-"""Up to this share of changed elements, positions are shorter than planes for any values."""
+"""The share of changed elements up to which level 1 writes positions without a comparison with byte planes."""
 _LEAST = 64
-"""The smallest number of elements for which grouping or prediction is tried."""
+"""The smallest number of elements for which the state before the base is used as a prediction."""
 
 
 class DiffCodec(IntEnum):
-    """The form of a payload.
+    """The form of a payload of weights.
+
+    The *base* is the state that the receiver holds, to which a diff is applied. "Integers" and "planes" are the forms of the
+    modules `integers` and `planes`.
 
     =================  ===============================================================================================
     `UNCHANGED`        a diff of zeros: no payload
-    `SPARSE`           a diff: blocks, then integers
-    `PLANES`           a diff: blocks, then the planes of the differences, from the lowest byte to the highest
-    `GROUPS`           a diff: blocks, a byte with the `CodingContext`, then the integers of each group
-    `RAW`              a diff: the plain differences, in the size of a word
+    `SPARSE`           a diff: the list of changed blocks, then integers
+    `PLANES`           a diff: the list of changed blocks, then the planes of the differences, lowest byte first
+    `GROUPS`           a diff: the list of changed blocks, a byte with the `CodingContext`, then integers for each group
+    `RAW`              a diff: the plain differences, with bf16 in 2 bytes each, else in 4 bytes
     `SNAPSHOT`         a whole state: its elements
     `SNAPSHOT_PLANES`  a whole state: the planes of its diff from a state of zeros
     =================  ===============================================================================================
@@ -60,28 +67,32 @@ class DiffCodec(IntEnum):
 
     @property
     def is_diff(self) -> bool:
-        """True if a base is needed to decode the payload."""
+        """True if the payload is a diff, so that the receiver needs the base to decode it."""
         return self < DiffCodec.SNAPSHOT
 
 
 class CodingContext(IntEnum):
-    """The context of `DiffCodec.GROUPS`: the criterion for groups in addition to the base, and the coded values."""
+    """The use of the last difference (that led to the base) in the form `DiffCodec.GROUPS`.
+
+    In all cases, elements are grouped by the floating-point exponent that they have in the base.
+    """
 
     NOTHING = 0
+    """The last difference is not used."""
     LAST_DIFFERENCE = 1
-    """Elements are also grouped by the size of their last difference."""
+    """Elements are also grouped by the size of the last difference."""
     PREDICTED = 2
-    """As `LAST_DIFFERENCE`, and the coded values are the differences minus the last differences."""
+    """As `LAST_DIFFERENCE`. In addition, the encoded values are the new differences minus the last differences."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """A coded diff.
+    """An encoded diff.
 
     Attributes:
         codec: Form of the payload.
         payload: The bytes.
-        predicted: True if decoding needs the state before the base.
+        predicted: True if the receiver needs, besides the base, the state before the base to decode the diff.
     """
 
     codec: DiffCodec
@@ -94,8 +105,8 @@ class DecodedState:
     """The result of decoding a diff.
 
     Attributes:
-        flat: The state, in a fresh buffer, float32 ``[n]``.
-        written: All values in it that can differ from the base.
+        flat: The complete new state, in a new buffer, float32 ``[n]``.
+        written: The values of all elements that can differ from the base, float32. Only these need to be checked.
     """
 
     flat: FlatWeights
@@ -106,18 +117,18 @@ def encode_diff(
     base: FlatWeights, new: FlatWeights, *, form: IntegerForm = FP32, level: int = 1, before: FlatWeights | None = None,
     prefix: bytes = b"",
 ) -> Diff:  # fmt: skip
-    """Return the diff that leads from `base` to `new`, both ``[n]``. It is never longer than the elements on the wire.
+    """Return the diff that leads from `base` to `new`. Its payload is never longer than the whole new state.
 
     Args:
-        base: The state that the receiver holds.
-        new: The state to send, in values of the form.
-        form: Integer form of the elements.
-        level: 1 is fast; 2 takes up to ten times as long, for fewer bytes.
-        before: The state before the base, if the receiver holds it.
-        prefix: Bytes at the beginning of the payload, unless the codec is `RAW` or `UNCHANGED`.
+        base: The state that the receiver holds, float32 ``[n]``.
+        new: The state to send, float32 ``[n]``. All values must be values of `form`.
+        form: Mapping of the elements to integers. It belongs to the wire dtype.
+        level: Compression level. 1 is fast; 2 takes up to ten times as long, for fewer bytes.
+        before: The state before the base, if the receiver holds it too; else None.
+        prefix: Bytes to put at the beginning of the payload, unless the codec is `RAW` or `UNCHANGED`.
 
     Raises:
-        WeightsError: If the sizes differ (``reason="size"``), or a value is not one of the form's (``reason="dtype"``).
+        WeightsError: If the sizes differ (``reason="size"``), or `form` cannot represent a value (``reason="dtype"``).
     """
     if base.shape != new.shape or (before is not None and before.shape != base.shape):
         raise WeightsError(f"no diff between {base.size} and {new.size} elements", reason="size")
@@ -146,16 +157,16 @@ def decode_diff(
     form: IntegerForm = FP32,
     before: FlatWeights | None = None,
 ) -> DecodedState:
-    """Return the state that a diff leads to from `base`, bit for bit.
+    """Apply a diff to `base` and return the new state, which equals the sender's state bit for bit.
 
-    Whatever the payload claims, memory use is limited to a few times the size of the state.
+    The payload can come from an untrusted peer. Memory use is limited to a few times the size of the state.
 
     Args:
         codec: Form of the payload.
-        payload: The diff.
-        base: The state that the diff starts from.
-        form: Integer form of the elements.
-        before: The state before the base. It must be given if, and only if, the diff is predicted.
+        payload: The encoded diff.
+        base: The state to which the diff applies, float32 ``[n]``.
+        form: Mapping of the elements to integers, the same as in `encode_diff`.
+        before: The state before the base. It must be given if, and only if, `Diff.predicted` is True.
 
     Raises:
         WeightsError: If the payload is not a diff of ``n`` elements (``reason="payload"``).
@@ -186,7 +197,7 @@ def decode_diff(
 
 @dataclass(frozen=True, slots=True)
 class _Coded:
-    """A `Diff` whose payload is still in parts. The parts can be long, so they are joined only once."""
+    """A `Diff` whose payload is a list of parts. The parts can be long, so they are joined only once, at the end."""
 
     codec: DiffCodec
     parts: Sequence[Buffer]
@@ -209,7 +220,7 @@ def _encode(
     difference = _wrapped(form.integers(new) - was, form)
     moves = _wrapped(was - form.integers(before), form) if before is not None else None
     grouped = _encode_groups(base, difference, moves, form)
-    plain = _encode(base, new, form, 1, before, different, count)  # with little context, groups only add bytes
+    plain = _encode(base, new, form, 1, before, different, count)  # groups can also cost bytes
     return grouped if grouped.size <= plain.size else plain
 
 
@@ -345,7 +356,10 @@ def _require_needed(before: FlatWeights | None, *, needed: bool) -> None:
 
 
 def _raw_form(form: IntegerForm) -> IntegerForm:
-    """Return the form of plain differences. Multiples of unequal steps would be useless without the steps."""
+    """Return the mapping to integers for plain differences (`DiffCodec.RAW`).
+
+    Instead of a `Grid` this is `FP32`, because multiples cannot be decoded without the steps.
+    """
     return FP32 if isinstance(form, Grid) else form
 
 

@@ -1,8 +1,9 @@
-"""Groups of elements by what both sides know about them before the difference is decoded.
+"""Groups of weights that are likely to change by similar amounts. A diff encodes each group by itself, which saves bytes.
 
-An optimiser moves all weights by about the same amount. In units of the last place, small weights therefore move further and
-change more often, so the exponent of the base predicts most of the size of a difference. The element's last difference predicts
-most of the rest. Elements for which both are similar form a group, and each group is coded by itself.
+An optimiser moves all weights by about the same amount. In units of the last place of a float, small weights therefore change
+more than large ones. So the floating-point exponent of a weight in the base (the state to which the diff applies) predicts most
+of the size of its difference. The last difference of the weight predicts most of the rest. Weights for which both are similar
+form a group. Sender and receiver compute the same groups, because both have the base and the last difference.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ LEAST_MEMBERS = 256
 MOST_GROUPS = 32
 _EXPONENTS = 256
 _LAST_DIFFERENCE = 32
-"""Number of classes of the last difference: 0, or its number of bits."""
+"""The number of classes of the last difference. The class is its number of bits, or 0 if the difference is 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class ElementGroups:
-    """The group of each weight (element of the flat state), and the sizes of the groups.
+    """The assignment of all weights (elements of the flat state) to groups.
 
     Attributes:
-        labels: Group of each element, ``[n]``.
+        labels: Index of each element's group, uint8 ``[n]``.
         sizes: Number of elements in each group.
     """
 
@@ -43,16 +44,16 @@ class ElementGroups:
         return np.argsort(self.labels, kind="stable")
 
     def spans(self) -> Iterator[tuple[int, int]]:
-        """Iterate over the groups in the array that `order` returns: yield the first position of each, and one past its last."""
+        """Yield for each group the position of its first element in the array from `order`, and the position after its last."""
         return itertools.pairwise(itertools.accumulate(self.sizes, initial=0))
 
 
 def group(base: NDArray[np.int32], moved: Integers | None) -> ElementGroups:
-    """Return the groups of all elements.
+    """Return the group of every element.
 
     Args:
-        base: Bits of the base, ``[n]``.
-        moved: Difference that led to the base, ``[n]``, if both sides have it.
+        base: The elements of the base as the bits of float32 values, int32 ``[n]``.
+        moved: The last difference, which led to the base, ``[n]``; None if one side does not have it.
     """
     keys = base >> 23
     keys &= 0xFF
@@ -62,7 +63,7 @@ def group(base: NDArray[np.int32], moved: Integers | None) -> ElementGroups:
         keys += np.minimum(moves, _LAST_DIFFERENCE - 1)
         np.floor_divide(
             keys, _LAST_DIFFERENCE, out=keys, where=moves == 0
-        )  # elements at rest can be half of all; keep them separate
+        )  # half of all elements can have a last difference of 0; they get separate groups
     counts = np.bincount(keys, minlength=_EXPONENTS)
     least = max(LEAST_MEMBERS, keys.size // MOST_GROUPS)
     labels = np.zeros(counts.size, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""The digest of a state."""
+"""The digest of a policy version: a checksum over all of its weights."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ __all__ = ["digest"]
 
 
 def digest(flat: FlatWeights, others: bytes = b"") -> int:
-    """Return the xxh3-64 of the bytes of `flat` (contiguous, little-endian float32 ``[n]``) and of `others`, a u64.
+    """Return the 64-bit checksum xxh3-64 of the weights of a policy version. It takes 5 us for 70,000 elements.
 
-    It detects accidents, not attacks. It takes 5 us for 70,000 elements.
+    The checksum detects accidental changes, not attacks.
+
+    Args:
+        flat: The float32 weights, contiguous, little-endian, ``[n]``.
+        others: The bytes of the tensors that are not float32 (`PolicySnapshot.others`).
     """
     if not others:
         return xxhash.xxh3_64_intdigest(flat.data)

@@ -1,7 +1,8 @@
-"""Integer forms of states: neighbouring values have neighbouring integers.
+"""Mappings between weights and integers, one for each wire dtype. Neighbouring weights have neighbouring integers.
 
-The difference of two such integers, wrapped to the size of a word, is exact for every bit pattern. Differences can be inverted
-and added. In memory a state is always float32; `bf16` and `grid` restrict which float32 values occur.
+Differences of weights are computed with these integers, in arithmetic that wraps at the size of an integer. So they are exact for
+every bit pattern and can be added and inverted without error. In memory the weights are always float32. The wire dtypes ``bf16``
+and ``grid`` only restrict which float32 values occur.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ _MOST = float(2**31 - 1)
 
 
 class WireDtype(IntEnum):
-    """The form of a state's elements on the wire."""
+    """The number format in which the float32 elements of the weights are sent.
+
+    `FP32`: any float32 value. `BF16`: values whose lower 16 bits are 0, in 2 bytes. `GRID`: multiples of a power of two, which is
+    chosen for each tensor.
+    """
 
     FP32 = 0
     BF16 = 1
@@ -33,38 +38,45 @@ class WireDtype(IntEnum):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """The size of an element in bytes, without compression."""
         return 2 if self is WireDtype.BF16 else 4
 
 
 class IntegerForm(ABC):
-    """A mapping between states and integers.
+    """A mapping between the float32 elements of a state and integers, for one wire dtype.
 
     Attributes:
-        word: Dtype of the integers, in which differences wrap.
+        word: Integer type of the differences. A difference that does not fit wraps around.
     """
 
     word: type[np.int16] | type[np.int32] = np.int32
 
     @abstractmethod
     def integers(self, flat: FlatWeights) -> NDArray[np.int32]:
-        """Return the integer of each element, in a fresh array."""
+        """Return the integer of each element, in a new array."""
 
     @abstractmethod
     def flat(self, integers: Integers) -> FlatWeights:
-        """Return the elements with these integers, in a fresh array."""
+        """Return the elements with these integers, in a new array. It is the inverse of `integers`."""
 
     @abstractmethod
     def canonical(self, flat: FlatWeights) -> FlatWeights:
-        """Return the state with each element replaced by the value of its integer; the state itself if nothing changes."""
+        """Return the state with each element rounded to a value that this form can represent.
+
+        Forms other than `Grid` do not round and return the same array.
+        """
 
     def select(self, where: Integers | slice) -> IntegerForm:
-        """Return the form for some of the elements."""
+        """Return the form for a part of the elements.
+
+        Args:
+            where: Indices or slice of the elements.
+        """
         return self
 
 
 class Fp32(IntegerForm):
-    """The form of all float32 values: their bits as integers of the same order."""
+    """The mapping for any float32 values: their bits as integers, changed so that integers and values have the same order."""
 
     def integers(self, flat: FlatWeights) -> NDArray[np.int32]:
         """Return the integers (`IntegerForm.integers`)."""
@@ -80,7 +92,7 @@ class Fp32(IntegerForm):
 
 
 class Bf16(Fp32):
-    """The form of float32 values whose lower 16 bits are 0: the upper halves of the integers of `Fp32`."""
+    """The mapping for float32 values whose lower 16 bits are 0: the upper 16 bits of the integers of `Fp32`."""
 
     word = np.int16
 
@@ -106,13 +118,16 @@ class Bf16(Fp32):
 
 
 class Grid(IntegerForm):
-    """The form of multiples of a power of two, one power for each tensor. The integers are the multiples."""
+    """The mapping for multiples of a power of two. The integer of an element is its multiple.
+
+    Each tensor has its own power of two.
+    """
 
     def __init__(self, exponents: Integers) -> None:
-        """Create the form.
+        """Create the mapping.
 
         Args:
-            exponents: Exponent of the power of two, for each element.
+            exponents: Exponent of the power of two for each element, int32 ``[n]``.
         """
         self._exponents = exponents
 
@@ -127,11 +142,11 @@ class Grid(IntegerForm):
             return np.ldexp(integers.astype(np.float64), self._exponents).astype(np.float32)
 
     def canonical(self, flat: FlatWeights) -> FlatWeights:
-        """Return the state on the grid (`IntegerForm.canonical`)."""
+        """Return the state rounded to multiples (`IntegerForm.canonical`)."""
         return self.flat(self.integers(flat))
 
     def select(self, where: Integers | slice) -> Grid:
-        """Return the form for some of the elements (`IntegerForm.select`)."""
+        """Return the form for a part of the elements (`IntegerForm.select`)."""
         return Grid(self._exponents[where])
 
 
@@ -139,12 +154,12 @@ FP32, BF16 = Fp32(), Bf16()
 
 
 def form_of(dtype: WireDtype, exponents: Sequence[int] = (), sizes: Sequence[int] = ()) -> IntegerForm:
-    """Return the form of a wire dtype.
+    """Return the mapping between weights and integers for a wire dtype.
 
     Args:
         dtype: The wire dtype.
-        exponents: For a grid, the exponent of each tensor.
-        sizes: For a grid, the number of elements of each tensor.
+        exponents: For ``GRID``, the exponent of the power of two of each tensor.
+        sizes: For ``GRID``, the number of elements of each tensor.
     """
     match dtype:
         case WireDtype.FP32:
@@ -156,7 +171,10 @@ def form_of(dtype: WireDtype, exponents: Sequence[int] = (), sizes: Sequence[int
 
 
 def _ordered(bits: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return float bits as integers of the same order (negative: all bits but the sign inverted). Its own inverse."""
+    """Return the bits of floats as integers that have the same order as the floats.
+
+    The bits of negative floats are inverted, except for the sign. A second call returns the original bits.
+    """
     out: NDArray[np.int32] = bits >> 31
     out &= _MAGNITUDE
     out ^= bits

@@ -5,25 +5,25 @@ offset  size  field         meaning
 ======  ====  ============  ===================================================================
 0       4     magic         ``R4SW``
 4       1     format        3; another format is refused: ``version``
-5       1     flags         1: decoding needs the version before the base; 2: the payload ends with the tensors that are not
-                            float32 (`rl4sys_zmq.weights.others`); others are refused: ``feature``
-6       1     codec         form of the payload (`DiffCodec`), else ``kind``
-7       1     wire dtype    form of the elements (`WireDtype`), else ``dtype``
-8       8     policy id     given by the learner in the handshake
-16      8     generation    of both versions
-24      8     base version  the version that a diff applies to; of a snapshot: its own version
-32      8     new version   the version that results; of a diff: larger than the base
+5       1     flags         1: decoding also needs the version before the base version; 2: the payload ends with the tensors
+                            that are not float32 (`rl4sys_zmq.weights.others`); other bits are refused: ``feature``
+6       1     codec         form of the payload (`DiffCodec`); other values are refused: ``kind``
+7       1     wire dtype    number format of the elements (`WireDtype`); other values are refused: ``dtype``
+8       8     policy id     identifies the policy; the learner assigns it in the handshake
+16      8     generation    generation of base version and new version
+24      8     base version  the version that a diff applies to; for a whole snapshot: the same as the new version
+32      8     new version   the version that results; for a diff: larger than the base version
 40      2     chunk         index of this chunk, from 0
-42      2     chunks        chunks of this update, at least 1
-44      4     elements      float32 elements of the complete state
-48      4     payload size  bytes of the payload; without flag 2 at most the size of the elements on the wire
-52      4     check         low 32 bits of xxh3-64 of this header with a check of 0
+42      2     chunks        number of chunks of this update, at least 1
+44      4     elements      number of float32 elements of the complete state
+48      4     payload size  bytes of the payload; without flag 2 at most ``elements`` times the bytes of an element
+52      4     check         low 32 bits of the xxh3-64 of this header, computed with a check of 0
 56      8     payload hash  xxh3-64 of the payload
-64      8     state hash    xxh3-64 of the complete new state: float32 in manifest order, for any wire dtype; then the bytes
-                            of the other tensors
+64      8     state hash    xxh3-64 of the complete new state: the float32 elements in the order of the policy spec, for any wire
+                            dtype; then the bytes of the other tensors
 ======  ====  ============  ===================================================================
 
-All numbers are unsigned and little-endian.
+All numbers are unsigned and little-endian. Words such as ``feature`` are the codes of the refusal (`rl4sys_zmq.errors.Refusal`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ _DTYPES = frozenset(int(dtype) for dtype in WireDtype)
 
 @dataclass(frozen=True, slots=True)
 class WeightsHeader:
-    """The header of a weights payload. The fields are those of the module's table."""
+    """The 72-byte header of a weights payload. The table in this module's docstring describes the fields.
+
+    The flags of the table are `predicted` (1) and `others` (2).
+    """
 
     policy_id: bytes
     generation: int
@@ -72,7 +75,7 @@ class WeightsHeader:
     others: bool = False
 
     def pack(self) -> bytes:
-        """Return the 72 bytes.
+        """Return the header as 72 bytes.
 
         Raises:
             ProtocolError: If a field is out of range (``range``), or the payload is too large (``too_large``).
@@ -87,11 +90,11 @@ class WeightsHeader:
 
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> WeightsHeader:
-        """Read and check the 72 bytes.
+        """Return the header that 72 bytes contain. The bytes can come from an untrusted peer.
 
         Raises:
-            ProtocolError: With the code of the first rule that is broken, in the order of the module's table. The check comes
-                right after the format. A wrong length is ``malformed``.
+            ProtocolError: With the code for the first invalid field. The fields are checked in the order of the module's table,
+                except that the check comes right after the format. The code for a wrong length is ``malformed``.
         """
         if len(data) != HEADER_BYTES:
             raise ProtocolError(Refusal.MALFORMED, f"a weights header has {len(data)} bytes; expected {HEADER_BYTES}")
@@ -137,5 +140,5 @@ class WeightsHeader:
 
 
 def _check_of(bare: bytearray) -> int:
-    """Return the check of a header whose check field is 0."""
+    """Return the value for the field ``check`` of a header in which that field is 0."""
     return xxhash.xxh3_64_intdigest(bytes(bare)) & 0xFFFFFFFF

@@ -1,8 +1,10 @@
-"""Integers near zero as bytes, in few bits at high speed.
+"""The encoding of arrays of integers, most of them small, in few bytes at high speed.
 
-The form depends on the counts. Where few integers are not zero, the positions are written as gaps and the signs as bits. The
-magnitudes minus 1 follow in the same form, recursively. Where many are not zero, each integer is a symbol for its approximate
-size, followed by the remaining bits.
+The form depends on the number of integers that are not zero:
+
+- Few: the positions of the non-zero integers are written as gaps, and the signs as bits. The magnitudes minus 1 follow. They are
+  encoded in the same way, recursively.
+- Many: each integer is written as a symbol for its approximate size (`symbols`), and its remaining bits.
 """
 
 from __future__ import annotations
@@ -17,17 +19,25 @@ __all__ = ["SPARSE_SHARE_OF_UNITS", "Sparse", "is_sparse", "pack_integers", "unp
 
 ZERO, SPARSE, SYMBOLS = range(3)
 SPARSE_SHARE = 0.45
-"""Up to this share of non-zeros, positions are shorter than symbols."""
+"""The share of non-zero integers up to which positions take fewer bytes than symbols."""
 UNIT_SHARE, SPARSE_SHARE_OF_UNITS = 0.75, 0.6
-"""If the first share of the non-zeros is 1 or -1, Huffman codes are long: use positions up to the second share."""
+"""The limits for arrays with many ones. Huffman codes are too long for these.
+
+If at least the first share of the non-zero integers is 1 or -1, positions are used up to the second share of non-zero integers.
+"""
 MAX_DEPTH = 6
 
 Sparse = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Ascending positions, and the non-zero integers there."""
+"""An array of integers in two parts: the ascending positions of the non-zero integers, and these integers, int64."""
 
 
 def is_sparse(magnitudes: Integers, size: int) -> bool:
-    """Return True if these non-zeros among `size` integers are few enough to be written by their positions."""
+    """Return True if an array has so few non-zero integers that they should be written with their positions.
+
+    Args:
+        magnitudes: Absolute values of the non-zero integers.
+        size: Number of all integers.
+    """
     if magnitudes.size <= SPARSE_SHARE * size:
         return True
     units = np.count_nonzero(magnitudes == 1)
@@ -35,7 +45,13 @@ def is_sparse(magnitudes: Integers, size: int) -> bool:
 
 
 def pack_integers(positions: Integers, values: Integers, size: int) -> bytes:
-    """Pack `size` integers: `values` (not zero, int64 of 32 bits) at `positions` (ascending), 0 elsewhere."""
+    """Return an array of integers as bytes.
+
+    Args:
+        positions: Ascending positions of the non-zero integers.
+        values: The non-zero integers, int64, each in the range of 32 bits.
+        size: Number of all integers. Those at other positions are 0.
+    """
     if not positions.size:
         return bytes([ZERO])
     magnitudes, negative = np.abs(values), values < 0
@@ -46,10 +62,10 @@ def pack_integers(positions: Integers, values: Integers, size: int) -> bytes:
 
 
 def unpack_integers(reader: BitReader, size: int) -> Sparse:
-    """Read the bytes of `pack_integers`. Every number is checked against its bounds before memory is allocated.
+    """Read an array of `size` integers that `pack_integers` wrote. Numbers are checked before memory is allocated for them.
 
     Raises:
-        WeightsError: If they are malformed (``reason="payload"``).
+        WeightsError: If the bytes are malformed (``reason="payload"``).
     """
     mode = reader.byte()
     if mode == ZERO:
@@ -67,7 +83,12 @@ def unpack_integers(reader: BitReader, size: int) -> Sparse:
 
 
 def _pack_magnitudes(excess: NDArray[np.int64], depth: int) -> bytes:
-    """Pack integers of at least 0."""
+    """Return an array of integers of at least 0 as bytes.
+
+    Args:
+        excess: The integers.
+        depth: Number of further recursive calls that are allowed.
+    """
     positions = np.flatnonzero(excess)
     if not positions.size:
         return bytes([ZERO])
@@ -96,7 +117,14 @@ def _unpack_magnitudes(reader: BitReader, size: int, depth: int) -> NDArray[np.i
 
 
 def _pack_symbols(positions: Integers, magnitudes: NDArray[np.int64], size: int, negative: NDArray[np.bool_] | None) -> bytes:
-    """Pack a symbol for each of `size` integers, then the remaining bits and the signs of those that are not zero."""
+    """Return integers as bytes: a symbol for each integer, then the remaining bits and the sign of each non-zero integer.
+
+    Args:
+        positions: Ascending positions of the non-zero integers.
+        magnitudes: Absolute values of the non-zero integers.
+        size: Number of all integers.
+        negative: True for each non-zero integer that is negative; None if no signs are written.
+    """
     of_values = symbols.symbols_of(magnitudes, symbols.MAX_FINE)
     plane = np.zeros(size, dtype=np.uint8)
     plane[positions] = of_values
@@ -136,7 +164,7 @@ def _unpack_symbols(reader: BitReader, mode: int, size: int, *, signed: bool) ->
 
 
 def _negate(values: NDArray[np.int64], where: NDArray[np.bool_]) -> None:
-    """Negate values in place, in a third of the time that numpy's own ``where`` takes."""
+    """Negate the selected values in place. This takes a third of the time that numpy's ``where`` takes."""
     signs = where.astype(np.int64)
     values ^= np.negative(signs)
     values += signs

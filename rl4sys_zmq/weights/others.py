@@ -1,8 +1,8 @@
-"""The tensors that are not float32, in an update: always without loss, whatever the wire dtype.
+"""The encoding of the tensors that are not float32 in a weight update. It is always lossless.
 
-Their buffer (`PolicySnapshot.others`) is coded in words of 4 bytes, as the bits of float32 elements are with the wire dtype
-``fp32``. They follow the float32 elements in the payload, which ends with the number of their bytes (u32) and their `DiffCodec`
-(u8)::
+All such tensors of a version are in one buffer (`PolicySnapshot.others`). The buffer is treated as an array of words of 4 bytes.
+It is encoded as if the words were float32 elements with the wire dtype ``fp32``. In the payload, the result follows the float32
+elements. The payload ends with the number of bytes of the result (u32) and its `DiffCodec` (u8)::
 
     the float32 elements | the words of the other tensors | number of bytes of the words | codec of the words
 """
@@ -29,12 +29,12 @@ _CODECS = frozenset(int(codec) for codec in DiffCodec)
 
 
 def append_others(payload: Payload, base: bytes | None, new: bytes, level: int) -> bytes:
-    """Return the payload of an update of a policy with other tensors.
+    """Return the complete payload of an update for a policy that has tensors of other dtypes than float32.
 
     Args:
         payload: The payload of the float32 elements.
-        base: The buffer of the version that the receiver holds; None for a whole snapshot.
-        new: The buffer to send.
+        base: `PolicySnapshot.others` of the version that the receiver holds; None if the update is a whole snapshot.
+        new: `PolicySnapshot.others` of the version to send.
         level: Compression level, as in `EncodingOptions`.
 
     Raises:
@@ -45,7 +45,7 @@ def append_others(payload: Payload, base: bytes | None, new: bytes, level: int) 
 
 
 def split_payload(payload: Payload) -> tuple[Payload, Payload, int]:
-    """Return the payload of the float32 elements, that of the other tensors, and the codec of the latter.
+    """Return the parts of a payload: the float32 elements, the other tensors, and the codec of the other tensors.
 
     Raises:
         WeightsError: If the payload is shorter than it says (``reason="payload"``).
@@ -59,16 +59,16 @@ def split_payload(payload: Payload) -> tuple[Payload, Payload, int]:
 
 
 def decode_others(codec: int, coded: Payload, size: int, base: bytes | None) -> bytes:
-    """Return a buffer of `size` bytes, from its part of a payload.
+    """Return the buffer of the tensors that are not float32 (`PolicySnapshot.others`), from its part of a payload.
 
     Args:
-        codec: Form of the part.
-        coded: The part.
-        size: Size of the buffer, a multiple of 4.
-        base: The buffer that a diff starts from; None if the update is a whole snapshot.
+        codec: Form of the part (`DiffCodec`).
+        coded: The part, as `split_payload` returns it.
+        size: Size of the buffer in bytes, a multiple of 4.
+        base: The buffer to which a diff applies; None if the update is a whole snapshot.
 
     Raises:
-        WeightsError: If the part is not such a buffer (``reason="payload"``).
+        WeightsError: If the part cannot be decoded to a buffer of this size (``reason="payload"``).
     """
     if codec not in _CODECS or DiffCodec(codec).is_diff == (base is None):
         raise bad(f"the other tensors have the codec {codec} in a {'snapshot' if base is None else 'diff'}")
@@ -78,11 +78,15 @@ def decode_others(codec: int, coded: Payload, size: int, base: bytes | None) -> 
 
 
 def verify_others(tensors: Sequence[TensorSpec], others: bytes) -> None:
-    """Check the contents of the buffer of these tensors (`PolicySpec.others`).
+    """Check the contents of the buffer of the tensors that are not float32.
+
+    Args:
+        tensors: Descriptions of these tensors (`PolicySpec.others`).
+        others: The buffer (`PolicySnapshot.others`).
 
     Raises:
-        WeightsError: If it has another size (``reason="size"``), a floating-point tensor is not finite (``finite``), or a boolean
-            is not 0 or 1, or the padding is not 0 (``payload``).
+        WeightsError: If the buffer has the wrong size (``reason="size"``), a floating-point tensor is not finite (``finite``), a
+            boolean is not 0 or 1, or the padding is not 0 (``payload``).
     """
     if not tensors and not others:
         return

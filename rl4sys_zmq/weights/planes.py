@@ -1,8 +1,9 @@
-"""Integers as planes of bytes.
+"""The encoding of arrays of integers as byte planes: the lowest bytes of all integers, then the second bytes, and so on.
 
-The high planes are almost constant and compress well. The lowest is noise and stays unchanged. The bytes are digits to the base
-256 from -128 to 127, plus 128. So a small integer of either sign has only 128 in its high planes. All work except compression
-goes piece by piece, so that intermediate results stay in the processor's cache.
+For small integers, the planes of the higher bytes are almost constant and compress well. The lowest plane is noise and does not
+get shorter. An integer is written in digits from -128 to 127 to the base 256, and each byte is a digit plus 128. So the high
+bytes of a small integer are 128, for either sign. All work except compression is done in pieces of `PIECE` elements, so that
+intermediate results stay in the processor's cache.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ Words = NDArray[np.signedinteger[Any]]
 Word = type[np.int16] | type[np.int32]
 
 _ZERO: dict[type, np.int16 | np.int32] = {np.int16: np.int16(0x8080 - 0x10000), np.int32: np.int32(0x80808080 - 0x100000000)}
-"""An integer whose digits are all 0."""
+"""The integer, by type, whose bytes are all 128. It is added to each integer before its bytes are separated."""
 PIECE = 1 << 15
-"""Elements of a piece. A few arrays of this many words fit into a second-level cache."""
+"""The number of elements in a piece. A few arrays of this size fit into a second-level cache."""
 
 
 def pieces(size: int) -> Iterator[slice]:
-    """Iterate over the pieces of `size` elements, in order."""
+    """Return the slices that cut an array of `size` elements into pieces, in order."""
     return (slice(begin, min(size, begin + PIECE)) for begin in range(0, size, PIECE))
 
 
@@ -36,7 +37,7 @@ def pack(parts: Iterable[Words], size: int, word: Word) -> list[Buffer]:
     """Return the planes, from the lowest byte to the highest, as buffers to be joined.
 
     Args:
-        parts: The integers, piece by piece, of the type `word`.
+        parts: The integers, of the type `word`, as one array for each slice of `pieces`.
         size: Total number of integers.
         word: Type of the integers.
     """
@@ -55,9 +56,15 @@ def pack(parts: Iterable[Words], size: int, word: Word) -> list[Buffer]:
 
 
 def unpack(reader: BitReader, size: int, word: Word) -> Iterator[tuple[slice, Words]]:
-    """Read `size` integers of the type `word` that `pack` wrote, and iterate over them piece by piece, with their places.
+    """Read integers that `pack` wrote, and return an iterator over pieces of them.
 
-    The call itself reads all bytes and raises; the iteration only joins the bytes of a piece to integers.
+    The iterator yields pairs of a slice (the position of the piece in the array) and the integers. The call itself reads and
+    checks all bytes. The iteration only joins bytes to integers.
+
+    Args:
+        reader: The source of the bytes.
+        size: Total number of integers.
+        word: Type of the integers.
 
     Raises:
         WeightsError: If the bytes are malformed (``reason="payload"``).

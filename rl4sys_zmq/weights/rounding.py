@@ -1,4 +1,7 @@
-"""Rounding of the learner's float32 weights to a wire dtype: bf16, or a grid with one power of two for each tensor."""
+"""Rounding of the learner's float32 weights to a wire dtype, so that diffs take fewer bytes.
+
+The wire dtype is bf16, or a *grid*: all weights of a tensor are multiples of a *step*, a power of two chosen for the tensor.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +16,26 @@ from rl4sys_zmq.weights.forms import WireDtype, form_of
 __all__ = ["LEAST_EXPONENT", "MOST_EXPONENT", "Steps", "choose_steps", "round_to", "steps_of"]
 
 Steps = tuple[int, ...]
-"""The exponents of a grid's steps, one for each tensor."""
+"""The steps of a grid: for each tensor the exponent of its power of two."""
 
 LEAST_EXPONENT, MOST_EXPONENT = -126, 127
 _MANTISSA = 23
 _FINE = 10
-"""The step of a tensor without updates to measure is its largest value divided by two to this power."""
+"""The first step of a tensor, before any update was measured, is its largest absolute value divided by two to this power."""
 _SLACK = 0.6
-"""The largest distance, in powers of two, between the present step and the ideal one before the step changes."""
+"""The largest difference between the exponents of the present step and of the ideal step for which the step is kept."""
 
 
 def round_to(dtype: WireDtype, flat: FlatWeights, steps: Steps = (), sizes: Sequence[int] = ()) -> FlatWeights:
-    """Return the nearest values of the wire dtype, in a fresh array ``[n]``. A tie goes to the even value.
+    """Round weights to the nearest values of a wire dtype. Return them in a new array, float32 ``[n]``.
+
+    If two values are equally near, the result is the even one.
 
     Args:
         dtype: The wire dtype.
-        flat: Finite float32 ``[n]``.
-        steps: For a grid, its steps.
-        sizes: For a grid, the number of elements of each tensor.
+        flat: The weights, finite float32 ``[n]``.
+        steps: For ``GRID``, the exponent of the step of each tensor.
+        sizes: For ``GRID``, the number of elements of each tensor.
 
     Raises:
         WeightsError: If a value is not finite, before or after rounding (``reason="finite"``).
@@ -54,7 +59,12 @@ def round_to(dtype: WireDtype, flat: FlatWeights, steps: Steps = (), sizes: Sequ
 
 
 def steps_of(flat: FlatWeights, sizes: Sequence[int]) -> Steps:
-    """Return the coarsest grid with all values of a state: the lowest set bit of any element of a tensor."""
+    """Return, for each tensor, the largest step of which all elements are multiples, as an exponent.
+
+    Args:
+        flat: The weights, float32 ``[n]``.
+        sizes: Number of elements of each tensor.
+    """
     bits = flat.view(np.int32)
     fractions = bits & 0x7FFFFF
     exponents = (bits >> 23) & 0xFF
@@ -66,18 +76,18 @@ def steps_of(flat: FlatWeights, sizes: Sequence[int]) -> Steps:
 
 
 def choose_steps(flat: FlatWeights, last: FlatWeights | None, steps: Steps, sizes: Sequence[int], *, noise: float) -> Steps:
-    """Return the steps of the next version. They depend on the arguments only.
+    """Return the steps of a grid for the next policy version, as one exponent for each tensor.
 
-    The rounding error should be small compared with an update, so a tensor's step is about `noise` times the root mean square of
-    its last update. The step stays unchanged while it is within a factor of about 1.5 of that. It is never so small that a
-    multiple needs more than 23 bits.
+    The rounding error should be small compared with an update of the weights. So the ideal step of a tensor is `noise` times the
+    root mean square of its last update. The present step is kept while it is within a factor of about 1.5 of the ideal step. A
+    step is never so small that a multiple needs more than 23 bits.
 
     Args:
-        flat: The learner's weights, finite float32 ``[n]``.
-        last: The weights published last, before rounding; None at first.
-        steps: Steps of the last version; empty at first.
+        flat: The weights of the next version before rounding, finite float32 ``[n]``.
+        last: The weights of the last version before rounding; None for the first version.
+        steps: Steps of the last version; empty for the first version.
         sizes: Number of elements of each tensor.
-        noise: Ratio of step and update.
+        noise: Ratio of the step to the root mean square of an update.
     """
     out = []
     begin = 0

@@ -1,4 +1,4 @@
-"""Whole states in bytes: the plain elements, or their planes if these are much shorter."""
+"""The encoding of whole states (all float32 weights): the plain elements, or byte planes if these are much shorter."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from rl4sys_zmq.weights.forms import BF16, FP32, IntegerForm, WireDtype
 __all__ = ["decode_snapshot", "encode_snapshot"]
 
 SNAPSHOT_GAIN = {0: 0.0, 1: 0.6, 2: 0.9}
-"""The share of its size, by level, below which a whole state is compressed. Decompression costs every actor time."""
+"""For each compression level: a whole state is sent compressed if that reduces its size below this share.
+
+Otherwise the saved bytes are not worth the time that every actor needs for decompression. Level 0 never compresses.
+"""
 SNAPSHOT_SAMPLE = 1024
-"""The approximate number of elements in the sample that decides if compression is tried."""
+"""The approximate size, in elements, of the sample that is compressed first to decide if compressing all can be worth it."""
 
 
 def _snapshot_form(dtype: WireDtype) -> IntegerForm:
@@ -25,13 +28,13 @@ def _snapshot_form(dtype: WireDtype) -> IntegerForm:
 
 
 def encode_snapshot(flat: FlatWeights, dtype: WireDtype, level: int) -> tuple[DiffCodec, Payload]:
-    """Return a whole snapshot, compressed if that saves enough bytes (`SNAPSHOT_GAIN`).
+    """Return a whole state as a payload, with its codec. It is compressed if that saves enough bytes (`SNAPSHOT_GAIN`).
 
-    The elements keep their floating-point form, so a grid's steps are not needed.
+    The elements are sent as floating-point numbers. So, with the wire dtype ``grid``, the steps of the grid are not needed.
 
     Args:
-        flat: The state, in values of the wire dtype.
-        dtype: Form of the elements on the wire.
+        flat: The state, float32 ``[n]``. Its values are already rounded to the wire dtype.
+        dtype: Number format in which the elements are sent.
         level: Compression level, as in `EncodingOptions`.
     """
     most = SNAPSHOT_GAIN[level]
@@ -55,10 +58,12 @@ def _planes_of(flat: FlatWeights, dtype: WireDtype) -> bytes:
 
 
 def decode_snapshot(codec: DiffCodec, payload: Payload, size: int, dtype: WireDtype) -> FlatWeights:
-    """Return the `size` elements of a whole snapshot, in a fresh buffer or in that of the payload.
+    """Return the whole state that `encode_snapshot` encoded, float32 ``[size]``.
+
+    The array is in a new buffer or in the buffer of the payload.
 
     Raises:
-        WeightsError: If the payload is not a snapshot of that size (``reason="payload"``).
+        WeightsError: If the payload is not a state of `size` elements (``reason="payload"``).
     """
     if codec == DiffCodec.SNAPSHOT_PLANES:
         form, reader = _snapshot_form(dtype), BitReader(payload)

@@ -1,4 +1,8 @@
-"""Updates: a header and a payload that lead from one verified snapshot to the next."""
+"""Weight updates: encoding of a snapshot as header and payload, and application of a received update.
+
+A snapshot is all weights of one policy version. An update contains a whole snapshot, or a diff to the snapshot that the receiver
+holds.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from rl4sys_zmq.weights.snapshots import decode_snapshot, encode_snapshot
 __all__ = ["EncodingOptions", "apply_update", "encode_update"]
 
 _WITH_STEP_TABLE = (DiffCodec.SPARSE, DiffCodec.PLANES, DiffCodec.GROUPS)
-"""The forms in multiples of a grid's steps. Their payload begins with the table of steps."""
+"""The forms whose payload, with the wire dtype ``grid``, begins with the table of steps: one exponent for each tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +34,10 @@ class EncodingOptions:
     """The options for encoding updates.
 
     Attributes:
-        dtype: Form of the float32 elements on the wire.
+        dtype: Number format in which the float32 elements are sent.
         level: Compression level. 0: every update is a whole, uncompressed snapshot. 1: fast. 2: fewer bytes, in up to ten times
             the time.
-        sizes: Number of elements of each float32 tensor. Only a grid needs them.
+        sizes: Number of elements of each float32 tensor. Only the wire dtype ``grid`` needs them.
         others: The tensors that are not float32 (`PolicySpec.others`). They are sent without loss.
     """
 
@@ -51,16 +55,16 @@ def encode_update(
     *,
     before: PolicySnapshot | None = None,
 ) -> tuple[bytes, Payload]:
-    """Return the header and the payload of an update, with which an actor that holds `base` gets `new`.
+    """Return the header and the payload of an update. An actor that holds the snapshot `base` gets `new` by applying it.
 
     The update is a diff to `base`. It is a whole snapshot if `base` is None or has another generation (was published by another
     learner thread), or if ``writing.level`` is 0.
 
     Args:
-        policy_id: Id of the policy.
-        base: The snapshot that the actor holds.
-        new: The snapshot to send, in values of the wire dtype.
-        writing: How to encode it, with the compression level. None: `EncodingOptions` with its defaults (float32, level 1).
+        policy_id: 8 bytes that identify the policy.
+        base: The snapshot that the actor holds. None: the actor has none.
+        new: The snapshot to send. Its values are already rounded to the wire dtype (`round_to`).
+        writing: The options, such as wire dtype and level. None: the defaults of `EncodingOptions` (float32, level 1).
         before: The snapshot before `base`, if the actor holds it too. The diff can then use the last change as a prediction.
 
     Raises:
@@ -109,24 +113,24 @@ def apply_update(
     others: Sequence[TensorSpec] = (),
     before: PolicySnapshot | None = None,
 ) -> PolicySnapshot:
-    """Return the snapshot that an update leads to from `held`, verified as a whole.
+    """Apply an update and return the new snapshot, after comparing its digest with the learner's.
 
-    The weights are in a fresh buffer, or in the payload's own buffer, which must not be written again. The caller checks that the
-    update is for this policy, and that a snapshot is not older than the one held.
+    The weights of the result are in a new buffer, or in the buffer of the payload, which must not be changed afterwards. The
+    caller checks that the update is for this policy, and that a whole snapshot is not older than `held`.
 
     Args:
-        header: The 72 bytes, or the result of `WeightsHeader.unpack`.
-        payload: The bytes that followed.
-        held: The snapshot that the actor holds, with finite weights; None before the first one.
+        header: The 72 bytes of the header, or the result of `WeightsHeader.unpack`.
+        payload: The bytes after the header.
+        held: The snapshot that the actor holds, with finite weights; None if it has none so far.
         sizes: Number of elements of each float32 tensor of the policy (`PolicySpec.sizes`).
-        others: The other tensors of the policy (`PolicySpec.others`).
-        before: The snapshot that the actor held before `held`, if it is still available.
+        others: The tensors of the policy that are not float32 (`PolicySpec.others`).
+        before: The snapshot that the actor held before `held`, if it is still available; else None.
 
     Raises:
-        WeightsError: If the update cannot be applied. Nothing was changed. The `reason` is ``size`` (a policy of another size),
-            ``payload`` (header or payload are damaged or malformed), ``gap`` (the diff does not start from `held`, or needs the
-            version before it: fetch what is missing), ``digest`` (the result differs from the learner's state: fetch a snapshot),
-            or ``finite`` (the learner's state has infinities or NaN).
+        WeightsError: If the update cannot be applied. Nothing was changed. The `reason` is ``size`` (the update is for a policy
+            of another size), ``payload`` (header or payload are damaged or malformed), ``gap`` (the diff does not apply to
+            `held`, or needs `before`: fetch the missing updates), ``digest`` (the result differs from the learner's state: fetch
+            a snapshot), or ``finite`` (the learner's state has infinities or NaN).
     """
     head = _unpacked(header)
     size, other_size = sum(sizes), other_bytes(others)

@@ -1,8 +1,9 @@
-"""Magnitudes as small floats: a symbol of one byte for the approximate size, and the remaining bits.
+"""Symbols of one byte for the approximate size of magnitudes (absolute values of integers).
 
-Symbols compress well. The symbol of 0 is 0. Other symbols count, from 1, the values of a float whose mantissa has
-`mantissa_bits` bits. Magnitudes below ``2 << mantissa_bits`` leave no bits open. Above that, each doubling has ``1 <<
-mantissa_bits`` symbols.
+A magnitude is split as in a floating-point number. Its highest bits become a *symbol*, and its other bits, the *open bits*, are
+written separately. Symbols compress well. The symbol of 0 is 0. The symbols from 1 on number the values of a float whose mantissa
+has `mantissa_bits` bits. Magnitudes below ``2 << mantissa_bits`` have no open bits. Above, each range from a power of two to the
+next has ``1 << mantissa_bits`` symbols.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ __all__ = ["MAX_FINE", "bases", "best_fine", "coarser", "pack_symbols", "symbols
 MAX_FINE = 3
 MAX_MAGNITUDE = 1 << 31
 SYMBOL_BITS = 4.0
-"""The approximate cost in bits of one used symbol in the table of a Huffman coder."""
+"""The approximate size, in bits, of the entry for one symbol in the table of a Huffman coder."""
 
 _STORED = 0
 _GAIN = 0.98
-"""Symbols are compressed only below this share of their size. Decompression takes ten times as long as copying."""
+"""Symbols are stored uncompressed if compression does not reduce their size below this share.
+
+Decompression takes ten times as long as copying.
+"""
 _ALL = np.arange(256, dtype=np.uint8)
 
 
@@ -43,11 +47,19 @@ def _tables() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 widths, bases = _tables()
-"""Tables by `mantissa_bits` and symbol: the number of open bits, and the lowest magnitude (-1 for symbols without one)."""
+"""Two tables ``[mantissa_bits, symbol]``.
+
+`widths`: the number of open bits. `bases`: the lowest magnitude with this symbol, or -1 if no magnitude has it.
+"""
 
 
 def symbols_of(magnitudes: NDArray[np.int64], mantissa_bits: int) -> NDArray[np.uint8]:
-    """Return the symbol of each magnitude. Magnitudes are at most `MAX_MAGNITUDE`."""
+    """Return the symbol of each magnitude, uint8.
+
+    Args:
+        magnitudes: Integers from 0 to `MAX_MAGNITUDE`.
+        mantissa_bits: Number of bits of a magnitude, after its highest bit, that belong to the symbol.
+    """
     symbols = magnitudes.astype(np.float64).view(np.int64)
     symbols >>= 52 - mantissa_bits
     symbols -= (1023 << mantissa_bits) - 1
@@ -55,7 +67,11 @@ def symbols_of(magnitudes: NDArray[np.int64], mantissa_bits: int) -> NDArray[np.
 
 
 def best_fine(symbols: NDArray[np.uint8]) -> int:
-    """Return the number of fine bits with the shortest code, given the symbols with `MAX_FINE` fine bits."""
+    """Return the number of mantissa bits, 0 to `MAX_FINE`, with which symbols and open bits together take the fewest bytes.
+
+    Args:
+        symbols: The symbols with `MAX_FINE` mantissa bits.
+    """
     counts = np.bincount(symbols, minlength=256)
     costs = []
     for mantissa_bits in range(MAX_FINE + 1):
@@ -67,12 +83,12 @@ def best_fine(symbols: NDArray[np.uint8]) -> int:
 
 
 def coarser(symbols: NDArray[np.uint8], mantissa_bits: int) -> NDArray[np.uint8]:
-    """Convert symbols with `MAX_FINE` fine bits to symbols with `mantissa_bits` of them."""
+    """Convert symbols with `MAX_FINE` mantissa bits to symbols with `mantissa_bits` mantissa bits, of the same magnitudes."""
     return np.where(symbols > 0, (symbols - np.uint8(1) >> np.uint8(MAX_FINE - mantissa_bits)) + np.uint8(1), np.uint8(0))
 
 
 def pack_symbols(symbols: NDArray[np.uint8]) -> tuple[Buffer, Buffer]:
-    """Pack a plane of symbols, as parts to be joined: a length and a zstd frame, or length 0 and the symbols."""
+    """Return symbols as two parts to be joined: a length and a zstd frame, or a length of 0 and the symbols uncompressed."""
     packed = zstd.compress(symbols.data, repeats=False)
     return (varint(len(packed)), packed) if len(packed) < _GAIN * symbols.size else (varint(_STORED), symbols.data)
 

@@ -1,8 +1,11 @@
-"""A reader for all segments of a `Submit` at once: heads as one array, columns as views into the frames.
+"""A reader for all segments of the message `Submit` at once.
 
-Nothing is copied. An error in the bytes refuses the whole message. An error in one segment's numbers or layout refuses that
-segment alone. Images are decoded when columns or segments are requested. A gateway never requests them: `Batch.errors` needs only
-their sizes.
+The heads (64 bytes with the numbers of each segment) become one array. The columns become views into the received frames, so
+nothing is copied. If the bytes are malformed, the whole message is refused. If the numbers or the columns of one segment are
+invalid, only that segment is refused.
+
+Images are decoded only when columns or segments are requested. The gateway (the learner's network thread) never requests them,
+because `Batch.errors` needs only their sizes.
 """
 
 from __future__ import annotations
@@ -32,9 +35,9 @@ _ODD_FLAGS = [
     flags >= 32 or flags & 7 not in (0, 1, 2, 4) or bool(flags & Flag.RETURN and not flags & _ENDED) for flags in range(256)
 ]
 _ODD = np.array(_ODD_FLAGS)
-"""For each value of ``flags``: True if its bits contradict each other or are unknown."""
+"""For each of the 256 values of ``flags`` in a head: True if its bits contradict each other or are unknown."""
 FEW = 8
-"""Up to this number of heads, a loop is faster than array operations."""
+"""Largest number of segments in a message for which `Batch.errors` checks the heads in a loop. For more, it uses arrays."""
 
 _NEVER = (1 << 64) - 1
 
@@ -42,12 +45,12 @@ Head = tuple[int, int, int, int, float, int, int, int, int, int, int]
 
 
 class Batch:
-    """The segments of one well-formed message.
+    """The segments of one message. Methods identify a segment by its index in the message.
 
     Attributes:
         first_seq: Sequence number of the first segment.
-        heads: The heads of all segments.
-        steps: Number of decisions in each segment, int64. It equals the number of rows.
+        heads: The heads (the numbers) of all segments, one row of the dtype `HEAD` for each segment.
+        steps: Number of steps of each segment, int64. Columns such as actions and rewards have as many rows.
     """
 
     def __init__(self, message: Submit, schema: SegmentSchema | None = None) -> None:
@@ -55,8 +58,9 @@ class Batch:
 
         Args:
             message: The message.
-            schema: The source of the structure of observations and of the names of columns. Without it, several arrays of
-                observations are a tuple, and the columns have the names of `SegmentLayout.names`.
+            schema: The schema of the client's segments. It has the structure of nested observations and the names of the columns.
+                Without a schema, nested observations become a flat tuple of arrays, and columns get the default names of
+                `SegmentLayout.names`.
 
         Raises:
             ProtocolError: If the message is malformed, so that none of its segments can be trusted.
@@ -80,12 +84,16 @@ class Batch:
 
     @property
     def checks(self) -> NDArray[np.uint64]:
-        """The 64-bit digest that distinguishes each segment from others."""
+        """The 64-bit checksum of each segment, uint64. It shows if two segments with the same number are the same segment."""
         checks: NDArray[np.uint64] = self.heads["check"]
         return checks
 
     def errors(self, schema: SegmentSchema | None = None) -> dict[int, ProtocolError]:
-        """Return the segments to refuse, by index, with the reason. Without a schema only the heads are checked."""
+        """Return the errors of the invalid segments, as a dict from a segment's index to its error.
+
+        Args:
+            schema: The schema that the segments must fit. If None, only the numbers in the heads are checked.
+        """
         longest = schema.max_steps if schema is not None else None
         places = range(len(self)) if len(self) <= FEW else self._suspicious(longest)
         heads: dict[int, Head] = {place: head_struct.unpack_from(self._raw, place * HEAD_BYTES) for place in places}
@@ -95,7 +103,7 @@ class Batch:
         return dict(sorted(out.items())) if len(out) > 1 else out
 
     def layout_errors(self, schema: SegmentSchema) -> dict[int, ProtocolError]:
-        """Return the segments whose columns do not fit the schema, by index, with the reason."""
+        """Return the errors of the segments whose columns do not fit the schema, as a dict from index to error."""
         out: dict[int, ProtocolError] = {}
         for group in self._groups:
             error = schema.check_layout(group.layout)
@@ -104,7 +112,10 @@ class Batch:
         return out
 
     def _suspicious(self, max_steps: int | None) -> list[int]:
-        """Return the indices of all heads that break a rule of `_head_error`, which then makes the final decision."""
+        """Return the indices of the heads that break a rule of `_head_error`, found with array operations.
+
+        The caller then calls `_head_error` for these heads, to get the errors.
+        """
         heads, steps = self.heads, self.steps
         flags, lengths = heads["flags"], heads["episode_length"]
         least = np.where(flags & _ENDED, steps, 0)
@@ -115,14 +126,17 @@ class Batch:
 
     @property
     def has_images(self) -> bool:
-        """True if some columns must be decoded before they can be read."""
+        """True if the message contains observations as image files, which must be decoded before they can be read."""
         return any(group.columns[0].coded for group in self._groups)
 
     def decode_images(self) -> dict[int, str]:
-        """Decode the images of the message, once. `columns` and `segments` call it too.
+        """Decode all image files of the message. `columns` and `segments` call this method first.
+
+        The first call decodes. Further calls only return the same result.
 
         Returns:
-            The segments whose images cannot be decoded, by their index, with the reason. Their observations are all 0.
+            A dict that contains each segment with damaged images: from the segment's index to the reason. The observations of
+            these segments are all 0.
 
         Raises:
             ProtocolError: ``feature`` if there are images and Pillow is not installed.
@@ -135,7 +149,11 @@ class Batch:
         return self._undecodable
 
     def alone(self, place: int) -> Submit:
-        """Return a message with one of the segments. Its head and its images are unchanged; nothing else is coded."""
+        """Return a message with only the segment of the index `place`.
+
+        The head stays the same, except for its index of the layout. Image files are not decoded. All other columns are
+        uncompressed.
+        """
         group = next(group for group in self._groups if place in group.members)
         at = group.members.tolist().index(place)
         head = bytearray(self._raw[place * HEAD_BYTES : (place + 1) * HEAD_BYTES])
@@ -157,7 +175,10 @@ class Batch:
         return Submit(self.first_seq + place, 1, 0, [group.layout.text], Block(bytes(head)), body, codings)
 
     def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Iterate over the rows of each column, with its name, in as few arrays as possible."""
+        """Yield the name of a column and an array with rows of that column, until all rows of all segments were yielded.
+
+        One array contains the rows of as many segments as possible, so a name can be yielded several times.
+        """
         self.decode_images()
         for group in self._groups:
             for name, views in zip(self._names(group.layout), group.columns, strict=True):
@@ -165,10 +186,14 @@ class Batch:
                     yield name, array
 
     def oldest(self, generation: int, first_version: int) -> NDArray[np.int64]:
-        """Return the lowest version among each segment's steps.
+        """Return the lowest policy version among the steps of each segment, int64.
 
-        A version of an earlier generation counts as at most `first_version`. The caller has checked that no version is from the
-        future.
+        The caller has checked that no segment has a version above the newest one.
+
+        Args:
+            generation: The present generation (number of the learner thread).
+            first_version: The first version of this generation. In segments of an earlier generation, larger versions count as
+                this version.
         """
         found = self.heads["version"].copy()
         for group in self._groups:
@@ -181,7 +206,13 @@ class Batch:
         return np.where(self.heads["generation"] == generation, found, np.minimum(found, first)).astype(np.int64)
 
     def returns(self, places: Sequence[int]) -> list[tuple[int, float, int]]:
-        """Return index in `places`, return and episode length of the segments with an episode's return."""
+        """Return a tuple for each segment that ends an episode and has the episode's return.
+
+        A tuple contains the position in `places`, the return, and the length of the episode in steps.
+
+        Args:
+            places: Indices of the segments to look at.
+        """
         heads = self.heads[places]
         which = np.flatnonzero(heads["flags"] & Flag.RETURN)
         if not len(which):
@@ -191,7 +222,7 @@ class Batch:
         )
 
     def segments(self) -> list[Segment]:
-        """Return all segments as read-only views, including those whose numbers are out of range."""
+        """Return all segments, with read-only views as columns. Segments that `errors` reports are included."""
         self.decode_images()
         heads: Iterator[Head] = head_struct.iter_unpack(self._raw)
         if len(self._groups) == 1:
@@ -238,7 +269,7 @@ class Batch:
         return out
 
     def _observations(self, group: Group, count: int) -> Sequence[Tree]:
-        """Return the observations of each segment: arrays, or trees of arrays."""
+        """Return the observations of each segment: one array, or nested dicts and tuples of arrays."""
         columns = [views.each() for views in group.columns[: group.layout.leaves]]
         structure: Structure = (tuple, (), (None,) * len(columns)) if len(columns) > 1 else None
         if self._schema is not None and len(self._schema.leaves.spaces) == len(columns):
@@ -249,7 +280,7 @@ class Batch:
         return layout.names() if self._schema is None else self._schema.names(layout)
 
     def _extras(self, group: Group, letter: str, count: int) -> list[Mapping[str, NDArray[Any]]]:
-        """Return the extra columns of each segment with this letter, by name."""
+        """Return the extra columns with this letter (``x`` or ``i``) of each segment, as a dict from name to column."""
         if group.layout.columns[-1].letter not in "xi":
             return [NO_EXTRAS] * count
         names = self._names(group.layout)
@@ -263,7 +294,10 @@ class Batch:
         return [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _versions(self, group: Group) -> list[NDArray[np.uint64]]:
-        """Return the version column of each segment. Where the head has one version for all steps, repeat it."""
+        """Return the version of each step, as one array for each segment.
+
+        A segment whose steps all have the same version has only that version, in its head. It is repeated here.
+        """
         heads, steps = self.heads, self.steps
         if len(self._groups) > 1:
             heads, steps = heads[group.members], steps[group.members]
@@ -280,10 +314,10 @@ class Batch:
 
 
 def read_heads(message: Submit) -> NDArray[Any]:
-    """Return the heads of a message, not yet checked: ``[count]`` of `HEAD`.
+    """Return the heads of a message as an array of the dtype `HEAD`, one row for each segment. The values are not checked.
 
     Raises:
-        ProtocolError: If their number differs from the message's `count`.
+        ProtocolError: If the number of heads differs from the message's `count`.
     """
     size = len(message.heads)
     if not size or size != message.count * HEAD_BYTES:
@@ -292,9 +326,9 @@ def read_heads(message: Submit) -> NDArray[Any]:
 
 
 def read_submit(message: Submit) -> list[Segment | ProtocolError]:
-    """Return the segments of a message as read-only views into its frames.
+    """Return the segments of a message, with read-only views into its frames as columns.
 
-    A segment with a number out of range, or with images that cannot be decoded, is replaced by its error.
+    In place of a segment with an invalid number, or with images that cannot be decoded, the list contains the error.
 
     Raises:
         ProtocolError: If the message is malformed, so that none of its segments can be trusted.
@@ -306,7 +340,12 @@ def read_submit(message: Submit) -> list[Segment | ProtocolError]:
 
 
 def _head_error(head: Head, max_steps: int | None) -> ProtocolError | None:
-    """Return the error for the rule that a head breaks, or None."""
+    """Return an error if the numbers in a head are invalid, else None.
+
+    Args:
+        head: The fields of the head, in the order of `HEAD`.
+        max_steps: Largest number of steps of a segment. None: not checked.
+    """
     _, _, _, _, _, length, _, steps, flags, _, reserved = head
     if _ODD_FLAGS[flags] or reserved:
         words = f"a segment has the invalid flags {flags:#04x} or the reserved field {reserved} instead of 0"

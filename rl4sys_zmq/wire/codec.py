@@ -15,12 +15,12 @@ from rl4sys_zmq.wire.values import pack_header, unpack_header
 __all__ = ["decode", "encode"]
 
 _IN_PREFIX = ("first_seq", "count")
-"""Fields of `Submit` that travel in the prefix, where a router can read them without decoding the header."""
+"""The fields of `Submit` that are sent in the prefix, so that the receiver can read them without decoding the header."""
 
 _NO_VALUES = ("body", "digests")
 _U64 = 1 << 64
 MAX_COUNT = (1 << 63) - 1
-"""The largest number in a message, hashes excepted. A sum with another such number still fits 64 bits."""
+"""The largest integer in a message, except for hashes. The sum of two such integers fits 64 bits."""
 _UNBOUNDED = {"digest", "seed"}
 Checker = Callable[[Any], bool]
 
@@ -46,7 +46,7 @@ class _Field:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The layout of one kind of message, derived once from its dataclass."""
+    """The fields of one kind of message, with their checks. It is derived once from the message's dataclass."""
 
     cls: type[Any]
     header: tuple[_Field, ...]
@@ -74,7 +74,7 @@ def encode(message: Message) -> list[Frame]:
     """Return the frames of a message: prefix and header, then the body.
 
     Raises:
-        ProtocolError: If a field holds a value that cannot travel.
+        ProtocolError: If a field has a value that messages cannot contain.
     """
     shape = _SHAPES[message.KIND]
     header = pack_header({f.name: getattr(message, f.name) for f in shape.header})
@@ -91,8 +91,8 @@ def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32, verify: bool = 
 
     Args:
         frames: All frames of the message.
-        max_bytes: Longest message to accept. A longer one is refused before anything is read.
-        verify: False if this process has already compared the checksum.
+        max_bytes: Largest message to accept, in bytes. A larger message is refused before anything is read.
+        verify: True to check the checksum; False if this process has already checked it.
 
     Raises:
         ProtocolError: With the code of the first rule that is broken. No other exception is raised.

@@ -1,13 +1,16 @@
-"""Compression of the body of a `Submit`, for links that are slower than the coder.
+"""Compression of the body of the message `Submit`, for networks that are slower than the compression.
 
-Each column is coded by itself and decoded on arrival. A frame is cut into *sections*, one for each column in it. Three numbers
-describe a section: its coded bytes, its plain bytes, and the size of an element. If an element has more than one byte, the first
-bytes of all elements come first, then all second bytes, and so on. This puts signs and exponents side by side. The result is
-compressed with zstd. A section that does not get shorter travels unchanged, with an element size of 0.
+A frame of the body consists of *sections*: the bytes of one column each. Every section is compressed by itself. Three numbers
+describe it: its compressed size in bytes, its plain size in bytes, and the size of an element in bytes.
 
-An element size of 16 or 32 marks a section that consists of the PNG or JPEG files of its images (`rl4sys_zmq.images`). Only a
-large column of observations is coded in this way, by `rl4sys_zmq.wire.segments.with_images`. The images are decoded when the
-column is requested. A gateway never requests it.
+1. If an element has more than one byte, the bytes are reordered: the first bytes of all elements, then the second bytes of all
+   elements, and so on. This puts signs and exponents side by side.
+2. The result is compressed with zstd. A section that does not get shorter is sent unchanged, with an element size of 0.
+
+An element size of 16 or 32 means that the section consists of PNG or JPEG files of its images (`rl4sys_zmq.images`). Only
+`rl4sys_zmq.wire.segments.with_images` creates such a section, from a large column of observations. The receiver decodes images
+when the column is requested, and decompresses all other sections at once. The gateway (the learner's network thread) never
+requests images.
 """
 
 from __future__ import annotations
@@ -28,30 +31,33 @@ from rl4sys_zmq.wire.messages import Frame, Submit
 __all__ = ["IMAGE_KINDS", "MAX_IMAGE_BYTES", "MAX_PLAIN_BYTES", "CodedImages", "BodyFrame", "code", "plain_body", "is_shorter"]
 
 MAX_PLAIN_BYTES = 64 << 20
-"""Largest plain size of a whole body."""
+"""Largest size of a whole body before compression, in bytes."""
 MAX_IMAGE_BYTES = MAX_PLAIN_BYTES - (1 << 16)
-"""Largest plain size of the columns of a message with images. The rest is room for padding."""
+"""Largest size, in bytes, of a segment with images before they are encoded. It leaves room for padding in the body."""
 MOST_EXPANSION, FREE_BYTES = 256, 1 << 20
-"""Limit on a claimed plain size, so that few bytes cause little work: a factor, plus a number of bytes."""
+"""The limit on the plain size that a body can claim: a multiple of its compressed size, plus a number of bytes.
+
+So a short message cannot cause the receiver much work.
+"""
 _LEAST_BYTES = 64
 _GAIN = 0.95
 _SIZES = (1, 2, 4, 8)
 IMAGE_KINDS = {"png": 16, "jpeg": 32}
-"""The values that replace the element size in a section of images."""
+"""The element size of a section that consists of image files, by the format of the files."""
 _FORMATS = {kind: name for name, kind in IMAGE_KINDS.items()}
 
 Section = tuple[int, int]
-"""The bytes of a column in a frame, and the size of its elements."""
+"""The size of a column in a frame, and the size of one of its elements, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodedImages:
-    """A column of images that is not decoded yet. It takes the place of the column's bytes.
+    """A column of images as image files, before decoding. It replaces the frame with the pixels.
 
     Attributes:
-        frame: The image files.
-        nbytes: Size of the decoded column. `len` returns it too, as for any frame.
-        kind: One of the values of `IMAGE_KINDS`.
+        frame: The bytes of the image files.
+        nbytes: Size of the decoded column in bytes. `len` returns the same number.
+        kind: Format of the files, as one of the values of `IMAGE_KINDS`.
     """
 
     frame: Frame
@@ -63,11 +69,15 @@ class CodedImages:
 
     @property
     def numbers(self) -> list[int]:
-        """The three numbers of the frame's only section."""
+        """The three numbers that describe the frame's only section: compressed size, plain size, `kind`."""
         return [len(self.frame), self.nbytes, self.kind]
 
     def decode(self, row: tuple[int, ...], row_bytes: int) -> NDArray[np.uint8]:
-        """Return the decoded column, ``[rows, *row]``.
+        """Return the decoded column, uint8 ``[rows, *row]``.
+
+        Args:
+            row: Shape of one image.
+            row_bytes: Size of one image in bytes.
 
         Raises:
             BadImage: If the files are damaged or are not images of this shape.
@@ -79,15 +89,15 @@ class CodedImages:
 
 
 BodyFrame = Frame | CodedImages
-"""A frame of a body, plain unless it holds images."""
+"""A frame of a body after decompression: bytes, or image files that are not decoded so far."""
 
 
 def code(message: Submit, sections: Sequence[Sequence[Section]]) -> Submit:
-    """Return the message with its body coded, or the message itself if coding gains less than 5 %.
+    """Return the message with a compressed body, or the same message if compression saves less than 5 % or exceeds a limit.
 
     Args:
-        message: The message, with a plain body. Frames of images are already coded and stay unchanged.
-        sections: The sections of each frame of the body, in order.
+        message: The message. Its body is plain, except for frames with image files, which stay unchanged.
+        sections: The sections of each frame of the body, in the order of the frames.
     """
     codings, body = [], []
     for n, (frame, parts) in enumerate(zip(message.body, sections, strict=True)):
@@ -106,16 +116,21 @@ def code(message: Submit, sections: Sequence[Sequence[Section]]) -> Submit:
 
 
 def is_shorter(coded: int, plain: int) -> bool:
-    """Return True if coding a frame gains enough and a learner accepts the ratio in any message."""
+    """Return True if a compressed frame is at least 5 % shorter, and not so short that a learner would refuse it.
+
+    Args:
+        coded: Compressed size in bytes.
+        plain: Plain size in bytes.
+    """
     return coded <= _GAIN * plain and plain <= MOST_EXPANSION * coded
 
 
 def plain_body(message: Submit) -> tuple[BodyFrame, ...]:
-    """Return the body of an untrusted message as it was before `code`. Frames of images stay coded.
+    """Return the decompressed body of a message from an untrusted peer. Frames with image files stay encoded.
 
     Raises:
-        ProtocolError: ``malformed`` if the codings do not describe the frames, ``too_large`` for more than `MAX_PLAIN_BYTES` or
-            for a larger expansion than is allowed.
+        ProtocolError: With the code ``malformed`` if `Submit.codings` does not describe the frames, or ``too_large`` if the plain
+            body would have more than `MAX_PLAIN_BYTES`, or too many times the bytes of the message.
     """
     if not message.codings:
         return message.body
@@ -146,7 +161,10 @@ def _code_frame(frame: memoryview, parts: Sequence[Section]) -> tuple[list[int],
 
 
 def _shuffled(plain: memoryview, itemsize: int) -> Any:
-    """Put all first bytes of the elements first, then all second bytes. An incomplete last element stays last."""
+    """Reorder bytes: first the first bytes of all elements, then all second bytes, and so on.
+
+    An incomplete last element stays at the end.
+    """
     if itemsize == 1:
         return plain
     data = np.frombuffer(plain, np.uint8)
@@ -163,7 +181,7 @@ def _turned_back(turned: bytes, itemsize: int) -> Any:
 
 
 def _sections(numbers: Any, size: int) -> list[tuple[int, int, int]]:
-    """Return the sections of a frame of `size` bytes."""
+    """Check the entry of `Submit.codings` for a frame of `size` bytes. Return the three numbers of each section."""
     if type(numbers) is not list or len(numbers) % 3 or not all(type(n) is int and n >= 0 for n in numbers):
         raise ProtocolError(Refusal.MALFORMED, f"invalid codings {numbers!r:.80}")
     found = list(_triples(numbers))

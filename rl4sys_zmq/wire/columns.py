@@ -1,4 +1,7 @@
-"""A reader that finds the columns of a `Submit` in its body, from heads and layouts."""
+"""A reader that finds the columns of all segments in the body of the message `Submit`.
+
+The heads give the number of rows of each segment, and the layouts the columns with their dtypes and row shapes.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,12 @@ class ColumnView:
     """One column of all segments that share a layout.
 
     Attributes:
-        column: The column.
-        together: Rows of all segments whose column is not large, ``[rows, *row]``.
-        starts: Index in `together` where each segment's rows begin; the last entry is the end.
-        large: Columns with a frame of their own, by the segment's index in the group.
-        coded: Large columns that are still image files. `decode` adds them to `large`.
+        column: Letter, dtype and row shape of the column.
+        together: The rows of the segments, one segment after the other, ``[rows, *row]``. Segments in `large` and `coded` have
+            no rows here.
+        starts: Index in `together` of the first row of each segment, and at the end the number of rows.
+        large: The column of each segment for which it has a separate frame, by the index of the segment in its `Group`.
+        coded: The same for a column that consists of image files. `decode` adds the decoded columns to `large`.
     """
 
     column: Column
@@ -38,7 +42,12 @@ class ColumnView:
     coded: dict[int, CodedImages]
 
     def decode(self) -> dict[int, str]:
-        """Decode the images. Return the failures: index in the group and reason. Rows that fail are all 0."""
+        """Decode the image files of all segments.
+
+        Returns:
+            A dict that contains each segment with damaged images: from the segment's index in its `Group` to the reason. The
+            rows of these segments are all 0.
+        """
         out = {}
         for place, images in self.coded.items():
             try:
@@ -51,7 +60,7 @@ class ColumnView:
         return out
 
     def each(self) -> list[NDArray[Any]]:
-        """Return the column of each segment."""
+        """Return one array for each segment: its rows of this column."""
         data = self.together
         views = [data[a:b] for a, b in itertools.pairwise(self.starts)]
         for place, own in self.large.items():
@@ -59,18 +68,18 @@ class ColumnView:
         return views
 
     def arrays(self) -> list[NDArray[Any]]:
-        """Return all rows, in as few arrays as possible."""
+        """Return arrays that together contain the rows of all segments: `together`, and one array for each entry of `large`."""
         return [self.together, *self.large.values()] if self.large else [self.together]
 
 
 @dataclass(slots=True)
 class Group:
-    """The segments that share one layout.
+    """The segments of a message that have the same columns.
 
     Attributes:
-        layout: The layout.
+        layout: The columns, with their dtypes and row shapes.
         members: Indices of the segments in the message, ascending.
-        columns: The columns, in the order of the layout.
+        columns: The data of each column, in the order of the layout.
     """
 
     layout: SegmentLayout
@@ -79,12 +88,13 @@ class Group:
 
 
 class RowCounts:
-    """The number of rows of a column in each segment.
+    """The number of rows of one column, for each segment.
 
     Attributes:
-        each: Number of rows in each segment.
-        most: Largest number of rows in one segment.
-        starts: Index where each segment's rows begin when they are contiguous; the last entry is the end.
+        each: Number of rows of each segment, int64.
+        most: Largest number of rows of one segment.
+        starts: Index of the first row of each segment if the rows of all segments are in one array, and at the end the number of
+            all rows.
     """
 
     __slots__ = ("each", "most", "starts")
@@ -97,11 +107,22 @@ class RowCounts:
 
 
 _COUNTED = {"o": 1, "a": 0, "r": 0, "l": 0, "v": 2, "m": 1, "x": 0, "i": 3}
-"""The row count of each column: 0 steps, 1 observations, 2 steps of segments with a version column, 3 one per segment."""
+"""The index into the list ``counts`` of `ColumnReader`, for each letter of a column. It selects the number of rows.
+
+0: one row per step. 1: one row per observation. 2: one row per step, but only in segments whose steps have different versions.
+3: one row per segment.
+"""
 
 
 class ColumnReader:
-    """A reader that finds the columns in the body."""
+    """A reader that finds the columns of all segments in the body of a message.
+
+    Attributes:
+        groups: The segments grouped by layout, with views of their columns.
+
+    Raises:
+        ProtocolError: If the body does not have exactly the bytes that heads and layouts require.
+    """
 
     def __init__(
         self, heads: NDArray[Any], steps: NDArray[np.int64], layouts: list[SegmentLayout], body: Sequence[BodyFrame]
@@ -135,7 +156,11 @@ class ColumnReader:
     def _find_large(
         self, layouts: list[SegmentLayout], members: list[NDArray[np.int64]], sized: list[tuple[RowCounts, ...]]
     ) -> dict[tuple[int, int], int]:
-        """Assign the frames after the first to the large columns: segment by segment, in the order of the columns."""
+        """Return a dict that assigns the frames after the first to the large columns.
+
+        The keys are pairs of a segment's index in the message and a column's index in its layout. The values are indices of
+        frames. The order of the frames is segment by segment, and within a segment in the order of the columns.
+        """
         found = []
         for layout, places, rows in zip(layouts, members, sized, strict=True):
             for position, column in enumerate(layout.columns):

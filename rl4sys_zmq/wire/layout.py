@@ -1,10 +1,15 @@
-"""The layout of a segment's columns: letters, dtypes and row shapes, as one short text that segments share.
+"""The layout of a segment: the letter, dtype and row shape of each of its columns, as one short text.
 
 An example is ``"o<f4:8 a<i8 r<f4 l<f4 v<u8"``. Each column has its letter, its dtype and, after a colon, the dimensions of a row
-joined by ``x``. A row without dimensions is a single number. The letters stand for observations, actions, rewards,
-log-probabilities (``l``), policy versions and masks: ``o a r l v`` in this order, and ``m`` if there are masks. A tree of
-observations has an ``o`` for each array. The extra columns of the policy follow: an ``x`` for each column with a row per step,
-then an ``i`` for each with one row per segment. The policy spec has the structure of the tree and the names of the extra columns.
+joined by ``x``. A column without a colon has a single number in each row. The columns are, in this order:
+
+- ``o``: observations. Nested observations (dicts and tuples) have one column for each array.
+- ``a``: actions. ``r``: rewards. ``l``: log-probabilities. ``v``: policy versions.
+- ``m``: masks of allowed actions, if the segment has them.
+- ``x``: an extra column of the policy with a row per step, any number of times.
+- ``i``: an extra column of the policy with one row per segment, any number of times.
+
+The layout does not contain the keys of nested observations and the names of extra columns. They are in the policy spec.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ LETTERS = "oarlvm"
 NAMES = dict(zip(LETTERS, ("observations", "actions", "rewards", "log_probs", "versions", "masks"), strict=True))
 MAX_ROW_BYTES = 1 << 30
 MAX_DIMENSIONS = 7
-"""Largest number of dimensions of a row. A column has one more."""
+"""Largest number of dimensions of a row. The array of a column has one more, which counts the rows."""
 
 _ORDER = re.compile("o+arlvm?x*i*", re.ASCII)
 _COLUMN = re.compile(r"([a-z])([^\s:]+)(?::([^\s:]*))?", re.ASCII)
@@ -40,13 +45,13 @@ _DIMENSION = re.compile(r"[1-9][0-9]{0,18}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column, without its number of rows.
+    """The description of one column. It applies to any number of rows.
 
     Attributes:
         letter: Letter of the column: one of `LETTERS`, or ``x`` or ``i`` for an extra column.
-        dtype: Dtype of its elements.
-        row: Dimensions of a row.
-        row_bytes: Bytes of a row, at least 1.
+        dtype: Dtype of the elements.
+        row: Shape of a row; ``()`` if a row is a single number.
+        row_bytes: Size of a row in bytes, at least 1.
     """
 
     letter: str
@@ -60,11 +65,11 @@ class SegmentLayout:
     """The layout of a segment: the letter, the dtype and the row shape of each column. Many segments share one layout.
 
     Attributes:
-        text: The layout in the form that messages carry, as in the docstring of this module.
-        columns: The columns, in the order ``o a r l v m x i``.
+        text: The layout as text, as messages contain it. The docstring of this module describes its form.
+        columns: Description of each column, in the order ``o a r l v m x i``.
         leaves: Number of columns of observations.
         has_masks: True if there is a column ``m``.
-        standard: Number of columns before the extra ones.
+        standard: Number of columns before the extra columns ``x`` and ``i``.
     """
 
     text: str
@@ -75,15 +80,16 @@ class SegmentLayout:
 
     @property
     def versions(self) -> int:
-        """The index of the column of versions."""
+        """The index of the column with the policy versions."""
         return self.leaves + 3
 
     def names(self, leaves: Sequence[str] = (), extras: Sequence[str] = ()) -> list[str]:
         """Return the name of each column.
 
         Args:
-            leaves: Names of the columns of observations. Others are numbered, if there are several.
-            extras: Names of the extra columns. Others are ``extra_0``, ``extra_1`` and so on.
+            leaves: Names of the columns of observations. If their number does not fit this layout, the names are
+                ``observations``, or ``observations[0]``, ``observations[1]`` and so on.
+            extras: Names of the extra columns. Further extra columns are named after their index, such as ``extra_2``.
         """
         observations = [f"observations[{n}]" for n in range(self.leaves)] if self.leaves > 1 else ["observations"]
         standard = [NAMES[column.letter] for column in self.columns[self.leaves : self.standard]]
@@ -94,11 +100,12 @@ class SegmentLayout:
 
 @functools.lru_cache(maxsize=256)
 def parse_layout(text: str) -> SegmentLayout:
-    """Read the text of `describe` from an untrusted peer.
+    """Return the layout that a text from an untrusted peer describes. The text has the form that `describe` returns.
 
     Raises:
-        ProtocolError: ``malformed`` for another form, ``dtype`` for a dtype that cannot travel, ``shape`` for impossible
-            dimensions. A dimension of 0 is refused, since it would allow any number of rows without bytes.
+        ProtocolError: With the code ``malformed`` if the text has another form, ``dtype`` if a dtype is not supported, or
+            ``shape`` if a dimension is invalid. A dimension of 0 is invalid: such rows have no bytes, so a
+            short message could claim any number of them.
     """
     found = [_COLUMN.fullmatch(part) for part in text.split(" ")]
     letters = "".join(match[1] if match else "?" for match in found)
@@ -124,10 +131,14 @@ def _column(match: re.Match[str]) -> Column:
 
 
 def describe(letters: str, columns: Sequence[NDArray[Any]]) -> str:
-    """Return the text for the columns with these letters, in the order of a layout.
+    """Return the layout of columns as text.
+
+    Args:
+        letters: One letter for each column.
+        columns: The columns, in the order of a layout. The first axis of each array counts the rows.
 
     Raises:
-        ProtocolError: If a column's dtype or shape cannot travel, or there are too many columns.
+        ProtocolError: If a column's dtype or shape is not supported, or there are too many columns.
     """
     return _describe(letters, tuple((column.dtype, column.shape[1:]) for column in columns))
 
@@ -145,17 +156,19 @@ def _describe(letters: str, columns: tuple[tuple[np.dtype[Any], tuple[int, ...]]
 
 
 def action_dtype(space: Space) -> str:
-    """Return the dtype of the actions column: int64 for discrete actions, float32 for raw continuous ones."""
+    """Return the dtype of the column of actions: int64 for discrete actions, float32 for continuous actions."""
     return "<i8" if isinstance(space, DiscreteSpace) else "<f4"
 
 
 def wanted_layouts(observations: Sequence[LeafSpace], action_space: Space, extras: Sequence[ColumnSpec]) -> tuple[str, ...]:
-    """Return the layouts that fit a client: one without masks and, for discrete actions, one with masks.
+    """Return the texts of the layouts that a client's segments can have.
+
+    The first layout has no masks. For discrete actions there is a second layout, with masks.
 
     Args:
-        observations: The spaces of the leaves of the client's observations.
-        action_space: The client's actions.
-        extras: The extra columns, those per step first.
+        observations: The space of each array of the client's observations.
+        action_space: The space of the client's actions.
+        extras: The extra columns: first the columns with a row per step, then the columns with one row per segment.
     """
     types: list[tuple[np.dtype[Any], tuple[int, ...]]] = [
         *((np.dtype(leaf.dtype), leaf.shape) for leaf in observations),

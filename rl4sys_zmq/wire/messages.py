@@ -1,16 +1,21 @@
-"""The closed union of all messages between actors, the learner and its learner threads.
+"""The messages between actors and the learner, and between the learner's own threads: one dataclass for each kind.
 
-There are three conversations: actor and learner (DEALER and ROUTER, both ways), learner to all actors (PUB), and gateway and
-learner thread (PUSH and PULL, both ways). The base class of a message gives its direction. A `match` handles the messages of one
-direction, refuses the others by their base class and ends in `assert_never`, so that the type checker finds a message that is not
-handled.
+There are three conversations:
+
+- an actor and the learner, in both directions (DEALER and ROUTER)
+- the learner to all actors (PUB)
+- the gateway (the learner's network thread) and a learner thread (it trains one client), in both directions (PUSH and PULL)
+
+The base class of a message gives its direction, and `Message` is the union of all messages. Code that receives messages of one
+direction uses a `match` statement with a case for each of them. It refuses the messages of other directions by their base class
+and ends in `assert_never`. The type checker then reports a message without a case.
 
 A *stream* is the numbered segments of one actor for one client. Its *origin* is the incarnation (the number of a start of the
 actor) that began the numbering. A *mark* is a sequence number: all segments below it are received, durable, trained or
 checkpointed. A *generation* is the number of a learner thread; policy versions count within it.
 
-A field named ``body`` travels as frames of its own. All other fields travel in the msgpack header. Sequence numbers count the
-segments of one actor's stream, from 0.
+A field named ``body`` holds the frames after the first one. The other fields are in the msgpack header of the first frame, unless
+their description says otherwise. Sequence numbers count the segments of one actor's stream, from 0.
 """
 
 from __future__ import annotations
@@ -59,14 +64,19 @@ __all__ = [
 
 Frame = bytes | memoryview
 Block = NewType("Block", bytes)
-"""Bytes of any length. A plain ``bytes`` field has exactly 8 bytes."""
+"""The type of a field with bytes of any length. A field of the type ``bytes`` must have exactly 8 bytes."""
 
 Document = dict[str, Any]
-"""A tree of JSON values and numpy arrays. It is checked where it is used."""
+"""The type of a field with a dict of nested JSON values and numpy arrays. The code that uses the field checks its contents."""
 
 
 class Verdict:
-    """The possible outcomes of a segment. Each is a counter on both sides."""
+    """The possible outcomes of a segment. Actor and learner count each of them.
+
+    ``trained``: the segment was trained on. ``stale``: it was too old (over the limit on the policy lag). ``quarantined``: it was
+    accepted, but is unfit for training. ``refused``: it was not accepted. ``duplicate``: it had been received before, and this
+    delivery was skipped.
+    """
 
     TRAINED = "trained"
     STALE = "stale"
@@ -77,25 +87,25 @@ class Verdict:
 
 
 class ToLearner:
-    """A message from an actor or an operator to the learner."""
+    """The base class of messages from an actor or an operator to the learner."""
 
     __slots__ = ()
 
 
 class ToActor:
-    """A message from the learner to an actor or an operator."""
+    """The base class of messages from the learner to an actor or an operator."""
 
     __slots__ = ()
 
 
 class ToWorker:
-    """A message from the gateway to a learner thread."""
+    """The base class of messages from the gateway (the learner's network thread) to a learner thread."""
 
     __slots__ = ()
 
 
 class FromWorker:
-    """A message from a learner thread to the gateway."""
+    """The base class of messages from a learner thread to the gateway (the learner's network thread)."""
 
     __slots__ = ()
 
@@ -105,28 +115,29 @@ class FromWorker:
 
 @dataclass(frozen=True, slots=True)
 class Hello(ToLearner):
-    """A request to open or reopen a session. An empty field accepts the learner's value.
+    """A request of an actor to open or reopen its session. An empty field means that the actor accepts the learner's value.
 
     Attributes:
-        client_id: The client that the actor acts for.
-        actor_id: The sender.
-        incarnation: The number of this start of the sender. If a higher one is on record, the learner refuses the sender as
-            fenced, or reports the incarnation that it must exceed.
-        first_seq: Lowest sequence number that the actor still holds.
+        client_id: Name of the client (a policy with its learner) for which the actor acts.
+        actor_id: Name of the actor that sends the message.
+        incarnation: Number of this start of the actor; later starts have higher numbers. If a higher number is on record, the
+            learner answers with `Refused` and the code ``fenced``.
+        first_seq: Lowest sequence number of the segments that the actor still holds.
         held_generation: Generation of the policy that the actor uses; 0 if it has none.
         held_version: Version of that policy.
         algorithm_name: Name of the algorithm, or empty.
         algorithm_parameters: Parameters of the algorithm, as the user wrote them.
-        algorithm_type: ``onpolicy``, ``offpolicy`` or empty. Informative only; `Welcome` has the value in force.
+        algorithm_type: ``onpolicy``, ``offpolicy`` or empty. Informative only; `Welcome` has the value that is used.
         observation_space: The space in JSON form, or empty.
         action_space: The space in JSON form, or empty.
         submits: False for an evaluating actor, which only receives weights.
         library: Name and version of the sender's library. Informative only.
         origin: Incarnation that began the numbering of this actor's segments; 0 means this incarnation.
-        journal_id: The journal of the learner that last welcomed this origin; 0 if none did.
-        spooled: True if numbers and segments outlive the actor's process.
-        weights: The actor's configuration of ``wire_dtype`` and ``level``.
-        previously_welcomed: True if a learner has welcomed this incarnation before (without a spool: this origin).
+        journal_id: Id of the journal (the learner's record of accepted segments), from the last `Welcome` for this origin; 0
+            before the first.
+        spooled: True if the actor keeps segments and their numbers on disk, so that both survive the end of its process.
+        weights: The actor's settings ``wire_dtype`` and ``level`` for the encoding of weights.
+        previously_welcomed: True if this start of the actor has received a `Welcome` before.
     """
 
     KIND: ClassVar[int] = 1
@@ -155,15 +166,18 @@ class Submit(ToLearner):
     """Consecutive segments of this actor's stream, numbered from `first_seq`.
 
     Attributes:
-        first_seq: Sequence number of the first segment. It travels in the prefix.
-        count: Number of segments. It travels in the prefix.
-        want_steps: Requested credit, as in `Heartbeat`.
-        layouts: Descriptions of the columns (`rl4sys_zmq.wire.layout`).
-        heads: One head of 64 bytes for each segment (`rl4sys_zmq.wire.segments`).
-        body: The columns.
-        codings: Coding of each frame of the body (`rl4sys_zmq.wire.coding`); empty if no frame is coded.
-        digests: The xxh3-64 of each frame of the body, or None if it is unknown. They do not travel; they save `encode` from
-            computing known digests again.
+        first_seq: Sequence number of the first segment. It is sent in the prefix of the message, not in the header.
+        count: Number of segments. It is sent in the prefix too.
+        want_steps: Number of steps that the actor wishes to be allowed to send, as in `Heartbeat`.
+        layouts: The different column layouts of the segments, each as a text: dtype and row shape of each column
+            (`rl4sys_zmq.wire.layout`). The head of a segment has an index into this list.
+        heads: The heads of all segments, one after the other. A head is a record of 64 bytes with the numbers of one segment
+            (`rl4sys_zmq.wire.segments`).
+        body: The columns of all segments, as frames.
+        codings: Lengths and compression of the parts of each frame of the body (`rl4sys_zmq.wire.coding`); empty if no frame is
+            compressed.
+        digests: The xxh3-64 of each frame of the body, or None where it is unknown. The field is not sent. It saves `encode` the
+            computation of digests that are already known.
     """
 
     KIND: ClassVar[int] = 2
@@ -179,9 +193,11 @@ class Submit(ToLearner):
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat(ToLearner):
-    """A sign of life with the requested credit: the steps to have submitted in all, in the units of `Ack.credit_steps`.
+    """A sign of life of an actor, with the number of steps that it wishes to be allowed to send.
 
-    The newest value counts. An actor that requests less than before returns credit.
+    Attributes:
+        want_steps: Total number of steps of the stream, those already sent included, as in `Ack.credit_steps`. Only the newest
+            value counts. With a smaller value than before, the actor gives up a part of its allowance.
     """
 
     KIND: ClassVar[int] = 3
@@ -190,7 +206,12 @@ class Heartbeat(ToLearner):
 
 @dataclass(frozen=True, slots=True)
 class Fetch(ToLearner):
-    """A request for the current weights. With the version that the actor holds, the learner can answer with a diff."""
+    """A request of an actor for the current weights. The answer is `Weights`.
+
+    Attributes:
+        held_generation: Generation of the policy that the actor holds; 0 if it has none. The learner can then answer with a diff.
+        held_version: Version of that policy.
+    """
 
     KIND: ClassVar[int] = 4
     held_generation: int
@@ -199,21 +220,21 @@ class Fetch(ToLearner):
 
 @dataclass(frozen=True, slots=True)
 class StatusRequest(ToLearner):
-    """A request for the learner's status. It needs no session."""
+    """A request for the learner's status. The sender needs no session. The answer is `Status`."""
 
     KIND: ClassVar[int] = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Bye(ToLearner):
-    """The end of this incarnation: it sends nothing more."""
+    """The last message of an actor before it closes. This start of the actor sends nothing more."""
 
     KIND: ClassVar[int] = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Command(ToLearner):
-    """An operator's request to act on a client. It needs no session. The answer is `CommandDone` or `Refused`.
+    """An operator's request to act on a client. The sender needs no session. The answer is `CommandDone` or `Refused`.
 
     Attributes:
         command: ``restart``, ``give-up-pending``, ``forget`` or ``drop-actor``.
@@ -232,32 +253,35 @@ class Command(ToLearner):
 
 @dataclass(frozen=True, slots=True)
 class Welcome(ToActor):
-    """The answer to an accepted `Hello`.
+    """The answer to an accepted `Hello`. It opens the session and contains all settings that the actor needs.
 
     Attributes:
-        policy_id: 8 bytes, repeated in the header of each weight update of this policy.
-        topic: 8 bytes. After a kind byte, they are this client's topic on the PUB. They change when a user loses a right.
-        journal_id: The learner's journal.
-        gap: Number of segments that were acknowledged as durable and that this journal does not know.
+        policy_id: 8 bytes that identify the policy. They are repeated in the header of each weight update.
+        topic: 8 bytes. A byte for the kind of message and then these bytes are the client's topic on the PUB. The learner
+            replaces them when a user loses the right to read the weights.
+        journal_id: Id of the learner's journal (its record of accepted segments).
+        gap: Number of segments that an earlier `Ack` reported as durable, but that are missing in this journal.
         generation: Generation of the learner's policy.
         version: Current version of that policy.
-        digest: Digest of that version's flat bytes.
+        digest: The xxh3-64 of that version's weights, as in `PolicySnapshot.digest`.
         spec: The policy spec (`rl4sys_zmq.wire.specs`).
-        pub: URI of the PUB. A ``*`` as the host stands for the host that the actor connected to.
+        pub: URI of the learner's PUB socket. A ``*`` as the host stands for the host to which the actor has connected.
         received: Next sequence number that the learner expects.
-        durable: The actor can discard all segments below this number.
-        accepted_steps: Steps accepted in this stream so far, from which `Ack.credit_steps` counts.
+        durable: The actor can discard all segments below this sequence number.
+        accepted_steps: Number of steps of this stream that the learner has accepted so far, as in `Ack.accepted_steps`.
         algorithm_name: Name of the client's algorithm.
         algorithm_type: ``onpolicy`` or ``offpolicy``.
-        rollout_length: Longest segment in steps, unless the actor configures its own.
-        max_policy_lag: Largest lag, in versions, of a segment that is trained on unchanged; -1 for no limit.
-        on_lag: ``drop`` or ``correct``, for segments beyond that lag.
-        max_message_bytes: Longest message that the learner accepts.
+        rollout_length: Largest number of steps of a segment, unless the actor configures another number.
+        max_policy_lag: Largest policy lag of a segment that is trained on unchanged; -1 for no limit. The lag is the number of
+            versions by which the segment's oldest step is behind the newest version.
+        on_lag: Treatment of segments with a larger lag: ``drop`` or ``correct``.
+        max_message_bytes: Largest message that the learner accepts, in bytes.
         max_segment_steps: Longest segment that the learner accepts, in steps.
-        heartbeat_s: Longest silence that either side should keep, in seconds.
-        weights: ``wire_dtype`` and ``level`` of the client. The header of each update has its own dtype.
+        heartbeat_s: Longest time that either side should let pass without sending a message, in seconds.
+        weights: The client's settings ``wire_dtype`` and ``level`` for the encoding of weights. Informative only: the header of
+            each update names the dtype of that update.
         inference: URI of the inference service, in the form of `pub`; empty if there is none.
-        body: The blob of the spec, if it has one and the actor does not hold a version of this generation.
+        body: One frame with the blob of the spec; empty if the spec has no blob, or the actor holds a version of this generation.
     """
 
     KIND: ClassVar[int] = 17
@@ -288,20 +312,22 @@ class Welcome(ToActor):
 
 @dataclass(frozen=True, slots=True)
 class Ack(ToActor):
-    """Cumulative marks and credit of one stream.
+    """The learner's progress with one stream of segments, and the actor's credit (how much more it can send).
+
+    The progress is given as sequence numbers.
 
     Attributes:
-        generation: Generation of the client's policy. The actor ignores an ack of another generation.
-        received: Next expected sequence number. All segments below it are accepted.
-        durable: All segments below it are in the journal.
-        trained: All segments below it have a verdict.
-        checkpointed: All segments below it are covered by a checkpoint.
-        accepted_steps: Steps of all segments below `received`, in the units of `credit_steps`.
-        credit_steps: A segment can be sent while the steps accepted and in flight are fewer than this.
-        credit_items: First sequence number that must not be sent yet.
-        credit_bytes: A segment can be sent while fewer bytes than this are in flight beyond `received`.
-        min_version: Lowest version to begin a segment with, within the current generation.
-        verdicts: Number of this stream's segments, by verdict.
+        generation: Generation of the client's policy. The actor ignores an `Ack` of another generation.
+        received: Next sequence number that the learner expects. It has accepted all segments below.
+        durable: All segments below this sequence number are in the learner's journal.
+        trained: All segments below this sequence number have a verdict.
+        checkpointed: All segments below this sequence number are covered by a checkpoint.
+        accepted_steps: Total number of steps of all segments below `received`.
+        credit_steps: The actor can send a segment while `accepted_steps` and the steps in flight are together less than this.
+        credit_items: First sequence number that the actor must not send so far.
+        credit_bytes: The actor can send a segment while fewer bytes than this are in flight (sent, but not below `received`).
+        min_version: Lowest policy version, within `generation`, with which the actor should start a segment.
+        verdicts: Dict from each verdict to the number of this stream's segments with that verdict.
     """
 
     KIND: ClassVar[int] = 18
@@ -323,11 +349,12 @@ class Refused(ToActor):
     """The answer to a message or handshake that is not accepted.
 
     Attributes:
-        code: A `Refusal`.
-        field: The configuration field that differs, or empty.
-        reason: One line for a person, with the numbers.
+        code: The reason as a code, such as ``fenced``: a value of `rl4sys_zmq.errors.Refusal`.
+        field: The configuration field in which actor and learner differ; empty for other reasons.
+        reason: The reason in one line for a person, with the numbers.
         expected_seq: With the code ``gap``, the sequence number to send next.
-        incarnation: With the code ``fenced``, the incarnation on record if the actor is allowed to take a higher one; else 0.
+        incarnation: With the code ``fenced``, the number of the actor's start on record, if the actor is allowed to take a higher
+            number and try again; else 0.
     """
 
     KIND: ClassVar[int] = 19
@@ -340,7 +367,11 @@ class Refused(ToActor):
 
 @dataclass(frozen=True, slots=True)
 class Weights(ToActor):
-    """The answer to `Fetch`: updates to apply in order, as pairs of frames (weights header, payload)."""
+    """The answer to `Fetch`: one or more weight updates. The actor applies them in order.
+
+    Attributes:
+        body: Two frames for each update: the weights header of 72 bytes (`rl4sys_zmq.weights.header`), and the payload.
+    """
 
     KIND: ClassVar[int] = 20
     body: tuple[Frame, ...]
@@ -348,7 +379,7 @@ class Weights(ToActor):
 
 @dataclass(frozen=True, slots=True)
 class Status(ToActor):
-    """The answer to `StatusRequest`."""
+    """The answer to `StatusRequest`, with the learner's status as a document."""
 
     KIND: ClassVar[int] = 21
     report: Document
@@ -356,13 +387,13 @@ class Status(ToActor):
 
 @dataclass(frozen=True, slots=True)
 class Beacon(ToActor):
-    """The newest version of one policy, sent on the PUB each second. It shows an actor that it lost the last update.
+    """The newest version of one policy. The learner sends it on the PUB once a second, so that actors notice lost updates.
 
     Attributes:
         generation: Generation of the policy.
         version: The newest version.
-        digest: Digest of that version.
-        alarms: Number of alarms that the client has raised since the learner's start, by kind.
+        digest: The xxh3-64 of the weights of that version.
+        alarms: Dict from the kind of an alarm to the number of such alarms of the client since the learner's start.
     """
 
     KIND: ClassVar[int] = 22
@@ -374,11 +405,11 @@ class Beacon(ToActor):
 
 @dataclass(frozen=True, slots=True)
 class CommandDone(ToActor):
-    """The answer to a `Command` that was carried out. It is sent when the result will outlast the process.
+    """The answer to a `Command` that was carried out. It is sent once the result would survive the end of the process.
 
     Attributes:
-        text: One or two lines for a person.
-        figures: The same in numbers, by name.
+        text: The result in one or two lines for a person.
+        figures: The numbers of the result, by name.
     """
 
     KIND: ClassVar[int] = 23
@@ -394,24 +425,24 @@ class Assign(ToWorker):
     """The first message to a learner thread. It assigns a client to the thread: the policy to train, with all settings.
 
     Attributes:
-        client_id: The client.
-        policy_id: As in `Welcome`.
+        client_id: Name of the client.
+        policy_id: 8 bytes that identify the policy, as in `Welcome`.
         generation: Number of this learner thread. All policy versions that it publishes have this generation.
         algorithm_name: Registered name of the algorithm.
         parameters: Parameters of the algorithm.
         observation_space: The space in JSON form.
         action_space: The space in JSON form.
         seed: Seed of the algorithm.
-        max_policy_lag: Limit on the lag, or -1 for the algorithm's own.
-        on_lag: ``drop`` or ``correct``.
-        pacing_lag: Number of batches that actors can collect ahead.
+        max_policy_lag: Largest policy lag in versions, as in `Welcome`; -1 for the algorithm's own limit.
+        on_lag: Treatment of segments with a larger lag: ``drop`` or ``correct``.
+        pacing_lag: Number of batches that actors can collect ahead of the training.
         publish_every_updates: Updates between two versions, or 0 for the algorithm's own number.
         max_parameters: Largest number of parameters of a policy.
         checkpoints: Folder of this client's checkpoints. The thread resumes from the newest. If empty, no checkpoints are kept.
         checkpoint_every_s: Time between two checkpoints, in seconds.
-        journal_id: Recorded in the checkpoints.
-        wire_dtype: ``fp32``, ``bf16`` or ``grid``: the form of weights on their way to the actors.
-        weights_level: Level of the weight coder.
+        journal_id: Id of the journal (the record of accepted segments). The thread stores it in the checkpoints.
+        wire_dtype: Number format of the weights that are sent to the actors: ``fp32``, ``bf16`` or ``grid``.
+        weights_level: Compression level of the weights: 0, 1 or 2.
         max_magnitude: Largest absolute value of an observation or a raw action whose space has no bounds.
         max_reward: Largest absolute value of a reward.
         torch_threads: Number of threads that torch uses in this process; 0 leaves it unchanged.
@@ -443,14 +474,14 @@ class Assign(ToWorker):
 
 @dataclass(frozen=True, slots=True)
 class Deliver(ToWorker):
-    """Segments that were accepted from one actor.
+    """Segments that the gateway has accepted from one actor, for training.
 
     Attributes:
         actor_id: The actor.
-        origin: Origin of the stream.
-        skip: Number of segments at the beginning of the message that were delivered before.
-        refused: Number of the other segments that are refused one by one.
-        body: The frames of the `Submit`, as they were received.
+        origin: Origin of the stream (the incarnation that began its numbering).
+        skip: Number of segments at the beginning of the message that the thread has received before and must skip.
+        refused: Number of the other segments that the gateway has refused. The thread finds them with the same check.
+        body: The frames of the actor's `Submit`, as they were received.
     """
 
     KIND: ClassVar[int] = 33
@@ -463,18 +494,18 @@ class Deliver(ToWorker):
 
 @dataclass(frozen=True, slots=True)
 class Stop(ToWorker):
-    """A request to finish the work in hand and end."""
+    """A request to a learner thread to process the messages that it has received, and then to end."""
 
     KIND: ClassVar[int] = 34
 
 
 @dataclass(frozen=True, slots=True)
 class Save(ToWorker):
-    """A request to write a checkpoint now. The answer is `Checkpointed`.
+    """A request to a learner thread to write a checkpoint now. The answer is `Checkpointed`.
 
     Attributes:
-        token: Number that the answer repeats.
-        partial: True to train first on data that waits for a full batch.
+        token: A number that the answer repeats.
+        partial: True to train, before that, on the data that has been received but does not fill a batch.
     """
 
     KIND: ClassVar[int] = 35
@@ -484,7 +515,14 @@ class Save(ToWorker):
 
 @dataclass(frozen=True, slots=True)
 class Forget(ToWorker):
-    """The end of a stream: the journal has none of its segments, so checkpoints no longer need its mark."""
+    """The end of a stream.
+
+    The journal has no segments of the stream any more, so the thread can leave its sequence number out of the checkpoints.
+
+    Attributes:
+        actor_id: The actor.
+        origin: Origin of the stream.
+    """
 
     KIND: ClassVar[int] = 36
     actor_id: str
@@ -496,18 +534,19 @@ class Forget(ToWorker):
 
 @dataclass(frozen=True, slots=True)
 class Ready(FromWorker):
-    """The algorithm is built. The first `Published` (version 0) follows.
+    """The report that a learner thread has built its algorithm and restored its state. A `Published` follows.
 
     Attributes:
         spec: The policy spec (`rl4sys_zmq.wire.specs`).
-        kind: ``onpolicy`` or ``offpolicy``.
+        kind: Kind of the algorithm: ``onpolicy`` or ``offpolicy``.
         rollout_length: Longest segment that an actor should send, in steps.
-        max_policy_lag: The limit in force; -1 for none.
-        checkpoint: Number of the checkpoint that the thread resumed from; 0 for none.
-        marks: ``[actor_id, origin, next_seq, verdicts]`` of each stream: the segments that this state includes.
-        verdicts: The client's totals in that state.
+        max_policy_lag: Largest policy lag in versions, after the algorithm's default was applied; -1 for no limit.
+        checkpoint: Number of the checkpoint that the thread resumed from; 0 if it resumed from none.
+        marks: A list ``[actor_id, origin, next_seq, verdicts]`` for each stream. The restored state includes the segments below
+            ``next_seq``; ``verdicts`` counts them by verdict.
+        verdicts: Dict from each verdict to the number of the client's segments with that verdict, in the restored state.
         damaged: Names of newer checkpoints that failed verification.
-        body: The blob of the spec, if it has one.
+        body: One frame with the blob of the spec; empty if the spec has no blob.
     """
 
     KIND: ClassVar[int] = 48
@@ -527,10 +566,11 @@ class Published(FromWorker):
     """A new version of the policy.
 
     Attributes:
-        version: Version number, from 0, without gaps.
+        version: Version number, without gaps. It starts at 0 for a new policy, and otherwise at the checkpoint's version.
         digest: The xxh3-64 of the state.
-        body: The state (the float32 tensors in manifest order, then the bytes of the other tensors), then the header and the
-            payload to send to the actors: a diff or the whole state. The payload is left out where it equals the state.
+        body: Three frames: the complete state, the weights header, and the payload to send to the actors (a diff or the whole
+            state). The state has the float32 tensors in the order of the spec, then the bytes of the other tensors. If payload
+            and state are equal, the payload is left out.
     """
 
     KIND: ClassVar[int] = 49
@@ -541,15 +581,15 @@ class Published(FromWorker):
 
 @dataclass(frozen=True, slots=True)
 class Disposed(FromWorker):
-    """A verdict on segments of one actor.
+    """The verdict (the result of processing) on segments of one actor.
 
     Attributes:
         actor_id: The actor.
         origin: Origin of the stream.
-        ranges: Ranges ``[first, end)`` of sequence numbers.
-        verdict: Verdict on these segments.
-        reason: Text for a person.
-        replaces: The earlier verdict that this one replaces; empty for segments that were pending.
+        ranges: The segments: a list of pairs ``[first, end]`` of sequence numbers, ``end`` exclusive.
+        verdict: One of the values of `Verdict`.
+        reason: The reason, as text for a person.
+        replaces: The earlier verdict on the same segments, which this verdict replaces; empty if they had no verdict.
     """
 
     KIND: ClassVar[int] = 50
@@ -563,12 +603,13 @@ class Disposed(FromWorker):
 
 @dataclass(frozen=True, slots=True)
 class Demand(FromWorker):
-    """The data that a learner thread has taken and can still use.
+    """A learner thread's report of the data that it has received so far and of the data that it can still use.
 
     Attributes:
-        usable_steps: Number of steps that it can use beyond those it has taken.
-        messages: Number of `Deliver` messages taken since its start. The gateway knows their contents.
-        min_version: Lowest version to collect with.
+        usable_steps: Number of steps that the thread can use in addition to those it has received.
+        messages: Number of `Deliver` messages that the thread has received since its start. The gateway knows which segments
+            they contained.
+        min_version: Lowest policy version with which actors should start a segment.
     """
 
     KIND: ClassVar[int] = 51
@@ -579,7 +620,12 @@ class Demand(FromWorker):
 
 @dataclass(frozen=True, slots=True)
 class Failed(FromWorker):
-    """The exception that ended the learner thread."""
+    """The exception that ended a learner thread.
+
+    Attributes:
+        error: Class and message of the exception, as text.
+        trace: The traceback, as text.
+    """
 
     KIND: ClassVar[int] = 52
     error: str
@@ -588,14 +634,14 @@ class Failed(FromWorker):
 
 @dataclass(frozen=True, slots=True)
 class Metrics(FromWorker):
-    """Scalars for monitoring.
+    """Figures of the training, for TensorBoard and the status.
 
     Attributes:
         step: Environment steps that the algorithm has observed so far: the x-axis.
         update: Number of updates so far.
-        scalars: Values by TensorBoard tag.
-        episodes: ``[step, return, length]`` of the latest episodes that ended since the last message.
-        ended: Number of all episodes that ended since the last message.
+        scalars: Dict from TensorBoard tags to numbers.
+        episodes: A list ``[step, return, length]`` for each of the latest episodes that ended since the last message.
+        ended: Number of all episodes that ended since the last message. `episodes` can have fewer.
     """
 
     KIND: ClassVar[int] = 53
@@ -611,12 +657,13 @@ class Checkpointed(FromWorker):
     """The result of writing a checkpoint.
 
     Attributes:
-        token: Token of the `Save`; 0 if no `Save` asked for it.
-        number: Number of the checkpoint; 0 if there is none.
-        version: Version of the policy in it.
-        marks: ``[actor_id, origin, next_seq]`` of each stream. The journal can drop everything below them.
+        token: Token of the `Save` request; 0 if the thread wrote the checkpoint without a request.
+        number: Number of the checkpoint; 0 if none was written.
+        version: Policy version in the checkpoint.
+        marks: A list ``[actor_id, origin, next_seq]`` for each stream. The journal can drop the stream's segments below
+            ``next_seq``.
         duration_s: Time that writing took, in seconds.
-        error: Reason that it could not be written, or empty.
+        error: Reason why the checkpoint could not be written; empty if it was written.
     """
 
     KIND: ClassVar[int] = 54
@@ -630,7 +677,15 @@ class Checkpointed(FromWorker):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter(FromWorker):
-    """A quarantined segment, for a person to inspect. The body is the frames of a `Submit` with this segment alone."""
+    """A quarantined segment (accepted, but unfit for training). It is kept in a file, so that a person can inspect it.
+
+    Attributes:
+        actor_id: The actor that sent the segment.
+        origin: Origin of the stream.
+        seq: Sequence number of the segment.
+        reason: The fault in the segment, as text for a person.
+        body: The frames of a `Submit` with only this segment.
+    """
 
     KIND: ClassVar[int] = 55
     actor_id: str
@@ -645,9 +700,9 @@ class Alarm(FromWorker):
     """A problem that stops nothing and that an operator should see.
 
     Attributes:
-        name: Kind of the alarm.
-        text: One line for a person, with the numbers.
-        count: Number of occurrences.
+        name: Kind of the alarm. The learner's status shows the alarms by this name.
+        text: The problem in one line for a person, with the numbers.
+        count: Number of occurrences that this message reports.
     """
 
     KIND: ClassVar[int] = 56

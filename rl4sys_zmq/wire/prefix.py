@@ -17,8 +17,8 @@ offset  size  field      meaning
 40      8     checksum   xxh3-64 of bytes 0-39, the header, and the xxh3-64 of each body frame, in that order
 ======  ====  =========  ======================================================================
 
-All numbers are unsigned and little-endian. Where the body has its own checksum (`WRAPPERS`), the message's checksum leaves the
-body out.
+All numbers are unsigned and little-endian. The body of some messages has its own checksum (`WRAPPERS`). The checksum of such a
+message covers only bytes 0-39 and the header.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MAJOR, MINOR = 1, 0
 PREFIX_BYTES = 48
 MAX_BODY_FRAMES = 255
 WRAPPERS = frozenset({33, 49, 55})
-"""The kinds of `Deliver`, `Published` and `DeadLetter`, whose bodies have checksums of their own."""
+"""The message kinds (`KIND`) of `Deliver`, `Published` and `DeadLetter`. The body of these messages has its own checksum."""
 
 _KNOWN_FLAGS = 0x0000
 _FIELDS = struct.Struct("<4s4B2I2Q2I")
@@ -60,7 +60,7 @@ Frame = bytes | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The fields of the prefix, as numbers."""
+    """The fields of the 48-byte prefix, as numbers. The table in this module's docstring describes them."""
 
     kind: int
     frames: int
@@ -72,10 +72,11 @@ class Prefix:
     minor: int = MINOR
 
     def pack(self) -> bytes:
-        """Return the first 40 bytes, without the checksum.
+        """Return the first 40 bytes of the prefix, which are all except the checksum.
 
         Raises:
-            ProtocolError: ``frames`` for more than 255 body frames, ``range`` for another field that is too large.
+            ProtocolError: With the code ``frames`` if there are more than 255 body frames, or ``range`` if another field is too
+                large.
         """
         return pack_prefix(
             self.kind, self.frames, self.header_bytes, self.body_bytes, self.seq, self.count, self.flags, self.minor
@@ -83,22 +84,32 @@ class Prefix:
 
     @staticmethod
     def unpack(frames: Sequence[Frame], *, verify: bool = True) -> Prefix:
-        """Read and check the prefix of a whole message: magic, version, flags, lengths and, with `verify`, checksum.
+        """Return the prefix of a message, after checks of magic, version, flags, lengths and, with `verify`, the checksum.
+
+        Args:
+            frames: All frames of the message.
+            verify: True to check the checksum.
 
         Raises:
-            ProtocolError: With the code of the first rule that is broken.
+            ProtocolError: With the code of the first check that fails.
         """
         return Prefix(*read_prefix(frames, verify=verify))
 
     def join(self, header: bytes, body: Sequence[Frame], digests: Sequence[int | None] = ()) -> bytes:
-        """Return the whole first frame: prefix, checksum, header. `digests` are those of `checksum`."""
+        """Return the whole first frame: 40 bytes of prefix, checksum, header.
+
+        Args:
+            header: The msgpack header.
+            body: The other frames of the message.
+            digests: The xxh3-64 of each frame of the body, as in `checksum`.
+        """
         return seal(self.pack(), header, body, digests)
 
 
 def pack_prefix(
     kind: int, frames: int, header_bytes: int, body_bytes: int, seq: int = 0, count: int = 0, flags: int = 0, minor: int = MINOR
 ) -> bytes:
-    """Return the bytes of `Prefix.pack` without creating a `Prefix`."""
+    """Return the same 40 bytes as `Prefix.pack`, without creating a `Prefix`."""
     if frames > MAX_BODY_FRAMES:
         raise ProtocolError(Refusal.FRAMES, f"{frames} body frames; the limit is {MAX_BODY_FRAMES}")
     try:
@@ -108,7 +119,7 @@ def pack_prefix(
 
 
 def read_prefix(frames: Sequence[Frame], *, verify: bool = True) -> tuple[int, int, int, int, int, int, int, int]:
-    """Return the fields of `Prefix.unpack` as a tuple, in their order, without creating a `Prefix`.
+    """Read and check a prefix as `Prefix.unpack` does, and return the fields of a `Prefix` as a tuple, in the same order.
 
     Raises:
         ProtocolError: With the code of the first rule that is broken.
@@ -136,18 +147,25 @@ def read_prefix(frames: Sequence[Frame], *, verify: bool = True) -> tuple[int, i
 
 
 def seal(fields: bytes, header: bytes, body: Sequence[Frame], digests: Sequence[int | None] = ()) -> bytes:
-    """Return the whole first frame: the 40 bytes of `Prefix.pack`, the checksum, the header."""
+    """Return the whole first frame of a message: 40 bytes of prefix, checksum, header.
+
+    Args:
+        fields: The 40 bytes from `pack_prefix`.
+        header: The msgpack header.
+        body: The other frames of the message.
+        digests: The xxh3-64 of each frame of the body, as in `checksum`.
+    """
     digest = checksum(fields + bytes(8) + header, body, digests) if body else xxhash.xxh3_64_intdigest(fields + header)
     return fields + _CHECKSUM.pack(digest) + header
 
 
 def checksum(head: Frame, body: Sequence[Frame], digests: Sequence[int | None] = ()) -> int:
-    """Return the xxh3-64 of a message, without its own 8 bytes.
+    """Return the checksum of a message: the xxh3-64 of everything except the 8 bytes of the checksum itself.
 
     Args:
         head: First frame: prefix and header.
         body: The other frames.
-        digests: Known digests of the other frames; None for an unknown one.
+        digests: The xxh3-64 of each frame of `body`, or None for a frame whose digest must be computed here. Empty: compute all.
     """
     if not body:
         return xxhash.xxh3_64_intdigest(b"".join((head[:40], head[PREFIX_BYTES:])))

@@ -1,8 +1,8 @@
 """The messages of services: a call, its reply, and a publication to all subscribers of a topic.
 
-Each message consists of the 48-byte prefix (with a checksum over the whole message), a msgpack list of fixed fields that ends
-with the payload's skeleton, and the payload's frames (`rl4sys_zmq.wire.trees`). `Call.number` and `Publication.number` travel in
-the prefix as ``seq``.
+The first frame of a message has the 48-byte prefix, with a checksum over the whole message, and a msgpack list of fields. The
+last field is the *skeleton* of the payload: all of the payload except large arrays and strings. These are in the other frames
+(`rl4sys_zmq.wire.trees`). The numbers of calls, replies and publications are in the prefix, as ``seq``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 CALL, REPLY, PUBLICATION = 65, 66, 67
 ANSWERED, FAILED = "", "failed"
-"""The codes of a reply in addition to those of `CallRefusal`."""
+"""The values of `Reply.code` in addition to those of `CallRefusal`."""
 
 _CODES = frozenset({ANSWERED, FAILED, *CallRefusal})
 MAX_NAME = 256
@@ -44,13 +44,13 @@ class Call(NamedTuple):
     """One request to a service.
 
     Attributes:
-        number: Number of the call in its session, from 0. A call with the same number is the same call, sent again.
-        session: Random number of the caller's connection.
-        acked: The caller has the replies to all numbers below this.
-        timeout_ms: How long the caller still waits, counted from this sending; 0 means that it does not wait.
-        once: True if the call must not run twice. The server refuses it in a session that it does not know.
+        number: Number of the call in its session, from 0. If the caller sends a call again, the number stays the same.
+        session: Random number that identifies the caller's session.
+        acked: The caller has received the replies to all calls with a lower number than this.
+        timeout_ms: Time that the caller still waits for the reply, from this sending on, in ms; 0: it does not wait.
+        once: True if the call must not run twice. A server that does not know the session refuses such a call.
         method: Name of the method.
-        payload: The arguments, as a tree.
+        payload: The arguments: nested dicts, lists and tuples of arrays, numbers, strings and bytes (`rl4sys_zmq.wire.trees`).
     """
 
     number: int
@@ -71,7 +71,7 @@ class Reply(NamedTuple):
         server: Random number of this start of the server.
         code: Empty if `payload` is the result, ``failed`` if the callback raised, else a `CallRefusal`.
         detail: Description of the error. For ``failed`` it is the exception's class and text, separated by a line break.
-        payload: The result, as a tree; None with a code.
+        payload: The result, in the same form as `Call.payload`; None if `code` is not empty.
     """
 
     number: int
@@ -86,12 +86,12 @@ class Publication(NamedTuple):
     """A message of a server to all subscribers of a topic.
 
     Attributes:
-        number: Number of the publication in this topic and this start of the server, from 1; 0 if the message only reports
-            `latest`.
+        number: Number of the publication in its topic, from 1 since the server's start; 0 if the message has no content and only
+            reports `latest`.
         server: Random number of this start of the server.
-        latest: Newest number of the topic.
+        latest: Number of the topic's newest publication.
         topic: Name of the topic.
-        payload: The content, as a tree.
+        payload: The content, in the same form as `Call.payload`.
     """
 
     number: int
@@ -102,10 +102,10 @@ class Publication(NamedTuple):
 
 
 def encode_call(call: Call) -> list[Frame]:
-    """Return the frames of a call. Large arrays are not copied, so they must not change until the call is over.
+    """Return the frames of a call. Large arrays are not copied, so they must not change until the call has returned.
 
     Raises:
-        PayloadError: If the payload cannot travel.
+        PayloadError: If the name of the method is invalid, or the payload contains an unsupported value.
     """
     if not is_name(call.method):
         raise PayloadError("method", f"{call.method!r:.60} is not a valid name; expected 1 to {MAX_NAME} characters")
@@ -115,20 +115,20 @@ def encode_call(call: Call) -> list[Frame]:
 
 
 def encode_reply(reply: Reply) -> list[Frame]:
-    """Return the frames of a reply. Arrays are copied, since the server can resend it after they change.
+    """Return the frames of a reply. All arrays are copied, because they can change before the server sends the reply again.
 
     Raises:
-        PayloadError: If the payload cannot travel.
+        PayloadError: If the payload contains an unsupported value.
     """
     skeleton, body = pack_tree(reply.payload, copy=True)
     return _frames(REPLY, reply.number, [reply.session, reply.server, reply.code, reply.detail, skeleton], body)
 
 
 def encode_publication(publication: Publication) -> list[Frame]:
-    """Return the frames of a publication. Everything is copied, since later subscribers get it too.
+    """Return the frames of a publication. All arrays are copied, because the server sends the frames to later subscribers too.
 
     Raises:
-        PayloadError: If the payload cannot travel.
+        PayloadError: If the topic is invalid, or the payload contains an unsupported value.
     """
     check_topic(publication.topic)
     skeleton, body = pack_tree(publication.payload, copy=True)
@@ -136,13 +136,13 @@ def encode_publication(publication: Publication) -> list[Frame]:
 
 
 def check_topic(topic: object) -> None:
-    """Raise `PayloadError` for an invalid topic. A zero byte is invalid: on the wire it separates topic and channel."""
+    """Raise `PayloadError` if a topic is invalid. A zero byte is invalid, because it ends the topic in a subscription."""
     if not is_name(topic) or "\0" in str(topic):
         raise PayloadError("topic", f"{topic!r:.60} is not a valid name; expected 1 to {MAX_NAME} characters and no zero byte")
 
 
 def check_size(frames: Sequence[Frame], limit: int) -> None:
-    """Raise `PayloadError` if a frame has more than `limit` bytes. The receiver would close the connection."""
+    """Raise `PayloadError` if a frame has more than `limit` bytes. The receiver would close the connection on such a frame."""
     if len(frames) == 1 and len(frames[0]) <= limit:
         return
     largest = max([f.nbytes if isinstance(f, memoryview) else len(f) for f in frames])
@@ -151,14 +151,14 @@ def check_size(frames: Sequence[Frame], limit: int) -> None:
 
 
 def is_name(value: object) -> bool:
-    """Return True for a valid name of a method or topic: 1 to `MAX_NAME` characters of UTF-8."""
+    """Return True if a value is a valid name of a method or topic: 1 to `MAX_NAME` characters that UTF-8 can encode."""
     if type(value) is not str or not 0 < len(value) <= MAX_NAME:
         return False
     return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def decode_call(frames: Sequence[Frame]) -> Call | Reply | Publication:
-    """Read a call, a reply or a publication from untrusted bytes.
+    """Return the call, reply or publication that the frames of a message contain. They can come from an untrusted peer.
 
     Raises:
         ProtocolError: With the code of the first rule that is broken. No other exception is raised.

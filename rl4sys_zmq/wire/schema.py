@@ -1,4 +1,4 @@
-"""The rules for the columns of a client's segments."""
+"""The schema of the segments of a client (a policy with its learner): the columns that the segments must have."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ __all__ = ["SegmentSchema"]
 
 @dataclass(frozen=True, slots=True)
 class SegmentSchema:
-    """The spaces, the longest length in steps, and the extra columns of a client's segments, with the layouts that fit them.
+    """The schema of a client's segments: the columns that a segment must have, and its largest number of steps.
 
     Attributes:
         observation_space: The space of observations.
         action_space: The space of actions.
-        max_steps: The longest segment, in steps.
-        extras: The extra columns in the order of a layout: those per step first.
-        leaves: The leaves of the observations.
-        discrete: The discrete spaces of actions and observations, by the name of their column.
-        layouts: The layouts that fit.
-        extra_names: The names of `extras`.
+        max_steps: Largest number of steps of a segment.
+        extras: The extra columns: first the columns with a row per step, then the columns with one row per segment.
+        leaves: Names and spaces of the arrays of an observation.
+        discrete: Dict from the names of the columns with discrete actions or observations to their spaces.
+        layouts: The allowed column layouts, as texts (`rl4sys_zmq.wire.layout`): one without masks and, for discrete actions,
+            another with masks.
+        extra_names: The name of each extra column, in the order of `extras`.
     """
 
     observation_space: ObservationSpace
@@ -51,17 +52,22 @@ class SegmentSchema:
 
     @classmethod
     def of(cls, spec: PolicySpec, max_steps: int) -> SegmentSchema:
-        """Return the schema of the segments that actors with this policy send."""
+        """Return the schema of the segments that actors with a policy send.
+
+        Args:
+            spec: Description of the policy.
+            max_steps: Largest number of steps of a segment.
+        """
         return cls(spec.observation_space, spec.action_space, max_steps, spec.columns)
 
     def names(self, layout: SegmentLayout) -> list[str]:
-        """Return the name of each column of a layout, which need not fit."""
+        """Return the name of each column of a layout, for error messages. The layout can be one that this schema refuses."""
         return layout.names(self.leaves.names, self.extra_names)
 
     def check(self, segment: Segment) -> ProtocolError | None:
-        """Return the error for the rule that a segment's columns break, or None. It does not check the values.
+        """Return an error if a segment does not fit this schema, else None. The values in the columns are not checked.
 
-        `Batch.errors` does the same for segments in a message.
+        `Batch.errors` does the same for the segments of a message.
         """
         steps = segment.steps
         rows = steps + (0 if segment.terminated else 1)
@@ -98,7 +104,7 @@ class SegmentSchema:
         return None
 
     def check_layout(self, layout: SegmentLayout) -> ProtocolError | None:
-        """Return the reason that segments of this layout do not fit, or None."""
+        """Return an error if segments with this layout do not fit the schema, else None."""
         if layout.text in self.layouts:
             return None
         if layout.has_masks and not isinstance(self.action_space, DiscreteSpace):

@@ -1,10 +1,16 @@
-"""Packing of segments: each is packed once, when it is finished, and joined into messages when it is sent.
+"""Packing of segments into bytes, and joining of packed segments into the message `Submit`.
 
-Each segment has a *head* of 64 bytes, so that a learner can check a whole message with a few comparisons. Segments of a `Submit`
-that share a layout lie side by side, column by column: first the observations of all segments, then their actions, and so on.
-Each column is padded to a multiple of 16 bytes. All of this is the first body frame. A column of one segment with `LARGE_BYTES`
-or more is a frame of its own and is never copied. The heads alone determine where a row lies. `rl4sys_zmq.wire.batch` reads this
-form.
+A segment is packed once, when it is finished. It is joined into a message when it is sent. `rl4sys_zmq.wire.batch` reads such a
+message.
+
+- Each segment has a *head*: a record of 64 bytes with its numbers (`HEAD`). The learner checks the heads of a whole message with
+  a few array comparisons.
+- A *layout* is the list of a segment's columns with their dtypes and row shapes. The columns of all segments with the same layout
+  lie side by side in the first body frame: first the observations of all these segments, then their actions, and so on. Each
+  such block is padded to a multiple of 16 bytes.
+- A column of one segment with `LARGE_BYTES` or more has a separate frame and is never copied.
+
+The heads and layouts determine the position of every row.
 """
 
 from __future__ import annotations
@@ -59,7 +65,11 @@ HEAD = np.dtype(
         ("reserved", "<u2"),
     ]
 )
-"""The head of a segment. `check` is the xxh3-64 of the rest of the segment, which distinguishes two segments."""
+"""The dtype of the 64-byte head of a segment: its numbers, without its columns.
+
+``layout`` is an index into `Submit.layouts`. ``check`` is the xxh3-64 of the rest of the segment. If two received segments have
+the same sequence number, the check shows if they are the same segment.
+"""
 
 head_struct = struct.Struct("<4QdQQI2BH")
 HEAD_BYTES = head_struct.size
@@ -69,7 +79,7 @@ assert HEAD.itemsize == HEAD_BYTES == 64
 
 
 class Flag:
-    """The bits of ``flags``. At most one of the first three is set."""
+    """The bits of ``flags`` in the head of a segment. At most one of the first three is set."""
 
     TERMINATED = 1
     TRUNCATED = 2
@@ -80,19 +90,20 @@ class Flag:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedSegment:
-    """A segment as bytes, with the numbers that delivery needs.
+    """A segment as bytes, with the numbers that its sender needs.
 
     Attributes:
-        layout: Layout of its columns (`rl4sys_zmq.wire.layout`).
-        head: The head, with 0 as the index of the layout.
-        small: Bytes of each column, in the order of the layout; empty for large columns.
-        large: The large columns, in that order.
-        digests: The xxh3-64 of each large column.
-        steps: Number of decisions.
-        generation: Generation of the policy that made them.
-        oldest_version: Lowest version among the steps.
-        nbytes: Bytes of all columns.
-        images: The image files of the observations, if `with_images` has put them into the first of `large`; otherwise None.
+        layout: The dtype and row shape of each column, as text (`rl4sys_zmq.wire.layout`).
+        head: The head of 64 bytes (`HEAD`). Its index of the layout is 0 until `join_submit` sets the index.
+        small: The bytes of each column, in the order of the layout; empty bytes for a large column.
+        large: The bytes of the columns of at least `LARGE_BYTES`, in the order of the layout.
+        digests: The xxh3-64 of each entry of `large`.
+        steps: Number of steps.
+        generation: Generation of the policy that chose the actions.
+        oldest_version: Lowest policy version among the steps.
+        nbytes: Size of all columns before any compression, in bytes.
+        images: The observations as image files, if `with_images` has replaced the first entry of `large` by such files; else
+            None.
     """
 
     layout: str
@@ -108,12 +119,12 @@ class PackedSegment:
 
 
 def pack_segment(segment: Segment) -> PackedSegment:
-    """Pack a finished segment.
+    """Return a finished segment as bytes.
 
-    The caller can reuse its columns afterwards, except the large ones, which are not copied.
+    Columns of at least `LARGE_BYTES` are not copied, so the caller must not change them. It can reuse the other columns.
 
     Raises:
-        ProtocolError: If a column's dtype or shape cannot travel, or a number is out of range.
+        ProtocolError: If a column's dtype or shape is not supported, or a number is out of range.
     """
     versions = segment.versions
     oldest = int(versions.min())
@@ -168,9 +179,9 @@ def join_submit(first_seq: int, want_steps: int, packed: Sequence[PackedSegment]
 
     Args:
         first_seq: Sequence number of the first segment.
-        want_steps: As in `Submit`.
-        packed: The segments.
-        coded: True to compress the body where that makes it shorter (`rl4sys_zmq.wire.coding`).
+        want_steps: Number of steps that the actor wishes to be allowed to send, as in `Heartbeat`.
+        packed: The packed segments, in the order of their sequence numbers.
+        coded: True to compress the body if that makes it shorter (`rl4sys_zmq.wire.coding`).
     """
     groups: dict[str, list[PackedSegment]] = {}
     for p in packed:
@@ -213,13 +224,13 @@ def join_submit(first_seq: int, want_steps: int, packed: Sequence[PackedSegment]
 def with_images(packed: PackedSegment, codec: ImageCodec) -> PackedSegment:
     """Return a copy of the segment in which the observations are image files (PNG or JPEG) instead of pixels.
 
-    Return the segment itself if its observations are not one large column of images, if they are encoded already, if the segment
-    is larger than `MAX_IMAGE_BYTES`, or if the files save too little. The field `check` of the head remains the checksum of the
-    pixels.
+    Return the same segment, unchanged, in these cases: its observations are not one large column of images, or are image files
+    already; the segment is larger than `MAX_IMAGE_BYTES`; or the files save too few bytes. The field ``check`` of the head stays
+    the checksum of the pixels.
 
     Args:
         packed: A segment from `pack_segment` or from this function.
-        codec: How to encode the images.
+        codec: Format and settings of the image files.
     """
     layout = parse_layout(packed.layout)
     column = layout.columns[0]
@@ -245,7 +256,7 @@ def _large_sections(packed: PackedSegment) -> list[Section]:
 
 
 def _with_layouts(heads: bytes, layouts: Sequence[str], known: Sequence[str]) -> bytes:
-    """Return the heads with the index of each segment's layout."""
+    """Return the joined heads, with the index of each segment's layout in `known` written into its head."""
     if len(known) > MAX_LAYOUTS:
         raise ProtocolError(Refusal.RANGE, f"{len(known)} layouts in one message; the limit is {MAX_LAYOUTS}")
     out = bytearray(heads)

@@ -1,4 +1,8 @@
-"""Policy specs as header documents. The blob of a spec travels as the body of the message."""
+"""The conversion of policy specs to documents for message headers, and back.
+
+The blob of a spec (further bytes for the code that builds the policy) is not part of the document. It is sent as the body of the
+message.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ _BLOB = "blob"
 
 
 def spec_to_document(spec: PolicySpec) -> dict[str, Any]:
-    """Return the form in which a policy spec travels, with the length and the digest of its blob."""
+    """Return the document of a policy spec: a dict of JSON values, with the length and the digest of the blob."""
     form: dict[str, Any] = {
         "observation_space": space_to_json(spec.observation_space),
         "action_space": space_to_json(spec.action_space),
@@ -42,25 +46,27 @@ def spec_to_document(spec: PolicySpec) -> dict[str, Any]:
 
 
 def spec_body(spec: PolicySpec) -> tuple[Frame, ...]:
-    """Return the body of a message with this spec: one frame with the blob, or none."""
+    """Return the body of a message with this spec: one frame with the blob, or no frame if the blob is empty."""
     return (spec.blob,) if spec.blob else ()
 
 
 def blob_digest(blob: Frame) -> str:
-    """Return the xxh3-128 of a blob in hexadecimal; empty for an empty one."""
+    """Return the xxh3-128 of a blob in hexadecimal; an empty string for an empty blob."""
     return xxhash.xxh3_128_hexdigest(blob) if len(blob) else ""
 
 
 def spec_from_document(form: dict[str, Any], body: Sequence[Frame] = (), held: PolicySpec | None = None) -> PolicySpec:
-    """Read the forms that `spec_to_document` and `spec_body` return. The policy kind checks document and blob later.
+    """Return the policy spec that a received document and body describe.
+
+    The function that builds the policy checks `PolicySpec.document` and the blob later.
 
     Args:
-        form: The document.
-        body: The body.
-        held: A spec whose blob stands in for a body that was left out.
+        form: The document, as `spec_to_document` returns it.
+        body: The body, as `spec_body` returns it.
+        held: A spec that the receiver already has. If the body was left out, the blob of this spec is used.
 
     Raises:
-        ProtocolError: If the forms are not exactly these.
+        ProtocolError: If document or body do not have these forms.
     """
     if _BLOB in form and not body and held is not None:
         body = spec_body(held)
@@ -90,7 +96,12 @@ def _tensor(name: object, shape: object, dtype: object = FLOAT32) -> TensorSpec:
 
 
 def _blob(announced: object, body: Sequence[Frame]) -> bytes:
-    """Return the blob, after comparing its length with the limit, and length and digest with the received frame."""
+    """Return the blob from the received body, after checks of its length and digest.
+
+    Args:
+        announced: Length and digest of the blob, from the document.
+        body: The received body: one frame, or none if the length is 0.
+    """
     if type(announced) is not list or list(map(type, announced)) != [int, str]:
         raise TypeError(f"{announced!r:.80} is not the length and the digest of a blob")
     size, digest = announced

@@ -1,8 +1,8 @@
-"""Trees of arrays as bytes: the payloads of calls, replies and publications.
+"""The encoding of trees, the payloads of calls, replies and publications, in msgpack and frames.
 
 A tree is None, a boolean, a number, a string, bytes, a numpy array or scalar of a `DTYPES` dtype, or a list, tuple or dict (with
-string keys) of trees. It becomes one msgpack value, the *skeleton*, and frames for large parts. A map whose only key is bytes is
-one of the forms below; keys of users are strings::
+string keys) of trees. It is encoded as one msgpack value, the *skeleton*, and frames with the large parts. All keys of a tree are
+strings. So a map in the skeleton whose only key is bytes stands for something else, in one of these forms::
 
     {a: [dtype, shape, bytes]}                 a small array
     {f: [dtype, shape, frame, offset]}         an array in a frame
@@ -30,12 +30,18 @@ from rl4sys_zmq.wire.values import elements
 __all__ = ["MAX_TREE_FRAMES", "Tree", "drop_unsupported", "pack_tree", "unpack_tree"]
 
 INLINE_BYTES = 2048
-"""Largest array or string in the skeleton, as long as `INLINE_TOTAL_BYTES` is not exceeded."""
+"""Size in bytes up to which an array, string or bytes is part of the skeleton.
+
+All of them together can have at most `INLINE_TOTAL_BYTES` there. What does not fit is sent in a frame.
+"""
 INLINE_TOTAL_BYTES = 128 * 1024
 OWN_FRAME_BYTES = 64 * 1024
-"""Smallest array with a frame of its own. The receiver does not copy such an array, and the sender need not."""
+"""Size in bytes from which a part has a separate frame. The receiver does not copy an array in such a frame."""
 MAX_TREE_FRAMES = 128
-"""Most frames of a tree. The first holds small parts, and also large parts when no other frame is left."""
+"""The largest number of frames of a tree.
+
+Parts of medium size share the first frame. When all frames are in use, further large parts are put there too.
+"""
 
 _DTYPES = {np.dtype(d): d for d in DTYPES}
 _BY_NAME = {d: np.dtype(d) for d in DTYPES}
@@ -47,7 +53,15 @@ _ALIGN = 8
 
 
 class _Packer:
-    """The state of packing one tree."""
+    """A packer of one tree: it builds the skeleton and collects the frames.
+
+    Attributes:
+        copy: True to copy parts that have a separate frame.
+        shared: The parts of the first frame, with padding.
+        shared_bytes: Size of the first frame, in bytes.
+        own: The further frames, one for each large part.
+        inlined: Number of bytes of the arrays, strings and bytes that are in the skeleton.
+    """
 
     def __init__(self, copy: bool) -> None:
         self.copy = copy
@@ -92,7 +106,7 @@ class _Packer:
             raise PayloadError(f"[{key!r}]{exc.path}", exc.problem) from None
 
     def rare(self, value: Tree, depth: int) -> Any:
-        """Pack a subclass of a supported type as that type. Refuse anything else."""
+        """Pack a numpy scalar, or an instance of a subclass of a supported type as that type. Refuse anything else."""
         if isinstance(value, np.generic) and not isinstance(value, (str, bytes)):
             dtype = _DTYPES.get(value.dtype)
             if dtype is None:
@@ -154,7 +168,11 @@ class _Packer:
         return True
 
     def place(self, data: Frame, size: int) -> list[int]:
-        """Return the place of the bytes: frame, offset, length. Frame 0 is shared."""
+        """Add bytes to the shared frame 0, or as a separate frame if they are long.
+
+        Returns:
+            The index of the frame, the offset of the bytes in the frame, and their number.
+        """
         if size >= OWN_FRAME_BYTES and len(self.own) < MAX_TREE_FRAMES - 1:
             self.own.append(bytes(data) if self.copy else data)
             return [len(self.own), 0, size]
@@ -171,11 +189,12 @@ def pack_tree(value: Tree, *, copy: bool = False) -> tuple[Any, list[Frame]]:
 
     Args:
         value: The tree.
-        copy: True to copy arrays of 64 KiB and more too. Otherwise they must not change until the message is sent, or its
-            checksum is wrong.
+        copy: True to copy all parts. False to copy only parts below 64 KiB. The larger arrays must then not change until the
+            message is sent, or its checksum is wrong.
 
     Raises:
-        PayloadError: For a part that cannot travel, with its path in the tree.
+        PayloadError: If a part has an unsupported type, or is too large or nested too deeply. The error has the path of the part
+            in the tree.
     """
     packer = _Packer(copy)
     try:
@@ -188,12 +207,14 @@ def pack_tree(value: Tree, *, copy: bool = False) -> tuple[Any, list[Frame]]:
 
 
 def drop_unsupported(value: Any, path: str, depth: int = 0) -> tuple[Tree, list[str]]:
-    """Return a value (for example an ``info``) without the parts that cannot travel, and the paths of these parts.
+    """Return a value without the parts that `pack_tree` does not support, and the paths of the removed parts.
+
+    An example of a value is the ``info`` of an environment.
 
     Args:
         value: The value.
-        path: Name of the value, the beginning of each path.
-        depth: Number of lists, tuples and dicts that will contain the value when it travels.
+        path: Name of the value, with which each returned path begins.
+        depth: Number of levels of lists, tuples and dicts in which the value will be nested when it is sent.
     """
     return _drop(value, path, depth, set())
 
@@ -226,24 +247,35 @@ def _drop(value: Any, path: str, depth: int, seen: set[int]) -> tuple[Tree, list
 
 
 def unpack_tree(skeleton: Any, frames: Sequence[Frame]) -> Tree:
-    """Read a tree from a skeleton (as msgpack decoded it) and frames, both untrusted.
+    """Return the tree that `pack_tree` encoded. Skeleton and frames can come from an untrusted peer.
+
+    Args:
+        skeleton: The skeleton, after msgpack has decoded it.
+        frames: The frames of the tree.
 
     Returns:
         The tree. Its arrays are read-only views of the received bytes.
 
     Raises:
-        ProtocolError: If they differ from the form that `pack_tree` writes.
+        ProtocolError: If skeleton or frames do not have the form that `pack_tree` writes.
     """
     return _TreeReader(frames).read(skeleton, 0)
 
 
 class _TreeReader:
-    """The state of reading one tree."""
+    """A reader of one tree from its skeleton and frames.
+
+    Attributes:
+        frames: The frames of the tree.
+    """
 
     def __init__(self, frames: Sequence[Frame]) -> None:
         self.frames = [memoryview(frame) for frame in frames] if frames else []
         self.left = sum([len(frame) for frame in frames]) if frames else 0
-        """The number of bytes that parts can still refer to. This keeps a short message from becoming a huge tree."""
+        """The number of bytes that further parts can refer to.
+
+        At first this is the size of all frames. So many parts that refer to the same bytes cannot make a huge tree.
+        """
 
     def read(self, value: Any, depth: int) -> Tree:
         kind = type(value)
@@ -313,7 +345,7 @@ class _TreeReader:
 
 
 def _dtype(name: object) -> np.dtype[Any]:
-    """Return the dtype of this name from the table. It is never built from the sender's text."""
+    """Look up a supported dtype by its name. It is never built from the sender's text."""
     dtype = _BY_NAME.get(name) if type(name) is str else None
     if dtype is None:
         raise ProtocolError(Refusal.DTYPE, f"an array has the unsupported dtype {name!r:.60}")

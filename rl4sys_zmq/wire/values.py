@@ -1,7 +1,8 @@
-"""Header values as msgpack, with numpy arrays in the form of msgpack-numpy and a strict decoder.
+"""The encoding of message headers in msgpack, and a strict decoder for headers from untrusted peers.
 
-The decoder of msgpack-numpy is never called: it unpickles object arrays and builds dtypes from the sender's bytes. Here an array
-is a map with exactly the keys ``nd, type, kind, shape, data``. Any other map with such a key is refused.
+Numpy arrays are encoded as msgpack-numpy does. Its decoder is never called, because it unpickles object arrays and builds dtypes
+from the sender's bytes. The decoder of this module accepts an array only as a map with exactly the keys ``nd, type, kind, shape,
+data``, and a scalar with exactly ``nd, type, data``. It refuses any other map with such keys.
 """
 
 from __future__ import annotations
@@ -29,10 +30,14 @@ _SCALAR_KEYS = {b"nd", b"type", b"data"}
 
 
 def pack_header(value: object) -> bytes:
-    """Pack a tree of None, booleans, numbers, strings, bytes, lists, maps with string keys and numpy values.
+    """Return a header as msgpack bytes.
+
+    The header can contain None, booleans, numbers, strings, bytes, numpy arrays and scalars, and nested lists and maps of these
+    values. The keys of maps are strings.
 
     Raises:
-        ProtocolError: For anything else. Object and structured arrays are refused before msgpack-numpy could pickle them.
+        ProtocolError: If the header contains anything else, or is longer than `MAX_HEADER_BYTES`. Object arrays and structured
+            arrays are refused before msgpack-numpy could pickle them.
     """
     try:
         packed: bytes = msgpack.packb(value, default=_encode, use_bin_type=True)
@@ -44,23 +49,26 @@ def pack_header(value: object) -> bytes:
 
 
 def unpack_header(data: bytes | memoryview) -> Any:
-    """Read the bytes that `pack_header` wrote, from an untrusted peer.
+    """Return the header that `pack_header` encoded. The bytes can come from an untrusted peer.
 
     Raises:
-        ProtocolError: For any bytes that are not exactly one such value.
+        ProtocolError: If the bytes are not exactly one header.
     """
     return _decode(unpack_plain(data, _pairs), 0)
 
 
 def unpack_plain(data: bytes | memoryview, pairs: Callable[[list[tuple[Any, Any]]], Any] | None = None) -> Any:
-    """Read one msgpack value of bounded size without interpreting it. Map keys can be strings and bytes.
+    """Return one msgpack value of limited size, as msgpack decodes it. Maps that stand for arrays stay maps.
+
+    Map keys can be strings or bytes.
 
     Args:
         data: The bytes.
-        pairs: Builds a map from its pairs. If None, a dict in which the last of two equal keys counts.
+        pairs: A function that returns a map for a list of pairs (key, value). If None, maps become dicts, in which the last of
+            two equal keys counts.
 
     Raises:
-        ProtocolError: For any bytes that are not exactly one such value.
+        ProtocolError: If the bytes are not exactly one msgpack value.
     """
     if len(data) > MAX_HEADER_BYTES:
         raise ProtocolError(Refusal.TOO_LARGE, f"the header has {len(data)} bytes; the limit is {MAX_HEADER_BYTES}")
@@ -84,11 +92,12 @@ def unpack_plain(data: bytes | memoryview, pairs: Callable[[list[tuple[Any, Any]
 
 
 def elements(shape: object) -> int:
-    """Return the number of elements of an array whose header has this shape.
+    """Return the number of elements of an array with this shape, which an untrusted peer has sent.
 
     Raises:
-        ProtocolError: If it is not a list of a few dimensions, or if numpy cannot count the elements. Numpy multiplies the other
-            dimensions even when one is 0.
+        ProtocolError: If the shape is not a list of at most `MAX_DIMENSIONS` integers of at least 0, or numpy cannot create an
+            array of this shape. For an array with a dimension of 0, numpy still requires that the product of the other
+            dimensions is not too large.
     """
     if type(shape) is list and len(shape) == 1 and type(shape[0]) is int and 0 <= shape[0] <= MAX_ELEMENTS:
         return shape[0]
@@ -134,7 +143,10 @@ def _decode(value: Any, depth: int) -> Any:
 
 
 def _array(form: dict[Any, Any]) -> Any:
-    """Return an array or a scalar in msgpack-numpy's form. The dtype comes from a table, never from the sender's text."""
+    """Return the array or scalar that a map of msgpack-numpy describes.
+
+    The dtype is looked up in a table. It is never built from the sender's text.
+    """
     dtype, data = form.get(b"type"), form.get(b"data")
     if type(dtype) is not str or dtype not in DTYPES:
         raise ProtocolError(Refusal.DTYPE, f"an array has the unsupported dtype {dtype!r:.60}")

@@ -1,4 +1,4 @@
-"""``rl4sys-actor run``: Gymnasium environments, with one batched policy for all of them."""
+"""The command ``rl4sys-actor run``: an actor with several Gymnasium environments, whose observations form one batch."""
 
 from __future__ import annotations
 
@@ -92,7 +92,11 @@ def act(run: Run) -> None:
 def agent_config(run: Run, env: Any, seed: int) -> AgentConfig:
     """Return the configuration of the actor.
 
-    The command line and the environment's spaces override the file. Options that neither sets have defaults for simulators.
+    Options of the command line override the file. The environment sets spaces that the file does not set. ``overflow`` and
+    ``send_frequency`` have defaults for simulators: wait for the learner, and send one segment of each environment together.
+
+    Raises:
+        ConfigError: If a value is invalid, ``client_id`` is missing, or a space in the file is not the environment's.
     """
     given = read_mapping(run.config_path) if run.config_path is not None else {}
     known = AgentConfig.from_mapping({"client_id": "?", **given}, source=str(run.config_path or ""))
@@ -121,7 +125,7 @@ def agent_config(run: Run, env: Any, seed: int) -> AgentConfig:
 
 
 def make_environments(env_id: str, count: int) -> list[Any]:
-    """Create `count` environments of one kind.
+    """Create `count` Gymnasium environments with the ID `env_id`.
 
     Raises:
         ConfigError: If Gymnasium, the environment or a package that it needs is missing.
@@ -167,7 +171,7 @@ class Tally:
         return f"{self.episodes:,} episodes, {self.steps:,} steps in {seconds:.1f} s ({rate:,.0f}/s){mean}"
 
     def print_progress(self, version: Callable[[], int]) -> None:
-        """Print a line if the interval since the last one is over."""
+        """Print a line with the counts if the print interval has passed since the last line."""
         if self._every_s is not None and time.monotonic() - self._said >= self._every_s:
             self._said = time.monotonic()
             print_line(f"{self.summary()}, version {version()}")

@@ -82,7 +82,7 @@ class AgentConfig:
     action_space: Space | None = option(SPACE, None)
     """The action space. Default: the learner's configuration sets it."""
     act_limit: float | None = option(optional(number(0, 1e30, above=True)), None)
-    """The bound of continuous actions: each is between ``-act_limit`` and ``act_limit``. Unused if the actions are discrete."""
+    """The bound of continuous actions that `act_dim` defines: from ``-act_limit`` to ``act_limit``. No effect otherwise."""
     train_server_address: str = option(dialled, "localhost:50051", names=("server_address",))
     """The learner's address: host:port or a URI. The property `address` is always a URI."""
     connect_timeout_s: float = option(number(0), 10.0, names=("timeout", "connection_timeout_seconds"))

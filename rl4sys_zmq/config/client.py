@@ -49,7 +49,7 @@ class ClientConfig:
     action_space: Space | None = option(SPACE, None)
     """The action space. Default: the first actor sets it."""
     act_limit: float | None = option(optional(number(0, 1e30, above=True)), None)
-    """The bound of continuous actions: each is between ``-act_limit`` and ``act_limit``."""
+    """The bound of continuous actions that `act_dim` defines: from ``-act_limit`` to ``act_limit``. No effect otherwise."""
     max_policy_lag: int | None = option(optional(integer(0, 1 << 31)), None)
     """Largest number of policy versions by which a segment's oldest step can be behind. Default: the learner's option, or else
     the algorithm's own limit."""

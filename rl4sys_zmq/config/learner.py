@@ -183,8 +183,10 @@ class LearnerConfig:
         return (self.journal or ("memory" if self.run_dir is None else "sqlite")) == "sqlite"
 
     def client(self, client_id: str) -> ClientConfig:
-        """Return a client's entry. Unset options for lag, pacing, publishing and bounds are taken from the learner's own
-        options."""
+        """Return a client's entry.
+
+        Options for lag, pacing, publishing and bounds that the entry does not set are taken from the learner's own options.
+        """
         entry = self.clients.get(client_id, ClientConfig())
         inherited = {name: getattr(self, name) for name in _INHERITED if getattr(entry, name) is None}
         return replace(entry, **inherited)

@@ -98,8 +98,7 @@ def text(value: object) -> str:
 
 
 def name(value: object) -> str:
-    """Return a name, or raise `InvalidValue` if it breaks the rule for names of clients, actors and methods
-    (`rl4sys_zmq.names`)."""
+    """Return a name, or raise `InvalidValue` if it breaks the rule for names in `rl4sys_zmq.names`."""
     if not is_name(value):
         raise InvalidValue(NAME_RULE)
     return cast(str, value)

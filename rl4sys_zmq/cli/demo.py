@@ -268,7 +268,7 @@ class DemoResult:
         return self.reached_steps is not None
 
     def done(self, options: Demo) -> bool:
-        """Return True if the target was reached. With ``--hold``, wait until the run has twice as many steps as at that time."""
+        """Return True if the target was reached. With ``--hold``, return True only after twice as many steps."""
         return self.reached_steps is not None and (not options.hold or self.client["steps"] >= 2 * self.reached_steps)
 
 

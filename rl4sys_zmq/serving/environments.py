@@ -294,7 +294,7 @@ class GymEnvServer(Resource):
             return self._observation(index, slot, observation), self._info(info), str(used) if isinstance(used, int) else None
 
     def _step(self, slots: list[tuple[int, _EnvSlot]], payload: Tree) -> Tree:
-        """Step each environment with its action, or reset it if its flag in ``anew`` is True (`AutoresetMode.NEXT_STEP`)."""
+        """Step each environment, or reset it if its flag in ``anew`` is True, as `AutoresetMode.NEXT_STEP` requires."""
         actions, anew = _fields(payload, actions=list, anew=list)
         if len(actions) != len(slots) or len(anew) != len(slots):
             raise RefuseCall(CallRefusal.INVALID, f"{len(actions)} actions for {len(slots)} environments")

@@ -91,8 +91,8 @@ class LeaseTable:
             The indices of the slots, in order.
 
         Raises:
-            RefuseCall: Code ``OCCUPIED`` if too few slots are free or the lease has ended. Code ``GONE`` if the lease has ended
-                and its slots are free. Code ``UNKNOWN`` if `index` is out of range.
+            RefuseCall: Code ``OCCUPIED`` if too few slots are free, ``UNKNOWN`` if `index` is out of range, ``OCCUPIED`` or
+                ``GONE`` if the lease with this token has ended.
         """
         now = monotonic() if now is None else now
         if index is not None and not 0 <= index < self.count:

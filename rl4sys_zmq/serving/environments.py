@@ -224,8 +224,7 @@ class GymEnvServer(Resource):
                 closing.callback(slot.env.close)
 
     def _describe(self, env: Env, lease_s: float) -> Tree:
-        """Return the reply of ``describe``: spaces, metadata, render mode, lease time, and the Gymnasium id with its
-        arguments."""
+        """Return the reply of ``describe``: spaces, metadata, render mode, lease time, and the environments' Gymnasium id."""
         spec = env.spec
         metadata, _ = drop_unsupported(dict(env.metadata), "metadata", 1)
         modes = [m for m in metadata.get("render_modes") or [] if m != "human" or env.render_mode == "human"]

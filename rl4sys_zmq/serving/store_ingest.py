@@ -208,8 +208,8 @@ class StoreIngest:
         return InsertResult(self._marks[offer.stream], len(fresh), dropped, error, self._arrival())
 
     def status(self) -> dict[str, Any]:
-        """Return the sizes of the store and of its part of the journal, and under ``owed`` the number of items that wait for
-        the store."""
+        """Return the sizes of the store and of its part of the journal. ``owed`` is the number of items that wait for the
+        store."""
         return {
             "items": len(self.store),
             "latest_data_id": self.store.latest_data_id(),
@@ -292,7 +292,7 @@ class StoreIngest:
     # ---- the journal
 
     def _note(self) -> None:
-        """Record the number of the store's next item in the journal, if the journal's last update implies another number."""
+        """Record the position of the store in the journal, if the journal's last update implies another position."""
         if self._unsure and self._journal is not None and self._kept and not self._waiting:
             stream, end, _, _ = self._kept[-1]
             self._journal.note(JournaledItems(self.name, stream, end, [], self._place()))

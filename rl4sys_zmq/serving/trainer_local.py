@@ -142,8 +142,7 @@ class TrainerSMInterface(Resource):
                 raise CallFailed(method, ADDRESS, exc.__class__.__name__, str(exc)) from exc
 
     def update(self) -> UpdateResult:
-        """Return a result with the number of the newest item of each data store. Nothing is sent, because the stores are
-        shared."""
+        """Return the number of the newest item of each data store. Nothing is sent, because the stores are shared."""
         return UpdateResult(acked={name: store.latest_data_id() for name, store in self._stores.items()})
 
     def get_server_last_update_id(self, name: str) -> int:

@@ -208,8 +208,7 @@ class StoreIngest:
         return InsertResult(self._marks[offer.stream], len(fresh), dropped, error, self._arrival())
 
     def status(self) -> dict[str, Any]:
-        """Return the sizes of the store and of its part of the journal. ``owed`` is the number of items that wait for the
-        store."""
+        """Return the sizes of the store and of its part of the journal. ``owed`` is the number of items not yet inserted."""
         return {
             "items": len(self.store),
             "latest_data_id": self.store.latest_data_id(),
@@ -302,7 +301,7 @@ class StoreIngest:
         return StorePosition(self.store.lineage, self.store.latest_data_id() + 1)
 
     def _keep(self, update: JournaledItems, nbytes: int) -> None:
-        """Count an update that the journal now has, and delete old updates that are not needed to refill the store."""
+        """Count an update that is in the journal, and delete old updates that are not needed to refill the store."""
         assert self._journal is not None
         count = len(update.items)
         if not count:  # a note is trimmed with the update before it, which has the same end, or after it

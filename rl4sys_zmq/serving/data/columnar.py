@@ -146,9 +146,9 @@ class ColumnStore(DataStoreBase, Resource):
 
     @contextlib.contextmanager
     def _opening(self) -> Iterator[StoreLayout | None]:
-        """Yield the layout of the store in the folder, or None for a new store. Release the folder if the block raises.
+        """Yield the layout (shape and dtype of each value of an item) of the store in the folder, or None for a new store.
 
-        A constructor of a subclass uses this. The layout is the shape and dtype of each value of an item.
+        The constructors of subclasses use this. If the ``with`` block raises an exception, the folder is released.
         """
         try:
             yield None if self._folder is None or self._folder.layout is None else StoreLayout(self._folder.layout)

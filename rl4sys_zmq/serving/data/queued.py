@@ -57,8 +57,7 @@ class QueuedDataStore(DataStoreBase):
         return self._end - 1
 
     def oldest_data_id(self) -> int:
-        """Return the number of the oldest stored payload. For an empty store, return the number that the next payload will
-        get."""
+        """Return the number of the oldest stored payload, or, for an empty store, the number of the next payload."""
         with self._lock:
             return self._end - len(self._items)
 

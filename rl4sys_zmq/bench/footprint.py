@@ -67,7 +67,9 @@ print(json.dumps([used, wall]))
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The import time and the memory of fresh processes. The baseline imports only numpy, pyzmq and msgpack.
+    """The import time and the memory of new Python processes, in pairs.
+
+    One process of a pair imports this library, the other (the baseline) only numpy, pyzmq and msgpack.
 
     Attributes:
         import_s: Import time, in seconds.
@@ -94,9 +96,9 @@ class Overhead:
 
 
 def measure_footprint(pairs: int) -> Footprint:
-    """Measure the import time and the memory of fresh processes, alternately ours and the baseline.
+    """Measure the import time and the memory of new Python processes that import this library, or only its dependencies.
 
-    The package is compiled to bytecode first, as after an installation.
+    Both kinds of processes alternate. The package is compiled to bytecode first, as after an installation.
     """
     compileall.compile_dir(PACKAGE, quiet=2)
     memory: dict[str, list[float]] = {OURS: [], BASELINE: []}

@@ -37,9 +37,9 @@ def regressions(earlier: Any, now: Any, tolerance: float = TOLERANCE) -> list[st
     """Return a sentence for each ratio that is missing now, or is worse than the worst earlier pair by more than `tolerance`.
 
     Args:
-        earlier: The ``results`` of a committed record.
-        now: The ``results`` of a new measurement of the same questions.
-        tolerance: A factor above 1.
+        earlier: The ``results`` of an earlier record, from a file in the repository.
+        now: The ``results`` of a new measurement with the same benchmarks.
+        tolerance: Factor above 1 by which a new ratio may be worse.
     """
     found = {path: median for path, median, _, _ in ratios(now)}
     out = []

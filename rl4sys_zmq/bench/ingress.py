@@ -113,7 +113,7 @@ def ours(
 
 
 def raw(payload: TrajectoryKind, *, batch: int, actors: int, seconds: float) -> Rate:
-    """Measure the baseline: a plain ROUTER loop that receives the same number of bytes and frames."""
+    """Measure the reference for a learner in memory: a plain ROUTER loop that receives the same number of bytes and frames."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     router = context.socket(zmq.ROUTER)
     router.set_hwm(RAW_HWM)
@@ -144,9 +144,9 @@ def raw(payload: TrajectoryKind, *, batch: int, actors: int, seconds: float) -> 
 def append_rate(
     payload: TrajectoryKind, *, batch: int, items_per_commit: float, seconds: float, folder: Path | None = None
 ) -> Rate:
-    """Measure the baseline of a journal on disk: appending the same bytes to a file.
+    """Measure the reference for a learner with a journal on disk: a loop that appends the same bytes to a file.
 
-    `fdatasync` is called after `items_per_commit` trajectories, the number in a commit of the learner's journal.
+    The loop calls `fdatasync` after each `items_per_commit` trajectories, the number in a commit of the learner's journal.
     """
     block = os.urandom(round(bytes_per_item(payload, batch) * items_per_commit))
     with tempfile.TemporaryFile(dir=folder) as file:

@@ -119,7 +119,7 @@ def make_segment(payload: TrajectoryKind, generation: int) -> Segment:
 
 
 def body_bytes(payload: TrajectoryKind, batch: int) -> list[int]:
-    """Return the size of each frame of a message with `batch` trajectories, in bytes. The baseline sends the same sizes."""
+    """Return the size of each frame of a message with `batch` trajectories, in bytes."""
     return [memoryview(f).nbytes for f in encode(join_submit(0, UNLIMITED, [pack_segment(make_segment(payload, 1))] * batch))]
 
 

@@ -40,7 +40,7 @@ INGRESS_PEERS = ("grpc_per_step", "reqrep_pickle")
 TRAINING_PEERS = ("sb3_ppo", "rllib_ppo")
 REPEAT = 9
 LOWER, HIGHER = "lower", "higher"
-"""Values of ``better`` in a record: a lower, or a higher, ratio to the baseline is better."""
+"""The values of the key ``better`` in a benchmark record: the direction in which a ratio is better."""
 
 Record = dict[str, Any]
 PrintLine = Callable[[str], None]

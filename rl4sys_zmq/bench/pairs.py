@@ -35,9 +35,11 @@ def spread(figures: Sequence[float]) -> Spread:
 
 @dataclass(frozen=True, slots=True)
 class PairedFigures:
-    """The figures of this library and of a baseline, in pairs.
+    """The figures of this library and of a reference implementation (the baseline), in pairs.
 
-    ``ours[i]`` and ``baseline[i]`` were measured one after the other.
+    Attributes:
+        ours: Figures of this library.
+        baseline: Figures of the baseline. ``baseline[i]`` was measured directly before or after ``ours[i]``.
     """
 
     ours: tuple[float, ...]
@@ -68,7 +70,9 @@ class PairedFigures:
 def measure_pairs(
     ours: Callable[[], float], baseline: Callable[[], float], count: int = LEAST_PAIRS, *, warm: bool = True
 ) -> PairedFigures:
-    """Measure this library and a baseline alternately, `count` times each. The order within a pair changes from pair to pair.
+    """Measure this library and a reference implementation (the baseline) alternately, `count` times each.
+
+    The order within a pair changes from pair to pair.
 
     Args:
         ours: Function that makes one measurement of this library and returns the figure.

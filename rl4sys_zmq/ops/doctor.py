@@ -9,7 +9,7 @@ greeting              The peer uses ZMTP 3; its security mechanism is reported (
 keys                  The ZeroMQ handshake succeeds, with the given keys or without keys (tcp, ipc).
 protocol              A `StatusRequest` gets a reply, which may be a refusal.
 configuration         With an actor's configuration: a `Hello` of an actor that only evaluates is accepted.
-weights               The socket for weights is reached. If the last stage ran, a beacon arrives there.
+weights               The PUB socket for weights is reached. If ``configuration`` ran, a beacon arrives.
 ====================  ========================================================================================
 
 A `Hello` is an actor's handshake message. A beacon is the message with the newest version, which the learner publishes once a
@@ -106,7 +106,7 @@ def diagnose(
 class _Diagnosis:
     """The stages of a diagnosis, and the state that later stages need.
 
-    For each name in `STAGES` there is a method of the same name. It returns the result as text, or raises an exception.
+    For each name in `STAGES` there is a method of the same name. The method returns its result as text, or raises an exception.
     """
 
     def __init__(self, address: Address, keys: UserKeys | None, config: AgentConfig | None, timeout_s: float) -> None:

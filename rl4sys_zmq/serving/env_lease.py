@@ -94,7 +94,7 @@ class EnvLease(Resource):
         slots: Indices of the leased environments at the server.
         observation_space: Observation space of each environment.
         action_space: Action space of each environment.
-        actions: Action space as a space of this library.
+        actions: Action space of each environment, as a space of this library instead of Gymnasium.
         read_observation: Function that converts a received payload to an observation.
         metadata: The `metadata` of the environments, as in Gymnasium.
         render_mode: Render mode of the environments.

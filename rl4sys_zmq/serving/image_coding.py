@@ -26,7 +26,7 @@ def code_images(values: Tree, codecs: Mapping[str, ImageCodec]) -> tuple[Tree, d
         codecs: Codec for each key with images.
 
     Returns:
-        A copy of the payload with None in place of each image, and a dict of the encoded images. Its values are lists
+        A copy of the payload with None in place of each image, and a dict of the encoded images by key. Its values are lists
         ``[format, shape, files]``.
 
     Raises:

@@ -52,7 +52,8 @@ def unstack(tree: Tree, count: int) -> list[Tree]:
     """Split a stacked payload into a list of payloads. This is the inverse of `stack`.
 
     Args:
-        tree: Nested dicts and tuples of arrays or torch tensors ``[count, ...]`` or lists of `count` values.
+        tree: The stacked payload: nested dicts and tuples of arrays or torch tensors ``[count, ...]``, or lists of length
+            `count`.
         count: Number of payloads.
 
     Raises:

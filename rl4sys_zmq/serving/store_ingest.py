@@ -277,8 +277,7 @@ class StoreIngest:
             self._gap_pending = False
 
     def _arrival(self) -> InsertedItems | None:
-        """Return the items inserted since the last call. Return None while accepted items wait for the store, or without
-        items."""
+        """Return the items that were inserted since the last call, or None. Return None also while accepted items still wait."""
         if self._waiting:
             return None
         self._note()
@@ -291,7 +290,7 @@ class StoreIngest:
     # ---- the journal
 
     def _note(self) -> None:
-        """Record the position of the store in the journal, if the journal's last update implies another position."""
+        """Record the store's position in the journal, unless the journal's last update already implies this position."""
         if self._unsure and self._journal is not None and self._kept and not self._waiting:
             stream, end, _, _ = self._kept[-1]
             self._journal.note(JournaledItems(self.name, stream, end, [], self._place()))

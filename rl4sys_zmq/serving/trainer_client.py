@@ -142,7 +142,7 @@ class TrainerClient(Resource):
         Args:
             name: Name of this trainer client.
             server_ip: Host name, IP address, or URI of the server.
-            config: Configuration, the same as the server's.
+            config: Configuration, equal to the server's; see `TrainerConfig`.
             data_store: The only data store. Its name at the server is `name`.
             data_stores: Data stores, by name at the server. Give either this or `data_store`.
             log_level: Level of the logger ``rl4sys_zmq``; None leaves it unchanged.
@@ -194,7 +194,7 @@ class TrainerClient(Resource):
         stay at the server.
 
         Raises:
-            CallTimeout: If a reply did not arrive. The next update continues from what the server has.
+            CallTimeout: If a reply did not arrive in time. The next update continues after the last item that the server has.
             CallRefused: Code ``unknown``: the server does not have a data store of this name. Code ``busy``: the server's journal
                 or store cannot accept items at the moment. Code ``too_large``: an item is too large; this item is skipped and
                 counted, and the others were sent.

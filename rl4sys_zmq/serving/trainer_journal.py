@@ -40,7 +40,7 @@ NO_LIMIT = 1 << 62
 """Value of the journal's size limit: none. Instead, old entries of each store are deleted; see `TrainerServer`."""
 
 StreamKey = tuple[str, int]
-"""Identifies a sequence of items: the name of a trainer client, and the lineage of its data store (see `StorePosition`)."""
+"""The name of a trainer client, and the random number (lineage) that identifies the numbering of its data store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,10 @@ class JournaledItems:
 
     Attributes:
         store: Name of the server's data store.
-        stream: Name of the trainer client, and lineage of its data store.
+        stream: Name of the trainer client, and the random number that identifies the numbering of its data store.
         first_id: Number that the first item has in the trainer client's data store.
         items: The items. Empty for an entry that only records `place`.
-        place: Position of the first item in the server's data store.
+        place: Position in the server's data store at which the first item is inserted.
     """
 
     store: str

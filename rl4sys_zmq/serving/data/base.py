@@ -13,7 +13,7 @@ __all__ = ["DataStoreBase", "as_batch", "new_lineage"]
 
 
 def new_lineage() -> int:
-    """Return a lineage, a random number in 1 .. 2^63 - 1 that identifies the numbering of a store's items."""
+    """Return a new random number in 1 .. 2^63 - 1, the *lineage*, which identifies the numbering of a data store's items."""
     return 1 + secrets.randbelow((1 << 63) - 1)
 
 

@@ -124,8 +124,11 @@ class ColumnStore(DataStoreBase, Resource):
 
     @abstractmethod
     def _columns(self, layout: StoreLayout) -> dict[str, Leaf]:
-        """Return the shape and dtype of one row in each column, for items with the given layout (shape and dtype of each
-        value)."""
+        """Return the shape and dtype of one row in each column.
+
+        Args:
+            layout: Shape and dtype of each value of an item.
+        """
 
     @abstractmethod
     def _items(self, ids: Ids, gap: bool) -> list[dict[str, Any]]:

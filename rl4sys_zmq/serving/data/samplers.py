@@ -64,7 +64,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
-        """Choose rows for a batch of ``B`` anchors.
+        """Choose rows for a batch of ``B`` drawn rows (*anchors*).
 
         Args:
             anchors: ``[B]``, the rows that were drawn.
@@ -81,7 +81,7 @@ class LatestSampler(Sampler):
     """A sampler that returns the drawn row itself. Values in the sample have the shape ``[B, ...]``."""
 
     def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
-        """Return the anchors unchanged."""
+        """Return the drawn rows unchanged."""
         return SampledRows(anchors, np.ones(anchors.shape, np.bool_))
 
 
@@ -114,7 +114,7 @@ class SequenceSampler(Sampler):
         self._squeeze, self._begin, self._end = squeeze, begin, end
 
     def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
-        """Return the rows of the window around each anchor."""
+        """Return the rows of the window around each drawn row."""
         ids = anchors[:, None] + np.arange(self._begin, self._end)
         inside = (ids >= begins[:, None]) & (ids < ends[:, None])
         ids = np.clip(ids, begins[:, None], ends[:, None] - 1)
@@ -166,7 +166,7 @@ class FutureSampler(Sampler):
         self._max_future, self._lambda = max_future, lambda_
 
     def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
-        """Return a random row at or after each anchor, with the offset."""
+        """Return, for each drawn row, a random row at or after it in the same trajectory, and the distance between both."""
         choices = ends - anchors
         if self._max_future is not None:
             choices = np.minimum(choices, self._max_future)
@@ -206,7 +206,7 @@ class PrioritySampler(Sampler):
         self.alpha, self.beta, self.epsilon = float(alpha), float(beta), float(epsilon)
 
     def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
-        """Return the anchors unchanged. The buffer has drawn them by priority."""
+        """Return the drawn rows unchanged. The buffer has drawn them by priority."""
         return SampledRows(anchors, np.ones(anchors.shape, np.bool_))
 
     def weights(self, masses: NDArray[np.float64]) -> NDArray[np.float32]:

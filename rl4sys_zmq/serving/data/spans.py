@@ -1,4 +1,4 @@
-"""The first and last rows of the trajectories in a buffer, and the rows that can be drawn for a sample."""
+"""The first and last steps of the trajectories in a `TrajectoryBuffer`, and the steps that can be drawn for a sample."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["SampleableRows", "TrajectorySpans"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleableRows:
-    """The rows that can be drawn for a sample, for ``K`` trajectories of a buffer.
+    """The rows that can be drawn for a sample, for the ``K`` trajectories of a buffer. A row is the number of a step.
 
     Attributes:
         begins: ``[K]``, the first stored row of each trajectory, increasing.

@@ -26,7 +26,7 @@ END_S = 10.0
 
 
 class CountingAlgorithm(FakeAlgorithm):
-    """An algorithm that accepts all data and never learns."""
+    """An algorithm that only counts steps and never learns."""
 
     kind = "offpolicy"
 

@@ -37,7 +37,7 @@ STEP = 1e-3
 """The largest change of a weight in an update. Weights begin with a standard deviation of 0.1. Each update changes all
 weights."""
 CASES = ((75, 1), (730, 1), (1000, 8), (1000, 32))
-"""Pairs of the policy's size in kilobytes and the number of actors."""
+"""The measured cases: pairs of the policy's size in kilobytes and the number of actors."""
 LEVELS = (0, 1)
 """Values of the option ``weights.level``: 0 sends all weights, 1 sends diffs."""
 

@@ -57,7 +57,7 @@ class ServedPolicy:
     device_s: float = 0.0
 
     def __str__(self) -> str:
-        """Return a label for a table."""
+        """Return a short label for the output, such as ``64-64``."""
         return f"{self.device_s * 1e3:g} ms a pass" if self.device_s else "-".join(map(str, self.hidden))
 
 

@@ -30,7 +30,7 @@ CHECK_STEPS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The options of ``rl4sys-actor run``; see its help."""
+    """The values of the options of the command ``rl4sys-actor run``. The help of the command describes them."""
 
     env_id: str
     learner: str | None
@@ -50,7 +50,7 @@ class Run:
 
 
 def act(run: Run) -> None:
-    """Run the environments until the given number of episodes or a signal.
+    """Run an actor with Gymnasium environments, until the given number of episodes have ended or a signal arrives.
 
     Raises:
         ConfigError: If the configuration is invalid or the environment cannot be created.
@@ -143,7 +143,13 @@ def make_environments(env_id: str, count: int) -> list[Any]:
 
 
 class Tally:
-    """Counts of episodes and steps, with their limit and their periodic output."""
+    """The counts of episodes and steps of one run. It prints them at intervals.
+
+    Attributes:
+        steps: Number of environment steps so far.
+        returns: Returns of the last 100 episodes.
+        episodes: Number of episodes that have ended.
+    """
 
     def __init__(self, episodes: int | None = None, every_s: float | None = None) -> None:
         self.steps = 0
@@ -178,7 +184,7 @@ class Tally:
 
 
 def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: Tally) -> None:
-    """Act in all environments until `tally` is done.
+    """Act in all environments until `tally.done`, which counts the steps and episodes.
 
     This is the hot loop of an actor process: one request for all environments, then one step in each.
     """

@@ -1,4 +1,4 @@
-"""Shared parts of the commands: exit codes, one-line error messages, options, logging and checks for extras."""
+"""Shared parts of the commands: exit codes, one-line error messages, options, logging, and checks for optional packages."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def size(value: str) -> int:
 
 
 def print_line(text: str = "", *, err: bool = False) -> None:
-    """Print a line and flush it, also if the output is a pipe."""
+    """Print a line and flush the output, so that the line appears at once even if the output is a pipe."""
     click.echo(text, err=err)
     (sys.stderr if err else sys.stdout).flush()
 
@@ -110,7 +110,7 @@ class Commands(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run the command. In standalone mode this ends the process."""
+        """Parse the arguments and run the command. In click's standalone mode, which is the default, this ends the process."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         name = prog_name or self.name

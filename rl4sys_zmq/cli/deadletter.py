@@ -72,10 +72,10 @@ class UnreadableSegment(TypedDict):
 
 
 def print_letters(run: Path, client_id: str | None, *, as_json: bool) -> None:
-    """Print the dead letters of a run, oldest first.
+    """Print a list of the dead letters of a run, oldest first.
 
     Raises:
-        RunDirectoryError: If there is no such run.
+        RunDirectoryError: If the run directory does not exist.
     """
     letters, undescribed = _letters(run, client_id)
     if as_json:

@@ -43,7 +43,7 @@ SHUTDOWN_S = 1.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demo:
-    """The options of ``rl4sys-learner demo``; see its help."""
+    """The values of the options of the command ``rl4sys-learner demo``. The help of the command describes them."""
 
     env_id: str
     algorithm: str
@@ -264,7 +264,7 @@ class DemoResult:
 
     @property
     def reached(self) -> bool:
-        """True if the mean return has reached the target."""
+        """True if the mean return has ever reached the target."""
         return self.reached_steps is not None
 
     def done(self, options: Demo) -> bool:

@@ -23,7 +23,7 @@ VERBOSE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeEnv:
-    """The options of ``rl4sys-actor serve-env``; see its help."""
+    """The values of the options of the command ``rl4sys-actor serve-env``. The help of the command describes them."""
 
     env: str
     count: int

@@ -65,18 +65,19 @@ class AgentConfig:
     actor_id: str | None = option(optional(name), None)
     """The name of this actor. Default: a random UUID."""
     algorithm_name: str | None = option(optional(algorithm_name), None, names=("algorithm",))
-    """The algorithm, in capitals. Default: the learner's configuration names it."""
+    """The name of the learning algorithm, in capitals, such as ``PPO``. Default: the learner's configuration names it."""
     algorithm_parameters: Mapping[str, object] = option(parameters, {})
     """The algorithm's parameters. A parameter can have its own name or a synonym. Empty: the learner's configuration sets the
     parameters. A parameter ``seed`` seeds the training, not this actor."""
     type: str | None = option(optional(one_of("onpolicy", "offpolicy")), None, names=("algorithm_type",))
-    """The expected type of the algorithm. A different type is logged as a warning. Default: no expectation."""
+    """The expected type of the algorithm: ``onpolicy`` or ``offpolicy``. A different type is logged as a warning. Default: no
+    expectation."""
     debug: bool = option(flag, False)
-    """True: the same as ``log_level: DEBUG``."""
+    """True has the same effect as ``log_level: DEBUG``."""
     log_level: str | None = option(optional(log_level), None)
     """The level of this package's logger: DEBUG, INFO, WARNING, ERROR or CRITICAL. Default: the program's logging decides."""
     plugins: tuple[str, ...] = option(modules, ())
-    """Modules to import before the actor joins, for example to register policies."""
+    """Python modules to import before the actor joins the learner, for example to register policies."""
     observation_space: ObservationSpace | None = option(OBSERVATION_SPACE, None)
     """The observation space. Default: the learner's configuration sets it."""
     action_space: Space | None = option(SPACE, None)
@@ -84,7 +85,7 @@ class AgentConfig:
     act_limit: float | None = option(optional(number(0, 1e30, above=True)), None)
     """The bound of continuous actions that `act_dim` defines: from ``-act_limit`` to ``act_limit``. No effect otherwise."""
     train_server_address: str = option(dialled, "localhost:50051", names=("server_address",))
-    """The learner's address: host:port or a URI. The property `address` is always a URI."""
+    """The learner's address, as host:port or as a URI. The property `address` converts it to a URI."""
     connect_timeout_s: float = option(number(0), 10.0, names=("timeout", "connection_timeout_seconds"))
     """Longest time to wait for the learner at the start, in seconds."""
     send_frequency: int = option(integer(1, 8192), 1)
@@ -103,16 +104,16 @@ class AgentConfig:
     max_traj_length: int = option(integer(1), 10_000)
     """Number of steps after which a trajectory is split. Each part counts as a trajectory."""
     rollout_length: int | None = option(optional(integer(1, 1 << 20)), None)
-    """Largest number of steps of a segment. Default: the algorithm's choice."""
+    """Largest number of steps of a segment, the unit in which steps are sent. Default: the algorithm's choice."""
     overflow: str = option(one_of("drop_oldest", "wait"), "drop_oldest")
-    """Behavior when the outbox is full. ``drop_oldest``: drop the oldest segment and count it, for embedded hosts. ``wait``:
-    block the host, for simulators."""
+    """Behavior when the outbox, the queue of finished segments, is full. ``drop_oldest``: drop the oldest segment and count it,
+    for real systems. ``wait``: block the host program until there is room, for simulators."""
     wait_timeout_s: float = option(number(0), 60.0)
     """Longest time that ``overflow: wait`` blocks, in seconds."""
     queue_items: int = option(integer(1, 1 << 24), 1024)
-    """Largest number of segments in the outbox."""
+    """Largest number of segments in the outbox, the queue of finished segments."""
     queue_bytes: int = option(integer(1), 256 * 2**20)
-    """Largest number of bytes in the outbox."""
+    """Largest number of bytes in the outbox, the queue of finished segments."""
     swap: str = option(one_of("step", "episode"), "step")
     """Time at which the actor switches to newly received weights: the next step or the next episode."""
     seed: int | None = option(optional(integer(0, 2**63 - 1)), None)
@@ -136,10 +137,10 @@ class AgentConfig:
     spool_max_age_s: float | None = option(optional(number(0, above=True)), None)
     """Age, in seconds, at which unsent segments in the spool are dropped and counted. Default: no limit."""
     policy_cache: Path | None = option(optional(path), None)
-    """A file that keeps the newest policy, for a start without a learner. Default: ``policy.cache`` in `spool`, if there is a
-    spool."""
+    """A file in which the actor keeps the newest policy, so that it can start without a learner. Default: ``policy.cache`` in
+    `spool`, or no file without a spool."""
     policy_max_age_s: float | None = option(optional(number(0, above=True)), None)
-    """Time without a message from the learner after which the policy is stale, in seconds. Default: never."""
+    """Time without a message from the learner after which `on_stale` applies, in seconds. Default: no limit."""
     on_stale: str = option(one_of("keep", "baseline", "raise"), "keep")
     """Behavior with a stale policy. ``keep``: continue to use the policy. ``baseline``: use the baseline, the host's own
     fallback function, and do not record its actions. ``raise``: raise `PolicyStale`."""
@@ -157,7 +158,7 @@ class AgentConfig:
     act_dim: InitVar[int | None] = None
     """Number of discrete actions, or, if `continuous` is true, number of elements of a continuous action."""
     continuous: InitVar[bool | None] = None
-    """True: the action space is a Box, bounded by `act_limit`."""
+    """True: the action space that `act_dim` defines is a Box, bounded by `act_limit`. Otherwise it is Discrete."""
 
     def __post_init__(self, input_size: int | None, act_dim: int | None, continuous: bool | None) -> None:
         check_fields(self)
@@ -176,7 +177,7 @@ class AgentConfig:
 
     @property
     def images(self) -> ImageCodec | None:
-        """The image codec, or None if images are not coded."""
+        """The codec for image observations, or None if images are sent uncompressed."""
         return ImageCodec(self.image_codec, self.jpeg_quality) if self.image_codec != "off" else None
 
     def check_images(self, observation_space: ObservationSpace) -> None:
@@ -197,7 +198,7 @@ class AgentConfig:
 
     @property
     def cache_file(self) -> Path | None:
-        """The file of the policy cache, or None if there is none."""
+        """The path of the file that keeps the newest policy, or None without such a file."""
         if self.inference == "remote":
             return None
         return self.policy_cache or (self.spool / "policy.cache" if self.spool is not None else None)
@@ -246,7 +247,10 @@ class AgentConfig:
 
 
 def _canonical(given: Mapping[str, object]) -> dict[str, object]:
-    """Expand sections, replace synonyms, check each value, and log ignored keys. Required keys may be missing here."""
+    """Convert the keys of a file or of arguments to option names, and check each value.
+
+    Sections are expanded, and ignored keys are logged and removed. Required keys can be missing.
+    """
     for key in given:
         if key in _PLANNED:
             raise ConfigError(f"{key}: this version does not have this option yet; leave it out", key=key)

@@ -39,11 +39,11 @@ class ClientConfig:
     """
 
     algorithm_name: str | None = option(optional(algorithm_name), None, names=("algorithm",))
-    """The algorithm, in capitals. Default: the first actor names it."""
+    """The name of the learning algorithm, in capitals, such as ``PPO``. Default: the first actor names it."""
     algorithm_parameters: Mapping[str, object] = option(parameters, {})
     """The algorithm's parameters. A parameter can have its own name or a synonym."""
     type: str | None = option(optional(one_of("onpolicy", "offpolicy")), None, names=("algorithm_type",))
-    """The expected type of the algorithm. Default: no expectation."""
+    """The expected type of the algorithm: ``onpolicy`` or ``offpolicy``. Default: no expectation."""
     observation_space: ObservationSpace | None = option(OBSERVATION_SPACE, None)
     """The observation space. Default: the first actor sets it."""
     action_space: Space | None = option(SPACE, None)
@@ -57,14 +57,14 @@ class ClientConfig:
     """Treatment of segments above `max_policy_lag`: ``drop`` or ``correct`` (see `LearnerConfig`). Default: the learner's
     option."""
     pacing_lag: int | None = option(optional(integer(0, 1024)), None)
-    """Number of batches that simulators may collect ahead of the training. Default: the learner's option."""
+    """Number of training batches that simulators can collect ahead of the training. Default: the learner's option."""
     publish_every_updates: int | None = option(optional(integer(1, 1 << 31)), None)
     """Number of training updates between two published versions of the policy. Default: the learner's option."""
     max_magnitude: float | None = option(optional(number(0, 1e39, above=True)), None)
-    """Largest absolute value of an observation or a raw action, if the space has no bound of its own. Default: the learner's
-    option."""
+    """Largest valid absolute value in an observation or in an action of the policy, where the space has no bound. Default: the
+    learner's option."""
     max_reward: float | None = option(optional(number(0, 1e39, above=True)), None)
-    """Largest absolute value of a reward. Default: the learner's option."""
+    """Largest valid absolute value of a reward. Default: the learner's option."""
     weights: WeightsConfig = option(weights_options, WeightsConfig())
     """Encoding of the client's weights. The learner's `weights` set the options that are not set here."""
     input_size: InitVar[int | None] = None
@@ -72,7 +72,7 @@ class ClientConfig:
     act_dim: InitVar[int | None] = None
     """Number of discrete actions, or, if `continuous` is true, number of elements of a continuous action."""
     continuous: InitVar[bool | None] = None
-    """True: the action space is a Box, bounded by `act_limit`."""
+    """True: the action space that `act_dim` defines is a Box, bounded by `act_limit`. Otherwise it is Discrete."""
 
     def __post_init__(self, input_size: int | None, act_dim: int | None, continuous: bool | None) -> None:
         check_fields(self)

@@ -1,4 +1,4 @@
-"""Strict reading of a JSON or YAML file into a mapping."""
+"""Reading of JSON and YAML files. Duplicate keys, and numbers such as NaN in JSON, are errors."""
 
 from __future__ import annotations
 

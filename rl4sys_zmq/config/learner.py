@@ -42,7 +42,7 @@ __all__ = ["LearnerConfig"]
 log = logging.getLogger(__name__)
 
 _INHERITED = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates", "max_magnitude", "max_reward")
-"""Options of a client for which the learner's own option is used if the client's entry does not set them."""
+"""Options that both classes have. If a client's entry does not set one, the learner's own value applies."""
 
 
 def _clients(value: object) -> dict[str, ClientConfig]:
@@ -99,11 +99,11 @@ class LearnerConfig:
     """``auto``: continue the run in the run directory. ``never``: begin a new run. ``accept-loss``: as ``auto``, even if a part
     of the journal is lost; the loss is counted. The path of a checkpoint's folder: return to that checkpoint."""
     journal: str | None = option(optional(one_of("memory", "sqlite")), None)
-    """Storage of accepted segments. Default: ``sqlite`` with a run directory, else ``memory``."""
+    """Storage of the journal, the record of accepted segments. Default: ``sqlite`` with a run directory, otherwise ``memory``."""
     fsync: str = option(one_of("normal", "always"), "normal")
     """``normal``: acknowledged segments survive the end of the process. ``always``: they also survive a loss of power."""
     journal_max_bytes: int = option(integer(1 << 20), 4 << 30)
-    """Largest number of bytes of segments in the journal on disk."""
+    """Largest number of bytes of segments in the journal (the record of accepted segments), if it is on disk."""
     log_max_bytes: int = option(integer(1 << 20), 256 << 20)
     """Largest number of bytes of ``log.jsonl`` and of its older parts in ``log/``. The newest lines are complete. The older the
     lines, the fewer are kept, and fewer metrics than events, so that the log always covers the whole run."""
@@ -119,18 +119,18 @@ class LearnerConfig:
     """Treatment of segments above `max_policy_lag`. ``drop``: drop and count the segment. ``correct``: train on the segment with
     importance weights."""
     max_magnitude: float = option(number(0, 1e39, above=True), 1e15)
-    """Largest absolute value of an observation or a raw action, if the space has no bound of its own."""
+    """Largest valid absolute value in an observation or in an action of the policy, where the space has no bound."""
     max_reward: float = option(number(0, 1e39, above=True), 1e12)
-    """Largest absolute value of a reward."""
+    """Largest valid absolute value of a reward."""
     pacing_lag: int = option(integer(0, 1024), 1)
-    """Number of batches that simulators may collect ahead of the training."""
+    """Number of training batches that simulators can collect ahead of the training."""
     publish_every_updates: int | None = option(optional(integer(1, 1 << 31)), None)
     """Number of training updates between two published versions of the policy. Default: the algorithm's choice."""
     weights: WeightsConfig = option(weights_options, WeightsConfig())
     """Encoding of weights, for options that neither a client's entry nor its first actor sets. The defaults are ``fp32`` and
     level 1."""
     lease_s: float = option(number(0, above=True), 30.0)
-    """Time without a message after which an actor's slot is freed, in seconds."""
+    """Time without a message from an actor after which the actor no longer counts towards `max_actors`, in seconds."""
     idle_client_s: float = option(number(0, above=True), 60.0)
     """Time after which a client with no live actors, no data and no checkpoints is removed, in seconds."""
     shutdown_timeout_s: float = option(number(0), 1.5)
@@ -155,12 +155,12 @@ class LearnerConfig:
     users_file: Path | None = option(optional(path), None)
     """The access list, with the rights of each user. Default: ``users.toml`` in `keys`."""
     insecure: bool = option(flag, False)
-    """True: other machines can connect without keys."""
+    """True to let other machines connect without keys."""
     torch_threads: int | None = option(optional(integer(1, 1024)), None)
     """Number of threads that torch computes with, for the whole process. Default: unchanged. For small networks a second thread
     doubles the CPU time without a gain, so ``rl4sys-learner serve`` and ``demo`` use 1 by default."""
     seed: int | None = option(optional(integer(0, 2**63 - 1)), None)
-    """The seed of clients that set none. Default: from the operating system."""
+    """The seed of the training of clients whose parameters have no ``seed``. Default: from the operating system."""
     ignored: tuple[str, ...] = option(_texts, ())
     """Keys of the file that have no meaning for the learner, such as ``server.trajectory_server``. The class sets this when it
     reads a file; it is not a key of the file."""

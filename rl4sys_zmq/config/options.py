@@ -133,7 +133,7 @@ def whole_number(low: int, high: int = MAX_COUNT) -> Check[int]:
 
 
 def sizes(value: object) -> tuple[int, ...]:
-    """Return a list of layer widths as a tuple of positive integers, or raise `InvalidValue`."""
+    """Convert a list of layer widths, positive integers, to a tuple, or raise `InvalidValue`."""
     if not isinstance(value, list | tuple) or not all(type(n) is int and 0 < n <= MAX_WIDTH for n in value):
         raise InvalidValue(f"a list of integers from 1 to {MAX_WIDTH}")
     if len(value) > MAX_LAYERS:
@@ -142,7 +142,7 @@ def sizes(value: object) -> tuple[int, ...]:
 
 
 def number(low: float, high: float = MAX_SPAN_S, *, above: bool = False) -> Check[float]:
-    """Return a check for a finite number from `low` to `high`; with `above`, greater than `low`."""
+    """Return a check for a finite number from `low` to `high`. With `above`, the number must be greater than `low`."""
 
     def check(value: object) -> float:
         right = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
@@ -227,7 +227,7 @@ def _check_finite(key: str, value: object) -> None:
 
 
 def modules(value: object) -> tuple[str, ...]:
-    """Return dotted names of Python modules as a tuple, or raise `InvalidValue`."""
+    """Convert one dotted module name, or a list of them, to a tuple, or raise `InvalidValue`."""
     given = [value] if isinstance(value, str) else value
     if not isinstance(given, list | tuple) or not all(isinstance(m, str) for m in given):
         raise InvalidValue("a list of Python modules, such as my_package.plugin")
@@ -237,7 +237,7 @@ def modules(value: object) -> tuple[str, ...]:
 
 
 def path(value: object) -> Path:
-    """Return a path in the file system, or raise `InvalidValue`."""
+    """Convert text or a path-like object to a `Path`, or raise `InvalidValue`."""
     if not isinstance(value, str | os.PathLike) or not os.fspath(value) or isinstance(os.fspath(value), bytes):
         raise InvalidValue("a path")
     return Path(cast(str, value))
@@ -249,9 +249,9 @@ def space(value: object) -> Space:
 
 
 SPACE: Check[Space | None] = optional(space)
-"""The check for an optional space of actions."""
+"""The check for an option that holds an action space or None."""
 OBSERVATION_SPACE: Check[ObservationSpace | None] = optional(observation_space_from)
-"""The check for an optional space of observations."""
+"""The check for an option that holds an observation space or None."""
 
 
 def check_value(key: str, value: object, check: Check[T]) -> T:

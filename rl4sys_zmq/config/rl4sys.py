@@ -1,4 +1,4 @@
-"""Translation of RL4Sys's configuration files into the keys of this library."""
+"""Translation of the configuration files of the library RL4Sys into the keys of this library."""
 
 from __future__ import annotations
 
@@ -67,12 +67,13 @@ def lift_actor_keys(given: Mapping[str, object]) -> dict[str, object]:
 
 
 def translate_global(given: Mapping[str, object]) -> tuple[dict[str, object], tuple[str, ...]]:
-    """Translate RL4Sys's keys in a learner's file.
+    """Translate the keys of RL4Sys's global file to those of a learner's configuration.
 
-    ``server.training_server`` becomes ``bind``, unless ``bind`` is given. Keys of this library are kept.
+    ``server.training_server`` becomes ``bind``, unless ``bind`` is given. All other keys are kept, except those without a
+    meaning.
 
     Returns:
-        The translated mapping, and the keys that have no meaning for the learner.
+        The translated mapping, and a tuple of the removed keys that have no meaning for the learner.
     """
     out = {key: value for key, value in given.items() if key not in (*_NO_MEANING_HERE, "server")}
     ignored = [key for key in _NO_MEANING_HERE if key in given]

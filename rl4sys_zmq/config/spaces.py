@@ -1,4 +1,4 @@
-"""Conversion of RL4Sys's flat keys ``input_size``, ``act_dim``, ``act_limit`` and ``continuous`` to spaces."""
+"""Conversion of the keys ``input_size``, ``act_dim``, ``act_limit`` and ``continuous`` of RL4Sys's files to spaces."""
 
 from __future__ import annotations
 

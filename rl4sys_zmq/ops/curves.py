@@ -15,7 +15,7 @@ from rl4sys_zmq.learner.log_files import read_log
 __all__ = ["WINDOW", "Curve", "draw_curves", "moving_mean", "read_curves"]
 
 WINDOW = 100
-"""Number of episodes in a moving mean."""
+"""Number of episodes in a moving mean of returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Curve:
     policy_lag: float | None
 
     def reached(self, target: float) -> tuple[float, int] | None:
-        """Return the seconds and steps until the mean return of `WINDOW` episodes first reached `target`, or None."""
+        """Return the seconds and the steps at which the mean return of `WINDOW` episodes first reached `target`, or None."""
         full = moving_mean(self.returns)[WINDOW - 1 :]
         hits = np.flatnonzero(full >= target)
         if not len(hits):

@@ -118,7 +118,7 @@ class _Diagnosis:
         self._welcome: Welcome | None = None
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection to the learner."""
         if self._dealer is not None:
             self._dealer.close()
 

@@ -13,7 +13,7 @@ MAX_ACTORS_SHOWN = 20
 
 
 def report_lines(report: Mapping[str, Any], now_unix_s: float) -> list[str]:
-    """Return a status report as lines of text. Problems are marked with ``!!``."""
+    """Convert a learner's status report to lines of text. Problems are marked with ``!!``."""
     lines = [f"learner at {report['address']}, process {report['pid']}, up {span_text(report['uptime_s'])}"]
     lines += _whole(report)
     for client_id, client in sorted(report["clients"].items()):

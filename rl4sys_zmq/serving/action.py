@@ -159,7 +159,7 @@ class ActionServer(Resource):
         self.stop()
 
     def _obs(self, keys: Tree) -> Tree:
-        """Answer the method ``obs``."""
+        """Check a received call of the method ``obs``, run the callback for observations, and return the reply."""
         if self._obs_callback is None:
             raise RefuseCall(CallRefusal.UNKNOWN, "this server has no obs_callback")
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
@@ -177,7 +177,7 @@ class ActionServer(Resource):
         return self._coded(values)
 
     def _act(self, call: Tree) -> Tree:
-        """Answer the method ``act``."""
+        """Check a received call of the method ``act``, run the callback for actions, and return the reply."""
         if self._act_callback is None:
             raise RefuseCall(CallRefusal.UNKNOWN, "this server has no act_callback")
         match call:
@@ -378,7 +378,7 @@ class ActionClient(Resource):
 
 
 def _unknown(kind: str, keys: Iterable[object], known: Iterable[str]) -> str:
-    """Return an error message that names the unknown keys; an empty string if all keys are known."""
+    """Return an error message that names the unknown keys, or "" if all keys are known."""
     names = set(known)
     other = sorted({repr(key) for key in keys if not isinstance(key, str) or key not in names})
     return f"there is no {kind} key {', '.join(other)}; the keys are: {', '.join(sorted(names)) or 'none'}" if other else ""

@@ -85,7 +85,7 @@ class ActionConfig:
         }
 
     def bind_address(self) -> Address:
-        """Return the address that the server binds."""
+        """Return the address that the server binds for calls."""
         return self._address("port_number", self.bind)
 
     def broadcast_address(self) -> Address | None:

@@ -126,7 +126,7 @@ class InferenceServer(Resource):
 
 
 class InferenceClient(Resource):
-    """A client that calls the interfaces of one server. Several threads can use it at the same time."""
+    """A client that calls the named functions (*interfaces*) of an `InferenceServer`. Any thread can use it."""
 
     def __init__(
         self, server_ip: str, port_num: int | None = None, *, timeout_s: float = 10.0, keys: str | Path | None = None

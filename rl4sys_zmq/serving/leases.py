@@ -71,7 +71,7 @@ class LeaseTable:
 
     @property
     def in_use(self) -> bool:
-        """True while a call of any lease runs."""
+        """True while a call of any caller runs on its environments."""
         return any(lease is not None and lease.call_started_s is not None for lease in self._slots)
 
     def holders(self) -> list[Lease | None]:

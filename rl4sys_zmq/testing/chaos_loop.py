@@ -101,7 +101,7 @@ class ChaosLoop(Worker):
         self.address = f"tcp://{listen[0]}:{self._listener.getsockname()[1]}"
 
     def call(self, command: Callable[[], T]) -> T:
-        """Run a command in the proxy's thread and return its result.
+        """Run a function in the proxy's thread, wait, and return its result. Any other thread can call this.
 
         Raises:
             Closed: If the thread has ended.

@@ -89,7 +89,7 @@ def check_algorithm(
 
 
 class _World:
-    """A random environment in which the newest policy of an algorithm acts."""
+    """A random environment that produces segments, in which the newest policy of an algorithm acts."""
 
     def __init__(self, algorithm: Algorithm, seed: int) -> None:
         self._rng = np.random.default_rng(seed)

@@ -41,7 +41,7 @@ def check_transport(make: Make, *, via: Via = str) -> None:
 
 
 def frames_arrive_exactly(make: Make, via: Via) -> None:
-    """Check that empty, large and many frames arrive unchanged, in both directions."""
+    """Check that empty, large and many frames arrive unchanged, from DEALER to ROUTER and back."""
     messages: list[list[Frame]] = [
         [b""],
         [b"", b"", b""],

@@ -92,7 +92,7 @@ class FakeAlgorithm:
         return self._spec
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        """Count a segment."""
+        """Count a segment and its steps."""
         self.segments += 1
         self.steps += segment.steps
         self.corrected += correct

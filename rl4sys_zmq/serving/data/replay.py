@@ -155,7 +155,7 @@ class ReplayBuffer(ColumnStore):
         return StoreLayout(leaves)
 
     def _frame_leaf(self, key: str, leaves: Mapping[str, Leaf], suffix: str) -> Leaf:
-        """Return the shape and dtype of one frame of an image key."""
+        """Return the shape and dtype of one frame (a single image of a stack) for an image key."""
         leaf = leaves.get(f"observations{suffix}")
         if leaf is None or f"next_observations{suffix}" not in leaves:
             raise DataError(f"observations{suffix}", f"is missing, and {key!r} is one of image_keys")

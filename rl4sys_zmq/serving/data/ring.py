@@ -73,7 +73,7 @@ class Ring:
             raise StoreError(self._folder.path, "its counters are impossible: it is damaged; delete the folder to start again")
 
     def skip_to(self, number: int) -> None:
-        """Set the number of the next row. The ring must be empty."""
+        """Set the number that the next row will get. The ring must be empty."""
         self._span[:] = number
 
     def make_room(self, count: int) -> Ids:

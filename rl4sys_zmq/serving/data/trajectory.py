@@ -167,7 +167,7 @@ class TrajectoryBuffer(ColumnStore):
             self._ended = True
 
     def gap(self) -> None:
-        """Call `end_trajectory`, because the next step does not follow the last one."""
+        """End the current trajectory, because items were lost and the next step does not follow the last one."""
         self.end_trajectory()
 
     def sample(self, name: str, batch_size: int, force_indices: object | None = None) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -86,8 +86,8 @@ class _LeaseRenewer(Worker):
 class EnvLease(Resource):
     """The right of one caller to reset and step one or more environments of a `GymEnvServer`.
 
-    The server gives the environments to another caller if it receives no message for the lease time; a background thread renews
-    the lease. Only one thread at a time can use this object. Any thread can call `close`.
+    The server can give the environments to another caller if it receives no message for the lease time; a background thread
+    renews the lease. Only one thread at a time can use this object. Any thread can call `close`.
 
     Attributes:
         client: RPC client of the server.

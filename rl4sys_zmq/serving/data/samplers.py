@@ -185,7 +185,7 @@ class PrioritySampler(Sampler):
     Source: Schaul et al. 2016 (arXiv 1511.05952, 2015), "Prioritized Experience Replay", the proportional variant. A new row
         has the
     largest priority so far; `TrajectoryBuffer.update_priorities` sets other priorities. A sampling configuration can have at
-    most one such sampler, under a key that no value of a step has. In the sample, this key has two entries: ``indices``, the
+    most one such sampler, under a separate key. In the sample, this key has two entries: ``indices``, the
     numbers of the rows, and ``weights``, the importance weights ``(N P(i)) ** -beta``, divided by the largest weight in the
     batch.
 

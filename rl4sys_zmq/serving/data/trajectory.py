@@ -30,6 +30,8 @@ _START_COLUMN = "/start"
 
 @dataclass(frozen=True, slots=True)
 class _Config:
+    """A registered configuration for `TrajectoryBuffer.sample`; see `TrajectoryBuffer.register_sample_config`."""
+
     samplers: dict[str, Sampler]
     sample_range: tuple[int, int]
     transform: Transform | None

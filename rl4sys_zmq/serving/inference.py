@@ -182,8 +182,10 @@ class InferenceClient(Resource):
         return await self._client.acall(name, payload, timeout_s)
 
     def stats(self) -> dict[str, Any]:
-        """Return the counters: ``again`` (resent requests), ``late`` (replies after the timeout), ``refused`` (invalid
-        messages)."""
+        """Return the counters of this client.
+
+        ``again``: resent requests. ``late``: replies after the timeout. ``refused``: invalid messages.
+        """
         return self._client.stats()
 
     def close(self) -> None:

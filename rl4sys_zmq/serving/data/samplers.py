@@ -182,12 +182,12 @@ class FutureSampler(Sampler):
 class PrioritySampler(Sampler):
     """A sampler that makes the buffer draw rows by priority, in proportion to ``(priority + epsilon) ** alpha``.
 
-    Source: Schaul et al. 2016 (arXiv 1511.05952, 2015), "Prioritized Experience Replay", the proportional variant. A new row
-        has the
-    largest priority so far; `TrajectoryBuffer.update_priorities` sets other priorities. A sampling configuration can have at
-    most one such sampler, under a separate key. In the sample, this key has two entries: ``indices``, the
-    numbers of the rows, and ``weights``, the importance weights ``(N P(i)) ** -beta``, divided by the largest weight in the
-    batch.
+    Source: Schaul et al. 2016 (arXiv 1511.05952, 2015), "Prioritized Experience Replay", the proportional variant. A new row has
+    the largest priority so far; `TrajectoryBuffer.update_priorities` sets other priorities.
+
+    A sampling configuration can have at most one such sampler, under a separate key. In the sample, this key has two entries:
+    ``indices``, the numbers of the rows, and ``weights``, the importance weights ``(N P(i)) ** -beta``, divided by the largest
+    weight in the batch.
 
     Args:
         alpha: Exponent. 0: uniform sampling. 1: fully proportional. It must be the same in all configurations of a buffer.

@@ -143,7 +143,8 @@ class LearnerConfig:
     """Largest number of parameters of a policy."""
     messages_per_s: float = option(number(0, 1e9, above=True), 100.0)
     """Limit on the messages per second of each tcp or ipc connection without a key. A burst of two seconds' worth is allowed. A
-    handshake counts as 20 messages, a status request as 10. Data that an actor sends within its credit do not count."""
+    handshake counts as 20 messages, a status request as 10. Data within the credit that the learner has granted to an actor do
+    not count."""
     bytes_per_s: float = option(number(0, 1e15, above=True), 256e6)
     """Limit on the bytes per second of the messages that `messages_per_s` counts. A burst of two seconds' worth is allowed."""
     max_memory_bytes: int | None = option(optional(integer(1 << 20)), None)

@@ -14,7 +14,7 @@ _SECTIONS: dict[str, dict[str, str]] = {
     "training": {"batch_size": "algorithm_parameters", "epochs": "algorithm_parameters"},
     "communication": {"server_address": "", "timeout": ""},
 }
-"""The keys of each section of an RL4Sys file, and the mapping to which each key moves. Empty text is the top level."""
+"""The keys of each section of an RL4Sys file, and the key under which each is stored instead. "" is the top level."""
 
 _NO_MEANING_HERE = ("ensemble_algorithms", "max_traj_length", "model_paths", "tensorboard")
 ACTOR_KEYS = ("max_traj_length", "type")

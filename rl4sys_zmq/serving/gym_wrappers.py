@@ -16,7 +16,7 @@ __all__ = ["GymEnvClientWrapper", "GymEnvServerWrapper"]
 
 
 class _Guarded(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """A wrapper with a lock, so that calls of the server and of the local program never run at the same time."""
+    """An environment wrapper with a lock, so that calls of the server and of the local program never run at the same time."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)

@@ -241,7 +241,7 @@ class StoreIngest:
         updates.clear()
 
     def _insert_waiting(self) -> Exception | None:
-        """Insert the accepted items that wait for the store. Return the first exception that the store raised, or None."""
+        """Insert the accepted items that are not in the store yet. Return the first exception that the store raised, or None."""
         before, items = self.store.latest_data_id(), list(self._waiting)
         if not items:
             return None

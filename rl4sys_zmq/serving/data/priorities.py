@@ -41,7 +41,7 @@ class Priorities:
         self._known = 0  # the number of the first row without a mass
 
     def masses(self, ring: Ring, ids: Ids) -> NDArray[np.float64]:
-        """Return the masses of the rows with the given numbers, which must still be in the ring."""
+        """Return the mass ``(priority + epsilon) ** alpha`` of each of the given rows, which must still be in the ring."""
         self._add_new(ring)
         return self._tree[ids % ring.capacity]
 

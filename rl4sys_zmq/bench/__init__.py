@@ -1,6 +1,9 @@
-"""Functions that measure and return benchmark figures. The scripts in ``benchmarks/`` print them.
+"""Benchmarks of this library. ``rl4sys-learner bench`` and the scripts in ``benchmarks/`` run them.
 
-- `machine`: the machine and versions of a measurement. `pairs`: ours and a baseline in turn, and their ratios.
-- `counting`: a learner process that only counts.
-- `step`: one step of an actor. `footprint`: import time, memory and overhead. `collect`: environment steps per second.
+Most benchmarks compare this library ("ours") with a reference implementation of the same work (the "baseline").
+
+- `measurements`: all benchmarks by name.
+- `machine`: a description of the machine and of the versions. `pairs`: alternating measurements of ours and the baseline.
+- `counting`: a learner process that only counts steps.
+- `step`: one step of an actor. `footprint`: import time, memory and CPU use. `collect`: environment steps per second.
 """

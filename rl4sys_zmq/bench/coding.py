@@ -1,4 +1,4 @@
-"""The benchmark of `compression` and `image_codec`: bytes saved and time spent, on trajectories and images."""
+"""The benchmark of the options `compression` and `image_codec`: bytes saved and time spent."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 STEPS, SEGMENTS = 200, 64
 SCENES = ("still", "scrolling", "camera")
-"""The test scenes.
+"""The kinds of test images.
 
-``still`` and ``scrolling`` have flat colours and edges, as a simulator draws them; only a disc moves, or the whole image.
-``camera`` has slow changes of colour that move, with sensor noise.
+``still`` and ``scrolling`` have flat colours and edges, as a simulator draws them. In ``still`` only a disc moves, in
+``scrolling`` the whole image. ``camera`` has soft colours that move, and sensor noise.
 """
 CODECS = {"zstd": None, "png": ImageCodec("png"), "jpeg 90": ImageCodec("jpeg", 90), "jpeg 50": ImageCodec("jpeg", 50)}
 IMAGES, SIDE = 32, 128
@@ -31,12 +31,14 @@ IMAGES, SIDE = 32, 128
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """The result of one measurement: means for one trajectory of 200 steps, or for one image of 128 x 128 x 3.
+    """The size and the time of coded data: means for one trajectory of 200 steps, or for one image of 128 x 128 x 3.
+
+    Coding is compression or an image codec.
 
     Attributes:
-        plain_bytes, coded_bytes: Bytes of its columns in a message, without and with coding (compression or an image codec).
-        encode_us, decode_us: Time that coding adds for the sender and for the receiver, in microseconds, on one core.
-        error: Mean absolute difference between the original and the decoded image, per number; 0 for trajectories.
+        plain_bytes, coded_bytes: Bytes in a message, without and with coding.
+        encode_us, decode_us: Time that coding adds at the sender and at the receiver, in microseconds, on one core.
+        error: Mean absolute difference between a number of the original and of the decoded image. 0 for trajectories.
     """
 
     plain_bytes: float
@@ -47,16 +49,16 @@ class Coded:
 
     @property
     def break_even_mbit_s(self) -> float:
-        """The bandwidth of a link at which the saved bytes take as long as coding and decoding them."""
+        """The network bandwidth, in Mbit/s, below which coding saves more time than it takes."""
         return 8 * (self.plain_bytes - self.coded_bytes) / (self.encode_us + self.decode_us)
 
 
 def measure_coding(env_id: str, batch: int, seed: int) -> Coded:
-    """Measure compression on random play of one environment.
+    """Measure the compression of trajectories from random actions in one environment.
 
     Args:
         env_id: Gymnasium environment with discrete actions.
-        batch: Trajectories in a message.
+        batch: Number of trajectories in a message.
         seed: Seed of the environment and the actions.
     """
     packed = [pack_segment(segment) for segment in _played(env_id, seed)]
@@ -71,11 +73,11 @@ def measure_coding(env_id: str, batch: int, seed: int) -> Coded:
 
 
 def measure_images(scene: str, codec: ImageCodec | None, seed: int) -> Coded:
-    """Measure a codec on a trajectory of images.
+    """Measure a codec on a trajectory whose observations are test images.
 
     Args:
         scene: One of `SCENES`.
-        codec: The codec; None for zstd.
+        codec: The image codec. None: compression with zstd.
         seed: Seed of the noise.
     """
     images = _images(scene, seed)
@@ -115,7 +117,7 @@ def _images(scene: str, seed: int) -> NDArray[np.uint8]:
 
 
 def _timed(call: Callable[[], T], repeat: int = 7) -> tuple[float, T]:
-    """Return the shortest time of several calls, in seconds, and the result of the last."""
+    """Call a function `repeat` times. Return the shortest time in seconds, and the result of the last call."""
     least = float("inf")
     for _ in range(repeat):
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The benchmark of collecting: environment steps per second of one actor process, counted by the learner."""
+"""The benchmark of data collection: environment steps per second of one actor process, as counted by the learner."""
 
 from __future__ import annotations
 
@@ -33,16 +33,24 @@ print(json.dumps(done / (time.perf_counter() - began)))
 
 
 def missing_for(env_id: str) -> str:
-    """Return the package to install for this environment; empty if all is installed."""
+    """Return the name of the package that the environment still needs, or "" if all packages are installed."""
     if importlib.util.find_spec("gymnasium") is None:
         return "gymnasium"
     return "gymnasium[box2d]" if env_id.startswith("LunarLander") and importlib.util.find_spec("Box2D") is None else ""
 
 
 def measure_collect(env_id: str, pairs: int, seconds: float, num_envs: int, seed: int) -> PairedFigures:
-    """Measure steps per second of ``rl4sys-actor run``, with plain ``env.step`` and random actions as the baseline.
+    """Measure the steps per second of ``rl4sys-actor run``. The baseline is a loop of ``env.step`` with random actions.
 
-    Both run in processes of their own, in turn. The actor sends to a counting learner and is measured from its first data on.
+    Both run alternately, each in a separate process. The actor sends to a `CountingLearner`, and the measurement begins after
+    its first steps have arrived there.
+
+    Args:
+        env_id: Id of the Gymnasium environment.
+        pairs: Number of pairs of measurements.
+        seconds: Duration of each measurement.
+        num_envs: Number of environments in the actor. The baseline has one environment.
+        seed: Seed of the environments and the actions.
     """
     return measure_pairs(
         lambda: _collected(env_id, seconds, num_envs, seed), lambda: _bare(env_id, seconds, seed), pairs, warm=False

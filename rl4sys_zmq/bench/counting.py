@@ -1,6 +1,7 @@
-"""A learner process that does not train and only counts steps. Benchmarks use the receiver's count.
+"""A learner process for benchmarks that does not train and only counts the steps that it receives.
 
-As a module this is the program of that process. It prints its address, then the number of steps for each line on its input.
+Run as a program, this module is that process. It prints its address. Then, for each line on its input, it prints the number of
+steps so far.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ END_S = 10.0
 
 
 class CountingAlgorithm(FakeAlgorithm):
-    """An algorithm that accepts all data and never learns."""
+    """An algorithm that only counts steps and never learns."""
 
     kind = "offpolicy"
 
@@ -34,19 +35,19 @@ class CountingAlgorithm(FakeAlgorithm):
         self.steps += segment.steps
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
-        """Return None: this algorithm never updates."""
+        """Return None, because this algorithm never updates."""
         return None
 
     def demand(self) -> int:
-        """Return a large constant demand."""
+        """Return a large constant number of steps, so that actors never wait."""
         return DEMAND
 
 
 class CountingLearner(Resource):
-    """A handle of the learner process.
+    """A running learner process that only counts steps.
 
     Attributes:
-        address: Address for actors to connect to.
+        address: Address that actors connect to.
     """
 
     def __init__(self, bind: str = "tcp://127.0.0.1:*") -> None:

@@ -1,4 +1,7 @@
-"""The benchmark of weight diffs: size and speed, compared with XOR, byte shuffle and zstd-1, and with a memcpy."""
+"""The benchmark of weight diffs: their size and speed.
+
+The size is compared with a simple diff (XOR, byte shuffle, zstd level 1), the speed with a copy of the weights in memory.
+"""
 
 from __future__ import annotations
 
@@ -38,21 +41,24 @@ GOALS = {
     "transformer_lr3e-6_step": (2.8, 42.0),
     "transformer_lr1e-6_step": (3.1, 150.0),
 }
-"""Compression ratios for fp32 and bf16, from the study on which the design is based."""
+"""Compression ratios to reach, for fp32 and bf16, by pair of versions. They come from the study behind the design."""
 
 
 def measure_diffs(name: str, versions: Floats, repeat: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Print and return the figures of one pair of versions: float32 and bf16, at both levels.
+    """Measure the diff between two versions of weights, in float32 and bf16, at levels 1 and 2. Print and return the figures.
 
-    Every diff is applied and compared before it counts. Times are the shortest of several, for the whole update: header, hashes
-    and coder. Applying includes the check of the new state's digest. Rounding to bf16 is not included.
+    Each diff is also applied, and the result must be exact. A time is the shortest of several measurements of the whole update,
+    with header, hashes and coder. Applying includes the check of the digest. Rounding to bf16 is not included.
 
     Args:
-        name: Name of the pair.
-        versions: Three versions in a row, ``[3, n]``. The step from the second to the third is measured; the first is known to
-            the receiver.
-        repeat: Number of repetitions of each time.
-        say: Receives the lines.
+        name: Name of the pair of versions.
+        versions: Three consecutive versions, ``[3, n]``. The diff from the second to the third is measured. The receiver also
+            has the first.
+        repeat: Number of repetitions for each time.
+        say: Function that prints a line.
+
+    Returns:
+        A dict of figures for each combination of dtype and level.
     """
     rows: list[dict[str, Any]] = []
     for dtype in (WireDtype.FP32, WireDtype.BF16):
@@ -102,12 +108,12 @@ def measure_diffs(name: str, versions: Floats, repeat: int, say: Callable[[str],
 
 
 def snapshot(flat: Floats, version: int) -> PolicySnapshot:
-    """Return a state as a version of generation 1."""
+    """Return flat weights as a `PolicySnapshot` with the given version and generation 1."""
     return PolicySnapshot(1, version, digest(flat), flat)
 
 
 def baseline(base: Floats, new: Floats, dtype: WireDtype) -> int:
-    """Return the size of XOR, byte shuffle and zstd-1, in bytes, with a header of the same size."""
+    """Return the size of a simple diff (XOR, byte shuffle, zstd level 1) in bytes, including a header."""
     mixed = base.view(np.uint32) ^ new.view(np.uint32)
     words = mixed if dtype is WireDtype.FP32 else (mixed >> 16).astype(np.uint16)
     planes = np.ascontiguousarray(words.view(np.uint8).reshape(-1, dtype.itemsize).T)
@@ -115,7 +121,7 @@ def baseline(base: Floats, new: Floats, dtype: WireDtype) -> int:
 
 
 def timed(call: Callable[[], T], repeat: int) -> tuple[float, T]:
-    """Return the shortest time of several calls, in microseconds, and the result of the last."""
+    """Call a function `repeat` times. Return the shortest time in microseconds, and the result of the last call."""
     least = float("inf")
     for _ in range(repeat):
         began = time.perf_counter()

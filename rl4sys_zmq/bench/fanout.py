@@ -1,9 +1,11 @@
-"""The benchmark of publishing: time from an update until every actor uses it, compared with a plain PUB.
+"""The benchmark of publishing: the time from a training update until every actor has the new weights.
 
-The layout is the same on both sides: the learner (or the PUB) in this process, and all actors (or SUBs) in one other, with one
-thread each. Our time begins when the algorithm returns its weights and ends when the host of the last actor is notified. It
-includes copying, encoding, sending, decoding, checking and building the policy. The baseline begins at the send and ends when the
-last SUB has as many bytes as the weights have in float32.
+The baseline is a plain PUB socket that sends as many bytes as the weights have in float32. In both cases, the learner (or the PUB
+socket) is in this process, and all actors (or SUB sockets) are in one other process, with one thread each.
+
+The time of this library begins when the algorithm returns its weights, and ends when the host of the last actor is notified. It
+includes copying, encoding, sending, decoding, checking and building the policy. The time of the baseline begins with the send and
+ends when the last SUB socket has received the bytes.
 """
 
 from __future__ import annotations
@@ -32,15 +34,20 @@ __all__ = ["CASES", "LEVELS", "measure_fanout"]
 
 ALGORITHM = "WALKS"
 STEP = 1e-3
-"""The largest change of each weight in an update. The weights have a size of 0.1. The update is dense, as with PPO."""
+"""The largest change of a weight in an update. Weights begin with a standard deviation of 0.1. Each update changes all
+weights."""
 CASES = ((75, 1), (730, 1), (1000, 8), (1000, 32))
-"""Pairs of the policy's size in kilobytes and the number of actors."""
+"""The measured cases: pairs of the policy's size in kilobytes and the number of actors."""
 LEVELS = (0, 1)
-"""Levels of the coder: whole states, and diffs."""
+"""Values of the option ``weights.level``: 0 sends all weights, 1 sends diffs."""
 
 
 class RandomWalkAlgorithm(FakeAlgorithm):
-    """An algorithm whose weights do a random walk and that records the time of each snapshot."""
+    """An algorithm that changes its weights at random at each snapshot and records the time.
+
+    Attributes:
+        given_at: Time of each snapshot, from `time.monotonic`, in seconds.
+    """
 
     def __init__(self, spec: PolicySpec, parameters: FakeParameters, seed: int) -> None:
         super().__init__(spec, parameters, seed)
@@ -49,7 +56,7 @@ class RandomWalkAlgorithm(FakeAlgorithm):
         self._weights = self._rng.normal(0.0, 0.1, spec.size).astype(np.float32)
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """Return the next step of the walk."""
+        """Change all weights at random, and return a copy."""
         self._weights += self._rng.uniform(-STEP, STEP, self._weights.size).astype(np.float32)
         self.given_at.append(time.monotonic())
         out, start = {}, 0
@@ -61,14 +68,16 @@ class RandomWalkAlgorithm(FakeAlgorithm):
 
 
 def measure_fanout(kilobytes: int, actors: int, level: int, pairs: int, versions: int, seed: int) -> PairedFigures:
-    """Return the milliseconds from an update until the last actor has it, as the median over `versions`.
+    """Measure the time from an update until the last actor has the new weights, in milliseconds.
+
+    Each figure is the median over `versions` updates.
 
     Args:
         kilobytes: Size of the policy in float32.
         actors: Number of actors.
-        level: Level of the coder.
+        level: Value of the option ``weights.level``.
         pairs: Number of pairs of measurements.
-        versions: Versions published in each measurement.
+        versions: Number of versions published in each measurement.
         seed: Seed of the weights.
     """
     spec = _spec(kilobytes)
@@ -77,7 +86,7 @@ def measure_fanout(kilobytes: int, actors: int, level: int, pairs: int, versions
 
 
 def _spec(kilobytes: int) -> PolicySpec:
-    """Return the spec of a perceptron of about this size in float32, with two equal hidden layers."""
+    """Return the `PolicySpec` of a perceptron with two equal hidden layers, of about `kilobytes` in float32."""
     inputs, outputs = 8, 4
     width = round((-(inputs + outputs + 2) + ((inputs + outputs + 2) ** 2 + 4 * 250 * kilobytes) ** 0.5) / 2)
     return mlp_spec(BoxSpace((inputs,)), DiscreteSpace(outputs), "categorical", (width, width))
@@ -102,7 +111,7 @@ def _ours(spec: PolicySpec, actors: int, level: int, versions: int, seed: int) -
 
 
 def _follow(pipe: Connection, address: str, actors: int, versions: int) -> None:
-    """Run one thread per actor that records when it receives each version. The first actor triggers updates."""
+    """Run a thread for each actor, which records the time at which each version arrives. The first actor triggers updates."""
     spaces: dict[str, Any] = {"observation_space": BoxSpace((8,)), "action_space": DiscreteSpace(4)}
     config = AgentConfig(
         client_id="lab", train_server_address=address, algorithm_name=ALGORITHM, linger_ms=0, overflow="wait", **spaces
@@ -125,7 +134,7 @@ def _follow(pipe: Connection, address: str, actors: int, versions: int) -> None:
 
 
 def _ask(agent: RL4SysAgent) -> None:
-    """Send an episode of one step, which is a batch of this algorithm."""
+    """Send an episode of one step, which triggers one update of the algorithm."""
     traj, action = agent.request_for_action(None, np.zeros(8, np.float32))
     action.update_reward(0.0)
     agent.add_to_trajectory(traj, action)

@@ -1,4 +1,4 @@
-"""The cost of an actor to its host: import time, resident memory, and processor time in a control loop."""
+"""The benchmark of an actor's cost to its host program: import time, resident memory, and CPU time in a control loop."""
 
 from __future__ import annotations
 
@@ -67,7 +67,14 @@ print(json.dumps([used, wall]))
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Import seconds and resident KiB of fresh processes. The baseline imports only numpy, pyzmq and msgpack."""
+    """The import time and the memory of new Python processes, in pairs.
+
+    One process of a pair imports this library, the other (the baseline) only numpy, pyzmq and msgpack.
+
+    Attributes:
+        import_s: Import time, in seconds.
+        resident_kib: Resident memory after the import, in KiB.
+    """
 
     import_s: PairedFigures
     resident_kib: PairedFigures
@@ -75,13 +82,13 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """Processor time over wall time of control loops. The baseline of both is an empty loop.
+    """The CPU time divided by the wall time of control loops. The baseline of both attributes is an empty loop.
+
+    After a pause of a millisecond the CPU caches are cold, so a step costs several times as much as in a loop without pauses.
 
     Attributes:
-        ours: The loop with the actor.
-        plain: The loop with a plain function that does the forward pass, sampling and storing, which is the cost of acting in any
-            library. After a pause of a millisecond a step finds cold caches, so both cost several times as much as in a tight
-            loop.
+        ours: The loop with an actor of this library.
+        plain: The loop with a plain function that computes an action, samples and stores, as any library must.
     """
 
     ours: PairedFigures
@@ -89,7 +96,10 @@ class Overhead:
 
 
 def measure_footprint(pairs: int) -> Footprint:
-    """Measure fresh processes in turn. The package is compiled first, as an installed one is."""
+    """Measure the import time and the memory of new Python processes that import this library, or only its dependencies.
+
+    Both kinds of processes alternate. The package is compiled to bytecode first, as after an installation.
+    """
     compileall.compile_dir(PACKAGE, quiet=2)
     memory: dict[str, list[float]] = {OURS: [], BASELINE: []}
 
@@ -104,7 +114,7 @@ def measure_footprint(pairs: int) -> Footprint:
 
 
 def measure_running(address: str, steps: int = 2000) -> float:
-    """Return the resident KiB of an actor process that has joined a learner and acted `steps` times.
+    """Return the resident memory, in KiB, of an actor process that has joined a learner and acted `steps` times.
 
     The process imports only the modules of an actor.
     """
@@ -112,9 +122,10 @@ def measure_running(address: str, steps: int = 2000) -> float:
 
 
 def measure_overhead(address: str, pairs: int, seconds: float = 5.0, rate_hz: int = 1000) -> Overhead:
-    """Measure processor time over wall time of three control loops: with the actor, with a plain function, and empty.
+    """Measure the CPU time divided by the wall time of three control loops: with an actor, with a plain function, and empty.
 
-    The processor time is that of the whole process, including the I/O thread. The differences are meaningful.
+    The CPU time is that of the whole process, including the I/O thread. Compare the differences between the loops, not the
+    values.
     """
 
     def share(what: str | None) -> float:

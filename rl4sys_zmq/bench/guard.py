@@ -1,4 +1,7 @@
-"""A comparison of benchmark ratios with an earlier record. It compares ratios to a baseline, never times."""
+"""Comparison of a new benchmark record with an earlier one, to find regressions.
+
+Only ratios between this library and a baseline are compared, never times.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,14 @@ from typing import Any
 __all__ = ["TOLERANCE", "ratios", "regressions"]
 
 TOLERANCE = 1.25
-"""Allowed factor over the worst of the earlier pairs. Medians of five vary by 10 % on a busy machine."""
+"""Factor by which a new median may be worse than the worst earlier pair. Medians of five vary by 10 % on a busy machine."""
 
 
 def ratios(results: Any, path: str = "") -> Iterator[tuple[str, float, float, bool]]:
-    """Iterate over the ratios in the ``results`` of a record: path, median, worst pair, True if higher is better."""
+    """Yield a tuple for each ratio in the ``results`` of a record.
+
+    The tuple has the path of the ratio, the median over all pairs, the worst pair, and True if a higher ratio is better.
+    """
     if isinstance(results, dict):
         if "ratio_spread" in results:
             more = results.get("better") == "higher"
@@ -28,12 +34,12 @@ def ratios(results: Any, path: str = "") -> Iterator[tuple[str, float, float, bo
 
 
 def regressions(earlier: Any, now: Any, tolerance: float = TOLERANCE) -> list[str]:
-    """Return a sentence for each ratio that is missing, or worse than `tolerance` times the worst of the earlier pairs.
+    """Return a sentence for each ratio that is missing now, or is worse than the worst earlier pair by more than `tolerance`.
 
     Args:
-        earlier: The ``results`` of a committed record.
-        now: The ``results`` of a new measurement of the same questions.
-        tolerance: A factor above 1.
+        earlier: The ``results`` of an earlier record, from a file in the repository.
+        now: The ``results`` of a new measurement with the same benchmarks.
+        tolerance: Factor above 1 by which a new ratio may be worse.
     """
     found = {path: median for path, median, _, _ in ratios(now)}
     out = []

@@ -1,13 +1,13 @@
 """The benchmark of remote inference: round trips and calls per second, compared with a REQ/REP server.
 
-The layout is the same on both sides: a server in one process and each caller in its own, all over tcp on this machine. An
-observation of 256 float32 (1 KB) goes in, and four numbers come out. The server runs the same perceptron in numpy, and each
-caller checks its answer. The baseline server uses a REP socket of pyzmq, which answers one request after the other, with the raw
-bytes of observation and answer.
+The server runs in one process and each caller in another, over tcp on this machine. A request has an observation of 256 float32
+(1 KB), and the reply has four numbers. The server computes a perceptron with numpy, and each caller checks its replies. The
+baseline server computes the same perceptron behind a REP socket of pyzmq, which answers one request after the other and sends raw
+bytes.
 
-Batches help where one forward pass for several observations costs less than several passes for one. This holds for large
-perceptrons on processors, which wait for memory, and nearly always on accelerators. The policies in `DEVICES` sleep to simulate
-an accelerator.
+This library joins requests of several callers to one batch. Batches help if one forward pass for several observations costs less
+than several passes. This holds for large perceptrons on CPUs, which wait for memory, and nearly always on accelerators. The
+policies in `DEVICES` sleep to simulate an accelerator.
 """
 
 from __future__ import annotations
@@ -36,27 +36,28 @@ INPUTS, OUTPUTS = 256, 4
 CALLERS = 8
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 SOME = 8
-"""Number of different observations of a caller."""
+"""Number of different observations that a caller sends in turn."""
 
 Forward = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 ChildMain = Callable[..., None]
-"""What a child process runs: a server, or a caller."""
+"""Type of the main function of a child process, which is a server or a caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedPolicy:
-    """The policy that a server serves.
+    """The description of the policy that a benchmark server computes.
 
     Attributes:
-        hidden: Widths of the layers of a perceptron in numpy.
-        device_s: Additional sleep in each pass, in seconds, independent of the batch size: the time of an accelerator.
+        hidden: Widths of the hidden layers of the perceptron.
+        device_s: Additional sleep in each forward pass, in seconds, to simulate an accelerator. It does not depend on the batch
+            size.
     """
 
     hidden: tuple[int, ...]
     device_s: float = 0.0
 
     def __str__(self) -> str:
-        """Return a label for a table."""
+        """Return a short label for the output, such as ``64-64``."""
         return f"{self.device_s * 1e3:g} ms a pass" if self.device_s else "-".join(map(str, self.hidden))
 
 
@@ -65,7 +66,7 @@ DEVICES = (ServedPolicy((64, 64), 0.001), ServedPolicy((64, 64), 0.005))
 
 
 def forward(policy: ServedPolicy) -> Forward:
-    """Return a perceptron with tanh; ``[N, 256]`` or ``[256]`` in, ``[N, 4]`` or ``[4]`` out."""
+    """Return a function that computes a tanh perceptron, from ``[N, 256]`` to ``[N, 4]`` or from ``[256]`` to ``[4]``."""
     rng = np.random.default_rng(0)
     sizes = [INPUTS, *policy.hidden, OUTPUTS]
     weights = [rng.normal(0.0, n**-0.5, (n, m)).astype(np.float32) for n, m in itertools.pairwise(sizes)]
@@ -82,10 +83,10 @@ def forward(policy: ServedPolicy) -> Forward:
 
 
 def measure_round_trip(policy: ServedPolicy, pairs: int, seconds: float, pause_s: float = 0.0) -> PairedFigures:
-    """Return the median round trip of one caller in microseconds.
+    """Measure the median round-trip time of one caller, in microseconds.
 
-    Without a pause the processors stay awake on both sides. A caller that pauses between calls, like a control loop, also pays
-    for waking them, on both sides.
+    With `pause_s`, the caller pauses between calls like a control loop. The time then includes waking idle CPUs at the caller
+    and at the server.
     """
     load = policy, seconds, pause_s
     ours = functools.partial(_median_us, _serve, _call, *load)
@@ -93,7 +94,7 @@ def measure_round_trip(policy: ServedPolicy, pairs: int, seconds: float, pause_s
 
 
 def measure_calls(policy: ServedPolicy, pairs: int, seconds: float, callers: int = CALLERS) -> PairedFigures:
-    """Return the calls per second of all callers together, as counted by the callers."""
+    """Measure the calls per second of all callers together, as counted by the callers."""
     ours = functools.partial(_rate, _serve, _call, policy, seconds, callers)
     return measure_pairs(ours, functools.partial(_rate, _serve_bare, _call_bare, policy, seconds, callers), pairs, warm=False)
 
@@ -110,7 +111,10 @@ def _rate(server: ChildMain, caller: ChildMain, policy: ServedPolicy, seconds: f
 def _run(
     server: ChildMain, caller: ChildMain, policy: ServedPolicy, seconds: float, callers: int, pause_s: float = 0.0
 ) -> list[list[float]]:
-    """Return the time of each call of each caller, measured after all callers are connected."""
+    """Run a server and callers. Return, for each caller, a list of the time of each call, in seconds.
+
+    The measurement begins after all callers are connected.
+    """
     with contextlib.ExitStack() as stack:
         with _one_thread():
             serving = stack.enter_context(child(server, policy))
@@ -172,7 +176,7 @@ def _call_bare(pipe: Connection, port: int, policy: ServedPolicy, seconds: float
 
 
 def _loop(pipe: Connection, policy: ServedPolicy, seconds: float, pause_s: float, ask: Forward) -> None:
-    """Call for `seconds`, one call after the other, and send the time of each through the pipe."""
+    """Make calls one after the other for `seconds`, and send the list of their times, in seconds, through the pipe."""
     run = forward(policy)
     observations = np.random.default_rng().normal(size=(SOME, INPUTS)).astype(np.float32)
     answers = [run(o) for o in observations]
@@ -201,7 +205,7 @@ def _recv(pipe: Connection) -> Any:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Limit processes started meanwhile to one thread. With one thread per core each, they would slow each other down."""
+    """Limit processes that the ``with`` block starts to one numpy thread each, so that they do not slow each other down."""
     before = {name: os.environ.get(name) for name in THREADS}
     os.environ.update(dict.fromkeys(THREADS, "1"))
     try:

@@ -1,6 +1,6 @@
-"""The benchmark of ingress: trajectories per second, compared with a ROUTER loop and a file.
+"""The benchmark of receiving trajectories: steps per second that reach an algorithm, which only counts them.
 
-The count is of steps that reach an algorithm that only counts. The figures are in steps per second.
+The baseline is a plain ROUTER loop, or, with a journal on disk, appending the same bytes to a file.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ ALGORITHM = "COUNTS"
 
 @dataclass(frozen=True)
 class Rate:
-    """The result of a measurement.
+    """The speed of one measurement.
 
     Attributes:
-        steps_per_s: Steps received per second.
-        cpu: Processor time of the receiving process, in cores.
-        items_per_commit: Segments per commit of the journal; 0 without a journal.
+        steps_per_s: Number of steps received per second.
+        cpu: CPU time of the receiving process divided by wall time. 1.0 is one full core.
+        items_per_commit: Mean number of segments in a commit of the journal. 0 without a journal.
     """
 
     steps_per_s: float
@@ -50,7 +50,7 @@ class Rate:
 
 
 class CountingAlgorithm(FakeAlgorithm):
-    """An algorithm that counts segments and always has demand."""
+    """An algorithm that only counts segments and steps, and never makes actors wait."""
 
     kind: ClassVar[str] = "offpolicy"
     made: ClassVar[list[CountingAlgorithm]] = []
@@ -75,7 +75,16 @@ def _build(observations: ObservationSpace, actions: Space, parameters: Mapping[s
 def ours(
     payload: TrajectoryKind, *, batch: int, actors: int, seconds: float, fsync: str = "", folder: Path | None = None
 ) -> Rate:
-    """Measure our learner, in memory or with a journal (`fsync`). It keeps freed memory, as `serve` does."""
+    """Measure a learner of this library.
+
+    Args:
+        payload: The kind of trajectory to send.
+        batch: Number of trajectories in a message.
+        actors: Number of sending processes.
+        seconds: Duration of the measurement.
+        fsync: The option ``fsync``, for a learner with a journal on disk. Empty: a journal in memory.
+        folder: Folder for the run directory. None: the temporary folder.
+    """
     keep_freed_memory()
     register_algorithm(ALGORITHM, _build)
     with contextlib.ExitStack() as stack:
@@ -104,7 +113,7 @@ def ours(
 
 
 def raw(payload: TrajectoryKind, *, batch: int, actors: int, seconds: float) -> Rate:
-    """Measure a plain ROUTER loop that receives the same bytes in the same number of frames."""
+    """Measure the reference for a learner in memory: a plain ROUTER loop that receives the same number of bytes and frames."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     router = context.socket(zmq.ROUTER)
     router.set_hwm(RAW_HWM)
@@ -135,7 +144,10 @@ def raw(payload: TrajectoryKind, *, batch: int, actors: int, seconds: float) -> 
 def append_rate(
     payload: TrajectoryKind, *, batch: int, items_per_commit: float, seconds: float, folder: Path | None = None
 ) -> Rate:
-    """Measure appending the same bytes to a file, with `fdatasync` after as many items as in one of our commits."""
+    """Measure the reference for a learner with a journal on disk: a loop that appends the same bytes to a file.
+
+    The loop calls `fdatasync` after each `items_per_commit` trajectories, the number in a commit of the learner's journal.
+    """
     block = os.urandom(round(bytes_per_item(payload, batch) * items_per_commit))
     with tempfile.TemporaryFile(dir=folder) as file:
         done, began, cpu = 0, time.monotonic(), time.process_time()
@@ -149,7 +161,7 @@ def append_rate(
 
 
 def _measure(count: Callable[[], int], seconds: float) -> tuple[float, float]:
-    """Return steps per second and cores over a time window, after a warm-up."""
+    """Return the steps per second, and the CPU time divided by wall time, during `seconds` after a warm-up."""
     time.sleep(WARM_UP_S)
     began, cpu, steps = time.monotonic(), time.process_time(), count()
     time.sleep(seconds)
@@ -168,7 +180,7 @@ def _wait_for(look: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def _processes(targets: Sequence[tuple[Callable[..., None], tuple[object, ...]]], seconds: float) -> Iterator[None]:
-    """Run sender processes that end at a given time. They are joined at the end."""
+    """Run sender processes during the ``with`` block, and end them afterwards."""
     spawn = multiprocessing.get_context("spawn")
     until_s = time.time() + START_S + seconds
     running = [spawn.Process(target=target, args=(*args, until_s)) for target, args in targets]

@@ -1,6 +1,6 @@
-"""The load of the ingress benchmark: three payloads, and senders that only send them.
+"""The senders of the ingress benchmark, and the three kinds of trajectories that they send.
 
-Each sender is a process of its own and prepares its messages in advance, so that the receiving side is measured.
+Each sender runs in a separate process and prepares its messages in advance, so that the benchmark measures the receiver.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ RAW_HWM = 64
 
 @dataclass(frozen=True, kw_only=True)
 class TrajectoryKind:
-    """A kind of trajectory.
+    """A kind of trajectory to send: its length, spaces and columns.
 
     Attributes:
-        name: Name in the tables.
-        steps: Steps of each trajectory.
-        observation_space, action_space: Spaces of its client.
+        name: Name in the output, such as ``P1``.
+        steps: Number of steps of a trajectory.
+        observation_space, action_space: Spaces of the observations and the actions.
         words: Description for people.
-        masks: True if it has masks of allowed actions.
+        masks: True if each step has a mask of allowed actions.
     """
 
     name: str
@@ -88,7 +88,7 @@ PAYLOADS = {
 
 
 def make_segment(payload: TrajectoryKind, generation: int) -> Segment:
-    """Return one trajectory of random numbers: a whole episode."""
+    """Return a segment of random numbers that is a whole episode."""
     rng, steps = np.random.default_rng(SEED), payload.steps
     obs, act = payload.observation_space, payload.action_space
     actions: Any
@@ -119,17 +119,17 @@ def make_segment(payload: TrajectoryKind, generation: int) -> Segment:
 
 
 def body_bytes(payload: TrajectoryKind, batch: int) -> list[int]:
-    """Return the sizes of the frames of one of our messages. The baseline sends the same sizes."""
+    """Return the size of each frame of a message with `batch` trajectories, in bytes."""
     return [memoryview(f).nbytes for f in encode(join_submit(0, UNLIMITED, [pack_segment(make_segment(payload, 1))] * batch))]
 
 
 def bytes_per_item(payload: TrajectoryKind, batch: int) -> float:
-    """Return the bytes of one trajectory on the wire, including its share of the message's header."""
+    """Return the size of a message in bytes, divided by the number of trajectories in the message."""
     return sum(body_bytes(payload, batch)) / batch
 
 
 def send_ours(address: str, payload: TrajectoryKind, batch: int, name: str, until_s: float) -> None:
-    """Send with the full protocol and obey credit, until `until_s` (Unix time)."""
+    """Join a learner as an actor, and send trajectories as fast as its flow control allows, until `until_s` (Unix time)."""
     with Socket.dealer(address, send_hwm=100_000) as dealer, Poller() as poller:
         poller.register(dealer)
         hear = _AckReader(dealer, poller)
@@ -160,7 +160,7 @@ def send_ours(address: str, payload: TrajectoryKind, batch: int, name: str, unti
 
 
 class _AckReader:
-    """A reader of the learner's messages."""
+    """A callable that returns the next message from the learner, or None if none arrives within `timeout_s` seconds."""
 
     def __init__(self, dealer: Socket, poller: Poller) -> None:
         self._dealer, self._poller = dealer, poller
@@ -173,7 +173,7 @@ class _AckReader:
 
 
 def send_raw(address: str, sizes: list[int], until_s: float) -> None:
-    """Send frames of these sizes from a plain DEALER as fast as possible."""
+    """Send messages with frames of the given sizes from a plain DEALER as fast as possible, until `until_s` (Unix time)."""
     frames = [np.random.default_rng(SEED).bytes(n) for n in sizes]
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     dealer = context.socket(zmq.DEALER)

@@ -1,4 +1,4 @@
-"""The machine, the versions and the commit of a measurement."""
+"""A description of the machine and the software on which a benchmark runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ PACKAGES = ("rl4sys-zmq", "numpy", "pyzmq", "msgpack", "gymnasium", "torch")
 
 
 def machine_record() -> dict[str, Any]:
-    """Return the machine, its load, the versions, the commit ("unknown" without one) and the command, as JSON values."""
+    """Return a description of this machine and program, as JSON values.
+
+    The keys are ``time``, ``command``, ``machine`` (with the load), ``versions`` and ``commit`` (or ``"unknown"``).
+    """
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": _command(),

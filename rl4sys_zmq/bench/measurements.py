@@ -1,4 +1,4 @@
-"""The benchmark questions with their baselines, for ``rl4sys-learner bench`` and the scripts in ``benchmarks/``."""
+"""All benchmarks by name, for ``rl4sys-learner bench`` and the scripts in ``benchmarks/``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["QUESTIONS", "BenchOptions", "measure", "script"]
 ENVS = ("CartPole-v1", "LunarLander-v3")
 PAUSES_S = (0.0, 0.000_1)
 P1_CASES = ((64, 1), (64, 4), (16, 1), (1, 1))
-"""Trajectories in a message, and senders."""
+"""Pairs of the number of trajectories in a message and the number of senders."""
 LARGE = ("P2", "P3")
 DURABLE_BATCHES = (64, 16)
 INFER_PAUSES_S = (0.0, 0.001)
@@ -40,7 +40,7 @@ INGRESS_PEERS = ("grpc_per_step", "reqrep_pickle")
 TRAINING_PEERS = ("sb3_ppo", "rllib_ppo")
 REPEAT = 9
 LOWER, HIGHER = "lower", "higher"
-"""The better direction of a ratio to the baseline."""
+"""The values of the key ``better`` in a benchmark record: the direction in which a ratio is better."""
 
 Record = dict[str, Any]
 PrintLine = Callable[[str], None]
@@ -48,17 +48,17 @@ PrintLine = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """The size of the measurements.
+    """The options of the benchmarks.
 
     Attributes:
-        pairs: Pairs of our measurement and the baseline.
-        seconds: Duration of each measurement of a loop.
-        steps: Steps of each measurement of a step.
-        versions: Versions of each measurement of the fan-out.
-        num_envs: Environments of a collecting actor.
-        seed: Seed of all random choices. Trainings use it and the following ones.
+        pairs: Number of pairs of measurements, each of this library and the baseline.
+        seconds: Duration of each measurement of a loop, in seconds.
+        steps: Number of steps in each measurement of ``step``.
+        versions: Number of published versions in each measurement of ``fanout``.
+        num_envs: Number of environments of the actor in ``collect``.
+        seed: Seed of all random choices. Repeated trainings use the following integers too.
         peers: True to measure other libraries too.
-        folder: Folder of the journal and of the file for comparison; None for the temporary folder.
+        folder: Folder for journals and for the file of the baseline. None: the temporary folder.
     """
 
     pairs: int = LEAST_PAIRS
@@ -72,7 +72,14 @@ class BenchOptions:
 
 
 def measure(names: Sequence[str], options: BenchOptions, say: PrintLine, path: Path | None = None) -> Record:
-    """Measure, print a line for each figure, and write all figures as JSON to `path`."""
+    """Run benchmarks, print a line for each figure, and return all figures. With `path`, also write them as JSON.
+
+    Args:
+        names: Names of benchmarks, from `QUESTIONS`.
+        options: Options of the benchmarks.
+        say: Function that prints a line.
+        path: File for the figures.
+    """
     record: Record = {**machine_record(), "seed": options.seed, "pairs": options.pairs, "results": {}}
     say(f"{record['machine']['cpu']}, {record['machine']['cores']} cores, load {record['machine']['load']}")
     say(f"versions {record['versions']}, commit {record['commit']}, seed {options.seed}, {options.pairs} pairs\n")
@@ -86,7 +93,13 @@ def measure(names: Sequence[str], options: BenchOptions, say: PrintLine, path: P
 
 
 def script(text: str | None, names: Sequence[str], say: PrintLine) -> None:
-    """Run the command line of a script in ``benchmarks/`` that measures some of the questions."""
+    """Parse the command line of a script in ``benchmarks/``, and run its benchmarks.
+
+    Args:
+        text: Description of the script, for its help.
+        names: Names of the script's benchmarks, from `QUESTIONS`.
+        say: Function that prints a line.
+    """
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--what", nargs="+", choices=names, default=names, help="what to measure")
     parser.add_argument("--json", type=Path, help="write the result here")
@@ -298,4 +311,4 @@ QUESTIONS: dict[str, Callable[[BenchOptions, PrintLine], Record]] = {
     "weights": _weights,
     "train": _train,
 }
-"""The questions by name. Each function prints its lines and returns its figures."""
+"""The benchmarks by name. Each function prints lines and returns its figures."""

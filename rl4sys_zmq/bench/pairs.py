@@ -1,4 +1,7 @@
-"""Paired measurements, taken in turn. On a machine that drifts, only their ratios are meaningful."""
+"""Alternating measurements of this library ("ours") and a reference (the "baseline").
+
+The speed of a machine changes over time, so only the ratios within a pair are meaningful.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ LEAST_PAIRS = 5
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median of some figures, with the lowest and the highest."""
+    """The median, the lowest and the highest of several figures."""
 
     median: float
     least: float
@@ -26,29 +29,34 @@ class Spread:
 
 
 def spread(figures: Sequence[float]) -> Spread:
-    """Return the spread of at least one figure."""
+    """Return the median, the lowest and the highest of the given figures, of which there must be at least one."""
     return Spread(median(figures), min(figures), max(figures))
 
 
 @dataclass(frozen=True, slots=True)
 class PairedFigures:
-    """Our figures and those of a baseline. ``ours[i]`` and ``baseline[i]`` were measured one after the other."""
+    """The figures of this library and of a reference implementation (the baseline), in pairs.
+
+    Attributes:
+        ours: Figures of this library.
+        baseline: Figures of the baseline. ``baseline[i]`` was measured directly before or after ``ours[i]``.
+    """
 
     ours: tuple[float, ...]
     baseline: tuple[float, ...]
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """Ours divided by the baseline, pair by pair."""
+        """For each pair, the figure of this library divided by that of the baseline."""
         return tuple(a / b for a, b in zip(self.ours, self.baseline, strict=True))
 
     @property
     def differences(self) -> tuple[float, ...]:
-        """Ours minus the baseline, pair by pair."""
+        """For each pair, the figure of this library minus that of the baseline."""
         return tuple(a - b for a, b in zip(self.ours, self.baseline, strict=True))
 
     def record(self) -> dict[str, Any]:
-        """Return all figures as JSON values."""
+        """Return all figures, with the medians and the ratios, as JSON values."""
         ratio = spread(self.ratios)
         return {
             "ours": spread(self.ours).median,
@@ -62,13 +70,15 @@ class PairedFigures:
 def measure_pairs(
     ours: Callable[[], float], baseline: Callable[[], float], count: int = LEAST_PAIRS, *, warm: bool = True
 ) -> PairedFigures:
-    """Measure both `count` times in turn. The order alternates, so that neither always follows the other.
+    """Measure this library and a reference implementation (the baseline) alternately, `count` times each.
+
+    The order within a pair changes from pair to pair.
 
     Args:
-        ours: One measurement of ours.
-        baseline: One measurement of the baseline.
+        ours: Function that makes one measurement of this library and returns the figure.
+        baseline: Function that makes one measurement of the baseline and returns the figure.
         count: Number of pairs.
-        warm: True to run each once before, without counting it.
+        warm: True to call each function once before, without using the figure.
     """
     if warm:
         ours()

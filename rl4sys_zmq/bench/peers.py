@@ -1,6 +1,6 @@
-"""Other libraries for comparison: scripts in ``benchmarks/peers/`` of the repository.
+"""Benchmarks of other libraries (*peers*), for comparison. They are scripts in ``benchmarks/peers/`` of the repository.
 
-They are not in the package, since they need other packages, and one of them uses pickle. ``make peers`` installs their
+The scripts are not in this package, because they need other packages, and one of them uses pickle. ``make peers`` installs their
 dependencies in a separate environment. Each script prints one line of JSON.
 """
 
@@ -24,23 +24,23 @@ LIMIT_S = 900.0
 
 
 class PeerMissing(RL4SysError):
-    """A peer cannot run here: its script or a package that it needs is not installed."""
+    """Raised if the benchmark of another library cannot run, because its script or a package is not installed."""
 
 
 def run_peer(name: str, *arguments: object) -> dict[str, Any]:
-    """Run a peer in a process of its own, numpy and torch with one thread each.
+    """Run the benchmark of another library in a separate process, with one thread for numpy and torch.
 
-    It uses the Python of the peers' environment if that exists, else this one.
+    The process uses the Python of the environment of ``make peers`` if that exists, otherwise the Python of this process.
 
     Args:
         name: Name of the script, without ``.py``.
         arguments: Arguments of its command line.
 
     Returns:
-        The JSON value that it printed.
+        The JSON value that the script printed.
 
     Raises:
-        PeerMissing: If it cannot run here. The message says what to do.
+        PeerMissing: If the script cannot run. The message says what to do.
     """
     script = FOLDER / f"{name}.py"
     if not script.exists():

@@ -1,4 +1,4 @@
-"""A plain PPO training that produces policy versions, to measure diffs on."""
+"""A small PPO training that produces consecutive versions of weights, as data for the benchmark of diffs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ OBSERVATIONS = 4096
 
 
 def own_pairs(seed: int) -> Iterator[tuple[str, Floats, tuple[int, ...]]]:
-    """Yield two triples of versions, one PPO iteration and one optimiser step apart, with the sizes of the tensors."""
+    """Train PPO on CartPole, and yield two series of three versions of the weights.
+
+    The versions of the first series are one PPO iteration apart, those of the second one optimizer step. A result is a tuple of
+    the name, the versions ``[3, n]``, and the sizes of the tensors.
+    """
     iterations, steps, sizes, _ = train("CartPole-v1", 64, 4, seed)
     yield "cartpole_64_ppo_iteration (own)", np.stack(iterations[-3:]), sizes
     yield "cartpole_64_adam_step (own)", np.stack(steps[-3:]), sizes
@@ -24,7 +28,20 @@ def own_pairs(seed: int) -> Iterator[tuple[str, Floats, tuple[int, ...]]]:
 def train(
     env_id: str, hidden: int, iterations: int, seed: int, *, num_envs: int = 8, length: int = 256
 ) -> tuple[list[Floats], list[Floats], tuple[int, ...], Floats]:
-    """Train a plain PPO. Return its policies (by iteration, by last optimiser steps), sizes and observations."""
+    """Train PPO and collect versions of the weights.
+
+    Args:
+        env_id: Id of the Gymnasium environment.
+        hidden: Width of the two hidden layers.
+        iterations: Number of PPO iterations.
+        seed: Seed of all random choices.
+        num_envs: Number of environments.
+        length: Number of steps of each environment in an iteration.
+
+    Returns:
+        The weights ``[n]`` before the first and after each iteration; the weights after each of the last three optimizer steps;
+        the sizes of the tensors; and random observations from the second half of the training.
+    """
     import gymnasium
     import torch
     from torch import nn

@@ -1,4 +1,4 @@
-"""A fresh process for a measurement, with a pipe to it."""
+"""Child processes for benchmarks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from multiprocessing.connection import Connection
 __all__ = ["PATIENCE_S", "child"]
 
 PATIENCE_S = 60.0
-"""Longest time to wait for a process, in seconds."""
+"""Longest time to wait for a child process, in seconds."""
 
 
 @contextlib.contextmanager
 def child(target: Callable[..., None], *arguments: object) -> Iterator[Connection]:
-    """Start a fresh process with one end of a pipe, yield the other end, and end the process afterwards."""
+    """Start a new process with a pipe, yield this side of the pipe, and end the process after the ``with`` block.
+
+    Args:
+        target: Function to run in the process. Its first argument is the other side of the pipe.
+        arguments: Further arguments of the function.
+    """
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
     process = spawn.Process(target=target, args=(there, *arguments))

@@ -1,4 +1,7 @@
-"""The benchmark of one actor step (request, add, reward), compared with a plain function that does the same work."""
+"""The benchmark of one actor step: request an action, add it to the trajectory, set its reward.
+
+The baseline is a plain function that does the same work without this library.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +25,25 @@ __all__ = ["ACTIONS", "OBSERVATION", "StepTimes", "forward_only", "measure_step"
 OBSERVATION, ACTIONS = 8, 4
 SEED = 1
 MANY = 256
-"""Number of observations that are used in turn."""
+"""Number of different observations that a measurement uses in turn."""
 
 Step = Callable[[NDArray[np.float32], float], object]
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """The times of steps in microseconds: medians and 99th percentiles of ours and of the plain function, pair by pair."""
+    """The times of a step with this library and with a plain function, in microseconds.
+
+    Attributes:
+        medians: The median time, in pairs.
+        p99: The 99th percentile, in pairs.
+        forward_us: The median time of the forward pass alone, in plain numpy.
+    """
 
     medians: PairedFigures
     p99: PairedFigures
     forward_us: float
-    """The forward pass alone, in plain numpy."""
+    """The median time of the forward pass alone, in plain numpy."""
 
 
 def _layers() -> list[tuple[NDArray[np.float32], NDArray[np.float32]]]:
@@ -44,7 +53,7 @@ def _layers() -> list[tuple[NDArray[np.float32], NDArray[np.float32]]]:
 
 
 def forward_only() -> Step:
-    """Return an MLP 8-64-64-4 in plain numpy."""
+    """Return a function that only computes the forward pass of an MLP with layers of 8, 64, 64 and 4, in plain numpy."""
     (w0, b0), (w1, b1), (w2, b2) = _layers()
 
     def forward(observation: NDArray[np.float32], reward: float) -> NDArray[np.float32]:
@@ -57,7 +66,7 @@ def forward_only() -> Step:
 
 
 def plain_step() -> Step:
-    """Return the same network, tuned (in place, local names), with sampling, log-probability and storing."""
+    """Return a fast plain function for one step: forward pass, sampling, log-probability, and storing the step in arrays."""
     (w0, b0), (w1, b1), (w2, b2) = _layers()
     dot0, dot1, dot2, add, tanh = w0.dot, w1.dot, w2.dot, np.add, np.tanh
     rng = np.random.default_rng(SEED)
@@ -103,7 +112,7 @@ def plain_step() -> Step:
 
 
 def agent_for(address: str, **options: Any) -> RL4SysAgent:
-    """Return an agent of the counting learner, with the spaces of this benchmark."""
+    """Return an agent with the spaces of this benchmark, connected to a `CountingLearner` at `address`."""
     given: dict[str, Any] = {
         "client_id": "bench-step",
         "algorithm_name": ALGORITHM,
@@ -116,7 +125,7 @@ def agent_for(address: str, **options: Any) -> RL4SysAgent:
 
 
 def agent_step(agent: RL4SysAgent) -> Step:
-    """Return a step with the whole API in one endless episode. The I/O thread sends a segment every 128 steps."""
+    """Return a function for one step with an agent, in an endless episode. The agent sends a segment every 128 steps."""
     traj: RL4SysTrajectory | None = None
     request, add = agent.request_for_action, agent.add_to_trajectory
 
@@ -130,12 +139,12 @@ def agent_step(agent: RL4SysAgent) -> Step:
 
 
 def times_us(step: Step, count: int, pause_s: float = 0.0) -> NDArray[np.float64]:
-    """Return the time of each of `count` calls in microseconds, without the time of reading the clock.
+    """Return the time of each of `count` calls of a function, in microseconds, without the time of reading the clock.
 
     Args:
-        step: The step to measure.
+        step: The function to measure.
         count: Number of calls.
-        pause_s: Busy time between two calls, in seconds, like that of a host with an environment.
+        pause_s: Time to spend in a busy loop between two calls, in seconds, like a host that computes its environment.
     """
     rng = np.random.default_rng(SEED)
     observations = list(rng.normal(size=(MANY, OBSERVATION)).astype(np.float32))
@@ -155,12 +164,12 @@ def times_us(step: Step, count: int, pause_s: float = 0.0) -> NDArray[np.float64
 
 
 def measure_step(address: str, pairs: int, steps: int, pause_s: float = 0.0) -> StepTimes:
-    """Measure ours and the plain function in turn.
+    """Measure a step with an agent and a step with the plain function alternately.
 
     Args:
-        address: Address of a `CountingLearner`, to which ours sends all the time.
-        pairs: Number of pairs.
-        steps: Steps of each measurement.
+        address: Address of a `CountingLearner`, to which the agent sends its data.
+        pairs: Number of pairs of measurements.
+        steps: Number of steps in each measurement.
         pause_s: As in `times_us`.
     """
     with agent_for(address) as agent:

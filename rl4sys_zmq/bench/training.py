@@ -1,4 +1,4 @@
-"""The benchmark of training: time to solve a task with ``rl4sys-learner demo``, a learner and two actor processes."""
+"""The benchmark of training: the time until ``rl4sys-learner demo``, with a learner and two actors, solves a task."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ import numpy as np
 __all__ = ["LIMIT_S", "TARGETS", "Solved", "train_ours"]
 
 TARGETS = {"CartPole-v1": 475.0, "LunarLander-v3": 200.0}
-"""Target for the mean return of the last 100 training episodes."""
+"""The mean return of the last 100 training episodes at which a task counts as solved, by environment."""
 WINDOW = 100
 LIMIT_S = 95.0
-"""Time limit of a run, ours or a peer's. A ratio with a run that did not finish is a bound."""
+"""Time limit of a training, of this library or another, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """The result of one run.
+    """The result of one training run.
 
     Attributes:
-        seconds: Time from the first actor's join to the target; None if the target was not reached.
-        steps: Environment steps until then.
-        steps_per_s: Steps per second over the whole run.
-        held_steps, held_return: Steps and mean return at the end of a run that continued after the target.
+        seconds: Time from the join of the first actor until the target was reached. None if it was not reached.
+        steps: Number of environment steps until the target was reached. None if it was not reached.
+        steps_per_s: Environment steps per second over the whole run.
+        held_steps, held_return: Number of steps and mean return at the end of a run that continued after the target. None without
+            ``hold``.
     """
 
     seconds: float | None
@@ -38,14 +39,14 @@ class Solved:
 
 
 def train_ours(env_id: str, seed: int, limit_s: float = LIMIT_S, *, hold: bool = False, folder: Path | None = None) -> Solved:
-    """Run the demo once and read the figures from its log.
+    """Run ``rl4sys-learner demo`` once, and read the figures from its log.
 
     Args:
-        env_id: A task of `TARGETS`.
+        env_id: An environment in `TARGETS`.
         seed: Seed of all random choices.
         limit_s: Time limit in seconds.
-        hold: True to continue to twice the steps.
-        folder: Keep the run directory in this folder.
+        hold: True to continue after the target, up to twice the number of steps.
+        folder: Folder in which to keep the run directory. None: remove the run directory afterwards.
     """
     from rl4sys_zmq.ops.curves import read_curves
 

@@ -1,4 +1,4 @@
-"""``rl4sys-actor run``: Gymnasium environments, with one batched policy for all of them."""
+"""The command ``rl4sys-actor run``: an actor with several Gymnasium environments, whose observations form one batch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHECK_STEPS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The options of ``rl4sys-actor run``; see its help."""
+    """The values of the options of the command ``rl4sys-actor run``. The help of the command describes them."""
 
     env_id: str
     learner: str | None
@@ -50,7 +50,7 @@ class Run:
 
 
 def act(run: Run) -> None:
-    """Run the environments until the given number of episodes or a signal.
+    """Run an actor with Gymnasium environments, until the given number of episodes have ended or a signal arrives.
 
     Raises:
         ConfigError: If the configuration is invalid or the environment cannot be created.
@@ -92,7 +92,11 @@ def act(run: Run) -> None:
 def agent_config(run: Run, env: Any, seed: int) -> AgentConfig:
     """Return the configuration of the actor.
 
-    The command line and the environment's spaces override the file. Options that neither sets have defaults for simulators.
+    Options of the command line override the file. The environment sets spaces that the file does not set. ``overflow`` and
+    ``send_frequency`` have defaults for simulators: wait for the learner, and send one segment of each environment together.
+
+    Raises:
+        ConfigError: If a value is invalid, ``client_id`` is missing, or a space in the file is not the environment's.
     """
     given = read_mapping(run.config_path) if run.config_path is not None else {}
     known = AgentConfig.from_mapping({"client_id": "?", **given}, source=str(run.config_path or ""))
@@ -121,7 +125,7 @@ def agent_config(run: Run, env: Any, seed: int) -> AgentConfig:
 
 
 def make_environments(env_id: str, count: int) -> list[Any]:
-    """Create `count` environments of one kind.
+    """Create `count` Gymnasium environments with the ID `env_id`.
 
     Raises:
         ConfigError: If Gymnasium, the environment or a package that it needs is missing.
@@ -139,7 +143,13 @@ def make_environments(env_id: str, count: int) -> list[Any]:
 
 
 class Tally:
-    """Counts of episodes and steps, with their limit and their periodic output."""
+    """The counts of episodes and steps of one run. It prints them at intervals.
+
+    Attributes:
+        steps: Number of environment steps so far.
+        returns: Returns of the last 100 episodes.
+        episodes: Number of episodes that have ended.
+    """
 
     def __init__(self, episodes: int | None = None, every_s: float | None = None) -> None:
         self.steps = 0
@@ -167,14 +177,14 @@ class Tally:
         return f"{self.episodes:,} episodes, {self.steps:,} steps in {seconds:.1f} s ({rate:,.0f}/s){mean}"
 
     def print_progress(self, version: Callable[[], int]) -> None:
-        """Print a line if the interval since the last one is over."""
+        """Print a line with the counts if the print interval has passed since the last line."""
         if self._every_s is not None and time.monotonic() - self._said >= self._every_s:
             self._said = time.monotonic()
             print_line(f"{self.summary()}, version {version()}")
 
 
 def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: Tally) -> None:
-    """Act in all environments until `tally` is done.
+    """Act in all environments until `tally.done`, which counts the steps and episodes.
 
     This is the hot loop of an actor process: one request for all environments, then one step in each.
     """

@@ -1,4 +1,4 @@
-"""Shared parts of the commands: exit codes, one-line error messages, options, logging and checks for extras."""
+"""Shared parts of the commands: exit codes, one-line error messages, options, logging, and checks for optional packages."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ plugin_option = functools.partial(
     callback=_import,
     help="Import this module first, for example to register algorithms and policies; repeatable.",
 )
-"""The option ``--plugin MODULE``: it imports modules, also from the working directory, before the command runs. The command
-receives their names as ``plugin``, except with ``expose_value=False``."""
+"""The option ``--plugin MODULE``. Before the command runs, the modules are imported, also from the working directory. The command
+receives the names of the modules as its argument ``plugin``, unless the option is declared with ``expose_value=False``."""
 
 
 MIN_SIZE = 1 << 20
@@ -74,7 +74,7 @@ _UNITS: dict[str, int] = {
 
 
 def size(value: str) -> int:
-    """Convert a size such as 0, 800MB, 8GiB or 1.5T to a number of bytes; the type of an option.
+    """Convert the text of an option, such as 0, 800MB, 8GiB or 1.5T, to a number of bytes.
 
     Raises:
         click.BadParameter: If the text is not a size, or the size is less than 1 MiB and not 0.
@@ -90,7 +90,7 @@ def size(value: str) -> int:
 
 
 def print_line(text: str = "", *, err: bool = False) -> None:
-    """Print a line and flush it, also if the output is a pipe."""
+    """Print a line and flush the output, so that the line appears at once even if the output is a pipe."""
     click.echo(text, err=err)
     (sys.stderr if err else sys.stdout).flush()
 
@@ -110,7 +110,7 @@ class Commands(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run the command. In standalone mode this ends the process."""
+        """Parse the arguments and run the command. In click's standalone mode, which is the default, this ends the process."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         name = prog_name or self.name
@@ -154,10 +154,10 @@ def _one_line(error: Exception) -> str:
 
 
 def _exit_process(code: int, *, at_once: bool) -> None:
-    """End the process at once if torch is loaded, a thread still runs, or a signal has arrived.
+    """End the process at once if torch is loaded, a thread of this library still runs, or a signal has arrived.
 
-    The normal exit takes a second with torch and waits for threads. During it a second signal would find no handler and change
-    the exit code.
+    A normal exit takes a second with torch, and waits for threads. A second signal during that time would find no handler and
+    change the exit code.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -167,7 +167,10 @@ def _exit_process(code: int, *, at_once: bool) -> None:
 
 @contextmanager
 def as_config_error(*kinds: type[Exception]) -> Iterator[None]:
-    """Convert exceptions of other libraries, caused by a user's input, to a `ConfigError` of one line."""
+    """Convert exceptions of the given types in the block to a `ConfigError` with a one-line message.
+
+    For exceptions of other libraries that a user's input causes.
+    """
     try:
         yield
     except kinds as exc:
@@ -175,7 +178,7 @@ def as_config_error(*kinds: type[Exception]) -> Iterator[None]:
 
 
 def require(extra: str, *modules: str) -> None:
-    """Check that the modules of an extra are installed, without importing them.
+    """Check, without importing, that the Python modules which an extra of this package installs are present.
 
     Raises:
         ConfigError: If a module is missing; the message has the command to install the extra.

@@ -1,4 +1,4 @@
-"""``rl4sys-learner bench``: the published benchmarks, measured on this machine, each with its baseline."""
+"""The command ``rl4sys-learner bench``: the published benchmarks, each compared with a reference, on this machine."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PARTS = {
     "infer": ("infer",),
     "train": ("train",),
 }
-"""The values of `--what`, and the measurements of each."""
+"""The values of the option ``--what``, and the names of the measurements that each value runs."""
 
 
 def bench(what: Sequence[str], pairs: int, seconds: float, *, peers: bool, path: Path | None) -> None:
-    """Measure the given parts, or all parts, in the order of `PARTS`."""
+    """Run the measurements of the given parts, or of all parts if `what` is empty, in the order of `PARTS`."""
     names = [name for part in PARTS if part in what or not what for name in PARTS[part]]
     assert set(names) <= set(QUESTIONS)
     measure(names, BenchOptions(pairs=pairs, seconds=seconds, peers=peers), print_line, path)

@@ -1,4 +1,4 @@
-"""``rl4sys-learner config check`` and ``algorithms``: validation of files, and a list of algorithms and parameters."""
+"""The commands ``rl4sys-learner config check`` (validate a file) and ``rl4sys-learner algorithms`` (list all algorithms)."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ EXAMPLE_ACTIONS = (DiscreteSpace(2), BoxSpace((2,), low=-1.0, high=1.0))
 def check_file(path: Path) -> None:
     """Validate a configuration file, including the parameters of its algorithm, and print the resulting values.
 
-    An algorithm shows by its `AlgorithmEntry.plan` which policy it would train. An algorithm without a plan is built to find this
-    out, which can import torch.
+    The size of the policy is computed by the function `AlgorithmEntry.plan`. An algorithm that does not have this function is
+    created instead, which can import torch.
 
     Raises:
-        ConfigError: If a key or value is invalid. The message is one line with the key, the file and the nearest valid key.
+        ConfigError: If a key or value is invalid. The message has one line: the key, the file and the most similar valid key.
     """
     given = read_mapping(path)
     try:
@@ -49,7 +49,10 @@ def check_file(path: Path) -> None:
 
 
 def is_learner_file(given: Mapping[str, object]) -> bool:
-    """Return True if a file is a learner's (or RL4Sys's global one), not an actor's, by the keys that only one has."""
+    """Return True if a file configures a learner, and False if it configures an actor.
+
+    The function counts keys that only one of the two has. RL4Sys's global file counts as a learner's.
+    """
     agents, learners = _keys(AgentConfig), _keys(LearnerConfig) | RL4SYS_GLOBAL
     return len(given.keys() & (learners - agents)) > len(given.keys() & (agents - learners))
 
@@ -102,9 +105,9 @@ def _client(client_id: str, name: str, entry: ClientConfig, config: LearnerConfi
 def _algorithm(
     name: str, parameters: Mapping[str, object], observations: ObservationSpace | None, actions: Space | None, where: str = ""
 ) -> Iterator[str]:
-    """Check the parameters, plan the policy, and yield the result as lines.
+    """Check the parameters of an algorithm, compute the size of its policy, and yield the result as lines.
 
-    An algorithm whose entry has no plan is built, because only that checks everything.
+    An algorithm whose entry has no function ``plan`` is created, because only that checks everything.
     """
     observed = observations or EXAMPLE_OBSERVATIONS
     try:
@@ -148,7 +151,7 @@ def _text(value: object) -> str:
 
 
 def list_algorithms() -> None:
-    """Print each algorithm: its summary, its parameters with their defaults, synonyms and meaning, and its presets."""
+    """Print the summary, the parameters and the presets of each algorithm. Of a parameter: default, synonyms and meaning."""
     broken = ALGORITHMS.faults()
     for name in ALGORITHMS.names():
         try:

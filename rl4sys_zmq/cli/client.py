@@ -1,4 +1,7 @@
-"""``rl4sys-learner client``: an operator's commands for one client, of a running learner or in a run directory."""
+"""The command ``rl4sys-learner client``, which sends an operator's command for one client.
+
+The command goes to a running learner, or is carried out in the run directory of a learner that does not run.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ __all__ = ["Target", "run_command"]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The client to which a command applies.
+    """The learner and the client to which a command applies.
 
     Attributes:
-        address: The address of a learner, or a run directory.
-        client_id: The client.
+        address: The address of a running learner, or the path of a run directory.
+        client_id: The name of the client.
     """
 
     address: str
@@ -28,7 +31,7 @@ class Target:
 
     @property
     def run_dir(self) -> Path | None:
-        """The run directory, if the address is one."""
+        """The path of the run directory, or None if `address` is not a directory."""
         path = Path(self.address)
         return path if path.is_dir() else None
 
@@ -37,9 +40,9 @@ def run_command(target: Target, command: str, actor_id: str, *, keys: Path | Non
     """Send a command to a learner, or carry it out in a run directory, and print the result.
 
     Raises:
-        ConfigError: If there is no such client or actor, the command does not apply, or the keys cannot be used.
+        ConfigError: If the client or the actor does not exist, the command does not apply, or the keys cannot be used.
         LearnerUnavailable: If the learner does not reply in time.
-        ProtocolError: If the learner refuses, for example because of the key, or the client fails again.
+        ProtocolError: If the learner refuses the command, for example because of the key, or a restarted client fails again.
         RunDirectoryError, JournalError, CheckpointError: If the run directory cannot be used or written.
     """
     message = Command(command, target.client_id, actor_id)

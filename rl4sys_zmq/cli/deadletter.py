@@ -1,4 +1,7 @@
-"""``rl4sys-learner deadletter``: the segments that a learner could not train on, with the reasons."""
+"""The command ``rl4sys-learner deadletter``: lists, shows and removes the dead letters of a run.
+
+A dead letter is a file with a segment that the learner could not train on, and the reason.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,11 @@ _COLUMNS = ("actions", "rewards", "log_probs", "versions", "masks")
 
 
 class ColumnFigures(TypedDict):
-    """Figures of one column. The least and the greatest cover its finite values; they are None if it has none."""
+    """A summary of one column of a segment, such as the rewards.
+
+    ``min`` and ``max`` are the smallest and the largest finite value, or None without finite values. ``not_finite`` is the number
+    of NaN and infinite values.
+    """
 
     dtype: str
     shape: list[int]
@@ -45,7 +52,7 @@ class ColumnFigures(TypedDict):
 
 @final
 class SegmentFigures(TypedDict):
-    """The description of one segment in a letter."""
+    """A summary of one segment in a dead letter, for the output of the command."""
 
     steps: int
     generation: int
@@ -59,16 +66,16 @@ class SegmentFigures(TypedDict):
 
 @final
 class UnreadableSegment(TypedDict):
-    """The problem with one segment that cannot be read."""
+    """The entry for a segment that cannot be read: the text ``problem`` instead of a summary."""
 
     problem: str
 
 
 def print_letters(run: Path, client_id: str | None, *, as_json: bool) -> None:
-    """Print the dead letters of a run, oldest first.
+    """Print a list of the dead letters of a run, oldest first.
 
     Raises:
-        RunDirectoryError: If there is no such run.
+        RunDirectoryError: If the run directory does not exist.
     """
     letters, undescribed = _letters(run, client_id)
     if as_json:
@@ -92,13 +99,13 @@ def show_letter(run: Path, which: str, client_id: str | None, *, as_json: bool) 
 
     Args:
         run: The run directory.
-        which: The letter's number in the list, or its file.
-        client_id: The client whose letters are listed. None: all clients.
+        which: The letter's number in the list, counted from 1, or the path of its file.
+        client_id: The client whose letters the number can select. None: all clients.
         as_json: True to print JSON.
 
     Raises:
         RunDirectoryError: If there is no such run, or the letter cannot be read.
-        ConfigError: If there is no such letter.
+        ConfigError: If no letter has this number.
     """
     letters, _ = _letters(run, client_id)
     letter: StoredDeadLetter | None
@@ -129,7 +136,7 @@ def show_letter(run: Path, which: str, client_id: str | None, *, as_json: bool) 
 
 
 def clear_letters(run: Path, client_id: str | None) -> None:
-    """Remove the dead letters of a run, or those of one client.
+    """Remove all dead letters of a run, or all dead letters of one client.
 
     Raises:
         RunDirectoryError: If there is no such run, or a letter cannot be removed.
@@ -151,9 +158,9 @@ def clear_letters(run: Path, client_id: str | None) -> None:
 
 
 def _letters(run: Path, client_id: str | None) -> tuple[list[tuple[int, StoredDeadLetter]], list[Path]]:
-    """Return the letters with their numbers, and the files without a description.
+    """Return the dead letters of a run with their numbers, and the paths of letters without a readable description.
 
-    The numbers do not depend on `client_id`.
+    The letters are numbered from 1, oldest first. The numbers count the letters of all clients.
     """
     if not run.is_dir():
         raise RunDirectoryError(f"{run} is not a run directory; give the --run-dir of `rl4sys-learner serve`")
@@ -179,7 +186,7 @@ def _plain(letter: StoredDeadLetter) -> dict[str, object]:
 
 
 def _content(path: Path) -> tuple[list[SegmentFigures | UnreadableSegment], str]:
-    """Return descriptions of the segments in a letter, and the problem with the letter; empty if there is none.
+    """Return summaries of the segments in a dead letter, and a text about a problem with the letter (empty without one).
 
     Raises:
         RunDirectoryError: If the file cannot be read.
@@ -204,7 +211,7 @@ def _content(path: Path) -> tuple[list[SegmentFigures | UnreadableSegment], str]
 
 
 def _outline(path: Path) -> str:
-    """Return the problem with a letter's frame lengths; empty if there is none.
+    """Check the frame lengths in a dead letter's file, and return the problem as text. The text is empty if all are valid.
 
     This check runs before the letter is read, because a damaged letter can claim millions of frames.
     """

@@ -1,7 +1,7 @@
-"""``rl4sys-learner demo``: training of a task on this machine, with a learning curve as the result.
+"""The command ``rl4sys-learner demo``: trains a task on this machine and draws the learning curve.
 
-To start fast, the learner binds first, which does not need torch. Then the actor processes start, and this process imports torch
-while they import Gymnasium.
+To start fast, the learner binds its sockets first, which does not need torch. Then the actor processes start. This process
+imports torch while the actor processes import Gymnasium.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SHUTDOWN_S = 1.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demo:
-    """The options of ``rl4sys-learner demo``; see its help."""
+    """The values of the options of the command ``rl4sys-learner demo``. The help of the command describes them."""
 
     env_id: str
     algorithm: str
@@ -59,10 +59,13 @@ class Demo:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The task that a demo trains.
+    """The task that a demo trains: an environment, an algorithm, and the settings for both.
 
     Attributes:
-        target: The mean return to reach. None: unknown; the demo then runs until its time is up.
+        env_id: The Gymnasium id of the environment.
+        algorithm: The name of the algorithm, in capitals.
+        preset: The parameters of the algorithm and the number of actors and environments.
+        target: The mean return to reach. None: unknown. The demo then runs until its time limit.
     """
 
     env_id: str
@@ -72,12 +75,14 @@ class Task:
 
     @property
     def client_id(self) -> str:
-        """The environment's name, with characters replaced that a file name cannot have."""
+        """The id of the environment. Characters that a file name cannot contain are replaced by ``-``."""
         return "".join(c if c.isalnum() or c in "-_." else "-" for c in self.env_id).strip(".")
 
 
 def demo(options: Demo) -> int:
-    """Train until the target is reached or the time is up; return the exit code, 0 if the target was reached.
+    """Train until the target is reached or the time limit is over, and return the exit code.
+
+    The exit code is 0 if the target was reached, or if the task has no known target. Otherwise it is 1.
 
     Raises:
         ConfigError: If a required package is not installed, or the environment cannot be created.
@@ -109,7 +114,7 @@ def demo(options: Demo) -> int:
 
 
 def find_task(options: Demo) -> Task:
-    """Return the task with its preset, or with default values if it has none.
+    """Return the task that the options describe. An environment without a preset of the algorithm gets default settings.
 
     Raises:
         ConfigError: If the environment does not exist, or the algorithm does not support it.
@@ -129,7 +134,9 @@ def find_task(options: Demo) -> Task:
 
 
 def _probe(env_id: str, algorithm: str) -> float | None:
-    """Create the environment once to check it; return the mean return at which it counts as solved, or None.
+    """Create the environment once to check it, and return the mean return at which it counts as solved.
+
+    The result is None if Gymnasium does not define this return.
 
     Raises:
         ConfigError: If the environment does not exist, or the algorithm does not support it.
@@ -162,7 +169,11 @@ def learner_config(task: Task, options: Demo, run_dir: Path) -> LearnerConfig:
 
 
 class Actors(Resource):
-    """The actor processes. Each watches the pipe at its stdin and so ends with this process, however that ends."""
+    """The actor processes of a demo.
+
+    Each actor process ends when the pipe at its stdin closes. Therefore it ends with this process, even if this process is
+    killed.
+    """
 
     def __init__(self, address: str, task: Task, options: Demo, run_dir: Path) -> None:
         self._logs = [run_dir / f"actor-{i}.log" for i in range(task.preset.actors)]
@@ -193,11 +204,11 @@ class Actors(Resource):
             raise
 
     def check(self) -> None:
-        """Check that all processes still run.
+        """Check that all actor processes still run.
 
         Raises:
-            ConfigError: If one has ended because of its options, for example because its environment cannot be created.
-            RL4SysError: If one has ended for another reason.
+            ConfigError: If a process has ended because of its options, for example because its environment cannot be created.
+            RL4SysError: If a process has ended for another reason.
         """
         for process, log in zip(self._processes, self._logs, strict=True):
             if process.poll() is not None:
@@ -231,14 +242,19 @@ class Actors(Resource):
 
 
 class DemoResult:
-    """The result of the run so far."""
+    """The progress of a demo towards its target, updated from status reports.
+
+    Attributes:
+        reached_steps: The number of steps at which the target was reached, or None before that.
+        client: The entry of the client in the newest status report. Empty before the client exists.
+    """
 
     def __init__(self) -> None:
         self.reached_steps: int | None = None
         self.client: Mapping[str, Any] = {}
 
     def take(self, report: Mapping[str, Any], task: Task) -> None:
-        """Update the result from a status report; raise ClientFailed if the client has failed."""
+        """Update the result from a status report of the learner. Raise `ClientFailed` if the client has failed."""
         self.client = report["clients"].get(task.client_id, {})
         if self.client and self.client["state"] == "failed":
             raise ClientFailed(task.client_id, self.client["error"])
@@ -248,16 +264,16 @@ class DemoResult:
 
     @property
     def reached(self) -> bool:
-        """True if the mean return has reached the target."""
+        """True if the mean return has ever reached the target."""
         return self.reached_steps is not None
 
     def done(self, options: Demo) -> bool:
-        """Return True if the target was reached; with ``--hold``, only after twice as many steps."""
+        """Return True if the target was reached. With ``--hold``, return True only after twice as many steps."""
         return self.reached_steps is not None and (not options.hold or self.client["steps"] >= 2 * self.reached_steps)
 
 
 def _reports(learner: Learner, actors: Actors, client_id: str) -> Iterator[tuple[dict[str, Any], float]]:
-    """Yield status reports, with the seconds since the first actor joined.
+    """Yield pairs of a status report of the learner and the seconds since the first actor joined (0 before that).
 
     Raises:
         RL4SysError: If an actor process ends by itself, or a thread of the learner ends with an error.
@@ -283,7 +299,7 @@ def _note(elapsed_s: float, task: Task) -> str:
 
 
 def summarise(task: Task, options: Demo, run_dir: Path, outcome: DemoResult) -> int:
-    """Draw the curve, print a summary from the run's log, and return the exit code."""
+    """Draw the learning curve, print a summary from the run's log, and return the exit code of the command."""
     curves = [curve for curve in read_curves(run_dir) if curve.client_id == task.client_id]
     print_line()
     for name, value in _facts(task, curves[0] if curves else None, outcome):
@@ -330,7 +346,7 @@ def _actors(task: Task) -> str:
 
 
 def _child_environment() -> dict[str, str]:
-    """Return environment variables with which a child process imports the package from the same folder as this one."""
+    """Return environment variables for an actor process, so that it imports this package from the same folder as this process."""
     package = Path(__file__).parents[2]
     path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH", "")]))
     ours = {k: v for k, v in os.environ.items() if not k.startswith("RL4SYS_ACTOR_")}

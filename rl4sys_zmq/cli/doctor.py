@@ -1,4 +1,4 @@
-"""``rl4sys-learner doctor``: the diagnosis of a connection between an actor and its learner."""
+"""The command ``rl4sys-learner doctor``: finds out why an actor cannot reach its learner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ WIDTH = max(map(len, STAGES))
 
 
 def doctor(address: str, keys: Path | None, config_path: Path | None, timeout_s: float) -> int:
-    """Print a line for each stage and return the exit code.
+    """Test the connection to a learner in stages, print a line for each stage, and return the exit code.
+
+    The exit code is 1 if a stage fails, otherwise 0.
 
     Raises:
         ConfigError: If the address, the configuration or the keys cannot be used.

@@ -1,7 +1,7 @@
-"""``rl4sys-learner keys``: a learner's keys, and the users that may connect with their own keys.
+"""The command ``rl4sys-learner keys``: creates the keys of a learner, and adds or removes users in its access list.
 
-People also edit the list of users by hand. Therefore a table is appended or removed as text, which keeps comments, and the
-result is parsed before it replaces the file.
+The access list is a TOML file with one table for each user. People also edit this file by hand. Therefore the command appends or
+removes a table as text, which keeps comments. The new text is parsed before it replaces the file.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ _FILE_HEADER = """\
 
 
 def make_keys(folder: Path) -> None:
-    """Create the learner's keys and an empty list of users unless they exist, and print the state of each file.
+    """Create the learner's keys and an empty list of users, and print the state of each file. Existing files are not changed.
 
     Raises:
-        ConfigError: If a file cannot be written, or an existing one is damaged or accessible to other accounts.
+        ConfigError: If a file cannot be written, or an existing file is damaged or accessible to other accounts.
     """
     secret, public = folder / LEARNER_SECRET, folder / LEARNER_PUBLIC
     with _locked(folder, make=True):
@@ -102,10 +102,10 @@ def make_keys(folder: Path) -> None:
 
 
 def add_user(folder: Path, name: str, client_ids: Sequence[str], roles: Sequence[str], expires: str | None) -> None:
-    """Create ``NAME.keys`` and add its user to the list.
+    """Create a key pair for a user, write it to ``NAME.keys``, and add the user to the access list.
 
     Raises:
-        ConfigError: If the name is invalid or already listed, the date is invalid or past, or a file cannot be used.
+        ConfigError: If the name is invalid or already listed, the date is invalid or in the past, or a file cannot be used.
     """
     until = _date(expires) if expires is not None else None
     for client_id in client_ids:
@@ -143,10 +143,10 @@ def add_user(folder: Path, name: str, client_ids: Sequence[str], roles: Sequence
 
 
 def revoke_user(folder: Path, name: str) -> None:
-    """Remove a user from the list.
+    """Remove a user from the access list. A running learner refuses the user's key within a second.
 
     Raises:
-        ConfigError: If the name is not listed, or its table cannot be removed as text.
+        ConfigError: If the name is not listed, or the user's table does not have its own lines in the file.
     """
     users = folder / USERS_FILE
     with _locked(folder):
@@ -166,10 +166,10 @@ def revoke_user(folder: Path, name: str) -> None:
 
 
 def _date(text: str) -> str:
-    """Return a date or a time in TOML's notation.
+    """Check an expiry date or time, and return it in TOML's notation.
 
     Raises:
-        ConfigError: If it is invalid or past.
+        ConfigError: If the date is invalid or in the past.
     """
     try:
         if len(text) == len("2027-01-01"):
@@ -192,9 +192,9 @@ def _date(text: str) -> str:
 
 
 def _without_table(text: str, name: str) -> str:
-    """Return the text without the lines of a table and its subtables.
+    """Return the text of the access list without the table of one user and the subtables of that table.
 
-    Comments between the table and the next header stay, because they may belong to the next table.
+    Comments between the table and the next header stay, because they can belong to the next table.
     """
     kept: list[str] = []
     loose: list[str] = []
@@ -217,7 +217,7 @@ def _without_table(text: str, name: str) -> str:
 
 
 def _header(line: str) -> str:
-    """Return the first name in a table's header; empty for any other line."""
+    """Return the user in the header of a TOML table, such as ``edge-7`` for ``[edge-7.quota]``, or "" for any other line."""
     if not line.lstrip().startswith("["):
         return ""
     try:
@@ -247,7 +247,7 @@ def _parsed_or_none(text: str) -> dict[str, object] | None:
 
 
 def _replace(path: Path, text: str, mode: int) -> None:
-    """Replace the list atomically by a new one, after parsing the new one.
+    """Check the new text of the access list, and replace the file atomically.
 
     Raises:
         ConfigError: If the new list is invalid or cannot be written.

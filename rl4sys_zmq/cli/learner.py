@@ -133,10 +133,10 @@ def status(address: str, json: bool, watch: bool, keys: Path | None, timeout: fl
 
 
 class _OfClient(click.Group):
-    """A group that has arguments, but shows the help of its commands without them."""
+    """A click group with arguments of its own. The help of its commands is also available without these arguments."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert the names of the arguments in their place if only help is requested."""
+        """Insert placeholder values for the group's arguments if the command line only asks for the help of a command."""
         asks = args[1:] and args[0] in self.commands and set(args[1:]) & set(ctx.help_option_names)
         return super().parse_args(ctx, ["ADDRESS", "ID", *args] if asks else args)
 
@@ -157,7 +157,7 @@ def client(context: click.Context, address: str, client_id: str) -> None:
 
 
 class ClientOptions(TypedDict):
-    """The options of every command for a client."""
+    """The values of the options that all commands under ``rl4sys-learner client`` have."""
 
     json: bool
     keys: Path | None

@@ -24,13 +24,18 @@ LINES_S = 3.0
 
 
 class Progress(Resource):
-    """The output of successive status reports."""
+    """The display of a running learner's status, which each status report updates."""
 
     def __init__(self) -> None:
         self._rates = _Rates()
 
     def show(self, report: Mapping[str, Any], note: str = "") -> None:
-        """Show a learner's status, with a note of the command. The output is limited in rate, so call this at any rate."""
+        """Show a status report, followed by a note. The display limits how often it prints, so call this at any rate.
+
+        Args:
+            report: The status of the learner.
+            note: Text to add, such as the elapsed time.
+        """
         self._show(self._rates.applied(client_rows(report)), note)
 
     @abstractmethod
@@ -38,7 +43,12 @@ class Progress(Resource):
 
 
 def make_progress(*, debug: bool = False, every_s: float = LINES_S) -> Progress:
-    """Return a table if stdout is a terminal, else lines, and send the log where it does not break the table."""
+    """Configure logging, and return a display: a table if stdout is a terminal and ``rich`` is installed, otherwise lines.
+
+    Args:
+        debug: True to log everything.
+        every_s: Shortest time between two lines about a client, in seconds.
+    """
     if sys.stdout.isatty():
         with contextlib.suppress(ModuleNotFoundError):
             return _Table(debug)
@@ -47,7 +57,7 @@ def make_progress(*, debug: bool = False, every_s: float = LINES_S) -> Progress:
 
 
 class _Rates:
-    """Steps per second over the last `RATE_WINDOW_S` seconds; 0 if no data arrives."""
+    """The measurement of each client's steps per second, over the last `RATE_WINDOW_S` seconds."""
 
     def __init__(self) -> None:
         self._seen: dict[str, deque[tuple[float, int]]] = {}
@@ -68,7 +78,10 @@ class _Rates:
 
 
 class _Lines(Progress):
-    """A line for each client every few seconds if its figures have changed, and at once if its state has changed."""
+    """The display for pipes and files.
+
+    It prints a line about a client at once if its state has changed, and every few seconds if its figures have changed.
+    """
 
     def __init__(self, every_s: float) -> None:
         super().__init__()
@@ -99,7 +112,7 @@ def _news(row: ClientRow | None) -> object:
 
 
 class _Table(Progress):
-    """A table that is redrawn in place."""
+    """The display for terminals: a table that is redrawn in place."""
 
     def __init__(self, debug: bool) -> None:
         from rich.console import Console

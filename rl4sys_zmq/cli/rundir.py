@@ -1,4 +1,4 @@
-"""The choice of the directory of a run, so that two runs never share one."""
+"""Creation of a new run directory. Two runs never share a directory."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["fresh_run_dir"]
 
 @contextmanager
 def fresh_run_dir(preferred: Path) -> Iterator[Path]:
-    """Reserve a directory without a run: `preferred`, or else `preferred`-2, -3, ...
+    """Create a run directory that no other run uses: `preferred`, or if that is in use `preferred`-2, -3, ...
 
-    Creating ``config.json`` reserves it, so that two processes never get the same directory. If the block that starts the run
-    raises an exception and has logged nothing, the directory is removed.
+    A process reserves the directory by creating ``config.json`` in it, so that two processes never get the same directory. If the
+    ``with`` block raises an exception before anything is logged, the directory is removed.
 
     Raises:
         RunDirectoryError: If the directory cannot be written.

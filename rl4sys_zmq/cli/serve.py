@@ -1,4 +1,4 @@
-"""``rl4sys-learner serve``: a learner in the foreground, until a signal."""
+"""The command ``rl4sys-learner serve``: runs a learner in the foreground until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ MEMORY_SHARE = 0.8
 
 
 def serve(config_path: Path | None, options: Mapping[str, Any], *, debug: bool, max_memory_bytes: int | None = None) -> None:
-    """Run a learner until a signal.
+    """Run a learner until Ctrl-C or SIGTERM.
 
     Args:
         config_path: A file with the learner's options.
         options: Options that override those of the file.
         debug: True to log everything.
-        max_memory_bytes: The limit on the process's memory. 0: no limit. None: the file's limit, else `MEMORY_SHARE` of the
-            available memory.
+        max_memory_bytes: The limit on the process's memory. 0: no limit. None: the limit in the file, or, if the file sets none,
+            `MEMORY_SHARE` of the available memory.
 
     Raises:
         MemoryExceeded: If the process is over its memory limit.
         ConfigError, TransportError, RunDirectoryError: If the learner cannot start with these options.
-        WorkerDied: If the gateway or the recorder ended with an error.
+        WorkerDied: If a thread of the learner that serves all clients ended with an error.
     """
     require("learner", "torch", "tensorboard", "rich")
     config = LearnerConfig.load(config_path, **options) if config_path is not None else LearnerConfig.from_mapping(options)
@@ -90,13 +90,13 @@ def _print_resumed(learner: Learner) -> None:
 
 
 def _likely(config: LearnerConfig) -> str:
-    """Return the algorithm that the first actor probably needs."""
+    """Return the name of the algorithm that the first actor probably needs, to import it early."""
     named = [config.default_algorithm, *(entry.algorithm_name for entry in config.clients.values())]
     return next((name for name in named if name is not None and ALGORITHMS.has(name)), "PPO")
 
 
 def start(config: LearnerConfig) -> Learner:
-    """Return a started learner, in a new run directory or in that of the run that it continues."""
+    """Start a learner and return it. The learner continues an earlier run in its directory, or gets a new run directory."""
     if config.run_dir is None:
         return Learner(config).start()
     if config.resume not in (AUTO, NEVER, ACCEPT_LOSS):
@@ -108,10 +108,10 @@ def start(config: LearnerConfig) -> Learner:
 
 
 def warm_up(algorithm: str) -> None:
-    """Import an algorithm, usually with torch, so that the first actor does not wait for it.
+    """Import an algorithm, which usually imports torch, so that the first actor does not wait for the import.
 
-    The import runs in a separate thread, because a signal in the main thread would leave torch half imported while the gateway
-    still runs.
+    The import runs in a separate thread. In the main thread, a signal could leave torch half imported while the learner's network
+    thread still runs.
 
     Raises:
         ConfigError: If the algorithm cannot be imported.
@@ -135,7 +135,7 @@ def warm_up(algorithm: str) -> None:
 
 
 def await_status(learner: Learner) -> dict[str, Any] | None:
-    """Return the learner's status, or None while its gateway is too busy to reply.
+    """Return the learner's status, or None if its network thread is too busy to reply.
 
     Raises:
         WorkerDied: If a thread of the learner has ended with an error.

@@ -1,4 +1,4 @@
-"""``rl4sys-actor serve-env``: a server of environments in the foreground, until a signal."""
+"""The command ``rl4sys-actor serve-env``: serves Gymnasium environments until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VERBOSE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeEnv:
-    """The options of ``rl4sys-actor serve-env``; see its help."""
+    """The values of the options of the command ``rl4sys-actor serve-env``. The help of the command describes them."""
 
     env: str
     count: int
@@ -40,7 +40,7 @@ class ServeEnv:
 
 
 def serve_env(options: ServeEnv) -> None:
-    """Serve environments until a signal.
+    """Serve environments until Ctrl-C or SIGTERM.
 
     Raises:
         ConfigError, TransportError: If the server cannot start with these options.

@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C and SIGTERM: first an exception in the main thread, then the end of the process."""
+"""Handling of Ctrl-C, SIGTERM and SIGHUP: the first raises an exception in the main thread, the second ends the process."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _ASKED_TO_END = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 class Stopping(BaseException):
-    """A request to end this process, by a signal.
+    """Raised in the main thread when a signal asks this process to end.
 
-    Like KeyboardInterrupt it is not an Exception, so that ``except Exception`` does not catch it.
+    Like KeyboardInterrupt, this class does not derive from Exception, so that ``except Exception`` does not catch it.
     """
 
     def __init__(self, signum: int) -> None:
@@ -27,16 +27,18 @@ class Stopping(BaseException):
 
     @property
     def exit_code(self) -> int:
-        """130 for Ctrl-C, 0 for other signals."""
+        """The exit code of the process: 130 for Ctrl-C, 0 for other signals."""
         return INTERRUPTED if self.signum == signal.SIGINT else 0
 
 
 class Signals:
-    """A context in which the first signal raises `Stopping` in the main thread, and a second one ends the process.
+    """A context manager that handles Ctrl-C, SIGTERM and SIGHUP.
 
-    The process also ends `patience_s` after the first signal.
+    The first signal raises `Stopping` in the main thread. A second signal, or `patience_s` seconds after the first, ends the
+    process.
 
     Attributes:
+        current: The active instance, or None outside of the ``with`` block.
         patience_s: Longest time for cleaning up after the first signal, in seconds.
     """
 
@@ -69,7 +71,10 @@ class Signals:
         return self._stopping is not None
 
     def check(self) -> None:
-        """Raise `Stopping` again if a signal has arrived, in case a finaliser, for example, swallowed the first one."""
+        """Raise `Stopping` if a signal has arrived.
+
+        The exception that the signal itself raised can be lost, for example in a finaliser.
+        """
         if self._stopping is not None:
             raise self._stopping
 

@@ -1,4 +1,4 @@
-"""``rl4sys-learner status`` and ``plot``: the state of a learner, and the learning curves of its runs."""
+"""The commands ``rl4sys-learner status`` (the state of a running learner) and ``plot`` (the learning curves of runs)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ CLEAR = "\x1b[H\x1b[J"
 
 
 def show_status(address: str, timeout_s: float, *, keys: Path | None, as_json: bool, watch: bool) -> None:
-    """Print a learner's status, once or every second.
+    """Print a learner's status once, or with `watch` every second until Ctrl-C.
 
     Raises:
-        LearnerUnavailable: If the learner does not reply.
+        LearnerUnavailable: If the learner does not reply and `watch` is False.
         ProtocolError: If the learner refuses, for example because of the key.
         ConfigError: If the keys cannot be used.
     """
@@ -67,7 +67,7 @@ def _lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def plot(runs: Sequence[Path], output: Path, target: float | None) -> None:
-    """Draw the curves of runs into one picture, and print a line for each curve.
+    """Draw the learning curves of run directories into one picture, and print a line for each curve.
 
     Raises:
         RunDirectoryError: If a run has no log, or the picture cannot be written.

@@ -1,10 +1,11 @@
-"""Configuration classes: frozen, validated once, and read from RL4Sys's JSON files or the same in YAML.
+"""Immutable configuration classes, validated when they are created. They can be read from JSON and YAML files.
 
 - `AgentConfig`: the options of one actor process.
 - `LearnerConfig`: the options of the learner process; `ClientConfig` is its entry for one client.
 - `WeightsConfig`: the encoding of weights, for both.
 
-For an unknown key or an invalid value they raise a `ConfigError` of one line, with the key, the file and the nearest valid key.
+They also read the JSON files of RL4Sys. For an unknown key or an invalid value, each class raises a `ConfigError` with a
+message of one line: the key, the file, and the valid key that is spelled most similarly.
 """
 
 from __future__ import annotations

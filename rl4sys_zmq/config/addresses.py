@@ -1,4 +1,4 @@
-"""Parsing of addresses: a user's text becomes ``tcp://host:port``, ``ipc://path`` or ``inproc://name``."""
+"""Conversion of addresses from a configuration to ZeroMQ URIs: ``tcp://host:port``, ``ipc://path`` or ``inproc://name``."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ _FORMS = "host:port, tcp://host:port, ipc://path or inproc://name"
 
 
 def connect_uri(value: object) -> str:
-    """Return the URI to connect to, or raise `InvalidValue`."""
+    """Return an address as the URI to connect to, or raise `InvalidValue` if the address is invalid."""
     return _uri(value, least_port=1)
 
 
 def dialled(value: object) -> str:
-    """Return an address as the user wrote it, or raise `InvalidValue` if `connect_uri` cannot read it."""
+    """Return an address unchanged, or raise `InvalidValue` if `connect_uri` cannot convert the address to a URI."""
     connect_uri(value)
     return str(value)
 
 
 def bind_uri(value: object) -> str:
-    """Return the URI to bind to, or raise `InvalidValue`. For port 0 or ``*`` the operating system picks a free port."""
+    """Return an address as the URI to bind to, or raise `InvalidValue` if the address is invalid.
+
+    Port ``*`` becomes port 0, for which the operating system picks a free port.
+    """
     return _uri(value, least_port=0)
 
 

@@ -44,7 +44,7 @@ __all__ = ["AgentConfig"]
 log = logging.getLogger(__name__)
 
 _PLANNED = ("guard_rails",)
-"""Options that the documentation announces and this version does not have."""
+"""Keys of options that the documentation announces but that this version does not support. A file with one is refused."""
 
 _FLAT = tuple(key for key in FLAT_KEYS if key != "act_limit")
 
@@ -53,109 +53,112 @@ _FLAT = tuple(key for key in FLAT_KEYS if key != "act_limit")
 class AgentConfig:
     """The configuration of one actor process.
 
-    It also accepts ``input_size``, ``act_dim`` and ``continuous``, here or in `algorithm_parameters`. They define flat spaces.
+    Instead of the two spaces, the sizes ``input_size`` and ``act_dim`` and the flag ``continuous`` can be given, as arguments
+    or in `algorithm_parameters`.
 
     Raises:
-        ConfigError: If an option refuses its value, or two values contradict each other.
+        ConfigError: If the value of an option is invalid, or two values contradict each other.
     """
 
     client_id: str = option(name, required=True)
-    """The client: the name of the policy and its learner."""
+    """The name of the client. A client is one policy and the learner thread that trains the policy."""
     actor_id: str | None = option(optional(name), None)
     """The name of this actor. Default: a random UUID."""
     algorithm_name: str | None = option(optional(algorithm_name), None, names=("algorithm",))
-    """The algorithm, in capitals. Default: the learner's configuration names it."""
+    """The name of the learning algorithm, in capitals, such as ``PPO``. Default: the learner's configuration names it."""
     algorithm_parameters: Mapping[str, object] = option(parameters, {})
-    """The algorithm's parameters, under any of their names. Empty: the learner's configuration sets them. A ``seed`` among them
-    is the seed of the learner."""
+    """The algorithm's parameters. A parameter can have its own name or a synonym. Empty: the learner's configuration sets the
+    parameters. A parameter ``seed`` seeds the training, not this actor."""
     type: str | None = option(optional(one_of("onpolicy", "offpolicy")), None, names=("algorithm_type",))
-    """The expected type of the algorithm. A different type is logged as a warning. Default: no expectation."""
+    """The expected type of the algorithm: ``onpolicy`` or ``offpolicy``. A different type is logged as a warning. Default: no
+    expectation."""
     debug: bool = option(flag, False)
-    """True: the same as ``log_level: DEBUG``."""
+    """True has the same effect as ``log_level: DEBUG``."""
     log_level: str | None = option(optional(log_level), None)
     """The level of this package's logger: DEBUG, INFO, WARNING, ERROR or CRITICAL. Default: the program's logging decides."""
     plugins: tuple[str, ...] = option(modules, ())
-    """Modules to import before the actor joins, for example to register policies."""
+    """Python modules to import before the actor joins the learner, for example to register policies."""
     observation_space: ObservationSpace | None = option(OBSERVATION_SPACE, None)
     """The observation space. Default: the learner's configuration sets it."""
     action_space: Space | None = option(SPACE, None)
     """The action space. Default: the learner's configuration sets it."""
     act_limit: float | None = option(optional(number(0, 1e30, above=True)), None)
-    """The bound of continuous actions. It has no effect with ``act_dim`` if ``continuous`` is not set."""
+    """The bound of continuous actions that `act_dim` defines: from ``-act_limit`` to ``act_limit``. No effect otherwise."""
     train_server_address: str = option(dialled, "localhost:50051", names=("server_address",))
-    """The learner's address: host:port or a URI. The property `address` is always a URI."""
+    """The learner's address, as host:port or as a URI. The property `address` converts it to a URI."""
     connect_timeout_s: float = option(number(0), 10.0, names=("timeout", "connection_timeout_seconds"))
     """Longest time to wait for the learner at the start, in seconds."""
     send_frequency: int = option(integer(1, 8192), 1)
-    """Number of finished segments to collect in one message."""
+    """Number of finished segments to send in one message."""
     linger_ms: int = option(integer(0, 3_600_000), 200)
-    """Longest time that a finished segment waits for others to share its message, in milliseconds."""
+    """Longest time, in milliseconds, that a finished segment waits for further segments, to be sent in one message with them."""
     compression: str = option(compression, "off", names=("enable_compression",))
-    """``zstd``, or true: compress trajectories without loss. It needs some CPU time of the actor and helps on slow networks."""
+    """``zstd``, or true: compress trajectories without loss. Compression uses CPU time of the actor and helps on slow
+    networks."""
     image_codec: str = option(one_of("off", "png", "jpeg"), "off")
-    """Coding of image observations, used if those of a segment take 64 KiB or more: ``png`` is lossless, ``jpeg`` is smaller and
-    changes the images slightly. For uint8 boxes whose shape ends in ``[height, width]`` or ``[height, width, 1 or 3]``, with at
-    least 8 pixels a side. Needs the extra ``images`` on both sides."""
+    """Encoding of image observations, for segments whose observations take 64 KiB or more. ``png`` is lossless. ``jpeg`` is
+    smaller and changes the images slightly. The observation space must be a uint8 box whose shape ends in ``[height, width]`` or
+    ``[height, width, 1 or 3]``, with at least 8 pixels a side. Actor and learner need the extra ``images``."""
     jpeg_quality: int = option(integer(1, 100), 90)
-    """Quality of ``jpeg`` images."""
+    """Quality of ``jpeg`` images, from 1 (smallest) to 100 (best)."""
     max_traj_length: int = option(integer(1), 10_000)
-    """Number of steps after which a trajectory is cut. Each part counts as a trajectory."""
+    """Number of steps after which a trajectory is split. Each part counts as a trajectory."""
     rollout_length: int | None = option(optional(integer(1, 1 << 20)), None)
-    """Largest number of steps of a segment. Default: the algorithm's choice."""
+    """Largest number of steps of a segment, the unit in which steps are sent. Default: the algorithm's choice."""
     overflow: str = option(one_of("drop_oldest", "wait"), "drop_oldest")
-    """Behavior when the outbox is full. ``drop_oldest``: drop the oldest segment and count it, for embedded hosts. ``wait``:
-    block the host, for simulators."""
+    """Behavior when the outbox, the queue of finished segments, is full. ``drop_oldest``: drop the oldest segment and count it,
+    for real systems. ``wait``: block the host program until there is room, for simulators."""
     wait_timeout_s: float = option(number(0), 60.0)
     """Longest time that ``overflow: wait`` blocks, in seconds."""
     queue_items: int = option(integer(1, 1 << 24), 1024)
-    """Largest number of segments in the outbox."""
+    """Largest number of segments in the outbox, the queue of finished segments."""
     queue_bytes: int = option(integer(1), 256 * 2**20)
-    """Largest number of bytes in the outbox."""
+    """Largest number of bytes in the outbox, the queue of finished segments."""
     swap: str = option(one_of("step", "episode"), "step")
-    """Time at which new weights come into use: at the next step or at the next episode."""
+    """Time at which the actor switches to newly received weights: the next step or the next episode."""
     seed: int | None = option(optional(integer(0, 2**63 - 1)), None)
-    """The seed of this actor's random streams, one for each host thread. Default: from the operating system."""
+    """The seed from which each thread of the host gets its own random number generator. Default: from the operating system."""
     explore: bool = option(flag, True)
-    """False: act by the mode of the distribution and send no data, for evaluation."""
+    """False: choose the most probable action and send no data, for evaluation. True: sample actions."""
     on_bad_input: str = option(one_of("raise", "drop"), "raise")
-    """Behavior on invalid input from the host. ``raise``: raise an exception. ``drop``: count the input and return the last or
-    the baseline action."""
+    """Behavior on invalid input from the host. ``raise``: raise an exception. ``drop``: count the input, and return the last
+    action or the action of the baseline, the host's own fallback function."""
     reward_timeout_s: float = option(number(0), 60.0)
-    """Longest time that an automatic cut waits for late rewards, in seconds."""
+    """Longest time that a segment which ended without the host's request waits for rewards that are still missing, in seconds."""
     keys: Path | None = option(optional(path), None)
-    """The actor's key file, created by ``rl4sys-learner keys DIR --user NAME``. Default: no encryption, for a learner without
-    keys."""
+    """The actor's key file, created by ``rl4sys-learner keys DIR --user NAME``. Default: no encryption. The learner must then run
+    without keys too."""
     spool: Path | None = option(optional(path), None)
-    """A folder that stores finished segments until the learner has them, so that they survive the end of this process. Default:
-    in memory."""
+    """The folder of the spool, the queue on disk of finished segments. A segment stays there until the learner has acknowledged
+    it, so that it survives the end of this process. Default: the queue is in memory."""
     spool_max_bytes: int = option(integer(1 << 16), 1 << 30)
-    """Largest number of bytes of segments in the spool. Beyond it, the oldest segments that were not sent are dropped and
-    counted."""
+    """Largest number of bytes of segments in the spool. Above this limit, the oldest segments that were not sent are dropped
+    and counted."""
     spool_max_age_s: float | None = option(optional(number(0, above=True)), None)
-    """Age in seconds from which segments in the spool are dropped and counted, unless they were sent. Default: no limit."""
+    """Age, in seconds, at which unsent segments in the spool are dropped and counted. Default: no limit."""
     policy_cache: Path | None = option(optional(path), None)
-    """A file that keeps the newest policy, for a start without a learner. Default: ``policy.cache`` in `spool`, if there is a
-    spool."""
+    """A file in which the actor keeps the newest policy, so that it can start without a learner. Default: ``policy.cache`` in
+    `spool`, or no file without a spool."""
     policy_max_age_s: float | None = option(optional(number(0, above=True)), None)
-    """Time without a message from the learner after which the policy is stale, in seconds. Default: never."""
+    """Time without a message from the learner after which `on_stale` applies, in seconds. Default: no limit."""
     on_stale: str = option(one_of("keep", "baseline", "raise"), "keep")
-    """Behavior with a stale policy. ``keep``: continue to act by it. ``baseline``: act by the baseline and do not store its
-    actions. ``raise``: raise `PolicyStale`."""
+    """Behavior with a stale policy. ``keep``: continue to use the policy. ``baseline``: use the baseline, the host's own
+    fallback function, and do not record its actions. ``raise``: raise `PolicyStale`."""
     sidecar: bool = option(flag, False)
-    """True: keep the sockets in a separate process, so that a crash of libzmq does not end this one."""
+    """True: keep the sockets in a separate process, so that a crash of libzmq does not end the host's process."""
     inference: str = option(one_of("local", "remote", "auto"), "local")
     """Place where actions are computed. ``local``: in this process, by a copy of the policy. ``remote``: by the learner, with a
     request at each step and no policy in this process. ``auto``: by the learner if it replies in time, else by the copy."""
     inference_timeout_s: float = option(number(0, above=True), 0.1)
     """Longest time to wait for the learner's action, in seconds."""
     weights: WeightsConfig = option(weights_options, WeightsConfig())
-    """Encoding of weights. The learner sets what is not set here."""
+    """Encoding of the weights that the learner sends. The learner's configuration sets the options that are not set here."""
     input_size: InitVar[int | None] = None
-    """Size of a float32 Box as the observation space."""
+    """Number of elements of an observation. The observation space becomes a float32 Box of this size."""
     act_dim: InitVar[int | None] = None
-    """Number of actions of a Discrete space, or the size of a Box if `continuous` is true."""
+    """Number of discrete actions, or, if `continuous` is true, number of elements of a continuous action."""
     continuous: InitVar[bool | None] = None
-    """True: the action space is a Box, bounded by `act_limit`."""
+    """True: the action space that `act_dim` defines is a Box, bounded by `act_limit`. Otherwise it is Discrete."""
 
     def __post_init__(self, input_size: int | None, act_dim: int | None, continuous: bool | None) -> None:
         check_fields(self)
@@ -174,7 +177,7 @@ class AgentConfig:
 
     @property
     def images(self) -> ImageCodec | None:
-        """The image codec, or None if images are not coded."""
+        """The codec for image observations, or None if images are sent uncompressed."""
         return ImageCodec(self.image_codec, self.jpeg_quality) if self.image_codec != "off" else None
 
     def check_images(self, observation_space: ObservationSpace) -> None:
@@ -183,7 +186,7 @@ class AgentConfig:
         The agent calls this again when it joins, because the space may come from the learner.
 
         Raises:
-            ConfigError: If they are not images.
+            ConfigError: If the observations are not such images.
         """
         if self.images is None:
             return
@@ -195,7 +198,7 @@ class AgentConfig:
 
     @property
     def cache_file(self) -> Path | None:
-        """The file of the policy cache, or None if there is none."""
+        """The path of the file that keeps the newest policy, or None without such a file."""
         if self.inference == "remote":
             return None
         return self.policy_cache or (self.spool / "policy.cache" if self.spool is not None else None)
@@ -207,12 +210,12 @@ class AgentConfig:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], **overrides: object) -> Self:
-        """Read a JSON or YAML file in either of RL4Sys's two forms.
+        """Read a JSON or YAML file: flat, or with RL4Sys's sections ``network_architecture``, ``training`` and ``communication``.
 
         Args:
             path: The file.
-            **overrides: Options, by name or synonym, that override those of the file. ``algorithm_parameters`` are merged into
-                the file's, key by key.
+            **overrides: Options, by name or synonym. They override the options of the file. ``algorithm_parameters`` are merged
+                with those of the file; for a key in both, the override wins.
 
         Raises:
             ConfigError: If the file cannot be read, or a key or value is invalid.
@@ -221,10 +224,10 @@ class AgentConfig:
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, object], *, source: str = "", **overrides: object) -> Self:
-        """Read a mapping with the content of a configuration file.
+        """Create a configuration from a mapping with the keys of a configuration file.
 
         Args:
-            given: The mapping.
+            given: Values by key.
             source: The name of the source in error messages.
             **overrides: As for `load`.
 
@@ -244,7 +247,10 @@ class AgentConfig:
 
 
 def _canonical(given: Mapping[str, object]) -> dict[str, object]:
-    """Expand sections, replace synonyms, check each value, and log ignored keys. Required keys may be missing here."""
+    """Convert the keys of a file or of arguments to option names, and check each value.
+
+    Sections are expanded, and ignored keys are logged and removed. Required keys can be missing.
+    """
     for key in given:
         if key in _PLANNED:
             raise ConfigError(f"{key}: this version does not have this option yet; leave it out", key=key)

@@ -31,46 +31,48 @@ __all__ = ["ClientConfig"]
 class ClientConfig:
     """The options of one client in the learner's configuration.
 
-    An option that is None takes its value from the learner's own options or from the first actor's HELLO. As in `AgentConfig`,
-    ``input_size``, ``act_dim`` and ``continuous`` define flat spaces.
+    An option that is None takes its value from the learner's own options, or from the handshake message (HELLO) of the client's
+    first actor. Instead of the two spaces, ``input_size``, ``act_dim`` and ``continuous`` can be given, as in `AgentConfig`.
 
     Raises:
-        ConfigError: If an option refuses its value, or two values contradict each other.
+        ConfigError: If the value of an option is invalid, or two values contradict each other.
     """
 
     algorithm_name: str | None = option(optional(algorithm_name), None, names=("algorithm",))
-    """The algorithm, in capitals. Default: the first actor names it."""
+    """The name of the learning algorithm, in capitals, such as ``PPO``. Default: the first actor names it."""
     algorithm_parameters: Mapping[str, object] = option(parameters, {})
-    """The algorithm's parameters, under any of their names."""
+    """The algorithm's parameters. A parameter can have its own name or a synonym."""
     type: str | None = option(optional(one_of("onpolicy", "offpolicy")), None, names=("algorithm_type",))
-    """The expected type of the algorithm. Default: no expectation."""
+    """The expected type of the algorithm: ``onpolicy`` or ``offpolicy``. Default: no expectation."""
     observation_space: ObservationSpace | None = option(OBSERVATION_SPACE, None)
     """The observation space. Default: the first actor sets it."""
     action_space: Space | None = option(SPACE, None)
     """The action space. Default: the first actor sets it."""
     act_limit: float | None = option(optional(number(0, 1e30, above=True)), None)
-    """The bound of continuous actions."""
+    """The bound of continuous actions that `act_dim` defines: from ``-act_limit`` to ``act_limit``. No effect otherwise."""
     max_policy_lag: int | None = option(optional(integer(0, 1 << 31)), None)
-    """Largest lag of a segment, in versions. Default: the learner's option, or else the algorithm's own limit."""
+    """Largest number of policy versions by which a segment's oldest step can be behind. Default: the learner's option, or else
+    the algorithm's own limit."""
     on_lag: str | None = option(optional(one_of("drop", "correct")), None)
-    """Treatment of segments with a larger lag. Default: the learner's option."""
-    pacing_lag: int | None = option(optional(integer(0, 1024)), None)
-    """Number of batches that simulators may collect ahead of the training. Default: the learner's option."""
-    publish_every_updates: int | None = option(optional(integer(1, 1 << 31)), None)
-    """Number of updates between two versions. Default: the learner's option."""
-    max_magnitude: float | None = option(optional(number(0, 1e39, above=True)), None)
-    """Largest absolute value of an observation or a raw action, if the space has no bound of its own. Default: the learner's
+    """Treatment of segments above `max_policy_lag`: ``drop`` or ``correct`` (see `LearnerConfig`). Default: the learner's
     option."""
+    pacing_lag: int | None = option(optional(integer(0, 1024)), None)
+    """Number of training batches that simulators can collect ahead of the training. Default: the learner's option."""
+    publish_every_updates: int | None = option(optional(integer(1, 1 << 31)), None)
+    """Number of training updates between two published versions of the policy. Default: the learner's option."""
+    max_magnitude: float | None = option(optional(number(0, 1e39, above=True)), None)
+    """Largest valid absolute value in an observation or in an action of the policy, where the space has no bound. Default: the
+    learner's option."""
     max_reward: float | None = option(optional(number(0, 1e39, above=True)), None)
-    """Largest absolute value of a reward. Default: the learner's option."""
+    """Largest valid absolute value of a reward. Default: the learner's option."""
     weights: WeightsConfig = option(weights_options, WeightsConfig())
-    """Encoding of the client's weights. The learner's option sets what is not set here."""
+    """Encoding of the client's weights. The learner's `weights` set the options that are not set here."""
     input_size: InitVar[int | None] = None
-    """Size of a float32 Box as the observation space."""
+    """Number of elements of an observation. The observation space becomes a float32 Box of this size."""
     act_dim: InitVar[int | None] = None
-    """Number of actions of a Discrete space, or the size of a Box if `continuous` is true."""
+    """Number of discrete actions, or, if `continuous` is true, number of elements of a continuous action."""
     continuous: InitVar[bool | None] = None
-    """True: the action space is a Box, bounded by `act_limit`."""
+    """True: the action space that `act_dim` defines is a Box, bounded by `act_limit`. Otherwise it is Discrete."""
 
     def __post_init__(self, input_size: int | None, act_dim: int | None, continuous: bool | None) -> None:
         check_fields(self)
@@ -79,7 +81,7 @@ class ClientConfig:
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, object]) -> Self:
-        """Read a mapping with the content of a configuration file.
+        """Create the options from a mapping: one entry under ``clients`` in the learner's configuration file.
 
         Raises:
             ConfigError: If a key is unknown or a value is invalid.

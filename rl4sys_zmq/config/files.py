@@ -1,4 +1,4 @@
-"""Strict reading of a JSON or YAML file into a mapping."""
+"""Reading of JSON and YAML files. Duplicate keys, and numbers such as NaN in JSON, are errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["read_mapping"]
 
 _SUFFIXES = (".json", ".yaml", ".yml")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)$")
-"""A number that JSON reads as a float. pyyaml follows YAML 1.1, which reads ``3e-4`` as text."""
+"""Pattern of floats for the YAML reader. Without it, pyyaml follows YAML 1.1 and reads ``3e-4`` as text."""
 
 
 def read_mapping(path: str | os.PathLike[str]) -> dict[str, object]:
@@ -25,8 +25,8 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, object]:
     Keys that begin with ``_comment`` are removed at every level, because RL4Sys's own files use them.
 
     Raises:
-        ConfigError: If the file cannot be read, does not have the format of its suffix, contains a key twice, or needs pyyaml,
-            which is not installed.
+        ConfigError: If the file cannot be read, does not have the format of its suffix, contains a key twice, or is YAML and
+            pyyaml is not installed.
     """
     file = Path(path)
     source = str(file)
@@ -93,7 +93,7 @@ def _read_yaml(text: str, source: str) -> object:
 
 
 def _strict_loader(yaml: ModuleType, source: str) -> type[Any]:
-    """Return a subclass of PyYAML's safe loader that reads numbers as JSON does and refuses duplicate keys."""
+    """Return a subclass of PyYAML's safe loader that reads floats such as ``3e-4`` as JSON does, and refuses duplicate keys."""
 
     class StrictLoader(yaml.SafeLoader):  # type: ignore[misc,name-defined]
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:

@@ -42,7 +42,7 @@ __all__ = ["LearnerConfig"]
 log = logging.getLogger(__name__)
 
 _INHERITED = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates", "max_magnitude", "max_reward")
-"""Options of a client for which the learner's own option is used if the client's entry does not set them."""
+"""Options that both classes have. If a client's entry does not set one, the learner's own value applies."""
 
 
 def _clients(value: object) -> dict[str, ClientConfig]:
@@ -71,66 +71,70 @@ class LearnerConfig:
     """The configuration of one learner process.
 
     Raises:
-        ConfigError: If an option refuses its value, or if other machines can reach an address without keys or `insecure`.
+        ConfigError: If the value of an option is invalid, or if other machines can reach an address although neither `keys` nor
+            `insecure` is set.
     """
 
     bind: str = option(bind_uri, "tcp://127.0.0.1:50051")
     """The URI that actors connect to. Port 0 picks a free port."""
     pub: str | None = option(optional(bind_uri), None)
-    """The URI at which weights are published. Default: the same host or transport, at a free port or name."""
+    """The URI at which weights are published. Default: the host or transport of `bind`, with a free port or name."""
     inference: str | None = option(optional(_inference), None)
-    """The URI of the inference service, for actors with ``inference: remote`` or ``auto``. ``auto``: the same host or transport,
-    at a free port or name. Default: no inference service."""
+    """The URI of the inference service, for actors with ``inference: remote`` or ``auto``. ``auto``: the host or transport
+    of `bind`, with a free port or name. Default: no inference service."""
     advertise: str | None = option(optional(text), None)
-    """The host of `pub` and `inference` that actors receive. Default: the host that they connected to."""
+    """The host name that actors use to reach `pub` and `inference`. Default: the host through which an actor reached `bind`."""
     run_dir: Path | None = option(optional(path), Path("runs/learner"))
     """The run directory, for all files of the learner. None (null): the learner writes no files."""
     clients: Mapping[str, ClientConfig] = option(_clients, {})
-    """Options of single clients, by client_id. They override what the client's actors send."""
+    """Options of individual clients, by client_id. They override what the client's actors send."""
     algorithms: Mapping[str, Mapping[str, object]] = option(_algorithms, {})
-    """Default parameters by algorithm, for parameters that neither a client's entry nor its actors set."""
+    """Default parameters by name of the algorithm. They apply to parameters that neither the client's entry nor its actors
+    set."""
     default_algorithm: str | None = option(optional(algorithm_name), None)
-    """The algorithm of clients for which neither their entry nor an actor names one."""
+    """The algorithm of a client if neither its entry in `clients` nor its first actor names one."""
     plugins: tuple[str, ...] = option(modules, ())
     """Modules to import at the start, before any actor joins, for example to register algorithms and policies."""
     resume: str = option(text, "auto")
     """``auto``: continue the run in the run directory. ``never``: begin a new run. ``accept-loss``: as ``auto``, even if a part
     of the journal is lost; the loss is counted. The path of a checkpoint's folder: return to that checkpoint."""
     journal: str | None = option(optional(one_of("memory", "sqlite")), None)
-    """Storage of accepted segments. Default: ``sqlite`` with a run directory, else ``memory``."""
+    """Storage of the journal, the record of accepted segments. Default: ``sqlite`` with a run directory, otherwise ``memory``."""
     fsync: str = option(one_of("normal", "always"), "normal")
     """``normal``: acknowledged segments survive the end of the process. ``always``: they also survive a loss of power."""
     journal_max_bytes: int = option(integer(1 << 20), 4 << 30)
-    """Largest number of bytes of segments in the journal on disk."""
+    """Largest number of bytes of segments in the journal (the record of accepted segments), if it is on disk."""
     log_max_bytes: int = option(integer(1 << 20), 256 << 20)
-    """Largest number of bytes of ``log.jsonl`` and of its older parts in ``log/``. The newest lines are complete. Older lines are
-    thinned with age, metrics more than events, so that the log always covers the whole run."""
+    """Largest number of bytes of ``log.jsonl`` and of its older parts in ``log/``. The newest lines are complete. The older the
+    lines, the fewer are kept, and fewer metrics than events, so that the log always covers the whole run."""
     tensorboard_max_bytes: int = option(integer(1 << 20), 64 << 20)
-    """Largest number of bytes of TensorBoard files of each client, thinned with age like the log."""
+    """Largest number of bytes of the TensorBoard files of each client. Of older points, fewer are kept, as in the log."""
     checkpoint_every_s: float = option(number(0, above=True), 10.0)
     """Time between two checkpoints of a client, in seconds."""
     max_policy_lag: int | None = option(optional(integer(0, 1 << 31)), None)
-    """Largest lag of a segment, in versions. Default: the algorithm's own limit (PPO: 4, DQN: none)."""
+    """Largest number of policy versions by which a segment's oldest step can be behind. Default: the algorithm's own limit
+    (PPO: 4,
+    DQN: no limit)."""
     on_lag: str = option(one_of("drop", "correct"), "drop")
-    """Treatment of segments with a larger lag. ``drop``: drop and count them. ``correct``: train on them with importance
-    weights."""
+    """Treatment of segments above `max_policy_lag`. ``drop``: drop and count the segment. ``correct``: train on the segment with
+    importance weights."""
     max_magnitude: float = option(number(0, 1e39, above=True), 1e15)
-    """Largest absolute value of an observation or a raw action, if the space has no bound of its own."""
+    """Largest valid absolute value in an observation or in an action of the policy, where the space has no bound."""
     max_reward: float = option(number(0, 1e39, above=True), 1e12)
-    """Largest absolute value of a reward."""
+    """Largest valid absolute value of a reward."""
     pacing_lag: int = option(integer(0, 1024), 1)
-    """Number of batches that simulators may collect ahead of the training."""
+    """Number of training batches that simulators can collect ahead of the training."""
     publish_every_updates: int | None = option(optional(integer(1, 1 << 31)), None)
-    """Number of updates between two versions. Default: the algorithm's choice."""
+    """Number of training updates between two published versions of the policy. Default: the algorithm's choice."""
     weights: WeightsConfig = option(weights_options, WeightsConfig())
-    """Encoding of weights, if neither a client's entry nor its first actor sets it. What is not set here either is ``fp32`` at
+    """Encoding of weights, for options that neither a client's entry nor its first actor sets. The defaults are ``fp32`` and
     level 1."""
     lease_s: float = option(number(0, above=True), 30.0)
-    """Time without a message after which an actor's slot is freed, in seconds."""
+    """Time without a message from an actor after which the actor no longer counts towards `max_actors`, in seconds."""
     idle_client_s: float = option(number(0, above=True), 60.0)
-    """Time after which a client without live actors, data and checkpoints is removed, in seconds."""
+    """Time after which a client with no live actors, no data and no checkpoints is removed, in seconds."""
     shutdown_timeout_s: float = option(number(0), 1.5)
-    """Longest time that closing processes received data, in seconds."""
+    """Longest time that the learner, when it closes, still processes data that it has received, in seconds."""
     max_clients: int = option(integer(1, 65_536), 64)
     """Largest number of clients."""
     max_actors: int = option(integer(1, 1 << 24), 1024)
@@ -138,26 +142,29 @@ class LearnerConfig:
     max_parameters: int = option(integer(1, 1 << 36), 50_000_000)
     """Largest number of parameters of a policy."""
     messages_per_s: float = option(number(0, 1e9, above=True), 100.0)
-    """Limit on the messages per second of each connection without a key over tcp or ipc. Data within the credit do not count. A
-    burst of two seconds' worth is allowed. A handshake counts as 20 messages, a status request as 10."""
+    """Limit on the messages per second of each tcp or ipc connection without a key. A burst of two seconds' worth is allowed. A
+    handshake counts as 20 messages, a status request as 10. Data within the credit that the learner has granted to an actor do
+    not count."""
     bytes_per_s: float = option(number(0, 1e15, above=True), 256e6)
-    """Limit on the bytes per second of these messages, with the same burst."""
+    """Limit on the bytes per second of the messages that `messages_per_s` counts. A burst of two seconds' worth is allowed."""
     max_memory_bytes: int | None = option(optional(integer(1 << 20)), None)
-    """Limit on the resident size of the process. Above it, the learner ends connections and, if that does not help, itself.
+    """Limit on the resident size of the process. Above this limit, the learner ends connections. If that does not help, the
+    process ends.
     Default: no limit; ``rl4sys-learner serve`` sets one."""
     keys: Path | None = option(optional(path), None)
     """The folder with the learner's keys, created by ``rl4sys-learner keys DIR``. Default: no encryption."""
     users_file: Path | None = option(optional(path), None)
     """The access list, with the rights of each user. Default: ``users.toml`` in `keys`."""
     insecure: bool = option(flag, False)
-    """True: other machines can connect without keys."""
+    """True to let other machines connect without keys."""
     torch_threads: int | None = option(optional(integer(1, 1024)), None)
     """Number of threads that torch computes with, for the whole process. Default: unchanged. For small networks a second thread
     doubles the CPU time without a gain, so ``rl4sys-learner serve`` and ``demo`` use 1 by default."""
     seed: int | None = option(optional(integer(0, 2**63 - 1)), None)
-    """The seed of clients that set none. Default: from the operating system."""
+    """The seed of the training of clients whose parameters have no ``seed``. Default: from the operating system."""
     ignored: tuple[str, ...] = option(_texts, ())
-    """Keys of the file that have no meaning here, dotted. This is a result of reading, not a key of the file."""
+    """Keys of the file that have no meaning for the learner, such as ``server.trajectory_server``. The class sets this when it
+    reads a file; it is not a key of the file."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -177,7 +184,10 @@ class LearnerConfig:
         return (self.journal or ("memory" if self.run_dir is None else "sqlite")) == "sqlite"
 
     def client(self, client_id: str) -> ClientConfig:
-        """Return a client's entry, with the learner's options for lag, pacing, publishing and bounds that it does not set."""
+        """Return a client's entry.
+
+        Options for lag, pacing, publishing and bounds that the entry does not set are taken from the learner's own options.
+        """
         entry = self.clients.get(client_id, ClientConfig())
         inherited = {name: getattr(self, name) for name in _INHERITED if getattr(entry, name) is None}
         return replace(entry, **inherited)
@@ -197,10 +207,10 @@ class LearnerConfig:
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, object], *, source: str = "", **overrides: object) -> Self:
-        """Read a mapping with the content of a configuration file.
+        """Create a configuration from a mapping with the keys of a configuration file.
 
         Args:
-            given: The mapping.
+            given: Values by key.
             source: The name of the source in error messages.
             **overrides: As for `load`.
 
@@ -229,9 +239,12 @@ class LearnerConfig:
 def _without_spaces(
     algorithms: Mapping[str, Mapping[str, object]],
 ) -> tuple[dict[str, dict[str, object]], tuple[str, ...]]:
-    """Remove the keys of spaces and of actors from the defaults by algorithm; return the rest and the names of the removed keys.
+    """Remove keys about spaces and about actors from the default parameters of each algorithm.
 
-    RL4Sys's files have them there, but each client has its own spaces, and each actor its own options.
+    RL4Sys's files have these keys there. Here, each client has its own spaces, and each actor its own options.
+
+    Returns:
+        The remaining parameters by algorithm, and the removed keys in the form ``algorithms.*.KEY``.
     """
     removed = {*FLAT_KEYS, *ACTOR_KEYS}
     kept = {name: {k: v for k, v in entry.items() if k not in removed} for name, entry in algorithms.items()}

@@ -1,7 +1,7 @@
-"""Declaration of options with their checks, and strict reading of a mapping into them.
+"""Declaration of configuration options with checks of their values, and conversion of a mapping to options.
 
-A *check* is a function that converts a value as a user wrote it to the stored value. It raises `InvalidValue`, with the
-expected form as text, if the value is invalid.
+A *check* is a function that converts a value from a file or an argument to the value that the configuration stores. If the value
+is invalid, the check raises `InvalidValue`. The text of the exception describes a valid value, such as "true or false".
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ Check = Callable[[object], T]
 
 MAX_TEXT = 256
 MAX_COUNT = 1 << 40
-"""Limit on counts and bytes, for options without a lower limit."""
+"""Limit on counts and on numbers of bytes, for options that have no smaller limit."""
 MAX_NUMBER = 1e9
-"""Limit on the absolute value of numbers, for options without a lower limit."""
+"""Limit on the absolute value of numbers, for options that have no smaller limit."""
 MAX_SPAN_S = 10 * 365 * 86_400
 """Limit on time spans: ten years, in seconds."""
 MAX_LAYERS, MAX_WIDTH = 64, 1 << 20
@@ -69,17 +69,17 @@ MAX_LAYERS, MAX_WIDTH = 64, 1 << 20
 
 
 class InvalidValue(ValueError):
-    """A value that a check refuses. The text of the exception is the expected form."""
+    """Raised by a check for an invalid value. The text describes a valid value, such as "true or false"."""
 
 
 def option(check: Check[T], default: object = None, *, names: tuple[str, ...] = (), doc: str = "", required: bool = False) -> T:
-    """Declare one field of a configuration.
+    """Declare one field of a configuration dataclass.
 
     Args:
-        check: Converts the value as a user wrote it to the stored value, or raises `InvalidValue`.
+        check: Converts a given value to the stored value, or raises `InvalidValue`.
         default: The value if none is given.
         names: Synonyms of the key in files.
-        doc: The meaning, with the unit, if a command lists the option.
+        doc: The meaning and the unit, for options that a command lists.
         required: True if the option must be given; `default` is then ignored.
     """
     metadata = {"check": check, "names": names, "doc": doc}
@@ -98,7 +98,7 @@ def text(value: object) -> str:
 
 
 def name(value: object) -> str:
-    """Return a name that follows the rule for all names (`rl4sys_zmq.names`), or raise `InvalidValue`."""
+    """Return a name, or raise `InvalidValue` if it breaks the rule for names in `rl4sys_zmq.names`."""
     if not is_name(value):
         raise InvalidValue(NAME_RULE)
     return cast(str, value)
@@ -112,7 +112,7 @@ def flag(value: object) -> bool:
 
 
 def integer(low: int, high: int = MAX_COUNT) -> Check[int]:
-    """Return a check for an integer in a range; a bool is refused."""
+    """Return a check for an integer from `low` to `high`. The check refuses a bool."""
 
     def check(value: object) -> int:
         if not isinstance(value, int | np.integer) or isinstance(value, bool) or not low <= value <= high:
@@ -123,7 +123,7 @@ def integer(low: int, high: int = MAX_COUNT) -> Check[int]:
 
 
 def whole_number(low: int, high: int = MAX_COUNT) -> Check[int]:
-    """Return a check for an integer in a range that can also be written as a float, such as ``1e5``."""
+    """Return a check for an integer from `low` to `high`. A float with a whole value, such as ``1e5``, is accepted too."""
     plain = integer(low, high)
 
     def check(value: object) -> int:
@@ -133,7 +133,7 @@ def whole_number(low: int, high: int = MAX_COUNT) -> Check[int]:
 
 
 def sizes(value: object) -> tuple[int, ...]:
-    """Return a list of layer widths as a tuple of positive integers, or raise `InvalidValue`."""
+    """Convert a list of layer widths, positive integers, to a tuple, or raise `InvalidValue`."""
     if not isinstance(value, list | tuple) or not all(type(n) is int and 0 < n <= MAX_WIDTH for n in value):
         raise InvalidValue(f"a list of integers from 1 to {MAX_WIDTH}")
     if len(value) > MAX_LAYERS:
@@ -142,7 +142,7 @@ def sizes(value: object) -> tuple[int, ...]:
 
 
 def number(low: float, high: float = MAX_SPAN_S, *, above: bool = False) -> Check[float]:
-    """Return a check for a finite number from `low` to `high`; with `above`, greater than `low`."""
+    """Return a check for a finite number from `low` to `high`. With `above`, the number must be greater than `low`."""
 
     def check(value: object) -> float:
         right = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
@@ -157,7 +157,7 @@ def number(low: float, high: float = MAX_SPAN_S, *, above: bool = False) -> Chec
 
 
 def one_of(*choices: str) -> Check[str]:
-    """Return a check for one of a few words."""
+    """Return a check that accepts only one of the given words."""
 
     def check(value: object) -> str:
         if value in choices:
@@ -169,7 +169,7 @@ def one_of(*choices: str) -> Check[str]:
 
 
 def compression(value: object) -> str:
-    """Return ``off`` or ``zstd``, also for false and true, or raise `InvalidValue`."""
+    """Return ``off`` or ``zstd``, or raise `InvalidValue`. False becomes ``off``, and true becomes ``zstd``."""
     return ("zstd" if value else "off") if isinstance(value, bool) else one_of("off", "zstd")(value)
 
 
@@ -179,7 +179,7 @@ def log_level(value: object) -> str:
 
 
 def optional(check: Check[T]) -> Check[T | None]:
-    """Return a check that also accepts null."""
+    """Return a check that accepts None (null in a file) and every value that `check` accepts."""
 
     def either(value: object) -> T | None:
         if value is None:
@@ -200,7 +200,12 @@ def mapping(value: object) -> dict[str, object]:
 
 
 def parameters(value: object) -> dict[str, object]:
-    """Return a copy of a mapping with text keys, and raise an error if a number in it is not finite, at any depth."""
+    """Return a copy of a mapping with text keys, such as the parameters of an algorithm.
+
+    Raises:
+        InvalidValue: If the value is not a mapping with text keys.
+        ConfigError: If a number is NaN or infinite, at any depth.
+    """
     found = mapping(value)
     for key, item in found.items():
         _check_finite(key, item)
@@ -208,7 +213,7 @@ def parameters(value: object) -> dict[str, object]:
 
 
 def _check_finite(key: str, value: object) -> None:
-    """Raise ConfigError, with the name of the parameter, if a number in `value` is not finite."""
+    """Raise ConfigError, with the name of the parameter, if a number in `value` is NaN or infinite."""
     if isinstance(value, float | np.floating) and not math.isfinite(value):
         raise ConfigError(f"{key}: {float(value)} is not a finite number", key=key)
     if isinstance(value, np.ndarray) and value.dtype.kind in "fc" and not np.isfinite(value).all():
@@ -222,7 +227,7 @@ def _check_finite(key: str, value: object) -> None:
 
 
 def modules(value: object) -> tuple[str, ...]:
-    """Return dotted names of Python modules as a tuple, or raise `InvalidValue`."""
+    """Convert one dotted module name, or a list of them, to a tuple, or raise `InvalidValue`."""
     given = [value] if isinstance(value, str) else value
     if not isinstance(given, list | tuple) or not all(isinstance(m, str) for m in given):
         raise InvalidValue("a list of Python modules, such as my_package.plugin")
@@ -232,28 +237,28 @@ def modules(value: object) -> tuple[str, ...]:
 
 
 def path(value: object) -> Path:
-    """Return a path in the file system, or raise `InvalidValue`."""
+    """Convert text or a path-like object to a `Path`, or raise `InvalidValue`."""
     if not isinstance(value, str | os.PathLike) or not os.fspath(value) or isinstance(os.fspath(value), bytes):
         raise InvalidValue("a path")
     return Path(cast(str, value))
 
 
 def space(value: object) -> Space:
-    """Return a space from a space of this library, a Gymnasium space or a space in JSON form."""
+    """Convert a Gymnasium space or a space in JSON form to a space of this library. Return a space of this library unchanged."""
     return space_from(value)
 
 
 SPACE: Check[Space | None] = optional(space)
-"""The check for an optional space of actions."""
+"""The check for an option that holds an action space or None."""
 OBSERVATION_SPACE: Check[ObservationSpace | None] = optional(observation_space_from)
-"""The check for an optional space of observations."""
+"""The check for an option that holds an observation space or None."""
 
 
 def check_value(key: str, value: object, check: Check[T]) -> T:
-    """Return what a check makes of a value.
+    """Apply a check to a value and return the converted value.
 
     Raises:
-        ConfigError: If the check refuses the value; the message has the key as the user wrote it.
+        ConfigError: If the check refuses the value. The message begins with `key`.
     """
     try:
         return check(value)
@@ -268,7 +273,7 @@ def check_value(key: str, value: object, check: Check[T]) -> T:
 
 
 def check_fields(config: DataclassInstance) -> None:
-    """Check every field of a frozen configuration and replace it with the result."""
+    """Check every field of a frozen configuration, and replace each value with the converted value."""
     for field in fields(config):
         if "check" in field.metadata:
             object.__setattr__(config, field.name, check_value(field.name, getattr(config, field.name), field.metadata["check"]))
@@ -283,15 +288,15 @@ def parse_options(
     section: str = "",
     owner: str = "",
 ) -> dict[str, object]:
-    """Convert keys as a user wrote them, with synonyms, to the arguments of the configuration `cls`.
+    """Convert the keys and values of a file to the arguments of the configuration class `cls`.
 
     Args:
         cls: A dataclass whose fields were declared with `option`.
         given: Values by name or synonym.
-        extra: Further arguments of `cls`, which are not checked.
+        extra: Keys that are passed on unchecked.
         partial: True if required keys may be missing, because `given` is only a part.
-        section: The key of `given` in its file. Messages put it before each key.
-        owner: The owner of these keys, for the message about an unknown one.
+        section: The key under which `given` stands in its file. Messages show ``section.key``.
+        owner: The algorithm to which the keys belong. The message about an unknown key names it.
 
     Raises:
         ConfigError: If a key is unknown, a check refuses a value, a required key is missing, or two names of one option have
@@ -333,7 +338,10 @@ def _closest(word: str, choices: Collection[str], cutoff: float = 0.6) -> list[s
 
 
 def unknown_key(key: str, valid: Collection[str], section: str = "", owner: str = "") -> ConfigError:
-    """Return the error for an unknown key, with the nearest valid key and the owner of the keys."""
+    """Return the `ConfigError` for an unknown key.
+
+    The message names the valid key with the most similar spelling, and `owner`, for example an algorithm.
+    """
     near = _closest(key, valid)
     nearest = near or _closest(key, valid, cutoff=0.0)
     hint = f"did you mean {near[0]!r}?" if near else f"the nearest valid key is {nearest[0]!r}"
@@ -344,7 +352,7 @@ def unknown_key(key: str, valid: Collection[str], section: str = "", owner: str 
 
 @contextmanager
 def with_source(source: str) -> Iterator[None]:
-    """Add the name of the source to a ConfigError that has none."""
+    """Add `source`, usually the path of a file, to each `ConfigError` that the block raises without a source."""
     try:
         yield
     except ConfigError as exc:
@@ -356,7 +364,7 @@ def with_source(source: str) -> Iterator[None]:
 def as_json(config: DataclassInstance) -> dict[str, object]:
     """Return a configuration as JSON values that its ``from_mapping`` can read.
 
-    An option that is None is left out if None is its default.
+    An option is left out if its value and its default are None.
     """
 
     def plain(value: object) -> object:

@@ -1,4 +1,4 @@
-"""Translation of RL4Sys's configuration files into the keys of this library."""
+"""Translation of the configuration files of the library RL4Sys into the keys of this library."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ _SECTIONS: dict[str, dict[str, str]] = {
     "training": {"batch_size": "algorithm_parameters", "epochs": "algorithm_parameters"},
     "communication": {"server_address": "", "timeout": ""},
 }
-"""For each section, its keys and the place of each: the algorithm's parameters, or the top level if empty."""
+"""The keys of each section of an RL4Sys file, and the key under which each is stored instead. "" is the top level."""
 
 _NO_MEANING_HERE = ("ensemble_algorithms", "max_traj_length", "model_paths", "tensorboard")
 ACTOR_KEYS = ("max_traj_length", "type")
-"""Keys in an algorithm's parameters that are options of the actor."""
+"""Keys that RL4Sys's files have among the algorithm's parameters, but that are options of the actor here."""
 IGNORED_BY_ACTORS = {
     "request_timeout_seconds": "segments are acknowledged without a deadline; inference_timeout_s bounds remote inference",
 }
-"""Keys of RL4Sys's actors without a meaning here, each with the reason."""
+"""Keys of RL4Sys's actors that this library ignores, and the reason for each."""
 
 
 def algorithm_name(value: object) -> str:
-    """Return an algorithm's name in capitals, because its case does not matter; or raise `InvalidValue`."""
+    """Return an algorithm's name in capitals, because its case does not matter. Raise `InvalidValue` for an invalid text."""
     return text(value).upper()
 
 
 def expand_sections(given: Mapping[str, object], sections: tuple[str, ...] = tuple(_SECTIONS)) -> dict[str, object]:
-    """Move the keys of ``network_architecture``, ``training`` and ``communication`` to their places in the flat form.
+    """Flatten the sections ``network_architecture``, ``training`` and ``communication`` of an RL4Sys file.
+
+    The keys of the first two move to ``algorithm_parameters``, the keys of ``communication`` to the top level.
 
     Raises:
-        ConfigError: If a section is not a mapping, a key in it is unknown, or a key has another value elsewhere.
+        ConfigError: If a section is not a mapping, a key in it is unknown, or a key stands in two
+            places with different values.
     """
     out = {key: value for key, value in given.items() if key not in sections}
     if "algorithm_parameters" in given:
@@ -54,9 +57,9 @@ def expand_sections(given: Mapping[str, object], sections: tuple[str, ...] = tup
 
 
 def lift_actor_keys(given: Mapping[str, object]) -> dict[str, object]:
-    """Return an actor's options with `ACTOR_KEYS` moved out of its algorithm's parameters, where RL4Sys has them.
+    """Move the keys in `ACTOR_KEYS` from ``algorithm_parameters`` to the top level of an actor's options.
 
-    An option that stands outside of the parameters as well keeps the value that it has there.
+    If the top level already has such a key, the value at the top level is kept.
     """
     parameters = check_value("algorithm_parameters", given.get("algorithm_parameters", {}), mapping)
     found = {key: parameters.pop(key) for key in ACTOR_KEYS if key in parameters}
@@ -64,12 +67,13 @@ def lift_actor_keys(given: Mapping[str, object]) -> dict[str, object]:
 
 
 def translate_global(given: Mapping[str, object]) -> tuple[dict[str, object], tuple[str, ...]]:
-    """Translate RL4Sys's keys in a learner's file.
+    """Translate the keys of RL4Sys's global file to those of a learner's configuration.
 
-    ``server.training_server`` becomes ``bind``, unless ``bind`` is given. Keys of this library are kept.
+    ``server.training_server`` becomes ``bind``, unless ``bind`` is given. All other keys are kept, except those without a
+    meaning.
 
     Returns:
-        The translated mapping, and the keys that have no meaning for the learner.
+        The translated mapping, and a tuple of the removed keys that have no meaning for the learner.
     """
     out = {key: value for key, value in given.items() if key not in (*_NO_MEANING_HERE, "server")}
     ignored = [key for key in _NO_MEANING_HERE if key in given]

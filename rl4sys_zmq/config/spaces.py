@@ -1,4 +1,4 @@
-"""Conversion of RL4Sys's flat keys ``input_size``, ``act_dim``, ``act_limit`` and ``continuous`` to spaces."""
+"""Conversion of the keys ``input_size``, ``act_dim``, ``act_limit`` and ``continuous`` of RL4Sys's files to spaces."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ FLAT_KEYS = tuple(_CHECKS)
 
 
 def resolve_spaces(config: Any, flat: Mapping[str, object]) -> None:
-    """Set ``observation_space``, ``action_space`` and ``act_limit`` of `config` from flat keys.
+    """Set ``observation_space``, ``action_space`` and ``act_limit`` of `config` from the keys in `FLAT_KEYS`.
 
     The keys come from `flat` and from ``config.algorithm_parameters``. They are removed from the parameters, because the spaces
     then contain the same information.
 
     Raises:
-        ConfigError: If two of them disagree, or if a continuous action has no ``act_limit``.
+        ConfigError: If two values contradict each other, or if ``act_limit`` is missing for continuous actions.
     """
     parameters = dict(config.algorithm_parameters)
     found: dict[str, Any] = {}

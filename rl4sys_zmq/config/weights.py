@@ -1,4 +1,4 @@
-"""The configuration of the encoding of weights between the learner and its actors."""
+"""Options for the encoding of the weights that a learner sends to its actors."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ class WeightsConfig:
     """The options under the key ``weights``. None means that an option is not set here.
 
     Raises:
-        ConfigError: If an option refuses its value.
+        ConfigError: If the value of an option is invalid.
     """
 
     wire_dtype: str | None = option(optional(one_of("fp32", "bf16", "grid")), None)
-    """Precision of the weights that actors compute with: the learner's float32 weights, or these rounded to bf16 or to a grid."""
+    """Precision of the weights that actors compute with. ``fp32``: the learner's float32 weights, unchanged. ``bf16``: rounded to
+    bfloat16. ``grid``: rounded to multiples of a power of two, chosen for each tensor."""
     level: int | None = option(optional(integer(0, 2)), None)
-    """Encoding of versions. 0: the whole state, the fastest on a fast network. 1: diffs that are encoded fast. 2: smaller diffs
-    that take about ten times as long to encode, twenty times for a large bf16 policy."""
+    """Encoding of each new version of the weights. 0: all weights; the fastest on a fast network. 1: the difference from an
+    earlier version, encoded fast. 2: a smaller difference, which takes about ten times as long to encode (for a large bf16
+    policy, twenty times)."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     def over(self, other: WeightsConfig) -> WeightsConfig:
-        """Return these options, with those of `other` where an option is None here."""
+        """Return a copy of these options, in which options that are None take the value of `other`."""
         return WeightsConfig.from_mapping({**other.to_json(), **self.to_json()})
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, object]) -> Self:
-        """Read a mapping with the content of a configuration file.
+        """Create the options from a mapping: the value of the key ``weights`` in a configuration file.
 
         Raises:
             ConfigError: If a key is unknown or a value is invalid.
@@ -48,5 +50,5 @@ class WeightsConfig:
 
 
 def weights_options(value: object) -> WeightsConfig:
-    """Return a `WeightsConfig` from one, or from its mapping."""
+    """Return a `WeightsConfig` unchanged, or create one from a mapping."""
     return value if isinstance(value, WeightsConfig) else WeightsConfig.from_mapping(mapping(value))

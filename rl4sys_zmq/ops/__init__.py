@@ -1,7 +1,8 @@
 """Tools for operators: status of a learner, diagnosis of connections, and learning curves. Nothing here prints.
 
-- `status`: requests for a learner's status and its clients as rows; `report`: the whole status as text.
-- `doctor`: the diagnosis of a connection in stages; `requests`: a message to a
-  learner and its reply.
+- `status`: requests for the status of a learner, and a table of its clients.
+- `report`: the whole status as text.
+- `doctor`: a diagnosis of the connection between an actor and a learner, in stages.
+- `requests`: a message to a learner and its reply.
 - `curves`: learning curves from a run's log.
 """

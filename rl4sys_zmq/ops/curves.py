@@ -15,21 +15,21 @@ from rl4sys_zmq.learner.log_files import read_log
 __all__ = ["WINDOW", "Curve", "draw_curves", "moving_mean", "read_curves"]
 
 WINDOW = 100
-"""Number of episodes in a moving mean."""
+"""Number of episodes in a moving mean of returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """The training episodes of one client, in the order of their ends. All columns are float64 ``[N]``.
+    """The learning curve of one client: ``N`` training episodes in the order in which they ended. Arrays are float64 ``[N]``.
 
     Attributes:
-        label: The run and its client.
-        client_id: The client.
+        label: The name of the curve in a picture, from the names of the run directory and the client.
+        client_id: The name of the client.
         returns: The return of each episode.
         steps: The number of environment steps that the learner had received at the end of each episode.
         seconds: The time from the join of the client's first actor to the end of each episode, in seconds. It is measured at
             the learner, at most 0.1 s late.
-        policy_lag: The mean lag of the training data, in versions. None: nothing was trained.
+        policy_lag: The mean number of policy versions by which the training data were behind. None: nothing was trained.
     """
 
     label: str
@@ -40,7 +40,7 @@ class Curve:
     policy_lag: float | None
 
     def reached(self, target: float) -> tuple[float, int] | None:
-        """Return the seconds and steps until the mean return of `WINDOW` episodes first reached `target`, or None."""
+        """Return the seconds and the steps at which the mean return of `WINDOW` episodes first reached `target`, or None."""
         full = moving_mean(self.returns)[WINDOW - 1 :]
         hits = np.flatnonzero(full >= target)
         if not len(hits):
@@ -50,7 +50,7 @@ class Curve:
 
 
 def moving_mean(values: NDArray[np.float64], window: int = WINDOW) -> NDArray[np.float64]:
-    """Return, for each element, the mean of it and up to `window` - 1 elements before it."""
+    """Return an array with, for each element, the mean of that element and up to `window` - 1 elements before."""
     sums = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(0, ends - window)
@@ -58,10 +58,10 @@ def moving_mean(values: NDArray[np.float64], window: int = WINDOW) -> NDArray[np
 
 
 def read_curves(run_dir: Path) -> list[Curve]:
-    """Return the curves of all clients of a run with at least one finished episode.
+    """Read the log of a run directory, and return a curve for each client with at least one finished episode.
 
     Raises:
-        RunDirectoryError: If there is no readable ``log.jsonl``.
+        RunDirectoryError: If the directory has no readable ``log.jsonl``.
     """
     started: dict[str, float] = {}
     base: dict[str, float] = {}
@@ -89,7 +89,7 @@ def read_curves(run_dir: Path) -> list[Curve]:
 
 
 def draw_curves(curves: Sequence[Curve], path: Path, *, target: float | None = None) -> None:
-    """Draw each episode's return and the moving mean, over steps and over seconds, into a file.
+    """Draw learning curves into a picture file: episode returns and their moving mean, over steps and over seconds.
 
     The suffix of the file determines the format.
 

@@ -1,4 +1,4 @@
-"""The diagnosis of a connection between an actor and its learner, in stages, up to the first that fails.
+"""A diagnosis of the connection between an actor and its learner, in stages, up to the first stage that fails.
 
 ====================  ========================================================================================
 stage                 test
@@ -9,10 +9,12 @@ greeting              The peer uses ZMTP 3; its security mechanism is reported (
 keys                  The ZeroMQ handshake succeeds, with the given keys or without keys (tcp, ipc).
 protocol              A `StatusRequest` gets a reply, which may be a refusal.
 configuration         With an actor's configuration: a `Hello` of an actor that only evaluates is accepted.
-weights               The PUB is reached at the address that actors receive; after a Welcome, a beacon arrives.
+weights               The PUB socket for weights is reached. If ``configuration`` ran, a beacon arrives.
 ====================  ========================================================================================
 
-The diagnosis never creates a client. It first sends a `Hello` that is always refused, to find out whether the client exists.
+A `Hello` is an actor's handshake message. A beacon is the message with the newest version, which the learner publishes once a
+second. The diagnosis never creates a client: it first sends a `Hello` that is always refused, to find out whether the client
+exists.
 """
 
 from __future__ import annotations
@@ -39,18 +41,21 @@ STAGES = ("name", "connect", "greeting", "keys", "protocol", "configuration", "w
 
 BEACON_WAIT_S = 2 * BEACON_S
 NO_ALGORITHM = "(asked by doctor)"
-"""A name that no algorithm has. A `Hello` with it is refused: with ``mismatch`` if the client exists, else with ``config``."""
+"""A name that no algorithm has. The learner refuses a `Hello` with this name, and the code shows whether the client exists.
+
+The code is ``mismatch`` if the client exists, and ``config`` if it does not.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one stage.
+    """The result of one stage of a diagnosis.
 
     Attributes:
         stage: The name of the stage, from `STAGES`.
         state: ``ok``, ``FAIL``, ``skipped`` or ``not reached``.
         text: The result, or the cause of a failure.
-        remedy: The remedy of a failure, else empty.
+        remedy: What to do about a failure, otherwise empty.
     """
 
     stage: str
@@ -60,22 +65,22 @@ class Finding:
 
 
 class _Skipped(Exception):
-    """The exception of a stage that does not apply; its text is the reason."""
+    """Raised by a stage that does not apply, such as name resolution for an ipc address. The text is the reason."""
 
 
 def diagnose(
     address: str, *, keys: UserKeys | None = None, config: AgentConfig | None = None, timeout_s: float = 3.0
 ) -> Iterator[Finding]:
-    """Yield the result of each stage, in order. After the first failure, the other stages are ``not reached``.
+    """Test a connection, and yield the result of each stage in order. After a failure, further stages are ``not reached``.
 
     Args:
         address: The learner's address, host:port or a URI.
-        keys: The keys to use. None: no keys.
-        config: The configuration of an actor, to compare with the learner's.
+        keys: The keys of the user. None: connect without keys.
+        config: The configuration of an actor, for the stage ``configuration``. None: skip this stage.
         timeout_s: The time limit of each stage, in seconds.
 
     Raises:
-        InvalidValue, TransportError: If the text is not an address.
+        InvalidValue, TransportError: If `address` is not a valid address.
     """
     diagnosis = _Diagnosis(Address.parse(connect_uri(address)), keys, config, timeout_s)
     failed = False
@@ -99,7 +104,10 @@ def diagnose(
 
 
 class _Diagnosis:
-    """The state between the stages. For each stage a method of its name returns the result as text."""
+    """The stages of a diagnosis, and the state that later stages need.
+
+    For each name in `STAGES` there is a method of the same name. The method returns its result as text, or raises an exception.
+    """
 
     def __init__(self, address: Address, keys: UserKeys | None, config: AgentConfig | None, timeout_s: float) -> None:
         self._address, self._keys, self._config, self._timeout_s = address, keys, config, timeout_s
@@ -110,7 +118,7 @@ class _Diagnosis:
         self._welcome: Welcome | None = None
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection to the learner."""
         if self._dealer is not None:
             self._dealer.close()
 
@@ -161,10 +169,14 @@ class _Diagnosis:
         return "the learner accepts this key, and its key is as expected" if self._keys is not None else "no keys on either side"
 
     def _shake_hands(self, socket: Socket, silent: str) -> None:
-        """Wait until a handshake has succeeded.
+        """Wait until the ZeroMQ handshake of a socket has succeeded.
+
+        Args:
+            socket: A socket whose events are monitored.
+            silent: The error message if nothing happens in time.
 
         Raises:
-            Unreachable: If it is refused, fails twice, or does not end in time.
+            Unreachable: If the handshake is refused, fails twice, or does not end in time.
         """
         failures: list[str] = []
 
@@ -240,7 +252,7 @@ class _Diagnosis:
         return found
 
     def _listen(self, pub: Address) -> str:
-        """Subscribe, and wait for a beacon if the topic of a client is known."""
+        """Connect to the socket for weights. If the stage ``configuration`` found a client, wait for one of its beacons."""
         with Socket.sub(pub, secure=self._secure, watch=True) as sub:
             if self._welcome is None:
                 if pub.scheme != "inproc":
@@ -278,7 +290,7 @@ def _refused(answer: Refused) -> Unreachable:
 
 
 def _pub_address(told: str, learner: Address) -> Address:
-    """Return the address to which an actor would connect: a wildcard host is replaced by the learner's host."""
+    """Return the address for weights to which an actor would connect. A wildcard host is replaced by the learner's host."""
     pub = Address.parse(told)
     if pub.scheme == "tcp" and pub.host in ("*", "0.0.0.0", "::"):
         return Address("tcp", learner.host, pub.port)

@@ -1,4 +1,4 @@
-"""A learner's status report as text, for a terminal of 80 columns."""
+"""Conversion of a learner's status report to text, for a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_ACTORS_SHOWN = 20
 
 
 def report_lines(report: Mapping[str, Any], now_unix_s: float) -> list[str]:
-    """Return a status report as lines of text. Problems are marked with ``!!``."""
+    """Convert a learner's status report to lines of text. Problems are marked with ``!!``."""
     lines = [f"learner at {report['address']}, process {report['pid']}, up {span_text(report['uptime_s'])}"]
     lines += _whole(report)
     for client_id, client in sorted(report["clients"].items()):
@@ -27,9 +27,10 @@ def printable(text: str) -> str:
 
 
 def conservation_error(client: Mapping[str, Any]) -> str:
-    """Return the violation of the conservation law by a client's counts; empty if it holds.
+    """Check that the counts of a client account for every accepted segment, and return the error as text.
 
-    It is not checked, and the result is empty, while the client is not running or is resuming.
+    The number of accepted segments must be the sum of those that are trained, stale, quarantined, pending and rolled back. The
+    text is empty if this holds. It is also empty, without a check, while the client is not running or is resuming.
     """
     if client["state"] != "running" or client.get("resuming") or "accepted" not in client:
         return ""
@@ -51,7 +52,7 @@ def _disposed(client: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _whole(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines about the learner as a whole."""
+    """Yield the lines about the learner as a whole: journal, warnings, security, inference and refused messages."""
     if journal := report.get("journal"):
         limit = f" of {byte_text(journal['max_bytes'])}" if journal["max_bytes"] else ""
         kind = "on disk" if journal["durable"] else "in memory: untrained data is lost when the process ends"
@@ -123,7 +124,7 @@ def _client_lines(client_id: str, client: Mapping[str, Any], now_unix_s: float) 
 
 
 def _actor_lines(actors: Mapping[str, Any], total: int) -> list[str]:
-    """Return a table of the actors: live ones first, then by the time since their last message."""
+    """Return a table of the actors as lines. Actors with a session come first, then those with the most recent message."""
     names = ("received", "durable", "trained", "checkpointed", "credit_steps")
     rows: list[tuple[str, ...]] = [("  actor", "live", "silent", "received", "durable", "trained", "saved", "credit")]
     order = sorted(actors.items(), key=lambda item: (not item[1]["live"], item[1]["silent_s"], item[0]))
@@ -141,7 +142,7 @@ def _actor_lines(actors: Mapping[str, Any], total: int) -> list[str]:
 
 
 def span_text(seconds: float) -> str:
-    """Return a time span as short text."""
+    """Return a time span as short text, such as ``5 min``."""
     if seconds < 120:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     if seconds < 7200:
@@ -150,7 +151,7 @@ def span_text(seconds: float) -> str:
 
 
 def byte_text(count: int) -> str:
-    """Return a number of bytes as short text."""
+    """Return a number of bytes as short text, such as ``1.5 MB``."""
     size = float(count)
     for unit in ("B", "kB", "MB"):
         if size < 1000:

@@ -1,4 +1,4 @@
-"""Requests to a learner without an actor: a message and its reply, a `Hello` without lasting effects, and beacons."""
+"""Messages that the diagnosis exchanges with a learner without an actor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def ask(dealer: Socket, message: Message, answers: tuple[type[Message], ...], timeout_s: float) -> Message | None:
-    """Send a message and return the first reply of a type in `answers`, or None if there is none in time.
+    """Send a message, and return the first reply whose type is in `answers`, or None if no such reply arrives in time.
 
     Raises:
         Unreachable: If a reply is not a valid message.
@@ -48,9 +48,9 @@ def ask(dealer: Socket, message: Message, answers: tuple[type[Message], ...], ti
 
 
 def until(look: Callable[[], T | None], timeout_s: float, socket: Socket | None = None) -> T | None:
-    """Call `look` repeatedly until its result is not None or the time is over, and return the result.
+    """Call `look` repeatedly until it returns something other than None, or until `timeout_s` is over. Return the result.
 
-    A message at `socket` triggers the next call at once; otherwise it follows after `LOOK_S`.
+    The next call follows when a message arrives at `socket`, at the latest after `LOOK_S` seconds.
     """
     deadline = time.monotonic() + timeout_s
     with Poller() as poller:
@@ -62,7 +62,10 @@ def until(look: Callable[[], T | None], timeout_s: float, socket: Socket | None 
 
 
 def evaluating_hello(config: AgentConfig) -> Hello:
-    """Return the `Hello` of an actor with this configuration that only evaluates, so that it has no lasting effect."""
+    """Return the handshake message of an actor with this configuration that sends no data.
+
+    Such an actor has no lasting effect on the learner.
+    """
     spaces = [space_to_json(s) if s is not None else {} for s in (config.observation_space, config.action_space)]
     return Hello(
         client_id=config.client_id,
@@ -82,7 +85,7 @@ def evaluating_hello(config: AgentConfig) -> Hello:
 
 
 def next_beacon(sub: Socket) -> Beacon | None:
-    """Read the waiting messages up to the next beacon, and return it. Return None if there is none; never wait."""
+    """Return the next beacon among the messages that have arrived, or None. Skip other messages, and never wait."""
     while (frames := sub.recv()) is not None:
         try:
             found = decode(frames[1:])

@@ -1,4 +1,4 @@
-"""A learner's status and operator commands over the network, and the status as rows of text."""
+"""Requests to a running learner for its status and for operator commands, and a table of its clients as text."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def request_status(address: str, timeout_s: float, keys: UserKeys | None = None)
         keys: Keys with the role ``admin``, for a learner with keys.
 
     Raises:
-        LearnerUnavailable: If there is no reply within `timeout_s`; with the reason if libzmq reports one.
+        LearnerUnavailable: If no reply arrives within `timeout_s`. The message has the reason if libzmq reports one.
         ProtocolError: If the learner refuses the request or the keys, or the reply is not a message of this protocol.
-        ConfigError: If the text is not an address.
+        ConfigError: If `address` is not a valid address.
     """
     answer = _request(address, StatusRequest(), timeout_s, keys)
     if not isinstance(answer, Status):
@@ -50,8 +50,10 @@ def request_command(address: str, command: Command, timeout_s: float, keys: User
         keys: Keys with the role ``admin``, for a learner with keys.
 
     Raises:
-        ConfigError: If there is no such client or actor, or the text is not an address.
-        LearnerUnavailable, ProtocolError: As `request_status` does; also if the client fails again.
+        ConfigError: If the client or the actor does not exist, or `address` is not a valid address.
+        LearnerUnavailable: If no reply arrives within `timeout_s`.
+        ProtocolError: If the learner refuses the command or the keys, the reply is not a message of this protocol, or a restarted
+            client fails again.
     """
     answer = _request(address, command, timeout_s, keys)
     if not isinstance(answer, CommandDone):
@@ -60,7 +62,7 @@ def request_command(address: str, command: Command, timeout_s: float, keys: User
 
 
 def _request(address: str, message: StatusRequest | Command, timeout_s: float, keys: UserKeys | None) -> Message:
-    """Send a message that needs no session, and return the reply."""
+    """Send a status request or a command on a new connection, and return the reply. Raise an exception for a refusal."""
     what = "a status request" if isinstance(message, StatusRequest) else f"{message.command}, which continues if it was received"
     uri = AgentConfig(client_id="status", train_server_address=address).address
     deadline = time.monotonic() + timeout_s
@@ -88,7 +90,7 @@ def _request(address: str, message: StatusRequest | Command, timeout_s: float, k
 
 
 def handshake_error(event: MonitorEvent, have_keys: bool) -> str:
-    """Return why a handshake failed, seen from the connecting side, as ``cause; remedy``."""
+    """Return the cause of a failed handshake on the connecting side and a remedy, as text ``cause; remedy``."""
     if event.is_final and event.name == "handshake_failed.protocol":
         if have_keys:
             return "keys were given, but the learner has none; omit the keys, or start the learner with --keys DIR"
@@ -102,13 +104,13 @@ def handshake_error(event: MonitorEvent, have_keys: bool) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientRow:
-    """The main figures of one client of a status report.
+    """The main figures of one client in a status report, as a row of a table.
 
     Attributes:
-        mean_return: The mean return of the last 100 episodes. None before the first has ended.
-        policy_lag: The mean lag of the data that was trained on last, in versions.
-        actors: The number of actors with a session.
-        pending: The number of segments that are accepted and not yet used.
+        mean_return: The mean return of the last 100 episodes. None before the first episode has ended.
+        policy_lag: The mean number of policy versions by which the data of the last training was behind.
+        actors: The number of actors that are connected now.
+        pending: The number of segments that are accepted but not yet used.
         refused: The number of segments that were refused or quarantined.
         stale: The number of segments that were dropped because they were too old.
     """
@@ -130,7 +132,7 @@ class ClientRow:
     error: str
 
     def cells(self) -> tuple[str, ...]:
-        """Return the texts of the columns `HEADINGS`."""
+        """Return the figures as texts, one for each column in `HEADINGS`."""
         mean = "-" if self.mean_return is None else f"{self.mean_return:.1f}"
         return (
             self.client_id,
@@ -148,7 +150,7 @@ class ClientRow:
         )
 
     def lines(self) -> list[str]:
-        """Return the same as a few short lines, for a narrow terminal."""
+        """Return the figures as three short lines, for a narrow terminal."""
         named = [f"{name} {cell}" for name, cell in zip(HEADINGS, self.cells(), strict=True)]
         return [
             f"{self.client_id}: {self.state}, {self.algorithm}",
@@ -157,7 +159,7 @@ class ClientRow:
         ]
 
     def line(self) -> str:
-        """Return the same as one line."""
+        """Return the figures and the error of the client as one line."""
         named = zip(HEADINGS[1:], self.cells()[1:], strict=True)
         return f"{self.client_id}: " + ", ".join(f"{name} {cell}" for name, cell in named) + self._error
 
@@ -180,16 +182,16 @@ HEADINGS = (
     "actors",
     "refused/stale",
 )
-"""The headings of the columns of `ClientRow.cells`."""
+"""The headings of the table of clients, in the order of `ClientRow.cells`."""
 
 
 def client_rows(report: Mapping[str, Any]) -> list[ClientRow]:
-    """Return the rows of all clients in a status report."""
+    """Return a row for each client in a status report, sorted by name."""
     return [_row(name, client) for name, client in sorted(report["clients"].items())]
 
 
 def text_table(rows: Sequence[ClientRow]) -> list[str]:
-    """Return an aligned table as lines of plain text, followed by the errors of failed clients."""
+    """Return the table of clients as lines of aligned plain text, followed by a line for the error of each failed client."""
     table = [HEADINGS, *(row.cells() for row in rows)]
     widths = [max(len(cells[i]) for cells in table) for i in range(len(HEADINGS))]
     left = 3  # names are aligned to the left, numbers to the right

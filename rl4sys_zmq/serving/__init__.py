@@ -1,15 +1,16 @@
 """Services over `rl4sys_zmq.rpc` (inference, environments, robots, trainers), and data stores.
 
-- `InferenceServer`, `InferenceClient`: named functions, batched over callers (`Batching`, `stack`, `unstack`).
+- `InferenceServer`, `InferenceClient`: remote calls of named functions. Calls of several callers can be joined to one batch
+  (`Batching`, `stack`, `unstack`).
 - `GymEnvServer`, `RemoteEnv`, `RemoteVectorEnv`: remote Gymnasium environments. `GymEnvServerWrapper` and
-  `GymEnvClientWrapper` serve and use one environment under agentlace's names.
+  `GymEnvClientWrapper` do the same for a single environment; the names are those of the library agentlace.
 - `ActionServer`, `ActionClient`, `ActionConfig`: a robot, or anything else that can be observed and can act.
 - `TrainerServer`, `TrainerClient`, `TrainerConfig`: copy actors' data stores to a trainer, and send networks back.
   `TrainerSMInterface` does the same within one process. `UpdateResult` is the result of one update.
 - `DataStoreBase`: the contract of a data store. `QueuedDataStore`, `ReplayBuffer` and `TrajectoryBuffer` implement it.
-  `rl4sys_zmq.serving.data` has the rest.
+  `rl4sys_zmq.serving.data` has the samplers.
 
-Payloads are trees of numpy arrays, scalars, strings and bytes. Nothing is ever pickled or unpickled.
+A payload is a tree: nested dicts, lists and tuples of numpy arrays, numbers, strings and bytes. Nothing is pickled or unpickled.
 """
 
 from __future__ import annotations

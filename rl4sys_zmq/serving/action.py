@@ -1,9 +1,12 @@
-"""A robot, or anything else that can be observed and can act, as a server; and its client.
+"""The server and the client of a robot, or of anything else that can be observed and can act.
 
-The names and call shapes are those of agentlace; `docs/howto/migration_agentlace.md` lists the differences. Methods on the
-wire: ``obs`` (a list of keys; the reply is a dict) and ``act`` (``{key, payload, images}``; the reply is a dict; it runs at
-most once). Both are in the concurrency group ``robot``. Observations are published on the topic ``obs``. A dict with coded
-images is sent as a tuple of the dict and the images.
+The names and signatures are those of the library agentlace; `docs/howto/migration_agentlace.md` lists the differences. On the
+wire, the server has two methods, which never run at the same time:
+
+- ``obs`` takes a list of keys. The reply is a dict with a value for each key.
+- ``act`` takes ``{key, payload, images}``. The reply is a dict. A call runs at most once.
+
+Observations are published on the topic ``obs``. A dict with encoded images is sent as a tuple of the dict and the images.
 """
 
 from __future__ import annotations
@@ -30,17 +33,17 @@ OBS, ACT = "obs", "act"
 GROUP = "robot"
 
 ObsCallback = Callable[[set[str]], dict[str, Tree]]
-"""Takes the requested keys; returns a dict with exactly these keys and their values."""
+"""Type of the callback for observations. It takes the requested keys and returns a dict with exactly these keys."""
 ActCallback = Callable[[str, Tree], dict[str, Tree]]
-"""Takes the key of an action and its payload; returns any dict."""
+"""Type of the callback for actions. It takes the key and the payload of an action and returns any dict."""
 
 
 class ActionServer(Resource):
     """A server that answers `ActionClient` objects through two callbacks, which never run at the same time.
 
-    The callbacks of different calls can run in different threads, one after another. If a callback raises, its caller gets
-    `CallFailed` and the server continues. A callback that blocks delays the other calls of the robot, until their deadlines;
-    nothing else waits for it. A callback can write to the arrays of its payload.
+    The server can run different calls in different threads, but always one after another. If a callback raises an exception, the
+    caller gets `CallFailed` and the server continues. While a callback blocks, further calls of either callback wait, at most
+    until their timeouts. A callback can write to the arrays of its payload.
     """
 
     def __init__(
@@ -57,14 +60,14 @@ class ActionServer(Resource):
         """Create the server. It binds no address before `start`.
 
         Args:
-            config: Configuration; it must match the callers'.
-            obs_callback: Answers `ActionClient.obs`; with None such calls are refused.
-            act_callback: Answers `ActionClient.act`; with None such calls are refused.
-            log_level: Level of the logger ``rl4sys_zmq``; None leaves it unchanged. Handlers are up to the program.
+            config: Configuration. Clients must use an equal one; see `ActionConfig`.
+            obs_callback: Function that answers `ActionClient.obs`. None: calls of `obs` are refused.
+            act_callback: Function that answers `ActionClient.act`. None: calls of `act` are refused.
+            log_level: Level of the logger ``rl4sys_zmq``; None leaves it unchanged. The program configures handlers.
             keys: Folder of the server's keys (`rl4sys-learner keys DIR`). With None any peer that reaches the address can
                 connect.
             users: Access list; None: ``users.toml`` in `keys`.
-            insecure: Accept other machines without keys.
+            insecure: True to let other machines connect without keys.
 
         Raises:
             ConfigError: If other machines can reach the address and neither `keys` nor `insecure` is given.
@@ -90,8 +93,8 @@ class ActionServer(Resource):
         """Bind the address and serve.
 
         Args:
-            threaded: Serve in threads of the server and return. Otherwise serve until another thread calls `stop`, or an
-                exception (Ctrl-C) ends the wait.
+            threaded: True to serve in background threads and return at once. False to block until another thread calls `stop` or
+                Ctrl-C is pressed.
 
         Raises:
             AddressInUse: If another process has bound the address.
@@ -110,16 +113,16 @@ class ActionServer(Resource):
 
     @property
     def pub_address(self) -> str:
-        """The address of published observations, as a URI; empty before `start` and without a `broadcast_port`."""
+        """The address at which observations are published, as a URI. Empty before `start`, and without a `broadcast_port`."""
         return self._server.pub_address
 
     def publish_obs(self, payload: dict[str, Tree]) -> int:
         """Publish an observation to all subscribers. Any thread can call this, also before `start`.
 
-        A slow subscriber gets the newest observation instead of each one. A new subscriber gets the newest at once.
+        A slow subscriber misses observations, but always gets the newest. A new subscriber gets the newest observation at once.
 
         Args:
-            payload: Any dict. Images are encoded in the calling thread.
+            payload: Any dict. Images under the keys in `ActionConfig.image_codecs` are encoded in the calling thread.
 
         Returns:
             The number of this observation, from 1.
@@ -140,14 +143,14 @@ class ActionServer(Resource):
             raise PayloadError(exc.path.replace("payload[0]", "payload", 1) if images else exc.path, exc.problem) from exc
 
     def status(self) -> dict[str, Any]:
-        """Return `rl4sys_zmq.rpc.Server.status`, and in ``config`` the session parameters."""
+        """Return the status of the server (`rl4sys_zmq.rpc.Server.status`), with the configuration under ``config``."""
         return {**self._server.status(), "config": self.config.terms()}
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Refuse waiting calls (``closing``), join the threads and close the sockets. A second call does nothing.
+        """Refuse waiting calls with the code ``closing``, join the threads and close the sockets. A second call does nothing.
 
         Raises:
-            CallbackStuck: If a callback still runs after `timeout_s` seconds. Its thread ends when it returns.
+            CallbackStuck: If a callback still runs after `timeout_s` seconds. Its thread ends when the callback returns.
         """
         self._server.stop(timeout_s)
 
@@ -156,7 +159,7 @@ class ActionServer(Resource):
         self.stop()
 
     def _obs(self, keys: Tree) -> Tree:
-        """Answer the method ``obs``."""
+        """Check a received call of the method ``obs``, run the callback for observations, and return the reply."""
         if self._obs_callback is None:
             raise RefuseCall(CallRefusal.UNKNOWN, "this server has no obs_callback")
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
@@ -174,7 +177,7 @@ class ActionServer(Resource):
         return self._coded(values)
 
     def _act(self, call: Tree) -> Tree:
-        """Answer the method ``act``."""
+        """Check a received call of the method ``act``, run the callback for actions, and return the reply."""
         if self._act_callback is None:
             raise RefuseCall(CallRefusal.UNKNOWN, "this server has no act_callback")
         match call:
@@ -206,7 +209,7 @@ class ActionClient(Resource):
     """A client that requests observations and actions from an `ActionServer`. Any thread can use it.
 
     Attributes:
-        config: Configuration; it matches the server's.
+        config: Configuration, equal to the server's; see `ActionConfig`.
         task_id: Name of the client in logs.
     """
 
@@ -223,20 +226,20 @@ class ActionClient(Resource):
     ) -> None:
         """Connect, and compare the configuration with the server's.
 
-        Both call shapes work: ``ActionClient(ip, config)`` and ``ActionClient(ip, port, task_id=..., config=config)``.
+        There are two forms: ``ActionClient(ip, config)`` and ``ActionClient(ip, port, task_id=..., config=config)``.
 
         Args:
             server_ip: Host of the server, or its whole URI (`ActionServer.address`).
-            config_or_port: Configuration; or the port or URI to connect to, in place of the configuration's.
-            wait_for_server: Wait without limit until a server answers, instead of for one timeout.
-            config: Configuration, if the second argument is not.
+            config_or_port: Configuration; or a port or URI that replaces the `port_number` of `config`.
+            wait_for_server: True to wait without limit until a server answers. False to wait for one timeout.
+            config: Configuration, if `config_or_port` is a port or URI.
             task_id: Name for logs.
             timeout_ms: Longest time to wait for a reply, in milliseconds; None: the configuration's `timeout_s`.
             keys: The user's key file (``NAME.keys``), if the server requires keys.
 
         Raises:
             CallTimeout: If no server answered.
-            CallRefused: ``mismatch`` if the configurations differ. It names each field with both values.
+            CallRefused: Code ``mismatch`` if the configurations differ. The message names each such field with both values.
             ConfigError: If an argument or the address is invalid.
         """
         port = None
@@ -267,15 +270,15 @@ class ActionClient(Resource):
         """Request observations.
 
         Args:
-            keys: Keys to request; None: all of the configuration.
-            timeout_s: Longest time to wait, in seconds; None: the client's.
+            keys: Keys to request. None: all `observation_keys` of the configuration.
+            timeout_s: Longest time to wait, in seconds. None: the timeout of this client.
 
         Returns:
             The values of the requested keys. The caller can write to the arrays.
 
         Raises:
-            CallRefused: ``unknown`` for a key that is not in the configuration (nothing is sent).
-            CallFailed: If the callback raised, or did not return exactly these keys.
+            CallRefused: Code ``unknown`` for a key that is not in the configuration; nothing is sent.
+            CallFailed: If the server's callback raised an exception, or did not return exactly these keys.
             CallTimeout: If no reply arrived in time.
             ProtocolError: If the images are malformed, or decoding them needs Pillow (extra ``images``).
         """
@@ -284,22 +287,23 @@ class ActionClient(Resource):
         return _decode_reply(self._client.call(OBS, sorted(set(wanted)), timeout_s))
 
     def act(self, key: str, payload: Tree = None, timeout_s: float | None = None) -> dict[str, Tree]:
-        """Request an action. It runs at most once, whatever happens to messages, connections and the server.
+        """Request an action. The server runs the action at most once, even if messages are lost or the server restarts.
 
         Args:
             key: Key of the action.
-            payload: Argument of the callback, usually a dict; None: an empty dict.
-            timeout_s: Longest time to wait, in seconds; None: the client's.
+            payload: Argument of the server's callback, usually a dict. None: an empty dict.
+            timeout_s: Longest time to wait, in seconds. None: the timeout of this client.
 
         Returns:
-            The return value of the callback. The caller can write to the arrays.
+            The return value of the server's callback. The caller can write to the arrays.
 
         Raises:
-            CallRefused: ``unknown`` for a key that is not in the configuration (nothing is sent); ``too_large``.
-            CallFailed: If the callback raised.
+            CallRefused: Code ``unknown`` for a key that is not in the configuration; nothing is sent. Code ``too_large`` for a
+                payload over the size limit.
+            CallFailed: If the server's callback raised an exception.
             CallTimeout: If no reply arrived in time. The action may have run, or may still be running.
-            CallLost: If the server was restarted meanwhile. The action may have run.
-            PayloadError: If the payload cannot be sent (nothing is sent).
+            CallLost: If the server was restarted during the call. The action may have run.
+            PayloadError: If the payload has a type that cannot be sent. Nothing is sent.
             ProtocolError: If the images are malformed, or decoding them needs Pillow (extra ``images``).
         """
         self._check("action", ACT, [key], self.config.action_keys)
@@ -311,14 +315,14 @@ class ActionClient(Resource):
         return _decode_reply(answer)
 
     def get_observation(self) -> dict[str, Tree]:
-        """Call `obs` for all keys. The name comes from agentlace's documentation."""
+        """Return the values of all observation keys, as `obs` does. agentlace's documentation uses this name."""
         return self.obs()
 
     def send_action(self, payload: Tree) -> dict[str, Tree]:
-        """Call `act` with the only action key of the configuration. The name comes from agentlace's documentation.
+        """Call `act` with the only action key of the configuration. agentlace's documentation uses this name.
 
         Raises:
-            ConfigError: If there is not exactly one action key.
+            ConfigError: If the configuration does not have exactly one action key.
         """
         if len(self.config.action_keys) != 1:
             raise ConfigError(
@@ -327,13 +331,14 @@ class ActionClient(Resource):
         return self.act(self.config.action_keys[0], payload)
 
     def register_obs_callback(self, callback: Callable[[dict[str, Tree]], None]) -> Subscription:
-        """Call `callback` with each published observation, in a thread of its own.
+        """Call `callback` with each published observation, in a separate thread.
 
-        While the callback runs, a newer observation replaces the one that waits; numbers never decrease. A new subscriber gets
-        the newest observation at once. What the callback raises is logged and counted. Each call adds a callback.
+        A slow callback misses observations: only the newest observation waits until the callback returns. The newest observation
+        that exists is passed at once. An exception of the callback is logged and counted. Each call of this method adds a
+        callback.
 
         Returns:
-            The subscription. Its `number` is that of the last observation that the callback received.
+            The subscription. Its attribute `number` is the number of the last observation that the callback received.
 
         Raises:
             ConfigError: If the configuration has no `broadcast_port`.
@@ -344,7 +349,7 @@ class ActionClient(Resource):
         return self._client.subscribe(OBS, lambda payload, number: callback(_decode_reply(payload)))
 
     def stats(self) -> dict[str, Any]:
-        """Return the counters; see `rl4sys_zmq.rpc.Caller`."""
+        """Return the counters of this client's calls; see `rl4sys_zmq.rpc.Caller`."""
         return self._client.stats()
 
     def stop(self) -> None:
@@ -356,7 +361,7 @@ class ActionClient(Resource):
         self._client.close()
 
     def _handshake(self, wait_for_server: bool) -> None:
-        """Make the first call, which compares the session parameters."""
+        """Make the first call, in which the server compares its configuration with this client's."""
         while True:
             try:
                 self._client.call(HELLO, {"terms": None})
@@ -373,14 +378,14 @@ class ActionClient(Resource):
 
 
 def _unknown(kind: str, keys: Iterable[object], known: Iterable[str]) -> str:
-    """Return an error message that names the unknown keys; an empty string if all keys are known."""
+    """Return an error message that names the unknown keys, or "" if all keys are known."""
     names = set(known)
     other = sorted({repr(key) for key in keys if not isinstance(key, str) or key not in names})
     return f"there is no {kind} key {', '.join(other)}; the keys are: {', '.join(sorted(names)) or 'none'}" if other else ""
 
 
 def _joined(plain: Tree, images: Tree) -> Tree:
-    """Return the values with the decoded images at their places. The arrays are copies."""
+    """Decode the images, and return the values with each image under its key. All arrays are copies."""
     arrays = read_images(images)
     values = copy_tree(plain)
     if not arrays:
@@ -391,7 +396,7 @@ def _joined(plain: Tree, images: Tree) -> Tree:
 
 
 def _decode_reply(coded: Tree) -> dict[str, Tree]:
-    """Return a received dict, with its images decoded."""
+    """Return the dict in a received reply, with its images decoded."""
     plain, images = coded if isinstance(coded, tuple) and len(coded) == 2 else (coded, {})
     values = _joined(plain, images)
     if not isinstance(values, dict):

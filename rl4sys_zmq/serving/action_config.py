@@ -1,4 +1,4 @@
-"""The configuration that an action server and its callers share."""
+"""The configuration that an action server and its clients share."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ MAX_KEY = 256
 
 @dataclass(frozen=True)
 class ActionConfig:
-    """The configuration of both sides, checked when it is created.
+    """The configuration of an `ActionServer` and its clients, checked when it is created.
 
-    Server and caller must agree on `action_keys`, `observation_keys`, `version` and `image_codecs`, and either both or neither
-    must have a `broadcast_port`. Otherwise the server refuses the caller; the error names the differences. Addresses and timeouts
-    can differ.
+    Server and client must agree on `action_keys`, `observation_keys`, `version` and `image_codecs`. Both must have a
+    `broadcast_port`, or both must have none. Otherwise the server refuses the client, and the error names the differences.
+    Addresses and timeouts can differ.
 
     Attributes:
-        port_number: Port (0: a free one) or URI (``tcp://``, ``ipc://``, ``inproc://``) for calls.
+        port_number: Port or URI (``tcp://``, ``ipc://``, ``inproc://``) for calls. Port 0: any free port.
         action_keys: Keys that `ActionClient.act` accepts.
         observation_keys: Keys that `ActionClient.obs` can request.
-        broadcast_port: Port or URI for `ActionServer.publish_obs`; None: observations are not published.
-        version: The version of your own program's protocol. The library only compares it.
-        bind: Interface on which the server binds ports that are numbers. If other machines can reach it, the server needs
-            `keys` or `insecure=True`. A caller connects to the host that it is given.
-        image_codecs: Codec of each image key: ``"jpeg"`` (quality 90), ``"jpeg:75"``, ``"png"``, or an `ImageCodec`. It
-            applies to the top-level entries of an observation, of an action's payload and of its reply. Needs the extra
-            ``images``. Entries that are not arrays are sent unchanged.
-        timeout_s: Default time that a caller waits for a reply, in seconds.
+        broadcast_port: Port or URI for `ActionServer.publish_obs`. None: observations are not published.
+        version: A version that you choose, for example of your program. The library only checks that both sides have the same.
+        bind: IP address of the interface on which the server binds ports that are numbers. If other machines can reach this
+            address, the server needs `keys` or `insecure=True`. Clients do not use this field.
+        image_codecs: Codec for each key with images: ``"jpeg"`` (quality 90), ``"jpeg:75"``, ``"png"``, or an `ImageCodec`. A
+            codec applies to top-level entries of an observation, of an action's payload and of the reply to an action. Entries
+            that are not arrays are sent unchanged. Needs the extra ``images``.
+        timeout_s: Default time that a client waits for a reply, in seconds.
     """
 
     port_number: int | str
@@ -52,7 +52,7 @@ class ActionConfig:
         """Check every field.
 
         Raises:
-            ConfigError: If a field is invalid. It names the field.
+            ConfigError: If a field is invalid. The message names the field.
         """
         for name in ("action_keys", "observation_keys"):
             object.__setattr__(self, name, _keys(name, getattr(self, name)))
@@ -71,11 +71,11 @@ class ActionConfig:
 
     @property
     def codecs(self) -> dict[str, ImageCodec]:
-        """The parsed `image_codecs`."""
+        """The `ImageCodec` for each key in `image_codecs`."""
         return {key: codec for key, codec in self.image_codecs.items() if isinstance(codec, ImageCodec)}
 
     def terms(self) -> dict[str, Tree]:
-        """Return the session parameters, which must be equal on both sides. The order of keys does not matter."""
+        """Return the fields that must be equal at the server and its clients. The order of keys does not matter."""
         return {
             "action_keys": sorted(self.action_keys),
             "observation_keys": sorted(self.observation_keys),
@@ -85,22 +85,22 @@ class ActionConfig:
         }
 
     def bind_address(self) -> Address:
-        """Return the address that the server binds."""
+        """Return the address that the server binds for calls."""
         return self._address("port_number", self.bind)
 
     def broadcast_address(self) -> Address | None:
-        """Return the address for published observations; None if they are not published."""
+        """Return the address at which the server publishes observations, or None if observations are not published."""
         return None if self.broadcast_port is None else self._address("broadcast_port", self.bind)
 
     def dial_address(self, server_ip: str, port: int | str | None = None) -> Address:
-        """Return the address that a caller connects to.
+        """Return the address that a client connects to.
 
         Args:
-            server_ip: Host, or a whole URI, which takes precedence over any port.
-            port: Port or URI to use in place of `port_number`.
+            server_ip: Host, or a URI. With a URI, no port is used.
+            port: Port or URI that replaces `port_number`.
 
         Raises:
-            ConfigError: If the address can only be bound, such as port 0.
+            ConfigError: If a client cannot connect to the address, for example because the port is 0.
         """
         if type(server_ip) is not str or not server_ip:
             raise ConfigError(f"server_ip is {server_ip!r}; expected a host or a URI", key="server_ip")

@@ -1,4 +1,4 @@
-"""Conversion of hosts, ports and URIs, as people write them, to addresses."""
+"""Conversion of hosts, ports and URIs from arguments and configurations to `Address` objects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["address_of", "connect_address", "bind_address"]
 
 
 def bind_address(where: int | str) -> Address:
-    """Return the address to bind: a port (which only this machine reaches), ``host:port`` or a URI.
+    """Return the address to bind. `where` is ``host:port``, a URI, or a port number, which binds 127.0.0.1.
 
     Raises:
         ConfigError: If the port is invalid.
@@ -21,7 +21,7 @@ def bind_address(where: int | str) -> Address:
 
 
 def connect_address(host: str, port: int | None = None) -> Address:
-    """Return the address to connect to: a host and a port, or a URI (which needs no port).
+    """Return the address to connect to, from a host and a port, or from a URI in `host`.
 
     Raises:
         ConfigError: If the port is invalid or missing.
@@ -37,10 +37,10 @@ def connect_address(host: str, port: int | None = None) -> Address:
 
 
 def address_of(name: str, port: int | str, host: str = "") -> Address:
-    """Return the address in one field of a configuration: a port on a host, or a URI.
+    """Convert the field `name` of a configuration, which holds a port of `host` or a URI, to an address.
 
     Raises:
-        ConfigError: If the value is neither. It names the field.
+        ConfigError: If the value is neither a port nor a URI. The message names the field.
     """
     if type(port) not in (int, str) or (isinstance(port, str) and "://" not in port and not port.isdecimal()):
         raise ConfigError(f"{name} is {port!r:.60}; expected a port, or a URI like tcp://host:port", key=name)

@@ -1,4 +1,4 @@
-"""A caller's lease of environments: taken, renewed in the background, taken again after a restart, and returned."""
+"""A lease of remote environments: the time-limited right of one caller to reset and step environments of a `GymEnvServer`."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ __all__ = ["EnvLease"]
 log = logging.getLogger(__name__)
 
 RELEASE_TIMEOUT_S = 1.0
-"""Longest time to return a lease, in seconds. A lease that cannot be returned expires by itself."""
+"""Longest time to wait for the server when a lease is returned, in seconds. A lease that is not returned expires."""
 _rng = random.SystemRandom()
 
 
 class _LeaseRenewer(Worker):
-    """The thread that renews a lease, and returns the lease of an `EnvLease` that was dropped without `close`.
+    """The thread that renews a lease. It also returns the lease if the `EnvLease` is garbage-collected without `close`.
 
     Attributes:
-        token: Number of the lease; 0 while there is none.
+        token: Random number that identifies the lease at the server. 0 while there is no lease.
         every_s: Time between renewals, in seconds.
     """
 
@@ -52,7 +52,7 @@ class _LeaseRenewer(Worker):
         self._env_lease = weakref.ref(env_lease, lambda _: over.put(None))
 
     def run(self) -> None:
-        """Renew the lease until `stop`, or until the `EnvLease` is garbage-collected; the body of the thread."""
+        """Renew the lease until `stop`, or until the `EnvLease` is garbage-collected. This is the body of the thread."""
         while not self._is_over():
             try:
                 self._client.call("keep", {"token": self.token}, self.every_s)
@@ -66,7 +66,7 @@ class _LeaseRenewer(Worker):
         self._over.put(None)
 
     def give_back(self) -> None:
-        """Try for up to a second to return the lease, and close the RPC client."""
+        """Try for up to a second to return the lease to the server, and close the RPC client."""
         token, self.token = self.token, 0
         if token:
             try:
@@ -84,35 +84,39 @@ class _LeaseRenewer(Worker):
 
 
 class EnvLease(Resource):
-    """The lease of one or more environments of one server. One thread at a time uses it; any thread can call `close`.
+    """The right of one caller to reset and step one or more environments of a `GymEnvServer`.
+
+    The server can give the environments to another caller if it receives no message for the lease time; a background thread
+    renews the lease. Only one thread at a time can use this object. Any thread can call `close`.
 
     Attributes:
         client: RPC client of the server.
-        slots: Indices of the environments at the server.
+        slots: Indices of the leased environments at the server.
         observation_space: Observation space of each environment.
         action_space: Action space of each environment.
-        actions: Action space in this library's form.
-        read_observation: Function that makes an observation from a received tree.
-        metadata: Metadata of the environments.
+        actions: Action space of each environment, as a space of this library instead of Gymnasium.
+        read_observation: Function that converts a received payload to an observation.
+        metadata: The `metadata` of the environments, as in Gymnasium.
         render_mode: Render mode of the environments.
     """
 
     def __init__(
         self, address: str, *, count: int | None, index: int | None, timeout_s: float, keys: str | Path | None = None
     ) -> None:
-        """Request the description of the environments, and take them.
+        """Get the description of the environments from the server, and lease environments.
 
         Args:
             address: Address of the server.
-            count: Number of environments; None: all that the server has.
-            index: Index of the environment, with a count of one; None: any.
+            count: Number of environments to lease. None: all environments of the server.
+            index: Index of the environment to lease, if `count` is 1. None: any free environment.
             timeout_s: Longest time that a call can take, in seconds.
             keys: The user's key file, if the server requires keys.
 
         Raises:
             CallTimeout: If no server answers.
-            CallRefused: ``OCCUPIED`` if too few environments are free; ``MISMATCH`` if the server offers another service.
-            ConfigError: If the description or the timeout is invalid.
+            CallRefused: Code ``OCCUPIED`` if too few environments are free. Code ``MISMATCH`` if the server is not a
+                `GymEnvServer`.
+            ConfigError: If the server's description or the timeout is invalid.
             TransportError: If the address is invalid.
         """
         if not isinstance(timeout_s, (int, float, np.number)):
@@ -143,7 +147,7 @@ class EnvLease(Resource):
             raise
 
     def spec(self) -> EnvSpec | None:
-        """Return what this process has registered under the id of the server's environments; None if nothing."""
+        """Return the `EnvSpec` that this process has registered for the id of the server's environments, or None."""
         id_, kwargs = self._about.get("id"), self._about.get("kwargs")
         spec = gymnasium.registry.get(id_) if isinstance(id_, str) else None  # `gymnasium.spec` could import a module
         if spec is None or not isinstance(kwargs, dict):
@@ -151,7 +155,10 @@ class EnvLease(Resource):
         return replace(copy.deepcopy(spec), kwargs=copy_tree(kwargs), max_episode_steps=self._about.get("max_episode_steps"))
 
     def take(self) -> None:
-        """Take environments under a new token; under the last one if that request was not answered and may have succeeded.
+        """Lease environments from the server.
+
+        The request has a new random token. If the last request was not answered, its token is used again, so that the server does
+        not lease twice.
 
         Raises:
             CallError: If the request is refused or not answered.
@@ -171,7 +178,7 @@ class EnvLease(Resource):
         self.slots, self._taken = slots, True
 
     def reset(self, payload: dict[str, Tree]) -> Tree:
-        """Reset environments. Take a new lease first if the old one is gone."""
+        """Reset environments. If the server no longer has the lease, get a new lease first."""
         if self._taken:
             try:
                 return self.call("reset", payload)
@@ -182,13 +189,13 @@ class EnvLease(Resource):
         return self.call("reset", payload)
 
     def call(self, verb: str, payload: dict[str, Tree]) -> Tree:
-        """Call a method on the environments of the lease, at most once, and wait for the reply.
+        """Call ``reset``, ``step`` or ``render`` on the leased environments and wait for the reply. The call runs at most once.
 
-        If a call may have run but was not answered, the state of the episodes is unknown; further steps are refused until a
+        After a call that failed or got no reply, the state of the episodes is unknown. Further steps are then refused until a
         reset.
 
         Raises:
-            CallRefused: ``GONE`` or ``OCCUPIED`` if the episodes no longer exist: reset.
+            CallRefused: Code ``GONE`` or ``OCCUPIED`` if the episodes no longer exist; call `reset`.
             CallError: As `rl4sys_zmq.rpc.Caller.call`.
         """
         before = self._unsure
@@ -210,11 +217,11 @@ class EnvLease(Resource):
         return answer
 
     def submit(self, verb: str, payload: dict[str, Tree]) -> Future[Tree]:
-        """Start a call and return its future. The caller must track whether the episodes are still valid."""
+        """Start a call like `call` and return its future. The caller must itself refuse steps after a call that failed."""
         return self.client.submit(*self._said(verb, payload), once=True)
 
     def close(self) -> None:
-        """Try for up to a second to return the environments. A second call does nothing."""
+        """Return the environments to the server, and end the thread. Wait at most a second. A second call does nothing."""
         self._renewer.stop()
         self._renewer.give_back()
         self._renewer.join()

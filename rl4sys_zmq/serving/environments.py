@@ -1,8 +1,12 @@
-"""A server of Gymnasium environments, which remote callers step, each environment by one caller at a time.
+"""A server of Gymnasium environments. Remote callers reset and step them; each environment has one caller at a time.
 
-Methods: ``describe`` describes the environments. ``take``, ``keep`` and ``give`` take, renew and return a lease
-(`rl4sys_zmq.serving.leases`). ``reset.I``, ``step.I`` and ``render.I`` act on all environments of the lease whose first
-environment is number I. Environment I has the concurrency group ``env.I``: one that hangs delays only its own caller.
+The server has these methods:
+
+- ``describe`` returns a description of the environments.
+- ``take``, ``keep`` and ``give`` get, renew and return a lease, which is a caller's right to environments
+  (`rl4sys_zmq.serving.leases`).
+- ``reset.I``, ``step.I`` and ``render.I`` act on all environments of a lease. I is the smallest index of these environments.
+  Calls with different I run in parallel, so an environment that hangs delays only its own caller.
 """
 
 from __future__ import annotations
@@ -37,21 +41,21 @@ SERVICE = "gym-envs"
 MAX_COUNT = 1024
 MAX_SEED_DIGITS = 100
 INFO_DEPTH = 2
-"""Nesting of an info within a reply: in the tuple of one environment, in the list of all."""
+"""Depth of an info dict within a reply: a list of all environments, with a tuple for each environment."""
 
 Env = gymnasium.Env[Any, Any]
 
 
 @dataclass(slots=True)
 class _EnvSlot:
-    """One environment and its state.
+    """One environment of the server, with its state.
 
     Attributes:
-        env: The environment.
-        pending: Why it must be reset before it can be stepped; empty if it need not be.
-        token: Token of the lease that called it last.
-        steps: Number of steps made.
-        episodes: Number of episodes that ended.
+        env: The Gymnasium environment.
+        pending: The reason why the environment must be reset before the next step. Empty if no reset is needed.
+        token: Number that identifies the lease of the last caller.
+        steps: Number of steps so far.
+        episodes: Number of episodes that have ended.
     """
 
     env: Env
@@ -62,9 +66,10 @@ class _EnvSlot:
 
 
 class GymEnvServer(Resource):
-    """A server of environments. `start` or `run` serves; `stop` joins the threads.
+    """A server that lets remote callers use Gymnasium environments of this process.
 
-    Threads of the server step the environments. Calls on one environment never overlap, but can come from different threads.
+    Background threads of the server step the environments. Calls on one environment never overlap, but can come from different
+    threads.
 
     Attributes:
         observation_space: Observation space of each environment.
@@ -84,23 +89,23 @@ class GymEnvServer(Resource):
         keys: str | Path | None = None,
         insecure: bool = False,
     ) -> None:
-        """Create the environments. No address is bound before `start`.
+        """Create the environments. The server binds no address before `start`.
 
         Args:
-            env: Id of a registered environment, a function that creates one, or an environment. An environment that you pass
-                stays yours: the server does not close it.
-            count: Number of environments; more than one needs an id or a function.
-            bind: Port that only this machine reaches (0: a free one), or an address.
-            make_kwargs: Arguments of `gymnasium.make`, with an id, such as ``{"render_mode": "rgb_array"}``.
-            lease_s: Seconds of silence after which another caller can take an environment.
-            check_observations: Refuse an observation that is outside the environment's space. If False, arrays are only cast
-                to their space's dtype.
+            env: Id of a registered environment, a function that creates an environment, or an environment. The server does not
+                close an environment that is passed in.
+            count: Number of environments. More than one needs an id or a function.
+            bind: Port of 127.0.0.1 (0: any free port), or an address.
+            make_kwargs: Arguments of `gymnasium.make`, if `env` is an id, such as ``{"render_mode": "rgb_array"}``.
+            lease_s: Time without a message from a caller after which another caller can get its environments, in seconds.
+            check_observations: True to refuse an observation that is outside the environment's space. False to only cast arrays
+                to the dtype of the space.
             keys: Folder of the server's keys; see `rl4sys_zmq.rpc.Server`.
-            insecure: Accept other machines without keys.
+            insecure: True to let other machines connect without keys.
 
         Raises:
-            ConfigError: If an environment cannot be created or described (whatever it raises), `env` returns the same one
-                twice, a space cannot be sent, or a number is out of range.
+            ConfigError: If an environment cannot be created or described, `env` returns the same environment twice, a space
+                cannot be sent, or a number is out of range.
             TransportError: If the address is invalid.
         """
         if not 1 <= count <= MAX_COUNT:
@@ -141,7 +146,7 @@ class GymEnvServer(Resource):
                 register(f"{name}.{i}", partial(self._run, act), concurrency_group=f"env.{i}")
 
     def start(self) -> Self:
-        """Bind the address and serve in threads of the server.
+        """Bind the address, and serve in background threads.
 
         Raises:
             AddressInUse: If another process has bound the address.
@@ -152,11 +157,11 @@ class GymEnvServer(Resource):
         return self
 
     def run(self) -> None:
-        """Serve until `stop`, or until an exception (Ctrl-C) ends the wait; then stop.
+        """Bind the address, and block until another thread calls `stop` or Ctrl-C is pressed. Then stop.
 
         Raises:
             TransportError: As `start`.
-            WorkerDied: If one of the threads ended with an exception.
+            WorkerDied: If one of the server's threads ended with an exception.
         """
         try:
             self._server.run()
@@ -173,9 +178,11 @@ class GymEnvServer(Resource):
         return self._server.address
 
     def status(self) -> dict[str, Any]:
-        """Return the status of the RPC server, and for each environment its lease, its calls and its counts.
+        """Return the status of the RPC server and of each environment.
 
-        Counters: ``steps``, ``resets``, ``episodes``, ``info.dropped`` (values of an ``info`` that cannot be sent).
+        ``taken`` is the number of leased environments. ``envs`` has a dict for each environment: ``taken``, ``in_call``,
+        ``steps``, ``episodes`` and ``pending`` (the reason why it must be reset, or ""). The server's ``counters`` include
+        ``steps``, ``resets``, ``episodes`` and ``info.dropped`` (the number of info values that cannot be sent).
         """
         envs = [
             {
@@ -190,14 +197,14 @@ class GymEnvServer(Resource):
         return {**self._server.status(), "taken": self._leases.taken, "envs": envs}
 
     def raise_if_dead(self) -> None:
-        """Raise `WorkerDied` if one of the threads ended with an exception."""
+        """Raise `WorkerDied` if one of the server's threads ended with an exception."""
         self._server.raise_if_dead()
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Refuse waiting calls, join the threads and close the environments that the server created.
 
-        A second call does nothing. A call from within an environment's step only signals the threads to end; call `stop` once
-        more from outside.
+        A second call does nothing. If an environment calls `stop` during its own step, the threads are only asked to end; then
+        call `stop` a second time from another thread.
 
         Raises:
             CallbackStuck: If an environment does not return within `timeout_s` seconds. The environments stay open.
@@ -217,7 +224,7 @@ class GymEnvServer(Resource):
                 closing.callback(slot.env.close)
 
     def _describe(self, env: Env, lease_s: float) -> Tree:
-        """Return what a remote environment must know to behave like this one."""
+        """Return the reply of ``describe``: spaces, metadata, render mode, lease time, and the environments' Gymnasium id."""
         spec = env.spec
         metadata, _ = drop_unsupported(dict(env.metadata), "metadata", 1)
         modes = [m for m in metadata.get("render_modes") or [] if m != "human" or env.render_mode == "human"]
@@ -256,7 +263,7 @@ class GymEnvServer(Resource):
     # ---- environments
 
     def _run(self, act: Callable[[list[tuple[int, _EnvSlot]], Tree], Tree], payload: Tree) -> Tree:
-        """Run one call on the environments of one lease."""
+        """Run ``reset``, ``step`` or ``render`` on the environments of the lease that the payload's token identifies."""
         (token,) = _fields(payload, token=int)
         with self._leases.use(token) as lease:
             slots = [(i, self._slots[i]) for i in lease.slots]
@@ -266,7 +273,11 @@ class GymEnvServer(Resource):
             return act(slots, payload)
 
     def _reset(self, slots: list[tuple[int, _EnvSlot]], payload: Tree) -> Tree:
-        """Reset the environments in `only`; return each one's observation, info and generator seed."""
+        """Reset the environments whose flag in ``only`` is True, and return a list with an entry for each environment.
+
+        The entry is a tuple of the observation, the info, and the seed of the environment's generator as digits (or None). It is
+        None for an environment that was not reset.
+        """
         only, seeds, options = _fields(payload, only=list, seeds=list, options=dict | None)
         if len(only) != len(slots) or len(seeds) != len(slots):
             raise RefuseCall(CallRefusal.INVALID, f"{len(only)} flags and {len(seeds)} seeds for {len(slots)} environments")
@@ -282,7 +293,7 @@ class GymEnvServer(Resource):
             return self._observation(index, slot, observation), self._info(info), str(used) if isinstance(used, int) else None
 
     def _step(self, slots: list[tuple[int, _EnvSlot]], payload: Tree) -> Tree:
-        """Step each environment with its action. Reset those in `anew` instead, as `AutoresetMode.NEXT_STEP` requires."""
+        """Step each environment, or reset it if its flag in ``anew`` is True, as `AutoresetMode.NEXT_STEP` requires."""
         actions, anew = _fields(payload, actions=list, anew=list)
         if len(actions) != len(slots) or len(anew) != len(slots):
             raise RefuseCall(CallRefusal.INVALID, f"{len(actions)} actions for {len(slots)} environments")
@@ -339,7 +350,7 @@ class GymEnvServer(Resource):
 
 @contextmanager
 def _callback(slot: _EnvSlot, problem: str) -> Iterator[None]:
-    """Require a reset of the environment if its code raises within this context."""
+    """Mark the environment as needing a reset, with `problem` as the reason, if the ``with`` block raises an exception."""
     slot.pending = problem
     yield
     slot.pending = ""
@@ -347,7 +358,7 @@ def _callback(slot: _EnvSlot, problem: str) -> Iterator[None]:
 
 @contextmanager
 def _as_config_error(env: Env | str | Callable[[], Env]) -> Iterator[None]:
-    """Raise `ConfigError` for whatever the creation or description of environments raises."""
+    """Convert every exception of the ``with`` block, which creates environments, to `ConfigError`."""
     try:
         yield
     except ConfigError:
@@ -376,7 +387,7 @@ def _make(env: Env | str | Callable[[], Env], count: int, kwargs: dict[str, Any]
 
 
 def _fields(payload: Tree, **kinds: Any) -> list[Any]:
-    """Return the named fields of an untrusted payload."""
+    """Return the named fields of a caller's payload, in order. Refuse the call if a field is missing or has the wrong type."""
     if not isinstance(payload, dict):
         raise RefuseCall(CallRefusal.INVALID, f"the payload must be a dict, not a {type(payload).__name__}")
     for name, kind in kinds.items():
@@ -386,7 +397,7 @@ def _fields(payload: Tree, **kinds: Any) -> list[Any]:
 
 
 def _seed(text: Tree) -> int | None:
-    """Parse a seed. It is sent as digits because it can have more than 64 bits."""
+    """Convert a received seed to an integer. Seeds are sent as text, because a seed can have more than 64 bits."""
     if text is None:
         return None
     if not isinstance(text, str) or len(text) > MAX_SEED_DIGITS or not text.isascii() or not text.isdigit():

@@ -1,4 +1,4 @@
-"""Agentlace's two classes for one environment: a wrapper that serves the environment, and its client."""
+"""Two classes with the names of the library agentlace: a wrapper that serves one environment, and its client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["GymEnvClientWrapper", "GymEnvServerWrapper"]
 
 
 class _Guarded(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """A wrapper that runs one call at a time: the server's, or the local program's."""
+    """An environment wrapper with a lock, so that calls of the server and of the local program never run at the same time."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -36,17 +36,17 @@ class _Guarded(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class GymEnvServerWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment that the local program uses as before and that is also served to one remote caller.
+    """A wrapper that serves an environment to one remote caller, while the local program can use the environment too.
 
-    Local and remote calls never run at the same time, but they act on the same episode.
+    Local and remote calls never run at the same time, but both act on the same episode.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], port: int = DEFAULT_PORT, **options: Any) -> None:
-        """Wrap the environment. No address is bound before `start`.
+        """Wrap the environment. The server binds no address before `start`.
 
         Args:
             env: Environment to serve.
-            port: Port on 127.0.0.1; 0 picks a free one.
+            port: Port of 127.0.0.1. 0: any free port.
             options: Options of `GymEnvServer`, such as `bind` (in place of the port) or `keys`.
 
         Raises:
@@ -56,7 +56,7 @@ class GymEnvServerWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.server = GymEnvServer(self.env, **{"bind": port, **options})
 
     def start(self, threaded: bool = False) -> None:
-        """Serve: in threads of the server if `threaded`, else until `stop` or Ctrl-C.
+        """Bind the address and serve, in background threads if `threaded`, otherwise blocking until `stop` or Ctrl-C.
 
         Raises:
             TransportError: As `GymEnvServer.start`.
@@ -70,7 +70,7 @@ class GymEnvServerWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Stop the server. The environment stays open.
 
         Raises:
-            CallbackStuck: If the environment does not return.
+            CallbackStuck: If a call of the environment does not return within five seconds.
         """
         self.server.stop()
 
@@ -78,19 +78,19 @@ class GymEnvServerWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Stop the server and close the environment.
 
         Raises:
-            CallbackStuck: If the environment does not return.
+            CallbackStuck: If a call of the environment does not return within five seconds.
         """
         self.server.stop()
         super().close()
 
 
 class GymEnvClientWrapper(RemoteEnv):
-    """The remote environment of a `GymEnvServerWrapper`, by host and port."""
+    """A `RemoteEnv` that connects to a `GymEnvServerWrapper` by host and port."""
 
     def __init__(
         self, host: str = "localhost", port: int = DEFAULT_PORT, *, timeout_s: float = TIMEOUT_S, keys: str | Path | None = None
     ) -> None:
-        """Take the environment.
+        """Connect, and lease the environment. No other caller can use it until `close`.
 
         Args:
             host: Host name or IP address of the server, or a URI, which includes the port.

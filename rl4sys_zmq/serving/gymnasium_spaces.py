@@ -1,4 +1,7 @@
-"""Conversion of this library's spaces and of received trees to Gymnasium's. `values.space_conversion` does the reverse."""
+"""Conversion of this library's spaces, and of received elements of spaces, to those of Gymnasium.
+
+`rl4sys_zmq.values.space_conversion` converts in the other direction.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def to_gymnasium(space: AnySpace) -> GymSpace:
     """Return the Gymnasium space that corresponds to one of this library's spaces.
 
     Raises:
-        ConfigError: If Gymnasium rejects it.
+        ConfigError: If Gymnasium rejects the space.
     """
     try:
         return _build(space)
@@ -60,7 +63,7 @@ def _build(space: AnySpace) -> GymSpace:
 
 
 def _bound(space: BoxSpace, bound: Any) -> np.ndarray[Any, Any]:
-    """Return a bound as an array of the box. An infinite bound of integers becomes the limit of the dtype."""
+    """Return a bound as an array with the shape and dtype of the box. Integer bounds are clipped to the range of the dtype."""
     dtype = np.dtype(space.dtype)
     if dtype.kind in "iu":
         held = np.iinfo(dtype)
@@ -71,19 +74,19 @@ def _bound(space: BoxSpace, bound: Any) -> np.ndarray[Any, Any]:
 
 
 class SpaceElementReader:
-    """A function that makes elements of a space from received trees.
+    """A callable that converts received payloads to elements of a space.
 
     Args:
-        space: The space.
+        space: The space of the elements.
     """
 
     def __init__(self, space: AnySpace) -> None:
         self._space = space if _has_graph(space) else None
 
     def __call__(self, tree: Any) -> Any:
-        """Return the element that a tree describes, with writable arrays, and each graph as a `GraphInstance`.
+        """Return a copy of a received payload as an element of the space. Arrays are writable; a graph becomes a `GraphInstance`.
 
-        A part that does not fit the space is copied unchanged.
+        A part of the payload that does not fit the space is copied unchanged.
         """
         element = copy_tree(tree)
         return element if self._space is None else _with_graphs(self._space, element)

@@ -19,17 +19,19 @@ MAX_PIXEL_BYTES = 256 * 1024 * 1024
 
 
 def code_images(values: Tree, codecs: Mapping[str, ImageCodec]) -> tuple[Tree, dict[str, Tree]]:
-    """Encode the images of some keys of a dict.
+    """Encode the images in a dict, for the keys that have a codec.
 
     Args:
-        values: Payload. Anything but a dict is returned unchanged.
-        codecs: Codec of each image key.
+        values: Payload. A payload that is not a dict is returned unchanged.
+        codecs: Codec for each key with images.
 
     Returns:
-        The payload with None in place of each image, and ``[format, shape, files]`` by key.
+        A copy of the payload with None in place of each image, and a dict of the encoded images by key. Its values are lists
+        ``[format, shape, files]``.
 
     Raises:
-        PayloadError: If an array under such a key does not hold images, or the images are too large.
+        PayloadError: If an array under one of these keys does not hold images, or the images are larger than
+            `MAX_PIXEL_BYTES`.
     """
     if not isinstance(values, dict) or not codecs:
         return values, {}
@@ -54,14 +56,14 @@ def code_images(values: Tree, codecs: Mapping[str, ImageCodec]) -> tuple[Tree, d
 
 
 def read_images(images: Tree) -> dict[str, Tree]:
-    """Decode what `code_images` returned. The input comes from an untrusted peer.
+    """Decode the dict of encoded images that `code_images` returned. The input can come from an untrusted peer.
 
     Returns:
-        The arrays by key.
+        A dict from the key to the decoded array.
 
     Raises:
         ProtocolError: If the input is malformed, the images would be larger than `MAX_PIXEL_BYTES`, or Pillow is not installed
-            (``feature``).
+            (code ``feature``).
     """
     if not isinstance(images, dict):
         raise ProtocolError(Refusal.MALFORMED, "the images are not a dict")

@@ -1,4 +1,4 @@
-"""Inference as a service: named functions that are called remotely and batched over callers."""
+"""A server of named functions, and its client. Calls of several callers can be joined to one batch, for inference."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ __all__ = ["Batching", "InferenceClient", "InferenceServer"]
 class InferenceServer(Resource):
     """A server that offers named functions (*interfaces*) to any number of callers.
 
-    Each interface runs by itself: one that takes long delays only its own callers. A request is not run if its caller no
-    longer waits. What an interface raises goes to its caller, and the server continues.
+    The interfaces run independently, so a slow interface delays only its own callers. A request is skipped if its caller no
+    longer waits. If an interface raises an exception, the caller gets `CallFailed` and the server continues.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class InferenceServer(Resource):
         """Create the server. It binds no address before `start`.
 
         Args:
-            port_num: Port that only this machine reaches; 0 picks a free one. Give this or `bind`.
+            port_num: Port of 127.0.0.1. 0: any free port. Give either this or `bind`.
             bind: ``host:port``, or a URI (tcp, ipc, inproc).
             keys: Folder of the server's keys (`rl4sys-learner keys DIR`). Other machines then need a key to connect.
-            users: Access list; None: ``users.toml`` in `keys`. A user needs the role ``call``.
-            insecure: Accept calls from other machines without keys.
+            users: Path of the access list. None: ``users.toml`` in `keys`. A user needs the role ``call``.
+            insecure: True to let other machines connect without keys.
 
         Raises:
             ConfigError: If both or neither of `port_num` and `bind` are given, or if other machines can reach the address and
@@ -61,16 +61,17 @@ class InferenceServer(Resource):
         *,
         max_queue: int = 1024,
     ) -> None:
-        """Register a function; also while the server runs.
+        """Register a function. This also works while the server runs.
 
         Args:
             name: Name of the interface.
-            fn: Function to call. Without `batch` it takes a payload and returns a reply. With `batch` it takes the stacked
-                payloads of several callers, with a leading axis ``N`` (`rl4sys_zmq.serving.stack`), and returns a reply whose
-                leaves have that axis too. If it raises for a batch, each request is tried by itself, so that an invalid
-                request does not affect the others; the function should therefore have no side effects.
-            batch: Parameters of batching; True: `Batching` with its defaults; None: one call at a time.
-            max_queue: Number of calls that can wait; further calls are refused (``busy``).
+            fn: Function to call. Without `batch`, the function takes the payload of one call and returns the reply. With `batch`,
+                the function takes the payloads of ``N`` calls, stacked along a new first axis (`rl4sys_zmq.serving.stack`), and
+                returns the replies stacked in the same way. If the function raises an exception for a batch, it is called again
+                for each request alone, so that an invalid request does not affect the others. Therefore the function should
+                have no side effects.
+            batch: Parameters of batching. True: `Batching` with its defaults. None: one call at a time.
+            max_queue: Largest number of waiting calls. Further calls are refused with the code ``busy``.
 
         Raises:
             ConfigError: If the name is invalid, already registered or begins with ``$``, or `batch` is invalid.
@@ -94,7 +95,8 @@ class InferenceServer(Resource):
         """Bind the address and serve.
 
         Args:
-            threaded: Serve in threads of the server and return. Otherwise serve until `stop` or Ctrl-C.
+            threaded: True to serve in background threads and return at once. False to block until another thread calls `stop` or
+                Ctrl-C is pressed.
 
         Raises:
             AddressInUse: If another process has bound the address.
@@ -124,15 +126,15 @@ class InferenceServer(Resource):
 
 
 class InferenceClient(Resource):
-    """A client that calls the interfaces of one server. Several threads can use it at the same time."""
+    """A client that calls the named functions (*interfaces*) of an `InferenceServer`. Any thread can use it."""
 
     def __init__(
         self, server_ip: str, port_num: int | None = None, *, timeout_s: float = 10.0, keys: str | Path | None = None
     ) -> None:
-        """Create the client. It does not connect yet, so the server can start later.
+        """Create the client. The first call connects, so the server can start later.
 
         Args:
-            server_ip: Host of the server, or a URI, which needs no port.
+            server_ip: Host of the server, or a URI; then no port is needed.
             port_num: Port of the server.
             timeout_s: Default time that a call waits, in seconds.
             keys: The user's key file (``NAME.keys``).
@@ -156,23 +158,23 @@ class InferenceClient(Resource):
 
         Args:
             name: Name of the interface.
-            payload: Tree of arrays, scalars, strings and bytes.
-            timeout_s: Longest time to wait, in seconds; None: the client's.
+            payload: Numpy arrays, numbers, strings and bytes, also nested in dicts, lists and tuples.
+            timeout_s: Longest time to wait, in seconds. None: the timeout of this client.
 
         Returns:
             The reply. Its arrays are read-only.
 
         Raises:
-            CallTimeout: If no reply arrived in time. A late one is dropped and counted.
+            CallTimeout: If no reply arrived in time. A later reply is dropped and counted.
             CallRefused: If there is no such interface, or the server is busy or stopping.
-            CallFailed: If the interface raised.
+            CallFailed: If the interface raised an exception.
             PayloadError: If the payload cannot be sent.
             Closed: If the client is closed.
         """
         return self._client.call(name, payload, timeout_s)
 
     def submit(self, name: str, payload: Tree, timeout_s: float | None = None) -> Future[Tree]:
-        """Start a call and return its future. The arrays of the payload must not change until it is done."""
+        """Start a call and return its future. The arrays of the payload must not change until the future is done."""
         return self._client.submit(name, payload, timeout_s)
 
     async def acall(self, name: str, payload: Tree, timeout_s: float | None = None) -> Tree:
@@ -180,7 +182,10 @@ class InferenceClient(Resource):
         return await self._client.acall(name, payload, timeout_s)
 
     def stats(self) -> dict[str, Any]:
-        """Return the counters: ``again``, ``late``, ``refused``."""
+        """Return the counters of this client.
+
+        ``again``: resent requests. ``late``: replies after the timeout. ``refused``: invalid messages.
+        """
         return self._client.stats()
 
     def close(self) -> None:

@@ -1,8 +1,10 @@
 """The leases of a server's environments.
 
-A *slot* is the place of one environment. A *lease* is one caller's right to one or more slots. A random number that the caller
-chose (its token) identifies it, so taking and returning can be repeated safely. A lease expires after `lease_s` of silence,
-but it ends only when another caller then takes one of its slots. A lease in use (a call runs) does not end.
+A *slot* is the index of one environment. A *lease* is one caller's right to one or more slots. The caller chooses a random
+number, the *token*, that identifies the lease, so that a request to take or return it can be repeated safely.
+
+A lease expires if no message of its caller arrives for `lease_s` seconds. An expired lease ends only when another caller takes
+one of its slots. A lease never ends while one of its calls runs.
 """
 
 from __future__ import annotations
@@ -22,19 +24,19 @@ __all__ = ["Lease", "LeaseTable"]
 
 LONG_CALL_S = 1.0
 ENDED_LEASES = 1024
-"""Number of ended leases that are remembered, to explain to their callers why they ended."""
+"""Number of ended leases of which the table keeps the token, for the error message to their callers."""
 
 
 @dataclass(slots=True)
 class Lease:
-    """One caller's right to some slots.
+    """The right of one caller to one or more environments of a server. Times are those of `time.monotonic`, in seconds.
 
     Attributes:
-        token: Number that the caller chose.
-        slots: Indices of the slots.
+        token: Random number that the caller chose to identify the lease.
+        slots: Indices of the environments.
         last_message_s: Time of the caller's last message.
-        call_started_s: Time when the running call began; None while none runs.
-        returned: True if the lease was returned while a call ran; it ends when the call ends.
+        call_started_s: Time when the running call began. None while no call runs.
+        returned: True if the caller returned the lease while a call ran. The lease then ends with the call.
     """
 
     token: int
@@ -45,7 +47,14 @@ class Lease:
 
 
 class LeaseTable:
-    """The slots of one server. Any thread can use it. Times are those of `time.monotonic`, in seconds."""
+    """The leases of one server, by slot (index of an environment). Any thread can use this object.
+
+    Times are those of `time.monotonic`, in seconds.
+
+    Args:
+        count: Number of slots.
+        lease_s: Time without a message after which a lease expires, in seconds.
+    """
 
     def __init__(self, count: int, lease_s: float) -> None:
         self.count = count
@@ -62,27 +71,28 @@ class LeaseTable:
 
     @property
     def in_use(self) -> bool:
-        """True while a call of any lease runs."""
+        """True while a call of any caller runs on its environments."""
         return any(lease is not None and lease.call_started_s is not None for lease in self._slots)
 
     def holders(self) -> list[Lease | None]:
-        """Return the lease of each slot, or None."""
+        """Return a list with the lease of each slot, or None for a free slot."""
         return list(self._slots)
 
     def take(self, token: int, count: int, index: int | None, now: float | None = None) -> tuple[int, ...]:
-        """Lease slots to a caller: first free slots, then those of callers that were silent for too long.
+        """Lease slots to a caller. Free slots come first, then slots of leases that have expired.
 
         Args:
-            token: Number of the lease. A known lease gets the slots that it has.
+            token: Number that identifies the lease. If the lease exists, its slots are returned unchanged.
             count: Number of slots.
-            index: Required slot, with a count of one; None: any.
-            now: Time in seconds; None: the clock's.
+            index: The slot to lease, if `count` is 1. None: any slots.
+            now: Current time in seconds. None: read the clock.
 
         Returns:
             The indices of the slots, in order.
 
         Raises:
-            Refuse: ``OCCUPIED`` if too few slots are free; ``UNKNOWN`` if there is no such slot.
+            RefuseCall: Code ``OCCUPIED`` if too few slots are free, ``UNKNOWN`` if `index` is out of range, ``OCCUPIED`` or
+                ``GONE`` if the lease with this token has ended.
         """
         now = monotonic() if now is None else now
         if index is not None and not 0 <= index < self.count:
@@ -112,11 +122,11 @@ class LeaseTable:
 
     @contextmanager
     def use(self, token: int) -> Iterator[Lease]:
-        """Mark the lease as in use within this context, so that its slots stay its own and no second call runs.
+        """Mark the lease as in use during the ``with`` block. The lease does not end, and no second call can begin.
 
         Raises:
-            Refuse: ``OCCUPIED`` if another caller has taken one of its slots, ``GONE`` if the lease is unknown, ``BUSY`` while
-                another call of it runs.
+            RefuseCall: Code ``OCCUPIED`` if another caller has taken one of the lease's slots, ``GONE`` if the lease is unknown,
+                ``BUSY`` while another call of the same lease runs.
         """
         with self._lock:
             lease = self._held(token)
@@ -135,7 +145,7 @@ class LeaseTable:
                     self._end(lease)
 
     def keep(self, token: int, now: float | None = None) -> bool:
-        """Renew a lease. Return False if it is unknown."""
+        """Renew a lease. Return False if no lease has this token."""
         with self._lock:
             lease = self._held(token)
             if lease is None:
@@ -144,7 +154,7 @@ class LeaseTable:
             return True
 
     def give(self, token: int) -> None:
-        """Return the slots of a lease. A second call does nothing."""
+        """Give back the slots of a lease. If a call runs, the lease ends with the call. A second call does nothing."""
         with self._lock:
             lease = self._held(token)
             if lease is not None:
@@ -153,7 +163,7 @@ class LeaseTable:
                     self._end(lease)
 
     def _held(self, token: int) -> Lease | None:
-        """Return a lease that was not returned."""
+        """Return the lease with this token, or None if there is none or its caller has returned it."""
         lease = self._leases.get(token)
         return lease if lease is not None and not lease.returned else None
 

@@ -1,4 +1,4 @@
-"""A remote environment as a `gymnasium.Env`."""
+"""A `gymnasium.Env` whose environment runs in a `GymEnvServer` elsewhere."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ TIMEOUT_S = 10.0
 
 
 class RemoteEnv(gymnasium.Env[Any, Any]):
-    """One environment of a `GymEnvServer`. No other caller can step it until this object is closed or garbage-collected.
+    """A client for one environment of a `GymEnvServer`, used like a local `gymnasium.Env`.
 
-    Each step and reset runs at most once, whatever happens to messages and connections. After an error that asks for it, call
-    `reset` to continue; this also works after a restart of the server.
+    No other caller can use the environment until this object is closed or garbage-collected. Each step and reset runs at most
+    once, even if messages are lost. If an error says so, call `reset` to continue. This also works after a restart of the server.
 
-    `np_random` is a local generator with the same seed as the environment's own generator, which stays at the server. `spec`
-    is what this process has registered under the environment's id, so `spec.make` creates a local environment.
+    `np_random` is a local generator. It has the same seed as the generator of the environment at the server.
 
     Attributes:
-        observation_space: The environment's.
-        action_space: The environment's.
-        metadata: The environment's, without the render mode ``human`` unless the server uses it.
-        render_mode: The server's.
-        spec: The local specification; None for an id that is not registered in this process.
+        observation_space: Observation space of the environment.
+        action_space: Action space of the environment.
+        metadata: Metadata of the environment. The render mode ``human`` is removed unless the server uses it.
+        render_mode: Render mode of the environment at the server.
+        spec: The `EnvSpec` that this process has registered for the environment's id, or None. `spec.make` creates a local
+            environment.
     """
 
     def __init__(
         self, address: str, *, timeout_s: float = TIMEOUT_S, env_index: int | None = None, keys: str | Path | None = None
     ) -> None:
-        """Take an environment.
+        """Connect to the server and lease an environment.
 
         Args:
             address: Address of the server.
             timeout_s: Longest time that a call can take, in seconds.
-            env_index: Index of the environment; None: any free one.
+            env_index: Index of the environment. None: any free environment.
             keys: The user's key file (``NAME.keys``), if the server requires keys.
 
         Raises:
             CallTimeout: If no server answers.
-            CallRefused: ``OCCUPIED`` if all environments are taken; ``UNKNOWN`` for an invalid index; ``MISMATCH`` if the
-                server offers another service.
+            CallRefused: Code ``OCCUPIED`` if no environment is free, ``UNKNOWN`` for an invalid index, ``MISMATCH`` if the server
+                is not a `GymEnvServer`.
             ConfigError: If the timeout is invalid or the keys cannot be read.
             TransportError: If the address is invalid.
         """
@@ -65,11 +65,11 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         return self._env_lease.slots[0]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode. Take an environment again if the server no longer has this caller's lease.
+        """Begin an episode. If the server has given the environment to another caller or was restarted, lease one again first.
 
         Raises:
             CallError: As `step`.
-            PayloadError: If the options cannot be sent. It names the path.
+            PayloadError: If the options cannot be sent. The message has the path of the value.
             gymnasium.error.Error: If the seed is invalid, as with any environment.
         """
         super().reset(seed=seed)
@@ -83,11 +83,11 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         """Run one step.
 
         Raises:
-            CallFailed: If the environment raised. It has the type and the text of the exception.
-            CallRefused: ``INVALID`` if the action does not fit its space or the observation is outside its space; ``GONE`` or
-                ``OCCUPIED`` if the episode no longer exists: call `reset`.
+            CallFailed: If the environment raised an exception. The message has its type and text.
+            CallRefused: Code ``INVALID`` if the action or the observation is outside its space. Code ``GONE`` or ``OCCUPIED`` if
+                the episode no longer exists; call `reset`.
             CallTimeout: If no reply arrived in time. The step may have run.
-            CallLost: If the server was restarted meanwhile. The step may have run.
+            CallLost: If the server was restarted during the call. The step may have run.
             PayloadError: If the action cannot be sent.
         """
         payload = {"actions": [self._env_lease.actions.to_tree(action)], "anew": [False]}
@@ -95,7 +95,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         return self._env_lease.read_observation(observation), reward, terminated, truncated, copy_tree(info)
 
     def render(self) -> Any:
-        """Return what the environment renders in the server's render mode.
+        """Return the result of the environment's `render`, in the render mode of the server.
 
         Raises:
             CallError: As `step`.
@@ -112,7 +112,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 
 
 def parse_seed(text: Any) -> int | None:
-    """Parse the seed that the server used; return None if it reported none."""
+    """Convert the seed that the server reported to an integer. Return None if the server reported none."""
     if text is None:
         return None
     if not isinstance(text, str) or not text.isascii() or not text.isdigit():

@@ -1,4 +1,4 @@
-"""Several remote environments as one `gymnasium.vector.VectorEnv`, with one message to and from each server per step."""
+"""A `gymnasium.vector.VectorEnv` of remote environments. A step needs one request to each server and one reply."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["RemoteVectorEnv"]
 
 
 class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
-    """Environments of one or more servers, stepped together; otherwise like `gymnasium.vector.SyncVectorEnv`.
+    """A vector environment whose environments run in one or more `GymEnvServer` processes.
 
-    Within one call, a server steps its environments one after the other; the servers work in parallel. An environment whose
-    episode ended is reset by the next step (`AutoresetMode.NEXT_STEP`). After a step or a reset that raised, call `reset` for
-    all environments.
+    It behaves like `gymnasium.vector.SyncVectorEnv`. The servers work in parallel; each server steps its environments one after
+    the other. The step after the end of an episode resets the environment (`AutoresetMode.NEXT_STEP`). If a step or a reset
+    raises an exception, call `reset` for all environments.
 
     Attributes:
         num_envs: Number of environments.
@@ -41,22 +41,22 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         timeout_s: float = TIMEOUT_S,
         keys: str | Path | None = None,
     ) -> None:
-        """Take the environments.
+        """Connect to the servers and lease environments.
 
         Args:
-            address: Address of the server, or of several servers.
-            num_envs: Number of environments, from the first server first; None: all that the servers have.
+            address: Address of a server, or a sequence of addresses.
+            num_envs: Number of environments. Those of the first server are used first. None: all environments of all servers.
             timeout_s: Longest time that a call can take, in seconds.
             keys: The user's key file; see `RemoteEnv`.
 
         Raises:
-            ConfigError: If the servers' spaces differ, or no address is given.
-            CallRefused: ``OCCUPIED`` if too few environments are free.
+            ConfigError: If the servers' spaces differ, no address is given, or `num_envs` is less than 1.
+            CallRefused: Code ``OCCUPIED`` if too few environments are free.
             CallError, TransportError: As `RemoteEnv`.
         """
         self._parts: list[EnvLease] = []
         self._unsure = True
-        """True while the state of some episode is unknown, and all environments must be reset."""
+        """True while the state of an episode is unknown. All environments must then be reset before the next step."""
         addresses = [address] if isinstance(address, str) else list(address)
         if not addresses or (num_envs is not None and num_envs < 1):
             raise ConfigError(
@@ -96,24 +96,25 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
 
     @property
     def np_random_seed(self) -> Any:  # a tuple, as SyncVectorEnv's
-        """The seed of each environment's generator."""
+        """A tuple with the seed of each environment's generator, or None if unknown."""
         return tuple(self._seeds)
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin episodes in all environments, or in those of ``options["reset_mask"]``.
+        """Begin episodes in all environments, or in those for which ``options["reset_mask"]`` is True.
 
         Args:
-            seed: Seed of the first environment, with consecutive seeds for the others; or one seed for each.
-            options: Passed to each environment.
+            seed: Seed of the first environment; the others get the following integers. Or a sequence with a seed for each.
+            options: Options for the `reset` of each environment. The entry ``reset_mask``, a bool array ``[num_envs]``, is
+                removed.
 
         Returns:
             Observations ``[num_envs, ...]`` and infos, in the form of `SyncVectorEnv`.
 
         Raises:
             CallError, PayloadError: As `RemoteEnv.reset`; then reset all environments.
-            ConfigError: If the seeds, the options or the mask are invalid. Nothing was sent.
+            ConfigError: If the seeds, the options or the mask are invalid. No environment was reset.
         """
         seeds = self._each_seed(seed)
         if not isinstance(options, dict | None):
@@ -149,17 +150,18 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         return self._batch(), infos
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any], dict[str, Any]]:
-        """Step all environments. Those whose episode ended with the last step are reset instead.
+        """Step all environments. An environment whose episode ended with the last step is reset instead.
 
         Args:
             actions: ``[num_envs, ...]``, an element of `action_space`.
 
         Returns:
-            Observations ``[num_envs, ...]``; rewards float64, terminations and truncations bool, all ``[num_envs]``; infos.
+            Observations ``[num_envs, ...]``; rewards (float64), terminations and truncations (bool), each ``[num_envs]``; and the
+            infos, in the form of `SyncVectorEnv`.
 
         Raises:
             CallError, PayloadError: As `RemoteEnv.step`, for the first call that failed; then reset all environments.
-            ConfigError: If the actions are not a batch of `num_envs`. Nothing was sent.
+            ConfigError: If `actions` is not a batch of `num_envs` actions. No environment was stepped.
         """
         if self._unsure and not self.closed:
             text = "the environments were not all reset at the beginning, or since a call failed; call reset()"
@@ -188,7 +190,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         return self._batch(), rewards, terminations, truncations, infos
 
     def render(self) -> tuple[Any, ...] | None:
-        """Return what each environment renders.
+        """Return a tuple with the result of each environment's `render`.
 
         Raises:
             CallError: As `RemoteEnv.render`.
@@ -196,12 +198,12 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         return tuple(copy_tree(self._ask_all("render", [(part, {}) for part in self._parts])))
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Return the environments to their servers."""
+        """Return all environments to their servers. Gymnasium calls this from `close`."""
         for part in self._parts:
             part.close()
 
     def _ask_all(self, verb: str, asked: list[tuple[EnvLease, dict[str, Tree]]]) -> list[Tree]:
-        """Call each server once, all in parallel."""
+        """Call a method of each server, in parallel, and return the replies for all environments in one list."""
         if len(asked) == 1:
             part, payload = asked[0]
             answers: list[Tree] = part.call(verb, payload)
@@ -215,7 +217,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         return [answer for future in futures for answer in future.result()]
 
     def _each_seed(self, seed: Any) -> list[str | None]:
-        """Return one seed for each environment, as digits."""
+        """Return a list with the seed of each environment as digits, or None without a seed."""
         if seed is None:
             return [None] * self.num_envs
         if isinstance(seed, (int, np.integer)):

@@ -1,4 +1,4 @@
-"""Stacking of several callers' payloads along a new leading axis, and splitting of the reply."""
+"""Joining of the payloads of several calls to one batch, along a new first axis, and splitting of the reply."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _Form = tuple[Structure, tuple[object, ...]]
 
 
 def batched(fn: Callable[[Tree], Tree]) -> Callable[[Sequence[Tree]], list[Tree]]:
-    """Wrap a function of a stacked payload as a function of a list of payloads.
+    """Convert a function of one stacked payload to a function of a list of payloads.
 
-    Payloads of different shapes go to `fn` separately. The dicts of a stacked payload have sorted keys.
+    The returned function stacks payloads that have the same structure, shapes and dtypes, calls `fn` once for each such group,
+    and returns the list of replies. The dicts of a stacked payload have sorted keys.
     """
 
     def run(payloads: Sequence[Tree]) -> list[Tree]:
@@ -39,19 +40,24 @@ def batched(fn: Callable[[Tree], Tree]) -> Callable[[Sequence[Tree]], list[Tree]
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
-    """Stack ``N`` trees of the same structure into one tree.
+    """Stack ``N`` payloads of the same structure to one payload with a new first axis of length ``N``.
 
-    Arrays, numbers and lists of numbers become arrays ``[N, ...]``; other leaves become lists of ``N``. Dicts and tuples keep
-    their structure.
+    Dicts and tuples keep their structure. Arrays, numbers and lists of numbers become arrays ``[N, ...]``. Any other value,
+    such as a string, becomes a list of ``N`` values.
     """
     return _stack([_flat(tree) for tree in trees])
 
 
 def unstack(tree: Tree, count: int) -> list[Tree]:
-    """Split a tree whose leaves are arrays ``[N, ...]`` (or tensors) or lists of ``N`` into ``N`` trees; undo `stack`.
+    """Split a stacked payload into a list of payloads. This is the inverse of `stack`.
+
+    Args:
+        tree: The stacked payload: nested dicts and tuples of arrays or torch tensors ``[count, ...]``, or lists of length
+            `count`.
+        count: Number of payloads.
 
     Raises:
-        ValueError: If a leaf has no such axis. It names the path.
+        ValueError: If the first axis of an array or the length of a list is not `count`. The message has the path of the value.
     """
     leaves, structure = flatten(tree)
     columns = []
@@ -66,9 +72,10 @@ def unstack(tree: Tree, count: int) -> list[Tree]:
 
 
 def _flat(tree: Tree) -> tuple[list[Any], _Form]:
-    """Return the leaves of a payload, with lists of numbers as arrays, and the form of the payload.
+    """Return the list of a payload's leaves and the payload's form. Payloads with an equal form can be stacked.
 
-    Payloads of the same form can be stacked. The form is the structure, and for each leaf its dtype and shape.
+    The leaves are the values inside the nested dicts and tuples; lists of numbers become arrays. The form is the structure, and
+    the dtype and shape of each leaf.
     """
     leaves, structure = flatten(tree, by_key=True)
     kinds: list[object] = []
@@ -101,7 +108,7 @@ def _column(leaves: Sequence[Any]) -> Tree:
 
 
 def _numbers(value: list[Any]) -> Any:
-    """Return a list as an array if it holds only numbers, with equally long rows; else return it unchanged."""
+    """Convert a list that contains only numbers, in rows of equal length, to an array. Return any other list unchanged."""
     try:
         array = np.asarray(value)
     except ValueError:
@@ -110,7 +117,7 @@ def _numbers(value: list[Any]) -> Any:
 
 
 def _array(value: Any) -> np.ndarray[Any, Any]:
-    """Return a leaf as an array. It can be a torch tensor."""
+    """Convert a value, which can be a torch tensor, to an array."""
     if hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
     return np.asarray(value)

@@ -1,12 +1,18 @@
-"""The ingest of one data store of a trainer: each item is inserted once, despite resends and killed processes.
+"""Insertion of received items into a trainer's data store: each item once, despite resends and killed processes.
 
-A *stream* is what one trainer client sends from one of its data stores, under the numbers that the items have there. Its
-*mark*, the acknowledged id, is the last number that the server has. An update is processed in this order: the journal records
-it, the mark moves, the store inserts it, the trainer client gets the reply.
+A *stream* is the sequence of items that one trainer client sends from one of its data stores. Items keep the numbers that they
+have in the client's store. The *mark* of a stream is the number of the last item that the server has, and acknowledges.
 
-Each update in the journal records the store's position before it. It follows that all earlier updates are in the store, except
-for the items that the store rejected. If the store rejected some of the last update, a *note*, which is an update without
-items, records the position.
+An *update* is a list of items with consecutive numbers. The server processes an update in this order:
+
+1. The journal records the update.
+2. The mark of the stream increases.
+3. The store inserts the items.
+4. The trainer client gets the reply.
+
+An update in the journal also records the store's position (the number of its next item) before the update. After a restart, this
+position shows that the store has all earlier updates, except for items that it rejected. If the store rejected items of the last
+update, a *note*, which is an update without items, records the position after that update.
 """
 
 from __future__ import annotations
@@ -30,11 +36,11 @@ __all__ = ["InsertRequest", "StoreIngest", "InsertResult"]
 log = logging.getLogger(__name__)
 
 MAX_STREAMS = 100_000
-"""Largest number of streams of one store. A stream is never discarded, because it would count as new if it came back."""
+"""Largest number of streams of one store. A stream is never discarded, because its resent items would then count as new."""
 TRIM_UPDATES = 32
-"""Number of updates that the journal discards at once."""
+"""Number of old updates that are collected before the journal deletes them, all at once."""
 _TRANSIENT = (OSError, MemoryError, StoreError, Closed)
-"""Exceptions after which a store may accept the same item later. Any other exception rejects the item."""
+"""Exceptions of a store after which the same item is tried again later. After any other exception, the item is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +48,12 @@ class InsertRequest:
     """The request of a trainer client to insert items.
 
     Attributes:
-        stream: Name of the trainer client, and lineage of its store (the random number that identifies the store's numbering).
-        after: Number of the last acknowledged item, as the trainer client knows it. If it is above the server's mark, nothing
-            is accepted.
-        known: Highest mark of this stream that a trainer ever acknowledged.
+        stream: Name of the trainer client, and the random number that identifies the numbering of its store (the lineage).
+        after: Number of the last item that the server acknowledged, according to the trainer client. If this is larger than the
+            server's own mark, the server accepts nothing.
+        known: Largest item number of this stream that the trainer client ever saw acknowledged, also by an earlier server.
         first: Number of the first item.
-        items: Items with consecutive numbers.
+        items: The items, with consecutive numbers from `first` on.
     """
 
     stream: StreamKey
@@ -62,9 +68,9 @@ class InsertedItems:
     """Items of one trainer client that were inserted into the store.
 
     Attributes:
-        client: Name of the trainer client that sent them.
-        acked: Mark of their stream: the number that the last accepted item has in the trainer client's store.
-        items: The items, without those that the store rejected.
+        client: Name of the trainer client that sent the items.
+        acked: Number that the last accepted item has in the trainer client's store.
+        items: The items that the store accepted.
     """
 
     client: str
@@ -77,11 +83,12 @@ class InsertResult:
     """The result of an insert request.
 
     Attributes:
-        acked: New mark. If it is below `InsertRequest.after`, nothing was accepted; the trainer client continues from here.
+        acked: Number of the last item that the server now has. If this is below `InsertRequest.after`, nothing was accepted, and
+            the trainer client sends the items after `acked`.
         fresh: Number of items that were new.
-        dropped: Number of items before the first that were never sent, because their store had dropped them.
-        error: What the store raised for a rejected item, or for all of them for now.
-        arrival: Items that are now in the store; None if there are none, or the store accepts nothing for now.
+        dropped: Number of earlier items that the trainer client's store dropped before they were sent.
+        error: Exception that the store raised for an item, or None.
+        arrival: Items that are now in the store. None if there are none, or if accepted items still wait for the store.
     """
 
     acked: int
@@ -92,15 +99,17 @@ class InsertResult:
 
 
 class StoreIngest:
-    """The ingest of a registered data store. One thread at a time calls `insert_waiting` and `take`.
+    """The part of a trainer server that inserts received items into one data store and records them in the journal.
+
+    Only one thread at a time can call `insert_waiting` and `take`.
 
     Attributes:
-        name: Name of the store.
-        store: The store.
+        name: Name of the data store at the server.
+        store: The data store.
         counters: Numbers of items. ``accepted``: new items. ``duplicates``: items that had arrived before.
-            ``dropped_at_source``: items that the trainer client's store dropped before they were sent. ``forgotten``: lost items
-            that an earlier trainer had acknowledged. ``refused.data``: items that the store rejected. ``refilled``: items that
-            were inserted from the journal after a restart.
+            ``dropped_at_source``: items that the trainer client's store dropped before they were sent. ``forgotten``: items that
+            are lost although an earlier server acknowledged them. ``refused.data``: items that the store rejected.
+            ``refilled``: items that were inserted from the journal after a restart.
     """
 
     def __init__(self, name: str, store: DataStoreBase, journal: StoreJournal | None, journal_bytes: int) -> None:
@@ -119,13 +128,16 @@ class StoreIngest:
         self._gone_updates = 0
 
     def refill(self, streams: Iterable[StreamRow]) -> None:
-        """Restore the marks from the journal, and insert the items that the store does not have.
+        """Restore the acknowledged numbers from the journal, and insert items of the journal that the store does not have.
 
-        A store on disk has all but the last items already.
+        A store in memory gets all items of the journal. A store on disk lacks at most the last items.
+
+        Args:
+            streams: The streams in the journal, of all data stores.
 
         Raises:
             JournalError: If the journal cannot be read.
-            StoreError: If the store accepts nothing.
+            StoreError: If the store does not accept items.
         """
         assert self._journal is not None
         empty, missing = self.store.latest_data_id() < 0, list[JournaledItems]()
@@ -147,27 +159,27 @@ class StoreIngest:
         self._note()
 
     def mark(self, stream: StreamKey) -> int:
-        """Return the acknowledged id of a stream; -1 if it is unknown."""
+        """Return the number of the last item of a stream that the server has, or -1 for an unknown stream."""
         return self._marks.get(stream, -1)
 
     def insert_waiting(self) -> InsertedItems | None:
-        """Insert accepted items that the store could not take before.
+        """Insert accepted items that the store could not take earlier, for example because its disk was full.
 
         Returns:
             The items that are now in the store, or None.
 
         Raises:
-            Refuse: If the store still accepts nothing.
+            RefuseCall: If the store still does not accept items.
         """
         if self._waiting and (error := self._insert_waiting()) is not None and self._waiting:
             raise RefuseCall(CallRefusal.BUSY, f"store {self.name} accepts nothing for now: {type(error).__name__}: {error}")
         return self._arrival()
 
     def take(self, offer: InsertRequest) -> InsertResult:
-        """Accept the new items of a request. Call `insert_waiting` first, so that no earlier items wait.
+        """Record the new items of a request in the journal, and insert them. Call `insert_waiting` first.
 
         Raises:
-            Refuse: If nothing is accepted. The trainer client can send the request again.
+            RefuseCall: If no item was accepted. The trainer client can send the request again.
         """
         acked = self.mark(offer.stream)
         if offer.after > acked:
@@ -196,7 +208,7 @@ class StoreIngest:
         return InsertResult(self._marks[offer.stream], len(fresh), dropped, error, self._arrival())
 
     def status(self) -> dict[str, Any]:
-        """Return the sizes of the store and of its part of the journal."""
+        """Return the sizes of the store and of its part of the journal. ``owed`` is the number of items not yet inserted."""
         return {
             "items": len(self.store),
             "latest_data_id": self.store.latest_data_id(),
@@ -207,10 +219,10 @@ class StoreIngest:
         }
 
     def _fill(self, updates: list[JournaledItems]) -> None:
-        """Insert the items of the journal that the store does not have, and empty the list.
+        """Insert those items of the updates that the store does not have, and empty the list of updates.
 
         Raises:
-            StoreError: If the store accepts nothing.
+            StoreError: If the store does not accept items.
         """
         for update in updates:
             items, place = update.items, update.place
@@ -229,7 +241,7 @@ class StoreIngest:
         updates.clear()
 
     def _insert_waiting(self) -> Exception | None:
-        """Insert the waiting items. Return the first exception that the store raised, if any."""
+        """Insert the accepted items that are not in the store yet. Return the first exception that the store raised, or None."""
         before, items = self.store.latest_data_id(), list(self._waiting)
         if not items:
             return None
@@ -265,7 +277,7 @@ class StoreIngest:
             self._gap_pending = False
 
     def _arrival(self) -> InsertedItems | None:
-        """Return the inserted items once no accepted item waits any more."""
+        """Return the items that were inserted since the last call, or None. Return None also while accepted items still wait."""
         if self._waiting:
             return None
         self._note()
@@ -278,7 +290,7 @@ class StoreIngest:
     # ---- the journal
 
     def _note(self) -> None:
-        """Record the store's position in the journal if its updates do not show it."""
+        """Record the store's position in the journal, unless the journal's last update already implies this position."""
         if self._unsure and self._journal is not None and self._kept and not self._waiting:
             stream, end, _, _ = self._kept[-1]
             self._journal.note(JournaledItems(self.name, stream, end, [], self._place()))
@@ -288,7 +300,7 @@ class StoreIngest:
         return StorePosition(self.store.lineage, self.store.latest_data_id() + 1)
 
     def _keep(self, update: JournaledItems, nbytes: int) -> None:
-        """Add an update to the list of the journal's updates, and trim the oldest that a restart would not need."""
+        """Count an update that is in the journal, and delete old updates that are not needed to refill the store."""
         assert self._journal is not None
         count = len(update.items)
         if not count:  # a note is trimmed with the update before it, which has the same end, or after it

@@ -1,4 +1,7 @@
-"""The actor's side of a trainer: data stores that are sent to the server, custom requests, and the newest network."""
+"""The actor's side of a connection to a `TrainerServer`.
+
+It sends the items of data stores, makes custom requests, and receives the newest network.
+"""
 
 from __future__ import annotations
 
@@ -39,20 +42,20 @@ __all__ = ["TrainerClient", "UpdateResult"]
 log = logging.getLogger(__name__)
 
 MESSAGE_BYTES = 4 << 20
-"""Approximate size of a message, in bytes. A larger update is sent as several messages."""
+"""Approximate largest size of a message, in bytes. More items are sent in several messages."""
 MESSAGE_ITEMS = 4096
 FIRST_ITEMS = 64
-"""Largest number of items in the first read. Fewer are read if the first item is large."""
+"""Largest number of items in the first message from a data store. The first message has fewer items if they are large."""
 
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """The result of an update. It is always true in a condition, because an update that fails raises.
+    """The result of a successful update. As a condition it is always true; a failed update raises an exception.
 
     Attributes:
-        items: Number of items that the server accepted as new.
-        acked: For each data store, the number of the last item that the server has; -1 if it has none.
-        dropped_at_source: Number of items that the data stores had dropped before they were sent.
+        items: Number of new items that the server accepted.
+        acked: Dict from the name of each data store to the number of the last item that the server has, or -1.
+        dropped_at_source: Number of items that the full data stores dropped before they were sent.
     """
 
     items: int = 0
@@ -61,7 +64,14 @@ class UpdateResult:
 
 
 class _StoreFeed:
-    """One data store of a trainer client, with what is known of its copy at the server."""
+    """One data store of a trainer client, with the state of its transfer to the server.
+
+    Attributes:
+        store: The data store.
+        lock: Held while items of the store are sent.
+        known: Largest item number that the server has acknowledged, or -1.
+        items: Number of items to read for the next message. 0 before the first.
+    """
 
     def __init__(self, store: DataStoreBase) -> None:
         self.store = store
@@ -73,16 +83,22 @@ class _StoreFeed:
         """Return the number of the store's newest item.
 
         Raises:
-            StoreError: If the store raises.
+            StoreError: If the store raises an exception.
         """
         with _as_store_error(self.store):
             return self.store.latest_data_id()
 
     def read_after(self, from_id: int) -> tuple[int, list[Any]]:
-        """Return the number of the first item after `from_id`, and the next items.
+        """Read the items for one message.
+
+        Args:
+            from_id: Number of the last item that is not needed.
+
+        Returns:
+            The number of the first item after `from_id` in the store, and a list of the items from there on.
 
         Raises:
-            StoreError: If the store cannot read them.
+            StoreError: If the store cannot read the items.
         """
         with _as_store_error(self.store):
             if not self.items:
@@ -92,17 +108,18 @@ class _StoreFeed:
 
 
 class TrainerClient(Resource):
-    """A client that sends the items of data stores to a `TrainerServer`, each once and in order. Any thread can use it.
+    """A client that copies the items of data stores to a `TrainerServer`, each item once and in order.
 
-    The data stores hold what has not been sent. One that is kept on disk (`ReplayBuffer(path=...)`) continues after a restart
-    where the server's acknowledgements ended. Items that a full store drops before they are sent are counted.
+    Any thread can use this object. The data stores buffer unsent items. After a restart of this process, a store on disk
+    (`ReplayBuffer(path=...)`) continues after the last item that the server acknowledged. Items that a full store drops before
+    they are sent are counted.
 
     Attributes:
-        name: Name of this trainer client at the server. Each data store has a random number, its lineage. The name and the
-            lineage identify a stream of items, so the server keeps two trainer clients with the same name apart.
-        data_stores: Data stores, by their names at the server.
-        network_version: Number of the newest network that was received; 0 before the first.
-        last_error: What the last update in the background raised; None if it succeeded.
+        name: Name of this trainer client at the server. Two trainer clients with the same name do not disturb each other, because
+            the server also distinguishes their data stores, by a random number.
+        data_stores: The data stores, by name at the server.
+        network_version: Version of the newest network that was received. 0 before the first.
+        last_error: Exception of the last update in the background. None if that update succeeded.
         counters: ``items``, ``messages``, ``dropped_at_source``, ``unsendable`` (items that cannot be sent), ``updates``,
             ``update_failed``, ``requests``, ``refused.rate``. `stats` adds those of `rl4sys_zmq.rpc.Caller`.
     """
@@ -120,25 +137,25 @@ class TrainerClient(Resource):
         *,
         keys: str | Path | None = None,
     ) -> None:
-        """Connect to the server, compare the configurations, and send what the data stores hold.
+        """Connect to the server, compare the configurations, and send the items in the data stores.
 
         Args:
             name: Name of this trainer client.
             server_ip: Host name, IP address, or URI of the server.
-            config: Configuration, the same as the server's.
-            data_store: The only data store. At the server it has the name of this trainer client.
-            data_stores: Data stores, by their names at the server; use this or `data_store`.
+            config: Configuration, equal to the server's; see `TrainerConfig`.
+            data_store: The only data store. Its name at the server is `name`.
+            data_stores: Data stores, by name at the server. Give either this or `data_store`.
             log_level: Level of the logger ``rl4sys_zmq``; None leaves it unchanged.
-            wait_for_server: Wait until a server answers. This applies here only; later calls wait `timeout_ms`.
+            wait_for_server: True to wait without limit until a server answers. Later calls wait at most `timeout_ms`.
             timeout_ms: Longest time to wait for each reply, in milliseconds.
             keys: The user's key file, if the server requires keys.
 
         Raises:
             ConfigError: If an argument is invalid.
             CallTimeout: If no server answered and `wait_for_server` is False.
-            CallRefused: ``mismatch`` if the configurations differ (it names the field); ``unknown`` if the server does not
-                have a data store of this name.
-            CallFailed: As `update`. The items that could be sent were sent; no client is created.
+            CallRefused: Code ``mismatch`` if the configurations differ; the message names the field. Code ``unknown`` if the
+                server does not have a data store of this name.
+            CallFailed: As `update`. Other items were sent, but the client is not created.
             PayloadError: As `CallFailed`.
             StoreError: As `CallFailed`.
         """
@@ -173,19 +190,19 @@ class TrainerClient(Resource):
     def update(self) -> UpdateResult:
         """Send the items that the server does not have, and return when the server has them.
 
-        Items that are inserted during the call are left for the next update. An update that fails half way has sent the first
-        half.
+        Items that are inserted during the call wait for the next update. If an update fails, the items that were already sent
+        stay at the server.
 
         Raises:
-            CallTimeout: If a reply did not arrive. The next update continues from what the server has.
-            CallRefused: ``unknown``: the server does not have a data store of this name. ``busy``: its journal or its store
-                accepts nothing for now. ``too_large``: one item is too large; it is skipped and counted, and the others were
-                sent.
-            CallFailed: If the server's store rejected an item or accepts nothing for now, or the data callback raised. The
-                server has everything that was sent; nothing is resent.
-            PayloadError: If an item cannot be sent. It is skipped and counted; the others were sent.
-            StoreError: If a data store on disk has lost items that the server has, because an older copy replaced it; or if
-                your own data store raised (see ``__cause__``).
+            CallTimeout: If a reply did not arrive in time. The next update continues after the last item that the server has.
+            CallRefused: Code ``unknown``: the server does not have a data store of this name. Code ``busy``: the server's journal
+                or store cannot accept items at the moment. Code ``too_large``: an item is too large; this item is skipped and
+                counted, and the others were sent.
+            CallFailed: If the server's store rejected an item or cannot insert items at the moment, or if the server's data
+                callback raised an exception. The server has all items, so nothing is resent.
+            PayloadError: If an item has a type that cannot be sent. This item is skipped and counted, and the others were sent.
+            StoreError: If a data store on disk was replaced by an older copy, so that the server has later items; or if your
+                own data store raised an exception (see ``__cause__``).
             Closed: After `stop`.
         """
         done = UpdateResult()
@@ -207,19 +224,19 @@ class TrainerClient(Resource):
         return done
 
     def update_datastore(self, name: str, from_id: int, confirm_update: bool = False) -> UpdateResult:
-        """Send what one data store holds after `from_id`.
+        """Send the items of one data store after `from_id`.
 
-        The server's acknowledged number takes precedence: items that it has are not inserted again, and items between that
-        number and a larger `from_id` are sent.
+        The server inserts no item twice, so a small `from_id` is safe. If `from_id` is larger than the last number that the
+        server has, the items between these two numbers are sent too.
 
         Args:
             name: Name of the data store.
             from_id: Number of the last item that need not be sent.
-            confirm_update: Ask the server for its number once more afterwards.
+            confirm_update: True to ask the server afterwards for the number of its last item, as a check.
 
         Raises:
             ConfigError: If this trainer client has no such data store.
-            CallLost: With `confirm_update`, if the server was restarted and has lost what it acknowledged.
+            CallLost: With `confirm_update`, if the server was restarted and has lost items that it had acknowledged.
             CallError: As `update`.
         """
         done = self._update(name, from_id)
@@ -228,7 +245,7 @@ class TrainerClient(Resource):
         return done
 
     def get_server_last_update_id(self, name: str) -> int:
-        """Return the number of the last item of a data store that the server has; -1 if it has none.
+        """Return the number of the last item of a data store that the server has, or -1 if the server has none.
 
         Raises:
             ConfigError: If this trainer client has no such data store.
@@ -241,20 +258,21 @@ class TrainerClient(Resource):
         return acked
 
     def request(self, type: str, payload: Tree) -> Tree:
-        """Make a custom request. The server's callback runs at most once.
+        """Make a custom request, which the server's callback answers. The callback runs at most once.
 
         Args:
             type: One of the configuration's `request_types`.
-            payload: Tree of arrays, scalars, strings and bytes.
+            payload: Numpy arrays, numbers, strings and bytes, also nested in dicts, lists and tuples.
 
         Returns:
             The return value of the server's callback. Its arrays are read-only.
 
         Raises:
-            CallRefused: ``unknown`` for another type, ``rate`` above the rate limit. Nothing was sent.
+            CallRefused: Code ``unknown`` if `type` is not in `request_types`, code ``rate`` above the rate limit. Nothing was
+                sent.
             CallTimeout: If no reply arrived. The callback may have run, or may still run.
-            CallLost: If the server was restarted meanwhile. The callback may have run.
-            CallFailed: If the server's callback raised.
+            CallLost: If the server was restarted during the call. The callback may have run.
+            CallFailed: If the server's callback raised an exception.
             PayloadError: If the payload cannot be sent.
             Closed: After `stop`.
         """
@@ -273,10 +291,11 @@ class TrainerClient(Resource):
         return self._client.call(method, {"client": self.name, "payload": payload}, once=True)
 
     def recv_network_callback(self, callback: Callable[[Any], object]) -> None:
-        """Call a callback with each network that arrives, beginning with the newest that was published.
+        """Set the callback that receives published networks, beginning with the newest that exists.
 
-        It runs in a thread of its own and gets a tree of numpy arrays that it can write to. While it runs, a newer network
-        replaces the one that waits. What it raises is logged and counted. A second callback replaces the first.
+        The callback runs in a separate thread. Its argument is the network's parameters as nested dicts and lists of writable
+        numpy arrays. A slow callback misses networks: only the newest waits until the callback returns. An exception of the
+        callback is logged and counted. A second callback replaces the first.
 
         Raises:
             Closed: After `stop`.
@@ -287,10 +306,10 @@ class TrainerClient(Resource):
             self._client.subscribe(NETWORK, self._take_network)
 
     def start_async_update(self, interval: float = 10.0) -> None:
-        """Update now and then every `interval` seconds, in a thread of its own.
+        """Start a background thread that calls `update` at once and then every `interval` seconds.
 
-        What an update raises is logged, counted (``update_failed``) and kept in `last_error`; the next update tries again. A
-        second call does nothing.
+        If an update raises an exception, the exception is logged, counted (``update_failed``) and kept in `last_error`, and the
+        next update tries again. A second call of this method does nothing.
 
         Raises:
             ConfigError: If the interval is not positive.
@@ -306,7 +325,7 @@ class TrainerClient(Resource):
                 self._updater.start()
 
     def stats(self) -> dict[str, float]:
-        """Return the counters of this object and of its calls."""
+        """Return `counters`, together with the counters of the RPC calls (`rl4sys_zmq.rpc.Caller`)."""
         return {**self._client.counters.snapshot(), **self.counters.snapshot()}
 
     def stop(self) -> None:
@@ -329,7 +348,7 @@ class TrainerClient(Resource):
         self.stop()
 
     def _begin(self, wait: bool) -> None:
-        """Make the first call and send what the data stores hold; with `wait` repeat this until a server answers."""
+        """Make the first call and send the items in the data stores. With `wait`, repeat this until a server answers."""
         while True:
             try:
                 self._client.call(STORES)
@@ -342,7 +361,7 @@ class TrainerClient(Resource):
                 return
 
     def _update(self, name: str, from_id: int | None) -> UpdateResult:
-        """Send what the server does not have of a data store, and what follows `from_id` even if the server has it."""
+        """Send the items of a data store that the server does not have. With `from_id`, send all items after this number."""
         feed = self._feed(name)
         acked, latest = self.get_server_last_update_id(name), feed.latest()
         if acked > latest:
@@ -365,7 +384,11 @@ class TrainerClient(Resource):
         return feed
 
     def _send_all(self, name: str, feed: _StoreFeed, from_id: int) -> tuple[UpdateResult, RL4SysError | None]:
-        """Send all items that the store holds now; also return the first error that did not end the update."""
+        """Send all items after `from_id` that the store holds at the start of this call.
+
+        Returns:
+            The result, and the first exception that concerned single items and did not end the update (or None).
+        """
         acked, target = from_id, feed.latest()
         items = dropped = 0
         trouble: RL4SysError | None = None
@@ -423,7 +446,7 @@ class TrainerClient(Resource):
 
 
 class _Updater(Worker):
-    """The thread of `TrainerClient.start_async_update`."""
+    """The background thread of `TrainerClient.start_async_update`, which calls `update` periodically."""
 
     def __init__(self, client: TrainerClient, interval_s: float) -> None:
         super().__init__(f"rl4sys-trainer-update-{client.name}")
@@ -431,7 +454,7 @@ class _Updater(Worker):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Update until `stop`; the body of the thread."""
+        """Call `TrainerClient.update` periodically until `stop`. This is the body of the thread."""
         client = self._client
         while not self._stopping.is_set():
             try:
@@ -454,7 +477,7 @@ class _Updater(Worker):
 
 @contextlib.contextmanager
 def _as_store_error(store: DataStoreBase) -> Iterator[None]:
-    """Raise `StoreError` for any foreign exception: a user's store can raise anything."""
+    """Convert exceptions of a data store to `StoreError`. Exceptions of this library pass unchanged."""
     try:
         yield
     except RL4SysError:
@@ -464,7 +487,7 @@ def _as_store_error(store: DataStoreBase) -> Iterator[None]:
 
 
 def _cut(batch: list[Any], feed: _StoreFeed) -> list[Any]:
-    """Return as many items as fit in one message, and set how many to read next."""
+    """Return the first items of the batch, as many as fit in one message, and set `feed.items` for the next read."""
     size = 0
     for count, item in enumerate(batch):
         size += payload_bytes(item)

@@ -1,4 +1,4 @@
-"""The configuration that a trainer server and its trainer clients share."""
+"""The configuration that a `TrainerServer` and its trainer clients share."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ MAX_RATE = 1e9
 class TrainerConfig:
     """The configuration of a `TrainerServer` and all of its trainer clients, checked when it is created.
 
-    The server refuses a trainer client whose `request_types`, `rate_limit` or `version` differ from its own, and names the
-    fields. Addresses can differ.
+    The server refuses a trainer client whose `request_types`, `rate_limit` or `version` differ from the server's. The error names
+    the fields that differ. Addresses can differ.
 
     Attributes:
-        port_number: Port or URI (``tcp://``, ``ipc://``, ``inproc://``) for calls. 0 picks a free port;
-            `TrainerServer.address` names it.
-        broadcast_port: Port or URI for published networks. The server sends it to its trainer clients.
+        port_number: Port or URI (``tcp://``, ``ipc://``, ``inproc://``) for calls. Port 0: any free port;
+            `TrainerServer.address` then has the number.
+        broadcast_port: Port or URI at which the server publishes networks. Trainer clients receive this address from the server.
         request_types: Names of the custom requests.
-        rate_limit: Custom requests per second that one trainer client can make on average, with bursts of two seconds' worth;
-            None for no limit. Data and networks are not limited.
-        version: Your own version of the protocol. It must be equal on both sides.
-        bind: Interface on which the server binds ports that are numbers. If other machines can reach it, the server needs
-            `keys` or `insecure=True`. A trainer client connects to the host that it is given.
+        rate_limit: Largest average number of custom requests per second of one trainer client. Bursts of two seconds' worth are
+            allowed. None: no limit. Items of data stores and networks are not limited.
+        version: A version that you choose, for example of your program. The library only checks that both sides have the same.
+        bind: IP address of the interface on which the server binds ports that are numbers. If other machines can reach this
+            address, the server needs `keys` or `insecure=True`. Trainer clients do not use this field.
 
     Raises:
-        ConfigError: If a value is invalid. It names the field.
+        ConfigError: If a value is invalid. The message names the field.
     """
 
     port_number: int | str = 5555
@@ -65,16 +65,16 @@ class TrainerConfig:
             )
 
     def terms(self) -> dict[str, Any]:
-        """Return the session parameters: the fields that must be equal on both sides."""
+        """Return the fields that must be equal at the server and its trainer clients."""
         rate = None if self.rate_limit is None else float(self.rate_limit)
         return {"version": self.version, "request_types": sorted(self.request_types), "rate_limit": rate}
 
     def bind_address(self) -> Address:
-        """Return the address on which the server takes calls."""
+        """Return the address that the server binds for calls."""
         return address_of("port_number", self.port_number, self.bind)
 
     def broadcast_address(self) -> Address:
-        """Return the address on which the server publishes networks."""
+        """Return the address that the server binds to publish networks."""
         return address_of("broadcast_port", self.broadcast_port, self.bind)
 
     def dial_address(self, server_ip: str) -> Address:
@@ -84,7 +84,7 @@ class TrainerConfig:
             server_ip: Host name, IP address, or URI of the server.
 
         Raises:
-            ConfigError: If the address can only be bound, such as port 0.
+            ConfigError: If a client cannot connect to the address, for example because the port is 0.
         """
         if type(server_ip) is not str or not server_ip:
             raise ConfigError(f"server_ip is {server_ip!r:.60}; expected a host or a URI", key="server_ip")
@@ -99,10 +99,10 @@ class TrainerConfig:
 
 
 def check_config(config: object) -> TrainerConfig:
-    """Return the configuration unchanged.
+    """Check the type of a configuration, and return the configuration unchanged.
 
     Raises:
-        ConfigError: If it is not a `TrainerConfig`.
+        ConfigError: If the object is not a `TrainerConfig`.
     """
     if not isinstance(config, TrainerConfig):
         raise ConfigError(f"config must be a TrainerConfig, not {config!r:.60}", key="config")

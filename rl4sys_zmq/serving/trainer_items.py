@@ -1,8 +1,10 @@
-"""Conversion of the items of a data store to one payload, with equal parts joined into columns.
+"""Conversion of ``N`` items of a data store to one payload, and back.
 
-``payload = {"count": N, "columns": tree}``. Where all items have an array of the same shape and dtype (or a numpy scalar of
-the same dtype), the tree has one array ``[N, *shape]``. Where they have dicts with the same keys, it has a dict of trees.
-Elsewhere it has a list of the N values.
+The payload is ``{"count": N, "columns": columns}``. The value of ``columns`` depends on the items:
+
+- Arrays of the same shape and dtype, or numpy scalars of the same dtype: one array ``[N, *shape]``.
+- Dicts with the same keys: a dict that has columns for each key, by the same rules.
+- Anything else: a list of the ``N`` values.
 """
 
 from __future__ import annotations
@@ -21,15 +23,17 @@ __all__ = ["pack_items", "payload_bytes", "unpack_items"]
 
 
 def pack_items(items: Sequence[Any]) -> dict[str, Tree]:
-    """Return items as one payload, in the form that the docstring of this module describes."""
+    """Join items of a data store to one payload, in the form that the docstring of this module describes."""
     return {"count": len(items), "columns": _column(items)}
 
 
 def unpack_items(payload: Tree) -> list[Any]:
-    """Return the items of an untrusted payload. Their arrays are read-only views.
+    """Split a payload of `pack_items` into its items. The payload can come from an untrusted peer.
+
+    The arrays of the items are read-only views.
 
     Raises:
-        Refuse: If the payload does not have the form of `pack_items`.
+        RefuseCall: If the payload does not have the form of `pack_items`.
     """
     count, columns = (payload.get("count"), payload.get("columns")) if type(payload) is dict else (None, None)
     leaves, structure = flatten(columns, tuples=False)
@@ -39,7 +43,7 @@ def unpack_items(payload: Tree) -> list[Any]:
 
 
 def payload_bytes(value: object) -> int:
-    """Return the approximate size of a payload in bytes: its arrays, strings and bytes, and 16 bytes for each node."""
+    """Return the approximate size of a payload in bytes: the size of arrays, strings and bytes, plus 16 for each value."""
     if isinstance(value, (np.ndarray, np.generic)):
         return 16 + value.nbytes
     if isinstance(value, (str, bytes)):

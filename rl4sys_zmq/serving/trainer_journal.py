@@ -1,9 +1,14 @@
-"""The journal of a trainer's data stores on disk. It uses the learner's journal under other names.
+"""The journal of a trainer server: the record on disk of the items that trainer clients sent to its data stores.
 
-One file, ``RUN_DIR/stores.db``, has the tables of `rl4sys_zmq.delivery.DiskJournal`. In this file a *client* is a data store
-of the server, an *actor* is a trainer client, an *origin* is the lineage of that client's data store, and a *sequence number*
-is the number of an item there. The mark of a stream is therefore the acknowledged id plus one, and the difference between its
-mark and its number of items is what was dropped at the source. An entry is one update, encoded as a call message.
+The journal is one file, ``RUN_DIR/stores.db``, written by the learner's journal class `rl4sys_zmq.delivery.DiskJournal`. The
+columns of that class get another meaning here:
+
+- ``client_id``: the name of a data store of the server.
+- ``actor_id``: the name of a trainer client.
+- ``origin``: the random number that identifies the numbering of the trainer client's data store (its lineage).
+- A sequence number: the number of an item in the trainer client's data store.
+
+An entry is one list of items that a trainer client sent, encoded as a call message.
 """
 
 from __future__ import annotations
@@ -32,10 +37,10 @@ log = logging.getLogger(__name__)
 
 PAGE_BYTES = 16 << 20
 NO_LIMIT = 1 << 62
-"""The journal has no size limit of its own, because each store trims its entries; see `TrainerServer`."""
+"""Value of the journal's size limit: none. Instead, old entries of each store are deleted; see `TrainerServer`."""
 
 StreamKey = tuple[str, int]
-"""The name of the trainer client, and the lineage of its data store."""
+"""The name of a trainer client, and the random number (lineage) that identifies the numbering of its data store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ class StorePosition:
     """The position in a data store of the server at which the next item is inserted.
 
     Attributes:
-        lineage: Lineage of the store: the random number that identifies the numbering of its items. A new store has another.
+        lineage: Random number that identifies the numbering of the store's items. A new store has another lineage.
         number: Number that the next inserted item gets.
     """
 
@@ -53,14 +58,14 @@ class StorePosition:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JournaledItems:
-    """Items that one trainer client sent to one store.
+    """An entry of the journal: items that one trainer client sent to one data store of the server.
 
     Attributes:
-        store: Name of the store.
-        stream: Stream of the items.
-        first_id: Number of the first item in the trainer client's store.
-        items: The items.
-        place: Position at which they are inserted.
+        store: Name of the server's data store.
+        stream: Name of the trainer client, and the random number that identifies the numbering of its data store.
+        first_id: Number that the first item has in the trainer client's data store.
+        items: The items. Empty for an entry that only records `place`.
+        place: Position in the server's data store at which the first item is inserted.
     """
 
     store: str
@@ -71,10 +76,16 @@ class JournaledItems:
 
 
 class StoreJournal(Resource):
-    """The journal that commits updates, and returns them after a restart. Any thread can use it."""
+    """The journal of a trainer server on disk. It records received items, and returns them after a restart.
+
+    Any thread can use this object.
+
+    Attributes:
+        streams: The trainer clients' data stores in the file, each with the number of the next item.
+    """
 
     def __init__(self, run_dir: Path, fsync: Fsync) -> None:
-        """Open the file, or create it.
+        """Open the file ``stores.db`` in `run_dir`, or create it.
 
         Raises:
             RunDirectoryError: If the folder cannot be created.
@@ -93,10 +104,10 @@ class StoreJournal(Resource):
         self.streams: tuple[StreamRow, ...] = self._journal.open().streams
 
     def commit(self, update: JournaledItems) -> int:
-        """Commit an update; return its size in bytes when it is durable.
+        """Write items to the file, wait until they survive the end of the process, and return their size in bytes.
 
         Raises:
-            Refuse: If the disk fails before the update is queued, the journal's thread ended, or the server stops.
+            RefuseCall: If the disk has failed before, the journal's thread has ended, or the server stops.
         """
         entry = _entry(update)
         with self._news:
@@ -112,12 +123,12 @@ class StoreJournal(Resource):
         return entry.nbytes
 
     def note(self, update: JournaledItems) -> None:
-        """Queue an update after the earlier ones, without waiting for it."""
+        """Queue an entry to be written after the earlier entries, without waiting for the disk."""
         with self._news:
             self._journal.append([_entry(update)])
 
     def updates(self, store: str) -> Iterator[tuple[JournaledItems, int]]:
-        """Yield a store's updates, oldest first, with their sizes in bytes. Skip and log damaged entries.
+        """Yield pairs of an entry of a data store and its size in bytes, oldest first. Skip and log damaged entries.
 
         Raises:
             JournalError: If the file cannot be read.
@@ -132,22 +143,22 @@ class StoreJournal(Resource):
             after, more = page.last_row, page.more
 
     def trim(self, store: str, marks: Mapping[StreamKey, int]) -> None:
-        """Discard the items of a store below the marks: for each stream, the number of the first item to keep."""
+        """Delete old items of a data store. For each stream, `marks` has the number of the first item to keep."""
         with self._news:
             self._journal.trim(store, marks)
 
     def state(self) -> JournalHealth:
-        """Return the state of the journal."""
+        """Return the size of the journal on disk, and the error of its disk or thread, if any."""
         return self._journal.state()
 
     def give_up(self) -> None:
-        """End all waits for commits, because the server stops."""
+        """Make all threads that wait in `commit` return with an error, because the server stops."""
         with self._news:
             self._closing = True
             self._news.notify_all()
 
     def close(self) -> None:
-        """Commit what is queued, and close the file. A second call does nothing."""
+        """Write the queued entries, and close the file. A second call does nothing."""
         self.give_up()
         self._journal.stop()
         self._journal.join()
@@ -167,7 +178,7 @@ class StoreJournal(Resource):
             raise RefuseCall(CallRefusal.BUSY, f"the trainer's journal accepts nothing: {error}")
 
     def _take_news(self) -> None:
-        """Collect commits and pages; called in the journal's thread."""
+        """Wake the threads that wait for written entries or for pages that were read. Called in the journal's thread."""
         with self._news:
             for safe in self._journal.committed():
                 if isinstance(safe, JournalPage):
@@ -200,10 +211,10 @@ def _encode(update: JournaledItems) -> list[Any]:
 
 
 def _decode(entry: JournalEntry) -> JournaledItems:
-    """Decode an entry. Its checksum was verified, so an entry that cannot be decoded belongs to another version.
+    """Decode an entry of the file. Its checksum is already verified, so a failure means that another version wrote it.
 
     Raises:
-        JournalError: If it cannot be decoded.
+        JournalError: If the entry cannot be decoded.
     """
     try:
         payload = decode_call(entry.frames).payload

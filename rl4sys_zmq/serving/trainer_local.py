@@ -1,4 +1,4 @@
-"""A trainer and its actors in one process: the calls of both sides, without a network."""
+"""A replacement for `TrainerServer` and `TrainerClient` if trainer and actors run in one process, without sockets."""
 
 from __future__ import annotations
 
@@ -24,21 +24,26 @@ ADDRESS = "this process"
 
 
 class _Listener:
-    """A callback for networks, and the version of the last network that it received."""
+    """A registered callback for networks.
+
+    Attributes:
+        callback: The function.
+        version: Version of the last network that the function received. 0 before the first.
+    """
 
     def __init__(self, callback: Callable[[Any], object]) -> None:
         self.callback, self.version = callback, 0
 
 
 class TrainerSMInterface(Resource):
-    """A replacement for a `TrainerServer` and its trainer clients when all are threads of one process.
+    """A replacement for a `TrainerServer` and its trainer clients if all are threads of one process.
 
-    The threads share their data stores, so an inserted item is there at once and an update has nothing to do. Payloads of
-    requests and their replies are passed without a copy. Networks are copied, once for each callback, because the trainer
-    continues to write to its own.
+    It has the methods of both classes. The threads share their data stores, so the trainer has an inserted item at once, and
+    `update` has nothing to send. Payloads of requests and their replies are passed without a copy. A network is copied for each
+    callback, because the trainer continues to change its own.
 
     Attributes:
-        counters: ``requests``, ``networks``, ``callback_failed``, ``refused.unknown``.
+        counters: ``requests``, ``networks`` (published), ``callback_failed``, ``refused.unknown`` (requests without a callback).
     """
 
     def __init__(self) -> None:
@@ -84,11 +89,11 @@ class TrainerSMInterface(Resource):
         return set(self._stores)
 
     def recv_network_callback(self, callback_fn: Callable[[Any], object]) -> None:
-        """Call a callback with each published network, beginning with the newest that exists.
+        """Add a callback that receives published networks, beginning with the newest that exists.
 
-        It runs in the thread that publishes (the first time in the thread that calls this method), never in two at once, and
-        gets its own tree of numpy arrays. It never gets an older network after a newer one. What it raises is logged and
-        counted.
+        The callback runs in the thread that publishes the network; the first time, in the thread that calls this method. It never
+        runs in two threads at once, and never gets an older network after a newer one. Its argument is its own copy of the
+        network's parameters, as nested dicts and lists of numpy arrays. An exception of the callback is logged and counted.
         """
         listener = _Listener(callback_fn)
         with self._lock:
@@ -97,10 +102,10 @@ class TrainerSMInterface(Resource):
         self._tell([listener], network, version)
 
     def publish_network(self, params: object) -> int:
-        """Pass a network to every callback, and return its version. See `TrainerServer.publish_network`.
+        """Pass a network to every callback, and return the network's version, from 1. See `TrainerServer.publish_network`.
 
         Raises:
-            PayloadError: If a part of `params` could not be sent over a network either. It names the path.
+            PayloadError: If a part of `params` has a type that `TrainerServer` could not send. The message has its path.
         """
         arrays = params_as_arrays(params)
         with self._lock:
@@ -111,15 +116,18 @@ class TrainerSMInterface(Resource):
         return version
 
     def register_request_callback(self, callback_fn: Callable[[str, Any], Any]) -> None:
-        """Set the function that answers requests (type, payload), one at a time, in the thread of the request."""
+        """Set the function that answers requests. It gets the type and the payload, and returns the reply.
+
+        It runs in the thread that makes the request, for one request at a time.
+        """
         self._on_request = callback_fn
 
     def request(self, type: str, payload: Any) -> Any:
         """Make a custom request, and return what the callback returns.
 
         Raises:
-            CallRefused: ``unknown`` if no callback is registered.
-            CallFailed: If the callback raised (see ``__cause__``).
+            CallRefused: Code ``unknown`` if no callback is registered.
+            CallFailed: If the callback raised an exception (see ``__cause__``).
         """
         method, callback = f"request/{type}", self._on_request
         if callback is None:
@@ -134,7 +142,7 @@ class TrainerSMInterface(Resource):
                 raise CallFailed(method, ADDRESS, exc.__class__.__name__, str(exc)) from exc
 
     def update(self) -> UpdateResult:
-        """Return the newest item number of each data store. Nothing is sent: the stores are shared."""
+        """Return the number of the newest item of each data store. Nothing is sent, because the stores are shared."""
         return UpdateResult(acked={name: store.latest_data_id() for name, store in self._stores.items()})
 
     def get_server_last_update_id(self, name: str) -> int:
@@ -146,13 +154,13 @@ class TrainerSMInterface(Resource):
         return self.data_store(name).latest_data_id()
 
     def start_async_update(self, interval: float = 10.0) -> None:
-        """Do nothing: the data stores are shared."""
+        """Do nothing, because the data stores are shared. The method exists for compatibility with `TrainerClient`."""
 
     def start(self, threaded: bool = False) -> None:
-        """Do nothing: there are no sockets."""
+        """Do nothing, because there are no sockets. The method exists for compatibility with `TrainerServer`."""
 
     def stop(self) -> None:
-        """Stop calling callbacks: networks are not passed on, and requests are refused. Running callbacks are not awaited."""
+        """Stop passing networks to callbacks, and refuse requests. Callbacks that run now are not awaited."""
         with self._lock:
             self._stopped, self._on_request = True, None
 
@@ -161,7 +169,7 @@ class TrainerSMInterface(Resource):
         self.stop()
 
     def _tell(self, listeners: list[_Listener], arrays: Any, version: int) -> None:
-        """Pass a network to the listeners that have no newer one."""
+        """Pass a network to each listener that has not received this version or a newer one."""
         with self._telling:
             for listener in listeners:
                 if self._stopped or version <= listener.version:

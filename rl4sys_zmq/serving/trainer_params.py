@@ -1,4 +1,4 @@
-"""Conversion of a network's parameters, of any framework, to a tree of numpy arrays."""
+"""Conversion of a network's parameters, of any framework, to nested dicts, lists and tuples of numpy arrays."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 def params_as_arrays(params: object) -> Tree:
-    """Return parameters as a tree of new arrays, so that the trainer can continue to write to its own.
+    """Copy a network's parameters to numpy arrays. The trainer can then change its own parameters.
 
-    It accepts PyTorch tensors, JAX arrays, numpy arrays, and anything else that numpy converts to an array of numbers. No
-    framework is imported. Mappings become dicts, named tuples become tuples.
+    The structure stays the same, except that mappings become dicts and named tuples become tuples. No framework is imported.
 
     Args:
-        params: Nested mappings (with string keys), lists and tuples of these; or one array.
+        params: PyTorch tensors, JAX arrays, numpy arrays, or other objects that numpy converts to arrays of numbers; alone, or
+            nested in mappings with string keys, lists and tuples.
 
     Raises:
-        PayloadError: If a part cannot be sent. It names the path.
+        PayloadError: If a part cannot be sent. The message has the path of the part.
     """
     return map_tree(_convert, params, _error)
 

@@ -1,4 +1,4 @@
-"""The trainer's side: data stores that trainer clients fill, custom requests, and published networks."""
+"""A server for your own training process: it fills data stores, answers custom requests, and publishes networks."""
 
 from __future__ import annotations
 
@@ -30,24 +30,29 @@ __all__ = ["INSERT", "MARK", "NETWORK", "REQUEST", "STORES", "TrainerServer"]
 log = logging.getLogger(__name__)
 
 STORES, MARK, INSERT, REQUEST, NETWORK = "stores", "mark", "insert/", "request/", "network"
-"""The methods that a trainer client calls, and the topic of networks. A name follows `INSERT` and `REQUEST`."""
+"""Names of the server's RPC methods, and the topic of published networks.
+
+`INSERT` is followed by the name of a data store, `REQUEST` by the type of a custom request.
+"""
 SUBMIT_ROLE = "submit"
 JOURNAL_BYTES = 1 << 30
 MAX_CALLERS = 4096
 RATE_LIMIT_MARGIN = 1.1
-"""Ratio of the server's rate limit to the client's. Calls arrive less evenly than they are made."""
+"""Ratio of the server's rate limit to the client's own. It allows for calls that arrive less evenly than they were made."""
 
 DataCallback = Callable[[str, dict[str, Any]], object]
 RequestCallback = Callable[[str, Any], Any]
 
 
 class TrainerServer(Resource):
-    """A server that copies the data stores of trainer clients into its own, answers requests, and publishes networks.
+    """A server that copies items from the data stores of trainer clients to its own data stores.
 
-    Each item of a trainer client's store enters the server's store once, in order. With `run_dir` this also holds if either
-    process is killed: an acknowledged item is on disk, and a server started again on the same `run_dir` refills its stores
-    with the newest items of each, as many as the store's capacity and `journal_bytes` allow. Without `run_dir` a restarted
-    server is empty, and its trainer clients resend what they still hold.
+    It also answers custom requests and publishes networks. Each item enters the server's data store once and in order.
+
+    With `run_dir`, this also holds if the server or a trainer client is killed, because a journal on disk has each acknowledged
+    item. A server that is started again with the same `run_dir` refills its data stores with the newest items, as many as the
+    store's capacity and `journal_bytes` allow. Without `run_dir`, a restarted server is empty, and its trainer clients resend the
+    items that their stores still have.
     """
 
     def __init__(  # noqa: PLR0913 - its call shape is agentlace's
@@ -67,22 +72,22 @@ class TrainerServer(Resource):
         """Create the server. It binds no address before `start`.
 
         Args:
-            config: Configuration; the trainer clients must have the same.
-            data_callback: Called with a store's name and ``{"data": items, "last_id": number, "client": name}`` after items
-                entered a store. It must not write to the items. It runs in a thread of the server, possibly for two stores at
-                once; while it runs, its store accepts nothing. If it raises, the trainer client gets the error; the items stay
-                in the store.
-            request_callback: Called with the type and the payload of a custom request, one request at a time. It returns the
-                reply. If it raises, the caller gets the error.
+            config: Configuration. Trainer clients must use an equal one; see `TrainerConfig`.
+            data_callback: Function that is called after items were inserted into a data store. Its arguments are the store's
+                name and ``{"data": items, "last_id": number, "client": name}``. It must not write to the items. It runs in a
+                thread of the server, possibly for two stores at the same time. While it runs, its store accepts no items. If it
+                raises an exception, the trainer client gets the error, and the items stay in the store.
+            request_callback: Function that answers custom requests, one at a time. Its arguments are the type and the payload
+                of the request. It returns the reply. If it raises an exception, the caller gets the error.
             log_level: Level of the logger ``rl4sys_zmq``; None leaves it unchanged.
-            run_dir: Folder of the journal; None keeps nothing on disk.
-            journal_bytes: Number of bytes of each store that the journal keeps.
-            fsync: ``"normal"`` survives the end of the process, ``"always"`` also a loss of power.
+            run_dir: Folder of the journal. None: nothing is written to disk.
+            journal_bytes: Largest number of bytes that the journal keeps for each data store.
+            fsync: With ``"normal"`` acknowledged items survive the end of the process, with ``"always"`` also a loss of power.
             keys: Folder of the server's keys (`rl4sys-learner keys DIR`). With None any peer that reaches the address can
                 connect.
-            users: Access list; None: ``users.toml`` in `keys`. A user needs the role ``call``, for data also ``submit``, and
-                for networks also ``read_weights``.
-            insecure: Accept other machines without keys.
+            users: Path of the access list. None: ``users.toml`` in `keys`. A user needs the role ``call``, to send items also
+                ``submit``, and to receive networks also ``read_weights``.
+            insecure: True to let other machines connect without keys.
 
         Raises:
             ConfigError: If the configuration is invalid, or other machines can reach an address and neither `keys` nor
@@ -126,16 +131,16 @@ class TrainerServer(Resource):
             self._server.register(REQUEST + kind, partial(self._request, kind), concurrency_group="requests")
 
     def register_data_store(self, name: str, data_store: DataStoreBase) -> None:
-        """Register a data store that trainer clients fill. With a journal, first refill it from there.
+        """Register a data store that trainer clients fill. If the server has a journal, first refill the store from it.
 
-        From now on the server alone inserts into the store. Any thread can read it.
+        From then on, only the server can insert items into the store. Any thread can read the store.
 
         Raises:
             ConfigError: If the name is invalid or already registered; if the store is not a `DataStoreBase` or is registered
-                under another name; or if it is on disk with items and there is no journal, so that trainer clients would
-                resend them.
+                under another name; or if it is on disk and has items but the server has no journal, because trainer clients
+                would resend these items.
             JournalError: If the journal cannot be read.
-            StoreError: If the store rejects the items of the journal. Register a new store.
+            StoreError: If the store rejects the items of the journal. In this case, register a new store.
             Closed: After `stop`.
         """
         check_name(name, "name")
@@ -174,16 +179,16 @@ class TrainerServer(Resource):
         return set(self._ingests)
 
     def publish_network(self, params: object) -> int:
-        """Send a network to all trainer clients, now or when they subscribe. A newer one replaces it.
+        """Send a network to all trainer clients that subscribe, now or later. Only the newest network is kept.
 
         Args:
-            params: Nested mappings, lists and tuples of arrays of any framework. They are copied.
+            params: Parameters of the network: nested mappings, lists and tuples of arrays of any framework. They are copied.
 
         Returns:
-            The version: the number of networks that this server has published.
+            The version of the network: 1 for the first that this server publishes, then 2, 3, ...
 
         Raises:
-            PayloadError: If a part of `params` cannot be sent. It names the path.
+            PayloadError: If a part of `params` cannot be sent. The message has the path of the part.
             Closed: After `stop`.
         """
         arrays = params_as_arrays(params)
@@ -195,7 +200,8 @@ class TrainerServer(Resource):
         """Bind the addresses and serve.
 
         Args:
-            threaded: Serve in threads of the server and return. Otherwise serve until `stop` is called or Ctrl-C is pressed.
+            threaded: True to serve in background threads and return at once. False to block until another thread calls `stop` or
+                Ctrl-C is pressed.
 
         Raises:
             AddressInUse: If another process has bound an address.
@@ -242,13 +248,14 @@ class TrainerServer(Resource):
         return self._server.address
 
     def status(self) -> dict[str, Any]:
-        """Return the state and the counters.
+        """Return the state and the counters of the server.
 
         Returns:
-            The status of the RPC server (addresses, callers, queues), and: ``stores``, by name; ``network_version``;
-            ``journal``, None without one; ``counters``: ``accepted``, ``duplicates``, ``dropped_at_source``, ``forgotten``,
-            ``refilled``, ``refused.data`` (all in items), ``bytes``, ``updates``, ``requests``, ``callback_failed``,
-            ``refused.CODE``.
+            The status of the RPC server (addresses, callers, queues), with these further keys. ``stores``: a dict for each data
+            store, by name. ``network_version``: version of the newest network. ``journal``: ``used_bytes`` and ``error``, or None
+            without a journal. ``counters``: ``bytes``, ``updates``, ``requests``, ``callback_failed`` and ``refused.CODE``;
+            and, in items, ``accepted``, ``duplicates``, ``dropped_at_source``, ``forgotten`` (lost although an earlier server
+            acknowledged them), ``refilled`` and ``refused.data``.
         """
         status = self._server.status()
         counters = dict.fromkeys(
@@ -303,9 +310,9 @@ class TrainerServer(Resource):
         return {"acked": taken.acked, "fresh": taken.fresh, "dropped": taken.dropped, "error": said_error}
 
     def _tell(self, ingest: StoreIngest, arrival: InsertedItems | None) -> Exception | None:
-        """Call the data callback with new items. Return the exception that it raises, or None.
+        """Call the data callback with new items. Return the exception that the callback raises, or None.
 
-        The items are in the store before the call and stay there, even if the callback raises. They are not sent again.
+        The items are already in the data store and stay there, even if the callback raises an exception.
         """
         if self._data_callback is not None and arrival is not None:
             try:

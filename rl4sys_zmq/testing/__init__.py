@@ -1,12 +1,12 @@
-"""Test tools for transports, algorithms, policies and data stores, the package's own and yours.
+"""Test tools for transports, algorithms, policies and data stores, both of this package and your own.
 
-- `check_transport`: the contract of a transport, clause by clause (`CHECKS`).
-- `check_algorithm`, `check_policy`: the contracts of your own learning algorithm and of your own kind of policy.
-- `check_data_store`: the contract of `rl4sys_zmq.serving.DataStoreBase`, for your own stores.
-- `fresh_address`, `TransportUnderTest`: addresses for tests. `rl4sys_zmq.testing.plugin`: the pytest fixture `transport`.
-- `ChaosProxy` with `Faults`: an unreliable TCP network.
-- `FakeAlgorithm`, `FakeFactory`, `FakeParameters`, `fake_spec`, `fake_weights`: an algorithm that does not learn and needs no
-  torch.
+- `check_transport`: tests a transport (tcp, ipc, inproc) by the checks in `CHECKS`.
+- `check_algorithm`: tests your own learning algorithm. `check_policy`: tests your own kind of policy.
+- `check_data_store`: tests your own subclass of `rl4sys_zmq.serving.DataStoreBase`.
+- `fresh_address`, `TransportUnderTest`: unused addresses for tests. `rl4sys_zmq.testing.plugin`: the pytest fixture `transport`.
+- `ChaosProxy`, `Faults`: a TCP proxy that simulates an unreliable network.
+- `FakeAlgorithm`, `FakeFactory`, `FakeParameters`, `fake_spec`, `fake_weights`: an algorithm for tests that does not learn and
+  needs no torch.
 """
 
 from rl4sys_zmq.testing.addresses import TransportUnderTest, fresh_address

@@ -1,4 +1,4 @@
-"""Fresh addresses for tests."""
+"""Unused addresses for tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["TransportUnderTest", "fresh_address"]
 
 
 def fresh_address(scheme: str, folder: str | Path) -> str:
-    """Return an address of `scheme` that is not bound: port 0, or a unique name.
+    """Return an address that a test can bind: tcp port 0, for which the system picks a free port, or a unique name.
 
     Args:
         scheme: ``tcp``, ``ipc`` or ``inproc``.
@@ -31,7 +31,7 @@ def fresh_address(scheme: str, folder: str | Path) -> str:
 
 
 class TransportUnderTest(Resource):
-    """A transport scheme with fresh addresses: the value of the fixture `transport`.
+    """A source of unused addresses of one transport. It is the value of the pytest fixture `transport`.
 
     Attributes:
         scheme: ``tcp``, ``ipc`` or ``inproc``.
@@ -44,7 +44,7 @@ class TransportUnderTest(Resource):
         self._folder = tempfile.mkdtemp(prefix="rl4-") if scheme == "ipc" else ""
 
     def address(self) -> str:
-        """Return a fresh address to bind. After binding, `Socket.bound` is the address to connect to."""
+        """Return an unused address to bind. After binding, `Socket.bound` is the address to connect to."""
         return fresh_address(self.scheme, self._folder)
 
     def close(self) -> None:

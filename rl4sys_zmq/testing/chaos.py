@@ -16,15 +16,15 @@ _JOIN_S = 10.0
 
 
 class ChaosProxy(Resource):
-    """A TCP proxy between `address` and `upstream` that carries bytes both ways and injects faults.
+    """A TCP proxy for tests that forwards bytes in both directions and injects faults.
 
-    All work is done in one thread. Every method can be called from any thread and takes effect before it returns. The random
-    choices come from a seed. The counters are ``connections``, ``refused`` (the upstream did not answer), ``bytes.up``,
-    ``bytes.down``, ``cuts``, ``half_open``, ``corrupted`` and ``swallowed_bytes``.
+    Peers connect to `address`, and the proxy connects to `upstream`. One thread does all work. Any thread can call every
+    method; a method returns when its effect has begun. Random choices come from a seed.
 
     Attributes:
         address: Address to connect to instead of the upstream.
-        counters: Counts of the faults and of the traffic.
+        counters: ``connections``, ``refused`` (connections to `upstream` that failed), ``bytes.up``, ``bytes.down``, ``cuts``,
+            ``half_open``, ``corrupted`` (chunks), and ``swallowed_bytes``.
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class ChaosProxy(Resource):
         """Start the proxy.
 
         Args:
-            upstream: The tcp address to forward to. It need not be bound yet.
+            upstream: The tcp address to forward to. It can be bound later.
             seed: Seed of all random choices.
-            faults: Initial faults; none if None.
-            listen: Host and port to listen on; port 0 for a free one. A learner has two sockets, the ROUTER and the PUB, and an
-                actor connects to the PUB at the host that it knows and the port that the learner sends. To put a proxy before
-                each socket, let both listen at another loopback address (127.0.0.2) with the port of the learner's socket.
+            faults: The faults at the beginning. None: no faults.
+            listen: Host and port to listen on. Port 0: any free port. A learner has two sockets, ROUTER and PUB. An actor takes
+                the port of the PUB from the learner, but the host from its own configuration. To put a proxy before each
+                socket, let both proxies listen at 127.0.0.2, with the ports of the learner's sockets.
         """
         target = Address.parse(upstream)
         if target.scheme != "tcp" or target.is_fresh:
@@ -55,7 +55,7 @@ class ChaosProxy(Resource):
 
     @property
     def faults(self) -> Faults:
-        """The faults that apply from now on. They can be replaced at any time."""
+        """The current faults. Assign another `Faults` object to change them at any time."""
         return self._loop.faults
 
     @faults.setter
@@ -63,7 +63,7 @@ class ChaosProxy(Resource):
         self._loop.call(lambda: setattr(self._loop, "faults", faults))
 
     def pause(self) -> None:
-        """Stop reading and forwarding. Senders fill their buffers. Nothing is lost."""
+        """Stop reading and forwarding. The buffers of the senders fill up, and no bytes are lost."""
         self._loop.call(lambda: setattr(self._loop, "paused", True))
 
     def resume(self) -> None:
@@ -71,13 +71,13 @@ class ChaosProxy(Resource):
         self._loop.call(lambda: setattr(self._loop, "paused", False))
 
     def cut(self) -> int:
-        """Reset all connections now (RST). Return their number."""
+        """Reset all connections now (RST), and return the number of connections."""
         return self._loop.call(self._loop.cut_all)
 
     def black_hole(self, on: bool) -> None:
-        """While on, accept connections and discard all bytes.
+        """Switch a mode on or off in which the proxy accepts connections and discards all bytes.
 
-        When switched off, connections that lost bytes are reset, since TCP cannot continue with a gap in the stream.
+        When the mode is switched off, connections that lost bytes are reset, because TCP cannot continue with a gap.
         """
         self._loop.call(lambda: self._loop.set_black_hole(on))
 

@@ -1,4 +1,4 @@
-"""The thread of a `ChaosProxy`: its links and the faults that it injects."""
+"""The thread of a `ChaosProxy`, which forwards bytes and injects faults."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ _TICK_S = 0.02  # a throttled link moves at most the bytes of this time at once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """The faults of a `ChaosProxy`. Probabilities are per chunk of at most 16 KiB.
+    """The faults that a `ChaosProxy` injects. The defaults inject no faults.
+
+    A chunk is what the proxy reads at once, at most 16 KiB.
 
     Attributes:
         latency_s: Delay of each chunk, in seconds.
-        rate_bytes_s: Limit on bytes per second and direction; 0 for no limit.
-        cut_probability: Probability that a chunk is forwarded in part and its connection then ends, usually within a frame.
-        reset: True if a cut ends with RST, False if with FIN.
-        half_open: True if a cut ends only the connection to the upstream. The other side is not informed.
+        rate_bytes_s: Limit on the bytes per second in each direction of a connection. 0: no limit.
+        cut_probability: Probability that a chunk is forwarded only in part and the connection is then closed (a cut).
+        reset: True if a cut closes connections with RST, False if with FIN.
+        half_open: True if a cut closes only the connection to the upstream, so that the peer does not notice.
         corrupt_probability: Probability that one bit of a chunk is flipped.
     """
 
@@ -51,7 +53,7 @@ class Faults:
 
 
 class _Flow:
-    """One direction of a link: bytes that were read from `source` and are to be written to `sink` at their time."""
+    """One direction of a proxied connection: a queue of bytes from `source` that are due to be written to `sink`."""
 
     def __init__(self, name: str, source: socket.socket, sink: socket.socket) -> None:
         self.name = name
@@ -64,7 +66,7 @@ class _Flow:
 
 
 class _Link:
-    """A connection of a peer with the proxy's own connection to the upstream."""
+    """A proxied connection: the peer's connection to the proxy, and the proxy's connection to the upstream."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client = client
@@ -76,7 +78,7 @@ class _Link:
 
 
 class ChaosLoop(Worker):
-    """The proxy's thread."""
+    """The thread of a `ChaosProxy`. It accepts connections, forwards bytes and injects faults."""
 
     def __init__(
         self, upstream: Address, rng: random.Random, faults: Faults, counters: Counters, listen: tuple[str, int]
@@ -99,7 +101,7 @@ class ChaosLoop(Worker):
         self.address = f"tcp://{listen[0]}:{self._listener.getsockname()[1]}"
 
     def call(self, command: Callable[[], T]) -> T:
-        """Run a command in the proxy's thread and return its result.
+        """Run a function in the proxy's thread, wait, and return its result. Any other thread can call this.
 
         Raises:
             Closed: If the thread has ended.
@@ -126,7 +128,7 @@ class ChaosLoop(Worker):
     # ---- in the thread
 
     def run(self) -> None:
-        """Run the loop."""
+        """Forward bytes until `stop`. This is the body of the thread."""
         self._watch(self._listener, selectors.EVENT_READ, None)
         self._selector.register(self._wakeup, selectors.EVENT_READ)
         try:
@@ -150,7 +152,7 @@ class ChaosLoop(Worker):
             self._wakeup.close()
 
     def cut_all(self) -> int:
-        """Reset every connection. Return their number."""
+        """Reset every connection, and return the number of connections."""
         links = list(self._links)
         for link in links:
             self._end(link, reset=True)
@@ -158,11 +160,11 @@ class ChaosLoop(Worker):
         return len(links)
 
     def set_black_hole(self, on: bool) -> None:
-        """Begin or end a black hole, which discards all bytes of all connections.
+        """Begin or end a mode in which all bytes of all connections are discarded.
 
         Args:
             on: True: discard all bytes from now on. False: reset the connections that have lost bytes, and forward the bytes of
-                the others again.
+                the other connections.
         """
         self._holed = on
         for link in list(self._links):
@@ -188,7 +190,7 @@ class ChaosLoop(Worker):
             self._interest(link)
 
     def _serve(self, link: _Link, side: object, mask: int) -> None:
-        """Handle one side of a link that is ready."""
+        """Read from one side of a proxied connection, or finish connecting to the upstream, when the selector reports it."""
         if side is link.server and not link.connected:
             if link.server.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 self._counters.add("refused")
@@ -207,7 +209,7 @@ class ChaosLoop(Worker):
             self._take(link, flow, data)
 
     def _take(self, link: _Link, flow: _Flow, data: bytes) -> None:
-        """Queue the bytes that were read, with random damage."""
+        """Queue bytes that were read, after a random decision to corrupt or cut them. Empty bytes mean the end of the stream."""
         if not data:
             flow.ended = True
             if link.half or self._holed:
@@ -230,7 +232,7 @@ class ChaosLoop(Worker):
         flow.size += len(data)
 
     def _carry(self, link: _Link) -> None:
-        """Write the bytes that are due, then update the events to wait for."""
+        """Write the bytes of a proxied connection that are due, then update the events to wait for."""
         if not self.paused and not self._holed and link.connected:
             for flow in link.flows:
                 if not self._write(link, flow):
@@ -238,7 +240,7 @@ class ChaosLoop(Worker):
         self._interest(link)
 
     def _write(self, link: _Link, flow: _Flow) -> bool:
-        """Write one direction. Return False if that ended the link."""
+        """Write the due bytes of one direction. Return False if this closed the proxied connection."""
         while flow.chunks and flow.chunks[0][0] <= self._now and not link.half:
             due, data, cut = flow.chunks[0]
             try:
@@ -277,7 +279,7 @@ class ChaosLoop(Worker):
     # ---- waiting and ending
 
     def _interest(self, link: _Link) -> None:
-        """Update the events of each side: read while there is room, write if bytes are due."""
+        """Update the selector for both sides: wait to read while the buffer has room, and to write if bytes are due."""
         swallowing = link.half or self._holed
         for flow, back in (link.flows, link.flows[::-1]):
             side, mask = flow.source, 0

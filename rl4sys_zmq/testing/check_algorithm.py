@@ -1,4 +1,4 @@
-"""A check of the contract of a learning algorithm, for authors: one test, without a network."""
+"""A test function for authors of learning algorithms. It needs no network."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ _CLOSE = 1e-4
 _UNKNOWN = "no_parameter_has_this_name"
 
 SegmentLogProbs = Callable[[Any, Segment], NDArray[Any]]
-"""A function ``log_probs(algorithm, segment) -> [T]``: the training side's log-probabilities."""
+"""Type of a function ``log_probs(algorithm, segment) -> [T]``.
+
+It returns the log-probability of each of the segment's ``T`` actions, as the algorithm computes it in training.
+"""
 
 
 def check_algorithm(
@@ -47,23 +50,24 @@ def check_algorithm(
     max_steps: int = 20_000,
     log_probs: SegmentLogProbs | None = None,
 ) -> None:
-    """Check that an algorithm fulfils the contract of `rl4sys_zmq.learner.Algorithm`.
+    """Check that an algorithm behaves as `rl4sys_zmq.learner.Algorithm` requires.
 
-    The algorithm trains on the actions of its own policy in a random environment. It must depend only on its seed and on the
-    segments that it observed: a second run and a run from a checkpoint must give the same weights. The kind of its policy must be
-    registered.
+    The algorithm trains on the actions of its own policy in a random environment. Its weights must depend only on its seed and on
+    the segments that it observed: a second run and a run from a checkpoint must give the same weights. The kind of its policy
+    must be registered.
 
     Args:
-        factory: Factory of the algorithm, or its entry. The plan of an entry is checked too.
-        observation_space: Space of the observations. If None, a Box of 4 numbers.
-        action_space: Space of the actions. If None, 2 discrete actions.
+        factory: Function that creates the algorithm, or its `AlgorithmEntry`, whose `plan` is checked too.
+        observation_space: Observation space. None: a Box of 4 numbers.
+        action_space: Action space. None: 2 discrete actions.
         parameters: Parameters of the algorithm. Choose small updates, so that the check is fast.
         seed: Seed of all random choices.
-        max_steps: Number of steps within which each of the three updates must happen.
-        log_probs: The training side's log-probabilities. If None, they are not compared with the acting policy's.
+        max_steps: Largest number of steps until each of the three updates that the check makes.
+        log_probs: Function that returns log-probabilities as the algorithm computes them in training. They must equal those of
+            the acting policy. None: they are not compared.
 
     Raises:
-        AssertionError: With the clause that is violated and the numbers.
+        AssertionError: If a requirement is violated. The message has the requirement and the numbers.
     """
     observations = observation_space if observation_space is not None else BoxSpace((4,))
     actions = action_space if action_space is not None else DiscreteSpace(2)
@@ -85,7 +89,7 @@ def check_algorithm(
 
 
 class _World:
-    """A random environment in which the newest policy of an algorithm acts."""
+    """A random environment that produces segments, in which the newest policy of an algorithm acts."""
 
     def __init__(self, algorithm: Algorithm, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
@@ -96,14 +100,18 @@ class _World:
         self.publish()
 
     def publish(self) -> None:
-        """Act with the algorithm's current weights from now on."""
+        """Use the algorithm's current weights for all further actions."""
         spec = self.algorithm.spec()
         weights = spec.flatten(self.algorithm.snapshot())
         self._policy = build_policy(spec, PolicySnapshot(1, self._version, 0, *weights))
         self._version += 1
 
     def segment(self, steps: int | None = None) -> Segment:
-        """Return the next segment, of at most `rollout_length` steps, with read-only columns."""
+        """Return the next segment of random play, with read-only arrays.
+
+        Args:
+            steps: Number of steps. None: a random number up to `rollout_length`.
+        """
         spec, length = self.algorithm.spec(), self.algorithm.rollout_length
         count = steps if steps is not None else int(self._rng.integers(1, length + 1))
         terminated, truncated = (self._rng.random(2) < 0.4).tolist()
@@ -139,7 +147,7 @@ class _World:
         return made
 
     def _choose(self, observation: Any) -> tuple[Any, float, Mapping[str, Any]]:
-        """Return the raw action, its log-probability and the extra columns of one step."""
+        """Choose an action. Return the raw action, its log-probability, and the extra columns of the policy for this step."""
         if isinstance(self._policy, ColumnPolicy):
             choice = self._policy.step(observation, None, self._sampler, True, self._state)
             raw, _, log_prob, columns, self._state = choice
@@ -207,7 +215,7 @@ def _check_nothing_to_do(algorithm: Algorithm) -> None:
 
 
 def _check_training(make: Callable[[], Algorithm], seed: int, max_steps: int, log_probs: SegmentLogProbs | None) -> None:
-    """Train, and compare with a second run and with a run that resumes from a checkpoint."""
+    """Train for three updates, and compare the weights with a second run and with a run that resumes from a checkpoint."""
     states = _global_states()
     world = _World(make(), seed)
     segments: list[list[Segment]] = []
@@ -244,7 +252,7 @@ def _check_training(make: Callable[[], Algorithm], seed: int, max_steps: int, lo
 
 
 def _one_update(world: _World, max_steps: int, log_probs: SegmentLogProbs | None) -> list[Segment]:
-    """Observe segments until an update happens. Return them."""
+    """Pass segments to the algorithm until an update happens. Return these segments."""
     algorithm, given, steps = world.algorithm, list[Segment](), 0
     while True:
         segment = world.segment()
@@ -297,12 +305,12 @@ def _is_finite(algorithm: Algorithm) -> bool:
 
 
 def _equal(one: tuple[FlatWeights, bytes], other: tuple[FlatWeights, bytes]) -> bool:
-    """Compare two results of `PolicySpec.flatten`."""
+    """Return True if two results of `PolicySpec.flatten` are equal."""
     return np.array_equal(one[0], other[0]) and one[1] == other[1]
 
 
 def _global_states() -> list[Any]:
-    """Return the random states that all code of this process shares."""
+    """Return the states of the global random generators of Python, numpy and, if it is imported, torch."""
     numpy_state: Any = np.random.get_state()
     found = [random.getstate(), numpy_state[0], bytes(numpy_state[1]), numpy_state[2:]]
     if "torch" in sys.modules:

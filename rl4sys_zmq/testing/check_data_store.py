@@ -1,4 +1,4 @@
-"""A check of the contract of a data store."""
+"""A test function for authors of data stores."""
 
 from __future__ import annotations
 
@@ -11,44 +11,47 @@ __all__ = ["DataStore", "check_data_store"]
 Item = TypeVar("Item")
 
 _ITEMS = 2_000
-"""Number of items that one thread inserts while another reads."""
+"""Number of items in the test in which one thread inserts and another reads."""
 
 
 class DataStore(Protocol[Item]):
-    """The methods that `rl4sys_zmq.serving.DataStoreBase` requires of a store."""
+    """The methods of `rl4sys_zmq.serving.DataStoreBase` that `check_data_store` calls."""
 
     def insert(self, data: Item) -> None:
         """Store one item under the next number."""
 
     def batch_insert(self, batch_data: Sequence[Item]) -> None:
-        """Store items in their order."""
+        """Store several items in order."""
 
     def latest_data_id(self) -> int:
-        """Return the number of the newest item; -1 if there never was one."""
+        """Return the number of the newest item, or -1 before the first insertion."""
 
     def oldest_data_id(self) -> int:
-        """Return the number of the oldest item in the store."""
+        """Return the number of the oldest item in the store. For an empty store, return the number of the next item."""
 
     def get_latest_data(self, from_id: int) -> list[Item]:
-        """Return all items after `from_id` that are still in the store, oldest first."""
+        """Return the items in the store with numbers above `from_id`, oldest first."""
 
     def read_after(self, from_id: int, limit: int | None = None) -> tuple[int, list[Item]]:
-        """Return the number of the first item after `from_id` in the store, and at most `limit` items from there on."""
+        """Return the number of the first item in the store above `from_id`, and a list of at most `limit` items from there on."""
 
     def __len__(self) -> int:
         """Return the number of items in the store."""
 
 
 def check_data_store(make: Callable[[int], DataStore[Item]], item: Callable[[int], Item], number: Callable[[Item], int]) -> None:
-    """Check that a store fulfils the contract: numbers, order, dropped items, and reading while another thread inserts.
+    """Check that a data store behaves as `rl4sys_zmq.serving.DataStoreBase` requires.
+
+    The check covers the numbers and the order of items, items that are dropped from a full store, and reading while another
+    thread inserts.
 
     Args:
-        make: Returns an empty store of the given capacity.
-        item: Returns an item that is made of a number and can be told from others.
-        number: Returns that number, given an item as the store returns it.
+        make: Function that creates an empty store of the given capacity.
+        item: Function that creates an item from an integer. Different integers must give different items.
+        number: Function that returns the integer from which an item was created, for an item that the store returned.
 
     Raises:
-        AssertionError: If the store violates the contract.
+        AssertionError: If the store violates a requirement.
     """
     for capacity in (1, 5):
         store, twin = make(capacity), list[int]()
@@ -65,7 +68,7 @@ def check_data_store(make: Callable[[int], DataStore[Item]], item: Callable[[int
 
 
 def _check_state(store: DataStore[Item], twin: list[int], capacity: int, number: Callable[[Item], int]) -> None:
-    """Compare a store with the list of everything that was inserted."""
+    """Compare the contents of a store with `twin`, the list of the integers of all inserted items."""
     held = twin[-capacity:]
     oldest = len(twin) - len(held)
     assert len(store) == len(held), f"the store has {len(store)} items; expected {len(held)}"
@@ -84,7 +87,7 @@ def _check_state(store: DataStore[Item], twin: list[int], capacity: int, number:
 
 
 def _check_threads(store: DataStore[Item], item: Callable[[int], Item], number: Callable[[Item], int]) -> None:
-    """Check that a reader that follows a writer sees each item at most once, in order and under its own number."""
+    """Check that a thread that reads during inserts gets each item at most once, in order and with the correct number."""
     errors: list[BaseException] = []
 
     def insert() -> None:

@@ -1,4 +1,4 @@
-"""A check of the contract of a kind of policy, for authors: one test, without a network."""
+"""A test function for authors of policies. It needs no network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from rl4sys_zmq.wire import spec_body, spec_from_document, spec_to_document
 __all__ = ["LogProbs", "check_policy", "random_observations"]
 
 LogProbs = Callable[[Mapping[str, NDArray[Any]], Any, NDArray[Any]], NDArray[Any]]
-"""A function ``log_probs(tensors, observations [N, *obs], raw_actions [N, *act]) -> [N]`` of the training side."""
+"""Type of a function ``log_probs(tensors, observations [N, *obs], raw_actions [N, *act]) -> [N]``.
+
+It returns the log-probabilities of raw actions, as the algorithm computes them in training.
+"""
 
 _ROWS = 16
 _DRAWS = 4000
@@ -37,21 +40,25 @@ def check_policy(
     log_probs: LogProbs | None = None,
     masks: bool = True,
 ) -> None:
-    """Check that the policy of a spec fulfils the contract of `rl4sys_zmq.policies.Policy`.
+    """Check that the policy that a spec describes behaves as `rl4sys_zmq.policies.Policy` requires.
 
-    The kind must be registered. The policy is built from the spec as it travels and acts on random observations. Its actions must
-    depend only on its random numbers. Its log-probabilities must agree with the actions that it draws, with `act_batch` and with
-    `log_probs`. Its extra columns must have the shapes and dtypes of its spec, and depend only on what `step` gets.
+    The kind of the policy must be registered. The spec is encoded and decoded as for the network. Then the policy is built and
+    acts on random observations. The check requires:
+
+    - Actions depend only on the weights, the observations and the `Sampler` of random numbers.
+    - Log-probabilities agree with the frequencies of the drawn actions, with `act_batch` and with `log_probs`.
+    - Extra columns have the shapes and dtypes of the spec, and depend only on the arguments of `step`.
 
     Args:
         spec: Spec of the policy to build.
-        tensors: Weights by name. If None, random ones with a standard deviation of 0.3; integers and booleans are 0.
+        tensors: Weights by name. None: random floats with a standard deviation of 0.3; integers and booleans are 0.
         seed: Seed of all random choices.
-        log_probs: The training side's log-probabilities of raw actions, without masks. If None, they are not compared.
-        masks: True if the policy obeys masks. False if it documents that it ignores them.
+        log_probs: Function that returns the log-probabilities of raw actions, as the algorithm computes them in training, without
+            masks of forbidden actions. None: they are not compared.
+        masks: True if the policy obeys masks of forbidden actions. False if its documentation says that it ignores them.
 
     Raises:
-        AssertionError: With the clause that is violated and the numbers.
+        AssertionError: If a requirement is violated. The message has the requirement and the numbers.
         ConfigError: If the kind is not registered, or the policy cannot be built.
     """
     again = spec_from_document(spec_to_document(spec), spec_body(spec))
@@ -93,7 +100,11 @@ def _random_tensors(spec: PolicySpec, rng: np.random.Generator) -> dict[str, NDA
 
 
 def random_observations(space: ObservationSpace, count: int, rng: np.random.Generator) -> Tree:
-    """Return random observations of a space, ``[count, *obs]`` of its dtype and within its bounds, or a tree of such arrays."""
+    """Return `count` random observations of a space, within its bounds.
+
+    Returns:
+        An array ``[count, *obs]`` of the space's dtype. For a space with parts, nested dicts and tuples of such arrays.
+    """
     leaves = leaves_of(space)
     return leaves.unflatten(_random_array(leaf, count, rng) for leaf in leaves.spaces)
 
@@ -144,7 +155,11 @@ def _check_batch(policy: Policy, spec: PolicySpec, observations: Sequence[Any], 
 
 
 def _check_columns(policy: ColumnPolicy, spec: PolicySpec, observations: Sequence[Any], seed: int) -> None:
-    """Act through one episode, then again from each of its states, alone and as a batch."""
+    """Check the steps of a policy with extra columns.
+
+    Act through one episode. Then repeat each step from the state before it, first alone, then all steps as a batch. The results
+    must be equal.
+    """
     dtypes = {column.name: np.dtype(column.dtype) for column in spec.columns}
     shapes = {column.name: column.shape for column in spec.columns}
     states: list[Any] = [None]
@@ -190,7 +205,7 @@ def _check_action(spec: PolicySpec, raw: NDArray[Any], action: NDArray[Any]) -> 
 
 
 def _check_frequencies(policy: Policy, spec: PolicySpec, observation: Any, seed: int) -> None:
-    """Compare the frequency of each action with its log-probability."""
+    """Check that the frequency of each drawn action agrees with its log-probability."""
     many = _stack(spec, [observation] * _DRAWS)
     raw, _, log_probs = policy.act_batch(many, None, Sampler(seed), True)
     for action in np.unique(raw):
@@ -245,6 +260,6 @@ def _stack(spec: PolicySpec, observations: Sequence[Any]) -> Tree:
 
 
 def _same(one: list[Any], other: list[Any], tolerance: float = 0.0) -> bool:
-    """Compare two lists of raw actions, actions and log-probabilities."""
+    """Return True if two lists of tuples (raw action, action, log-probability) agree within the tolerance."""
     pairs = [pair for a, b in zip(one, other, strict=True) for pair in zip(a, b, strict=True)]
     return all(np.allclose(np.asarray(x), np.asarray(y), rtol=tolerance, atol=tolerance) for x, y in pairs)

@@ -1,4 +1,4 @@
-"""A check of the contract of a transport, for any address."""
+"""A test function for transports: it checks that sockets at given addresses behave as this package requires."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _MANY_SENDS = 20_000
 
 
 def check_transport(make: Make, *, via: Via = str) -> None:
-    """Check that addresses from `make` carry frames as the package requires.
+    """Check that sockets at addresses from `make` behave as this package requires, by all functions in `CHECKS`.
 
     Args:
-        make: Returns a fresh address to bind at each call, for example ``lambda: "tcp://127.0.0.1:0"``.
-        via: Returns the address to connect to, given the bound one. Insert a chaos proxy here.
+        make: Function that returns an unused address to bind at each call, for example ``lambda: "tcp://127.0.0.1:0"``.
+        via: Function that converts the bound address to the address to connect to, for example that of a `ChaosProxy`.
 
     Raises:
-        AssertionError: With the clause that is violated and the actual result.
+        AssertionError: If a check fails. The message has the name of the check and the actual result.
     """
     for name, check in CHECKS.items():
         before = open_sockets()
@@ -41,7 +41,7 @@ def check_transport(make: Make, *, via: Via = str) -> None:
 
 
 def frames_arrive_exactly(make: Make, via: Via) -> None:
-    """Check that empty, large and many frames arrive unchanged, in both directions."""
+    """Check that empty, large and many frames arrive unchanged, from DEALER to ROUTER and back."""
     messages: list[list[Frame]] = [
         [b""],
         [b"", b"", b""],
@@ -64,7 +64,7 @@ def frames_arrive_exactly(make: Make, via: Via) -> None:
 
 
 def order_is_kept(make: Make, via: Via) -> None:
-    """Check that messages between one pair arrive in order, also when the sender reuses its buffer."""
+    """Check that messages between two sockets arrive in order and unchanged, even if the sender reuses its buffer."""
     with ExitStack() as stack:
         router, dealer = _router_and_dealer(stack, make, via)
         sent = 0
@@ -82,7 +82,7 @@ def order_is_kept(make: Make, via: Via) -> None:
 
 
 def router_answers_the_right_peer(make: Make, via: Via) -> None:
-    """Check that each of three dealers gets its own answer and no other."""
+    """Check that each of three DEALER sockets gets its own reply and no other."""
     with ExitStack() as stack:
         router = stack.enter_context(Socket.router(make()))
         dealers = [stack.enter_context(Socket.dealer(via(router.bound.uri))) for _ in range(3)]
@@ -98,7 +98,7 @@ def router_answers_the_right_peer(make: Make, via: Via) -> None:
 
 
 def unknown_peers_are_gone(make: Make, via: Via) -> None:
-    """Check that a router reports GONE for a peer that never existed and for a closed one."""
+    """Check that a ROUTER send returns GONE for a peer that never existed, and for a peer that has closed."""
     with ExitStack() as stack:
         router, dealer = _router_and_dealer(stack, make, via)
         assert router.send([b"nobody", b""]) is SendResult.GONE, "a send to an unknown peer was not GONE"
@@ -109,7 +109,7 @@ def unknown_peers_are_gone(make: Make, via: Via) -> None:
 
 
 def a_full_queue_never_blocks(make: Make, via: Via) -> None:
-    """Check that sends become FULL if the peer does not read, and that every message that was OK arrives later."""
+    """Check that sends return FULL if the peer does not read, and that each message whose send returned OK arrives later."""
     with ExitStack() as stack:
         router = stack.enter_context(Socket.router(make(), send_hwm=2))
         dealer = stack.enter_context(Socket.dealer(via(router.bound.uri), recv_hwm=2))
@@ -123,7 +123,7 @@ def a_full_queue_never_blocks(make: Make, via: Via) -> None:
 
 
 def nothing_to_receive_is_none(make: Make, via: Via) -> None:
-    """Check that an empty queue gives None at once, and that a poll ends at its timeout."""
+    """Check that `recv` returns None at once if no message is waiting, and that a poll ends at its timeout."""
     with ExitStack() as stack:
         router, dealer = _router_and_dealer(stack, make, via)
         start = time.monotonic()
@@ -135,7 +135,7 @@ def nothing_to_receive_is_none(make: Make, via: Via) -> None:
 
 
 def subscribers_get_their_prefixes(make: Make, via: Via) -> None:
-    """Check that a publisher sees subscriptions begin and end, and that subscribers get exactly their topics."""
+    """Check that a publisher is informed of subscriptions and their end, and that subscribers get exactly their topics."""
     with ExitStack() as stack:
         publisher = stack.enter_context(Socket.xpub(make(), hwm=100))
         address = via(publisher.bound.uri)
@@ -174,7 +174,7 @@ def a_stuck_subscriber_harms_only_itself(make: Make, via: Via) -> None:
 
 
 def pipelines_flow(make: Make, via: Via) -> None:
-    """Check that push and pull work in both directions of connecting, and that a push without a peer is FULL."""
+    """Check that PUSH and PULL work whichever side binds, and that a PUSH send without a peer returns FULL."""
     with ExitStack() as stack:
         push = stack.enter_context(Socket.push(bind=make()))
         assert push.send([b"x"]) is SendResult.FULL, "a push without a peer accepted a message"
@@ -189,7 +189,7 @@ def pipelines_flow(make: Make, via: Via) -> None:
 
 
 def an_address_is_bound_once(make: Make, via: Via) -> None:
-    """Check that a second bind fails without effect on the first, and that a close frees the address at once."""
+    """Check that a second bind of an address fails without harm to the first, and that `close` frees the address at once."""
     with ExitStack() as stack:
         router, dealer = _router_and_dealer(stack, make, via)
         try:
@@ -231,7 +231,7 @@ def closing_is_final_and_repeatable(make: Make, via: Via) -> None:
 
 
 def other_threads_are_refused(make: Make, via: Via) -> None:
-    """Check that send, receive and close raise in a thread that did not create the socket, and do no harm."""
+    """Check that `send`, `recv` and `close` raise, and do no harm, in a thread that did not create the socket."""
     with ExitStack() as stack:
         router, dealer = _router_and_dealer(stack, make, via)
         problems: list[AssertionError] = []
@@ -271,7 +271,7 @@ CHECKS: dict[str, Callable[[Make, Via], None]] = {
         other_threads_are_refused,
     )
 }
-"""The clauses of the contract by name. Each takes `make` and `via`."""
+"""The functions that `check_transport` calls, by name. Each takes the arguments `make` and `via` of `check_transport`."""
 
 
 def _router_and_dealer(stack: ExitStack, make: Make, via: Via) -> tuple[Socket, Socket]:
@@ -305,7 +305,7 @@ def _notice(publisher: Socket) -> tuple[bool, bytes]:
 
 
 def _fill(send: Callable[[int], SendResult]) -> int:
-    """Send numbered messages until the queue has been full for a while. Return the number of sends that were OK."""
+    """Send numbered messages until the queue has been full for 0.1 s. Return the number of sends that returned OK."""
     queued, full_since = 0, None
     for _ in range(_MANY_SENDS):
         start = time.monotonic()

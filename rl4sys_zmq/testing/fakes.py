@@ -1,4 +1,4 @@
-"""A deterministic algorithm and policy that learn nothing and need no torch."""
+"""A deterministic algorithm for tests that does not learn and needs no torch, with its policy."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _SEED_MODULUS = 2**64
 
 
 def fake_spec(hidden_sizes: tuple[int, ...] = (8,)) -> PolicySpec:
-    """Return the spec of a small categorical policy: a box of 4 numbers as observation, 2 actions."""
+    """Return the `PolicySpec` of a small policy with observations of 4 numbers and 2 discrete actions."""
     return mlp_spec(BoxSpace((4,)), DiscreteSpace(2), "categorical", hidden_sizes)
 
 
 def fake_weights(spec: PolicySpec, update: int, seed: int = 0) -> FlatWeights:
-    """Return the weights of a `FakeAlgorithm` after `update` updates, float32 ``[spec.size]``; all differ."""
+    """Return the weights of a `FakeAlgorithm` after `update` updates: float32 ``[spec.size]``, different for each update."""
     return np.random.default_rng([seed % _SEED_MODULUS, update]).normal(0.0, 0.1, spec.size).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class FakeParameters:
-    """The parameters of a fake algorithm."""
+    """The parameters of a `FakeAlgorithm`."""
 
     steps_per_update: int = option(whole_number(1), 16, doc="steps for one update")
     rollout_length: int = option(whole_number(1), 16, doc="longest segment of an actor, in steps")
@@ -48,12 +48,12 @@ class FakeAlgorithm:
     """An `Algorithm` that counts steps and sets its weights to `fake_weights` at each update.
 
     Attributes:
-        segments: Number of observed segments. `load` resets it, as all counts, to the loaded state.
-        steps: Number of steps in these segments.
+        segments: Number of observed segments. `load` sets this and the other counts to those of the loaded state.
+        steps: Number of steps in the observed segments.
         updates: Number of updates.
-        keys: ``(episode_id, segment_index)`` of each observed segment, in order. Each must occur exactly once.
-        corrected: Number of segments with ``correct=True``.
-        release: While not set, an update takes ``slow_s`` seconds. Set it to let a slow update finish at once.
+        keys: Pairs ``(episode_id, segment_index)`` of the observed segments, in order. A test can check that each occurs once.
+        corrected: Number of segments that were observed with ``correct=True``.
+        release: Event that ends slow updates. Until it is set, an update takes ``slow_s`` seconds.
     """
 
     kind: ClassVar[str] = "onpolicy"
@@ -88,11 +88,11 @@ class FakeAlgorithm:
         return FakeFactory(kind, defaults, release or threading.Event())
 
     def spec(self) -> PolicySpec:
-        """Return the policy that actors must build."""
+        """Return the `PolicySpec` of the policy that actors build."""
         return self._spec
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        """Count a segment."""
+        """Count a segment and its steps."""
         self.segments += 1
         self.steps += segment.steps
         self.corrected += correct
@@ -100,9 +100,12 @@ class FakeAlgorithm:
         self.keys.append((segment.episode_id, segment.segment_index))
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
-        """Do one update if ``steps_per_update`` steps are pending. An on-policy update uses all pending steps.
+        """Do one update if at least ``steps_per_update`` observed steps are unused. Otherwise return None.
 
-        With `partial`, an on-policy algorithm updates on any number of pending steps.
+        An on-policy update uses all unused steps, an off-policy update ``steps_per_update`` of them.
+
+        Args:
+            partial: True to let an on-policy algorithm update with any number of unused steps above 0.
 
         Raises:
             RuntimeError: At the update after ``fail_after_updates``.
@@ -120,15 +123,15 @@ class FakeAlgorithm:
         return {"fake/updates": float(self.updates), "fake/steps": float(self.steps)}
 
     def demand(self) -> int:
-        """Return the number of steps that are missing for the next update."""
+        """Return the number of further steps that the next update needs."""
         return max(0, self.parameters.steps_per_update - self._pending)
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
-        """Return `fake_weights` of the updates so far."""
+        """Return `fake_weights` for the number of updates so far, by tensor."""
         return self._spec.views(fake_weights(self._spec, self.updates, self._seed))
 
     def state(self) -> dict[str, Any]:
-        """Return all counts, as integers and lists. An on-policy state leaves out the pending steps."""
+        """Return all counts, as integers and lists. An on-policy algorithm omits segments that no update has used."""
         onpolicy = self.kind == "onpolicy"
         segments, steps, corrected = self._used if onpolicy else (self.segments, self.steps, self.corrected)
         return {
@@ -141,11 +144,11 @@ class FakeAlgorithm:
         }
 
     def checkpoint(self) -> tuple[Any, ...]:
-        """Return a state to go back to (`UndoableAlgorithm.checkpoint`)."""
+        """Return the current state for `restore` (see `UndoableAlgorithm.checkpoint`)."""
         return self.updates, self._used
 
     def restore(self, kept: tuple[Any, ...]) -> None:
-        """Return to the state of a `checkpoint`. An on-policy algorithm discards the segments observed since then."""
+        """Return to the state of an earlier `checkpoint`. An on-policy algorithm discards segments that were observed later."""
         again = self.updates - kept[0]
         self.updates, self._used = kept
         if self.kind == "offpolicy":
@@ -156,15 +159,15 @@ class FakeAlgorithm:
             del self.keys[self.segments :]
 
     def numbers_to_check(self) -> list[NDArray[Any]]:
-        """Return the number of updates, which stands for the weights (`UndoableAlgorithm.numbers_to_check`)."""
+        """Return the number of updates in place of weights (see `UndoableAlgorithm.numbers_to_check`)."""
         return [np.array([self.updates], np.float32)]
 
     def discard(self) -> list[int]:
-        """Return no segments (`UndoableAlgorithm.discard`). It is never called, since all values are finite."""
+        """Return an empty list (see `UndoableAlgorithm.discard`). The learner never calls this, because all values are finite."""
         return []
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of `state`."""
+        """Restore the counts from a result of `state`."""
         self.segments, self.steps, self.updates = state["segments"], state["steps"], state["updates"]
         self.corrected, self._pending = state["corrected"], state["pending"]
         self.keys = [(int(episode), int(index)) for episode, index in state["keys"]]
@@ -172,17 +175,17 @@ class FakeAlgorithm:
 
 
 class _FakeOffPolicy(FakeAlgorithm):
-    """A fake algorithm whose segments count as trained when they are observed."""
+    """An off-policy `FakeAlgorithm`."""
 
     kind = "offpolicy"
 
 
 class FakeFactory:
-    """A factory of fake algorithms that keeps them for the test to inspect.
+    """A callable that creates `FakeAlgorithm` objects and keeps them, so that a test can inspect them.
 
     Attributes:
         made: All algorithms that were created, in order.
-        release: Their `FakeAlgorithm.release`.
+        release: Event that ends slow updates of all these algorithms; see `FakeAlgorithm`.
     """
 
     def __init__(self, kind: str, defaults: Mapping[str, object], release: threading.Event) -> None:
@@ -198,10 +201,10 @@ class FakeFactory:
     def __call__(
         self, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
     ) -> FakeAlgorithm:
-        """Return an algorithm for these spaces.
+        """Create an algorithm for the given spaces, and add it to `made`.
 
         Raises:
-            ConfigError: For an invalid parameter.
+            ConfigError: If a parameter is unknown or invalid.
         """
         read = read_parameters(FakeParameters, {**self._defaults, **parameters}, algorithm="FAKE")
         head = "gaussian" if isinstance(action_space, BoxSpace) else "categorical"

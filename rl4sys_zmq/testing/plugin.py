@@ -16,6 +16,6 @@ __all__ = ["transport"]
 
 @pytest.fixture(params=["inproc", "ipc", "tcp"])
 def transport(request: pytest.FixtureRequest) -> Iterator[TransportUnderTest]:
-    """Yield each transport in turn: ``.scheme``, and ``.address()`` for a fresh address to bind."""
+    """Run the test once for each transport: inproc, ipc and tcp. The value has ``scheme``, and ``address()`` to bind."""
     with TransportUnderTest(request.param) as under_test:
         yield under_test

@@ -1,6 +1,6 @@
-"""Tests of an address with plain sockets: name resolution, a connection, and the greeting (64 bytes) of ZMTP 3.
+"""Tests of an address with plain sockets: name resolution, a connection, and the greeting of ZMTP 3.
 
-Each function has a time limit, and its errors have a remedy.
+ZMTP is the wire protocol of ZeroMQ; its greeting has 64 bytes. Each function has a time limit, and each error names a remedy.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _REMEDIES = {
 
 
 class Unreachable(RL4SysError):
-    """An address without a reachable learner.
+    """Raised if no learner can be reached at an address, or the learner refuses.
 
     Attributes:
-        cause: The cause.
-        remedy: The remedy.
+        cause: The cause, as text for people.
+        remedy: What to do about it, as text for people.
     """
 
     def __init__(self, cause: str, remedy: str) -> None:
@@ -64,10 +64,13 @@ class Greeting:
 
 
 def look_up(address: Address, timeout_s: float) -> list[tuple[int, tuple[str, int]]]:
-    """Resolve a tcp address; return pairs of an address family and a socket address.
+    """Resolve the host of a tcp address.
+
+    Returns:
+        Pairs of an address family, such as ``AF_INET``, and a socket address ``(IP address, port)``.
 
     Raises:
-        Unreachable: If the name has no address, or is not resolved in time.
+        Unreachable: If the name has no usable address, or is not resolved in time.
     """
     found: list[tuple[int, tuple[str, int]]] = []
     failures: list[OSError] = []
@@ -143,7 +146,7 @@ def _unreachable(error: OSError, where: str, timeout_s: float) -> Unreachable:
 
 
 def greet(address: Address, timeout_s: float) -> Greeting:
-    """Send the start of a ZMTP greeting and return the peer's greeting.
+    """Connect, send the start of a ZMTP greeting, and return the peer's greeting.
 
     Raises:
         Unreachable: If the peer is not a ZeroMQ socket with ZMTP 3, or does not reply.
@@ -179,7 +182,11 @@ def explain_silence(uri: str, *, has_keys: bool, timeout_s: float = 0.5) -> str:
 
 
 def _exchange(raw: socket.socket, words: bytes, at_most: int, timeout_s: float) -> tuple[bytes, bool]:
-    """Send bytes; return the received bytes, at most `at_most`, and True if the peer closed the connection."""
+    """Send bytes, and read up to `at_most` bytes until the timeout.
+
+    Returns:
+        The received bytes, and True if the peer closed the connection.
+    """
     deadline = time.monotonic() + timeout_s
     heard = b""
     try:

@@ -1,10 +1,10 @@
-"""Data stores: an actor's buffers of unsent data, and a trainer's replay buffers. They need only numpy.
+"""Data stores: an actor's buffers of unsent data, and a trainer's replay buffers. The only dependency is numpy.
 
-- `DataStoreBase`: the contract, for stores of your own. `rl4sys_zmq.testing.check_data_store` checks it.
+- `DataStoreBase`: the base class for stores of your own. `rl4sys_zmq.testing.check_data_store` tests such a store.
 - `QueuedDataStore`: a bounded queue of any payload.
-- `ReplayBuffer`: transitions, sampled one by one; equal images are stored once.
-- `TrajectoryBuffer`: steps in order, sampled through `LatestSampler`, `SequenceSampler` and `FutureSampler`, and by priority
-  with `PrioritySampler`. `DataShape` declares a column.
+- `ReplayBuffer`: single transitions in random order. Equal images are stored once.
+- `TrajectoryBuffer`: the steps of trajectories in order. A sampler (`LatestSampler`, `SequenceSampler`, `FutureSampler`,
+  `PrioritySampler`) chooses rows for a sample. `DataShape` declares the shape and dtype of a value.
 """
 
 from rl4sys_zmq.serving.data.base import DataStoreBase

@@ -1,4 +1,4 @@
-"""The contract of a data store: items with unique numbers, of which the oldest are dropped first."""
+"""The base class of data stores, which keep the newest items under consecutive numbers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["DataStoreBase", "as_batch", "new_lineage"]
 
 
 def new_lineage() -> int:
-    """Return a lineage, a random number in 1 .. 2^63 - 1 that identifies the numbering of a store's items."""
+    """Return a new random number in 1 .. 2^63 - 1, the *lineage*, which identifies the numbering of a data store's items."""
     return 1 + secrets.randbelow((1 << 63) - 1)
 
 
 def as_batch(batch_data: object) -> list[Any]:
-    """Return the items of a batch.
+    """Convert a batch to a list of items.
 
     Raises:
-        DataError: If it is not iterable.
+        DataError: If the batch is not iterable.
     """
     if not isinstance(batch_data, Iterable):
         raise DataError("batch_data", f"{batch_data!r:.60} is not a sequence of items")
@@ -29,20 +29,19 @@ def as_batch(batch_data: object) -> list[Any]:
 
 
 class DataStoreBase(ABC):
-    """A store of the last `capacity` items that were inserted; subclass it for a store of your own.
+    """The base class of stores that keep the newest `capacity` items. Derive a store of your own from it.
 
-    Items are numbered 0, 1, 2, ... in the order of insertion. A number is never used twice; an item that is dropped to make
-    room takes its number with it. The store always holds the newest items, without holes: ``len(store) ==
-    store.latest_data_id() - store.oldest_data_id() + 1``.
+    Items are numbered 0, 1, 2, ... in the order of insertion. A number is never used twice. If the store is full, the oldest
+    item is dropped. The numbers of the stored items are consecutive: ``len(store) == store.latest_data_id() -
+    store.oldest_data_id() + 1``.
 
-    One thread inserts while others read, so a store has its own lock, and any thread can call any method.
-    `rl4sys_zmq.testing.check_data_store` checks this contract.
+    Any thread can call any method at any time, so a store needs a lock. `rl4sys_zmq.testing.check_data_store` tests a store.
 
     Attributes:
         capacity: Largest number of items.
-        lineage: Random number in 1 .. 2^63 - 1 that identifies the numbering; no two stores have the same. A store on disk keeps
-            its lineage. With it a trainer detects that an item with an old number is new.
-        on_disk: True if the store outlives its process.
+        lineage: Random number in 1 .. 2^63 - 1 that identifies the numbering of this store. A store on disk keeps the number. A
+            new store has another number, so a trainer does not take its item 0 for item 0 of an earlier store.
+        on_disk: True if the store survives the end of its process.
 
     Raises:
         ConfigError: If the capacity is not a positive integer.
@@ -60,55 +59,55 @@ class DataStoreBase(ABC):
         """Store one item under the next number.
 
         Raises:
-            DataError: If it does not fit. Nothing was stored.
+            DataError: If the item does not have the form that the store requires. Nothing was stored.
         """
 
     @abstractmethod
     def latest_data_id(self) -> int:
-        """Return the number of the newest item; -1 before the first."""
+        """Return the number of the newest item, or -1 before the first insertion."""
 
     @abstractmethod
     def get_latest_data(self, from_id: int) -> list[Any]:
-        """Return the held items after `from_id`, oldest first; -1 returns all."""
+        """Return the stored items with numbers above `from_id`, oldest first. -1 returns all."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return the number of items that are held."""
+        """Return the number of stored items."""
 
     def batch_insert(self, batch_data: Sequence[Any]) -> None:
-        """Store items in order.
+        """Store several items in order.
 
-        The stores of this library store all of them or, if one does not fit, none. This default inserts one by one.
+        This default inserts the items one by one. The stores of this library store either all items or, if one is invalid, none.
 
         Raises:
-            DataError: If an item does not fit.
+            DataError: If an item does not have the form that the store requires.
         """
         for data in as_batch(batch_data):
             self.insert(data)
 
     def gap(self) -> None:
-        """Note that items were lost or rejected before the next one, so it does not follow the last one.
+        """Mark a gap: the next inserted item does not follow the last one, because items between them were lost or rejected.
 
-        A trainer calls this. A store without trajectories does nothing.
+        The trainer calls this. A store of trajectories begins a new trajectory. Other stores do nothing.
         """
 
     def oldest_data_id(self) -> int:
-        """Return the number of the oldest item that is held; if there is none, the next number."""
+        """Return the number of the oldest stored item. For an empty store, return the number that the next item will get."""
         while True:
             latest, held = self.latest_data_id(), len(self)
             if self.latest_data_id() == latest:
                 return latest - held + 1
 
     def read_after(self, from_id: int, limit: int | None = None) -> tuple[int, list[Any]]:
-        """Return the number of the first item after `from_id` in the store, and the items from there on. A client sends them.
+        """Return the stored items with numbers above `from_id`, and the number of the first of them.
 
         Args:
             from_id: Number of the last item that is not needed; -1 for all items.
-            limit: Largest number of items to return.
+            limit: Largest number of items to return. None: no limit.
 
         Returns:
-            The number of the first returned item, and the items, which have consecutive numbers. The number is larger than
-            ``from_id + 1`` if the store has already dropped items after `from_id`.
+            The number of the first returned item, and a list of the items, which have consecutive numbers. If the number is
+            larger than ``from_id + 1``, the store has already dropped the items between them.
         """
         while True:
             first = max(self.oldest_data_id(), from_id + 1)

@@ -1,4 +1,4 @@
-"""The common base class of the data stores that keep their items in columns, in memory or in a folder."""
+"""The base class of `ReplayBuffer` and `TrajectoryBuffer`: data stores that keep their items in numpy arrays."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ __all__ = ["ColumnStore", "batch_count", "memory_error_as_data_error"]
 
 
 class ColumnStore(DataStoreBase, Resource):
-    """The base class of data stores that keep one array (*column*) for each leaf of an item.
+    """The base class of data stores that keep one array, the *column*, for each value of an item.
 
-    The first item fixes the columns: the keys, shapes and dtypes that all items must have. The columns are in memory, or in
-    memory-mapped files in a folder.
+    An item is a dict of arrays, which can be nested. The first item determines the keys, shapes and dtypes that all items must
+    have. The columns are in memory, or in memory-mapped files in a folder.
 
     Args:
-        capacity: Largest number of items. If it is reached, a new item overwrites the oldest.
-        seed: Seed of the store's own random generator, which draws the samples.
-        path: Folder for the columns; None keeps them in memory. If the folder contains a store of the same class, it is opened.
-        options: Further options of the store, as JSON values. They are saved in the folder with the capacity. A store that is
-            opened again must have the same capacity and options.
+        capacity: Largest number of items. In a full store, a new item overwrites the oldest.
+        seed: Seed of the random generator that draws samples.
+        path: Folder for the columns. None: the columns are in memory. If the folder contains a store of the same class, that
+            store is opened.
+        options: Further options of the store, as JSON values, saved in the folder. When the folder is opened later, `capacity`
+            and `options` must be the same.
 
     Raises:
         ConfigError: If the capacity is not a positive integer, or the seed or the path is invalid.
@@ -40,7 +41,7 @@ class ColumnStore(DataStoreBase, Resource):
     """
 
     _KIND: ClassVar[str]
-    """The name of this kind of store in the manifest."""
+    """The name of the store's class, which is saved in the folder and used in error messages."""
 
     def __init__(
         self, capacity: int, seed: int | None, path: str | os.PathLike[str] | None, options: Mapping[str, Any] | None = None
@@ -59,10 +60,10 @@ class ColumnStore(DataStoreBase, Resource):
         self._ring = Ring(capacity, self._folder)
 
     def insert(self, data: Mapping[str, Any]) -> None:
-        """Store one item under the next number. Its arrays are copied.
+        """Store one item under the next number. The arrays of the item are copied.
 
         Raises:
-            DataError: If the item does not fit (it names the key, with both shapes or dtypes). Nothing was stored.
+            DataError: If a key, shape or dtype is not that of the store; the message names the key. Nothing was stored.
             StoreError: If files cannot be created.
             ConfigError: If there is not enough memory.
             Closed: After `close`.
@@ -70,19 +71,22 @@ class ColumnStore(DataStoreBase, Resource):
         self.batch_insert([data])
 
     def latest_data_id(self) -> int:
-        """Return the number of the newest item; -1 before the first."""
+        """Return the number of the newest item, or -1 before the first insertion."""
         return self._ring.end - 1
 
     def oldest_data_id(self) -> int:
-        """Return the number of the oldest item that is held; if there is none, the next number."""
+        """Return the number of the oldest stored item. For an empty store, return the number that the next item will get."""
         return self._ring.begin
 
     def get_latest_data(self, from_id: int) -> list[dict[str, Any]]:
-        """Return the held items after `from_id`, oldest first, as trees of arrays (copies) that `insert` accepts."""
+        """Return copies of the stored items with numbers above `from_id`, oldest first. `insert` accepts them."""
         return self.read_after(from_id)[1]
 
     def read_after(self, from_id: int, limit: int | None = None) -> tuple[int, list[dict[str, Any]]]:
-        """Return the items after `from_id` with the number of the first, atomically; see `DataStoreBase.read_after`."""
+        """Return the items with numbers above `from_id`, and the number of the first, in one locked operation.
+
+        See `DataStoreBase.read_after`.
+        """
         with self._open():
             begin, end = self._ring.begin, self._ring.end
             first = max(begin, min(from_id + 1, end))
@@ -90,7 +94,7 @@ class ColumnStore(DataStoreBase, Resource):
             return first, self._items(np.arange(first, stop), gap=first > from_id + 1) if stop > first else []
 
     def __len__(self) -> int:
-        """Return the number of items that are held."""
+        """Return the number of stored items."""
         with self._lock:
             return self._ring.end - self._ring.begin
 
@@ -106,9 +110,9 @@ class ColumnStore(DataStoreBase, Resource):
                 self._folder.flush()
 
     def close(self) -> None:
-        """Flush and release the folder. A second call does nothing.
+        """Write the folder's contents to the disk, and release the folder. A second call does nothing.
 
-        Afterwards only the methods about held numbers work; the others raise `Closed`.
+        Afterwards `len`, `latest_data_id` and `oldest_data_id` still work. The other methods raise `Closed`.
 
         Raises:
             StoreError: If the disk fails. The folder is released anyway.
@@ -120,15 +124,24 @@ class ColumnStore(DataStoreBase, Resource):
 
     @abstractmethod
     def _columns(self, layout: StoreLayout) -> dict[str, Leaf]:
-        """Return the ring's columns for items of this layout."""
+        """Return the shape and dtype of one row in each column.
+
+        Args:
+            layout: Shape and dtype of each value of an item.
+        """
 
     @abstractmethod
     def _items(self, ids: Ids, gap: bool) -> list[dict[str, Any]]:
-        """Return the items with these numbers. `gap` is True if items before the first one were dropped unread."""
+        """Return the items with the given numbers.
+
+        Args:
+            ids: Numbers of stored items.
+            gap: True if the caller missed items before the first of these, because the store dropped them.
+        """
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[None]:
-        """Hold the lock, and raise `Closed` if the store is closed."""
+        """Hold the store's lock in the ``with`` block. Raise `Closed` if the store is closed."""
         with self._lock:
             if self._closed:
                 raise Closed(f"the {self._KIND} is closed")
@@ -136,7 +149,10 @@ class ColumnStore(DataStoreBase, Resource):
 
     @contextlib.contextmanager
     def _opening(self) -> Iterator[StoreLayout | None]:
-        """Yield the folder's layout to a constructor; release the folder if the constructor raises."""
+        """Yield the layout (shape and dtype of each value of an item) of the store in the folder, or None for a new store.
+
+        The constructors of subclasses use this. If the ``with`` block raises an exception, the folder is released.
+        """
         try:
             yield None if self._folder is None or self._folder.layout is None else StoreLayout(self._folder.layout)
         except BaseException:
@@ -156,10 +172,10 @@ class ColumnStore(DataStoreBase, Resource):
 
 
 def batch_count(batch_size: object) -> int:
-    """Return a batch size, checked.
+    """Check a batch size and return it as an int.
 
     Raises:
-        DataError: If it is not a positive integer, or 2^48 or more.
+        DataError: If the batch size is not a positive integer, or 2^48 or more.
     """
     if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or not 1 <= batch_size < 1 << 48:
         raise DataError("batch_size", f"{batch_size!r:.60} is not a positive integer below 2^48")
@@ -168,7 +184,7 @@ def batch_count(batch_size: object) -> int:
 
 @contextlib.contextmanager
 def memory_error_as_data_error(count: int) -> Iterator[None]:
-    """Convert a `MemoryError` of a batch of this size.
+    """Convert a `MemoryError` in the ``with`` block to a `DataError` about a batch of `count` items.
 
     Raises:
         DataError: If the batch does not fit in memory.

@@ -1,12 +1,15 @@
-"""A folder with the columns of a store in memory-mapped files, and a manifest that describes them.
+"""A folder with the arrays of a data store in memory-mapped files.
 
-It contains ``manifest.json``, which is written once, by rename, when all columns exist; ``lock``; and ``.npy`` files in
-numpy's format. Each file is mapped whole and its blocks are reserved, so a full disk raises when the store is created and does
-not kill the process with a signal later.
+The folder contains:
 
-Written data survive the end of the process, however it ends, because the kernel has the pages. They do not survive a crash of
-the machine, which leaves the pages on disk in any order. While the store is open, ``lock`` has the machine's boot id. A store
-that was open during a crash is recognised by this and refused.
+- ``.npy`` files in numpy's format, one for each column (array) of the store. The disk space of a file is reserved when the file
+  is created. Therefore a full disk raises an exception then, and does not kill the process with a signal later.
+- ``manifest.json``, which describes the columns. It is written once, after all columns exist.
+- ``lock``, which one process locks.
+
+Data survive the end of the process, even by SIGKILL, because they are in the kernel's page cache. After a crash of the machine,
+the files can be inconsistent. To detect this, ``lock`` contains the machine's boot id while the store is open. A store that was
+open during a crash is refused.
 """
 
 from __future__ import annotations
@@ -38,21 +41,21 @@ _NAME = "column-"
 
 
 class Folder:
-    """The folder of a store, locked by one process.
+    """The folder of a data store on disk. Only one process can have it open.
 
     Args:
-        path: Path of the folder; it is created if it does not exist.
-        kind: Class of the store.
+        path: Path of the folder, which is created if it does not exist.
+        kind: Name of the store's class.
         options: JSON values that must be the same when the folder is opened again.
 
     Attributes:
-        layout: Layout of the store according to the manifest; None while there are no columns.
-        lineage: Lineage of the store: the random number that identifies the numbering of its items.
+        layout: Shape and dtype of each value of an item, from the manifest. None for a new store.
+        lineage: Random number that identifies the numbering of the store's items.
 
     Raises:
         ConfigError: If the path is invalid.
-        StoreError: If the folder cannot be used, another process has it open, or it belongs to something else or to a store
-            with other options.
+        StoreError: If the folder cannot be used, another process has it open, or it contains other files or a store with other
+            options.
     """
 
     def __init__(self, path: str | os.PathLike[str], kind: str, options: Mapping[str, Any]) -> None:
@@ -86,14 +89,14 @@ class Folder:
         """Create the files of a new store, and then its manifest.
 
         Args:
-            layout: Shape and dtype of each leaf of an item.
-            columns: Shape and dtype of each whole column.
+            layout: Shape and dtype of each value of an item.
+            columns: Shape and dtype of each column, with all rows.
 
         Returns:
-            The columns, filled with zeros.
+            The arrays by name, filled with zeros.
 
         Raises:
-            StoreError: If they cannot be written, for instance because the disk is full. No file remains.
+            StoreError: If the files cannot be written, for instance because the disk is full. No file remains.
         """
         self._files = {name: f"{_NAME}{index:03d}.npy" for index, name in enumerate(columns)}
         document = {**self._head, "lineage": self.lineage, "layout": _to_json(layout), "files": self._files}
@@ -115,7 +118,7 @@ class Folder:
         return made
 
     def columns(self, columns: Mapping[str, Leaf]) -> dict[str, NDArray[Any]]:
-        """Return the columns that `create` made, with their contents.
+        """Open the columns that `create` made, and return the arrays by name.
 
         Raises:
             StoreError: If a column is missing or has another shape or dtype.
@@ -125,10 +128,10 @@ class Folder:
         return {name: self.open(self._files[name], leaf) for name, leaf in columns.items()}
 
     def make(self, name: str, leaf: Leaf) -> NDArray[Any]:
-        """Create a file of zeros and return its array. An unreferenced file of that name is overwritten.
+        """Create a file of zeros and return it as an array. An existing file of that name is overwritten.
 
         Raises:
-            StoreError: If it cannot be written. No file remains.
+            StoreError: If the file cannot be written. No file remains.
         """
         path = self.path / name
         try:
@@ -143,10 +146,10 @@ class Folder:
             raise
 
     def open(self, name: str, leaf: Leaf) -> NDArray[Any]:
-        """Return the array in a file that `make` created.
+        """Open a file that `make` created, and return it as an array.
 
         Raises:
-            StoreError: If the file is missing or holds another array.
+            StoreError: If the file is missing, or its shape, dtype or size is not that of `leaf`.
         """
         path = self.path / name
         with _as_store_error(path):
@@ -162,13 +165,13 @@ class Folder:
         return array.view(np.ndarray)
 
     def flush(self) -> None:
-        """Write everything to the disk, and return when it is there."""
+        """Write all changes to the disk, and return when they are on the disk."""
         with _as_store_error(self.path):
             for array in self._maps:
                 array.flush()
 
     def close(self) -> None:
-        """Flush, mark the folder as intact, and release it. A second call does nothing.
+        """Write all changes to the disk, mark the folder as intact, and unlock it. A second call does nothing.
 
         Raises:
             StoreError: If the disk fails. The folder is released anyway.
@@ -184,7 +187,7 @@ class Folder:
             self.release()
 
     def release(self) -> None:
-        """Unlock the folder in its current state. A second call does nothing."""
+        """Unlock the folder without writing to the disk. A second call does nothing."""
         if self._lock >= 0:
             fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing is not enough: a forked child can still have the descriptor
             os.close(self._lock)
@@ -230,7 +233,7 @@ class Folder:
 
 @contextlib.contextmanager
 def _as_store_error(path: Path) -> Any:
-    """Raise `StoreError` for the exceptions of a failing disk or a damaged file."""
+    """Convert exceptions that a failing disk or a damaged file causes to `StoreError`."""
     try:
         yield
     except OSError as exc:
@@ -244,7 +247,7 @@ def _is_store_file(path: Path) -> bool:
 
 
 def _boot_id() -> bytes:
-    """Return the id of the machine's current boot; ``unknown`` for every boot if it cannot be read."""
+    """Return the id of the machine's current boot, or ``unknown`` if the id cannot be read."""
     try:
         return _BOOT.read_bytes().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""A store of unique images: rows hold slots of frames, and equal frames share a slot."""
+"""Storage of images in which equal images are stored once."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from rl4sys_zmq.serving.data.layout import Leaf
 __all__ = ["FrameStore"]
 
 _RECENT = 1024
-"""Number of frames that are compared with new ones: enough for some hundred environments in turn."""
+"""Number of recently stored frames that a new frame is compared with. This suffices for several hundred environments."""
 
 
 class FrameStore:
-    """Frames of one shape and dtype in slots. Slots come in blocks, which are created on demand.
+    """A store of frames (images) of one shape and dtype. Equal frames share a *slot*, an index in the store.
+
+    The store counts the references to each slot. A slot without references is used again. Slots are allocated in blocks, on
+    demand.
 
     Args:
         leaf: Shape and dtype of a frame.
         block: Number of slots in a block.
-        make: Function that creates the array ``[block, *leaf.shape]`` of a block, given its number.
+        make: Function that takes the number of a block (0, 1, ...) and creates its array ``[block, *leaf.shape]``.
     """
 
     def __init__(self, leaf: Leaf, block: int, make: Callable[[int], NDArray[Any]]) -> None:
@@ -39,14 +42,19 @@ class FrameStore:
         return int(np.count_nonzero(self._uses))
 
     def restore(self, blocks: Iterable[NDArray[Any]], slots: NDArray[np.int64]) -> None:
-        """Load existing blocks, and the slots ``[rows, ...]`` that rows refer to, the newest row last."""
+        """Use existing blocks, and count the references to them.
+
+        Args:
+            blocks: The arrays of the blocks, in order.
+            slots: ``[rows, ...]``, the slots that each row of the data store refers to, newest row last.
+        """
         self._blocks = list(blocks)
         self._uses = np.bincount(slots.ravel(), minlength=len(self._blocks) * self._block).astype(np.int64)
         self._free = [int(slot) for slot in np.flatnonzero(self._uses == 0)[::-1]]
         self._recent = {_digest(self._at(slot)): slot for slot in slots[-1:].ravel().tolist()}
 
     def hold(self, frames: NDArray[Any]) -> NDArray[np.int64]:
-        """Find or write frames ``[n, *shape]``, add one reference to each, and return their slots.
+        """Store the frames ``[n, *shape]`` that are not stored yet, add a reference to each, and return the slots ``[n]``.
 
         Raises:
             StoreError: If a block cannot be created. No reference was added.
@@ -61,13 +69,13 @@ class FrameStore:
         return np.asarray(slots, np.int64)
 
     def release(self, slots: NDArray[np.int64]) -> None:
-        """Remove one reference for each occurrence of a slot. Slots without references are free."""
+        """Remove a reference for each occurrence of a slot. A slot without references becomes free."""
         flat = slots.ravel()
         np.subtract.at(self._uses, flat, 1)
         self._free.extend(int(slot) for slot in np.unique(flat) if not self._uses[slot])
 
     def gather(self, slots: NDArray[np.int64]) -> NDArray[Any]:
-        """Return the frames in some slots: a copy ``[*slots.shape, *shape]``."""
+        """Return a copy of the frames in the given slots, as an array ``[*slots.shape, *shape]``."""
         out = np.empty((*slots.shape, *self._leaf.shape), self._leaf.dtype)
         blocks, rows = slots // self._block, slots % self._block
         for number in np.unique(blocks):

@@ -1,4 +1,4 @@
-"""The columns of a data store, one for each leaf of its items, and the validation of new items."""
+"""The shape and dtype of each value of a data store's items, and the validation of new items."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ _DTYPES = {dtype for d in DTYPES for dtype in (np.dtype(d), np.dtype(d).newbyteo
 
 @dataclass(frozen=True, slots=True)
 class DataShape:
-    """One declared column: `name` (a path like ``observations/camera`` if nested), and the shape and dtype of an item.
+    """The declaration of one value of a data store's items.
+
+    Attributes:
+        name: Key of the value, or a path like ``observations/camera`` if dicts are nested.
+        shape: Shape of the value in one item.
+        dtype: Dtype of the value, as numpy names it.
 
     Raises:
         ConfigError: If the dtype is not numeric or boolean, or the shape is invalid.
@@ -35,13 +40,13 @@ class DataShape:
     dtype: str = "float32"
 
     def leaf(self) -> Leaf:
-        """Return the checked shape and dtype."""
+        """Check the shape and the dtype, and return both."""
         return _leaf(self.name, self.shape, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """The shape and dtype of an item in one column."""
+    """The shape and dtype of one value of an item, or of a whole column of such values."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -51,22 +56,26 @@ class Leaf:
 
 
 class StoreLayout:
-    """The columns of a data store: the shape and dtype of each leaf of an item. It validates items and packs them to columns."""
+    """The shape and dtype of each value of a data store's items. It validates items and packs them into arrays.
+
+    Attributes:
+        leaves: Shape and dtype of each value, by key; a nested value has a path like ``observations/camera``.
+    """
 
     def __init__(self, leaves: Mapping[str, Leaf]) -> None:
         self.leaves = dict(leaves)
 
     def pack(self, rows: Sequence[Mapping[str, object]]) -> dict[str, NDArray[Any]]:
-        """Return the columns of some rows.
+        """Check items, and stack their values.
 
         Args:
-            rows: Flat trees.
+            rows: Items as flat dicts from the path to the value.
 
         Returns:
-            For each leaf an array ``[len(rows), *shape]`` of its dtype. It can share memory with a row.
+            For each path, an array ``[len(rows), *shape]`` of the value's dtype. The array can share memory with an item.
 
         Raises:
-            DataError: If a row lacks a key, or has an unknown key or a value of another shape or dtype.
+            DataError: If an item lacks a key, or has an unknown key or a value of another shape or dtype.
         """
         for row in rows:
             if row.keys() != self.leaves.keys():
@@ -98,10 +107,14 @@ class StoreLayout:
 
 
 def as_leaf(path: str, value: object) -> NDArray[Any]:
-    """Return a value as an array in little-endian byte order.
+    """Convert a value to an array in little-endian byte order.
+
+    Args:
+        path: Path of the value, for the error message.
+        value: An array, a number, or anything that numpy converts to an array.
 
     Raises:
-        DataError: If it is not an array of numbers or booleans.
+        DataError: If the result is not an array of numbers or booleans.
     """
     try:
         array = np.asarray(value)
@@ -116,10 +129,14 @@ def as_leaf(path: str, value: object) -> NDArray[Any]:
 
 
 def flag(path: str, value: object) -> bool:
-    """Return a value as a bool.
+    """Convert a value to a bool.
+
+    Args:
+        path: Path of the value, for the error message.
+        value: A boolean, 0 or 1.
 
     Raises:
-        DataError: If it is neither a boolean nor 0 or 1.
+        DataError: If the value is neither a boolean nor 0 or 1.
     """
     if type(value) is bool:
         return value
@@ -130,7 +147,11 @@ def flag(path: str, value: object) -> bool:
 
 
 def space_leaves(prefix: str, space: object) -> dict[str, Leaf]:
-    """Return the leaves of a space: Gymnasium's (Dict, or any with a shape and a dtype) or this library's.
+    """Return the shape and dtype of each array in the elements of a space, by path.
+
+    Args:
+        prefix: First part of each path.
+        space: Space of Gymnasium or of this library: a Dict, or any space with a shape and a dtype.
 
     Raises:
         ConfigError: If the elements of the space are not arrays of one shape.
@@ -177,7 +198,7 @@ def _copy_leaf(value: Any, path: Path) -> Any:
 
 
 def zeros(leaf: Leaf) -> NDArray[Any]:
-    """Return a whole column in memory, filled with zeros.
+    """Create an array in memory, filled with zeros.
 
     Raises:
         ConfigError: If there is not enough memory.
@@ -204,7 +225,7 @@ def _leaf(name: str, shape: object, dtype: object) -> Leaf:
 
 
 def _fit(path: str, array: NDArray[Any], leaf: Leaf) -> NDArray[Any]:
-    """Return the array in the column's dtype: rounded to floats; to integers or booleans only if no value changes."""
+    """Convert an array to the dtype of a column. Only rounding to a float dtype can change values; otherwise raise DataError."""
     target = leaf.dtype
     if array.dtype == target:
         return array

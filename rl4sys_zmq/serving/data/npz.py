@@ -1,4 +1,4 @@
-"""The ``.npz`` file of a saved trajectory buffer. Nothing is pickled."""
+"""Reading and writing of the ``.npz`` file of a saved `TrajectoryBuffer`. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _COUNTS = ("capacity", "begin", "min_trajectory_length")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedBuffer:
-    """The contents of the file.
+    """The contents of the file of a saved `TrajectoryBuffer`.
 
     Attributes:
-        capacity: Capacity of the buffer.
-        begin: Number of the first step.
-        min_trajectory_length: That of the buffer.
-        starts: Numbers of the steps that begin a trajectory.
+        capacity: Capacity of the buffer, in steps.
+        begin: Number of the oldest step.
+        min_trajectory_length: Number of steps that a trajectory needs to be sampled.
+        starts: Numbers of the steps that begin a trajectory, ascending.
         ended: True if the last trajectory has ended.
-        data: For each leaf the steps ``[N, ...]``.
+        data: For each value of a step, by path, an array ``[N, ...]`` of all ``N`` steps.
     """
 
     capacity: int
@@ -49,7 +49,7 @@ def write_npz(path: str | os.PathLike[str], saved: SavedBuffer) -> None:
     """Write the file under a temporary name, sync it to the disk, and rename it.
 
     Raises:
-        StoreError: If it cannot be written.
+        StoreError: If the file cannot be written.
     """
     target = Path(path)
     fresh = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -71,7 +71,7 @@ def read_npz(path: str | os.PathLike[str]) -> SavedBuffer:
     """Read a file that `write_npz` wrote.
 
     Raises:
-        StoreError: If it cannot be read, or is not such a file.
+        StoreError: If the file cannot be read, is damaged, or has another format.
     """
     try:
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:

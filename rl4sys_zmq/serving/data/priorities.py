@@ -1,4 +1,4 @@
-"""The priorities of rows, and sampling in proportion to them (Schaul et al. 2015, the proportional variant)."""
+"""Prioritized sampling of the rows of a buffer (Schaul et al. 2015, the proportional variant)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,23 @@ from rl4sys_zmq.serving.data.sum_tree import SumTree
 __all__ = ["Priorities"]
 
 _ROUNDS = 8
-"""Number of attempts to draw allowed rows before all rows are examined."""
+"""Number of attempts to draw allowed rows at random. After these, the rows are drawn from a list of all allowed rows."""
 _LEAST = 1e-300
-"""Smallest mass. It keeps every held row in the draw."""
+"""Smallest mass of a row, so that every row can be drawn."""
 
 
 class Priorities:
-    """A mass ``(priority + epsilon) ** alpha`` for each row of a ring; new rows get the largest so far.
+    """The priorities of the rows of a `Ring`, and random draws in proportion to them.
+
+    A row is drawn in proportion to its *mass*, ``(priority + epsilon) ** alpha``. A new row gets the largest mass so far.
 
     Args:
-        capacity: Capacity of the ring.
-        alpha: See `PrioritySampler`.
-        epsilon: See `PrioritySampler`.
+        capacity: Capacity of the ring, in rows.
+        alpha: Exponent; see `PrioritySampler`.
+        epsilon: Constant that is added to each priority; see `PrioritySampler`.
+
+    Attributes:
+        exponents: The pair of `alpha` and `epsilon`.
     """
 
     def __init__(self, capacity: int, alpha: float, epsilon: float) -> None:
@@ -36,16 +41,24 @@ class Priorities:
         self._known = 0  # the number of the first row without a mass
 
     def masses(self, ring: Ring, ids: Ids) -> NDArray[np.float64]:
-        """Return the masses of rows that are held."""
+        """Return the mass ``(priority + epsilon) ** alpha`` of each of the given rows, which must still be in the ring."""
         self._add_new(ring)
         return self._tree[ids % ring.capacity]
 
     def update(self, ring: Ring, ids: NDArray[Any], priorities: NDArray[Any]) -> int:
-        """Set the priorities of the rows that are still held, and return their number.
+        """Set the priorities of rows. Ignore rows that were overwritten.
+
+        Args:
+            ring: The ring of the rows.
+            ids: ``[n]``, numbers of the rows.
+            priorities: ``[n]``, the new priorities.
+
+        Returns:
+            The number of rows whose priority was set.
 
         Raises:
-            DataError: If the two arrays are not one-dimensional and of the same length, an index is not the number of a row,
-                or a priority is negative or so large that its mass is not finite. No priority was set.
+            DataError: If the two arrays are not one-dimensional and of the same length, a number is not that of a past or present
+                row, or a priority is negative or so large that its mass is not finite. No priority was set.
         """
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             raise DataError("indices", f"shape {ids.shape} and dtype {ids.dtype}, not one dimension of integers")
@@ -69,9 +82,10 @@ class Priorities:
         return int(np.count_nonzero(held))
 
     def draw(self, ring: Ring, count: int, allowed: SampleableRows, rng: np.random.Generator) -> Ids:
-        """Draw rows in proportion to their masses among the allowed ones, of which there must be at least one.
+        """Draw `count` of the allowed rows, in proportion to their masses. At least one row must be allowed.
 
-        Rows that are not allowed are drawn again. If that hardly ever succeeds, all rows are examined instead.
+        The method draws from all rows and replaces rows that are not allowed by further draws. If rows are still missing after
+        `_ROUNDS` attempts, they are drawn from a list of all allowed rows.
         """
         self._add_new(ring)
         found: list[Ids] = []
@@ -93,7 +107,7 @@ class Priorities:
         return np.minimum(begin + (slots - begin) % ring.capacity, ring.end - 1)
 
     def _add_new(self, ring: Ring) -> None:
-        """Give new rows the largest mass so far. They use the slots of the rows that they overwrote."""
+        """Give the largest mass so far to rows that were added to the ring since the last call."""
         ids = np.arange(max(self._known, ring.begin), ring.end)
         self._tree.set(ids % ring.capacity, self._greatest)
         self._known = ring.end

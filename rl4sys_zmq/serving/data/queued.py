@@ -1,4 +1,4 @@
-"""A bounded queue of payloads."""
+"""A data store that is a bounded queue of any payloads."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["QueuedDataStore"]
 
 
 class QueuedDataStore(DataStoreBase):
-    """The last `capacity` payloads, to be read in order: the simple store for an edge device.
+    """A data store that keeps the newest `capacity` payloads in order. It is the simplest store for an actor.
 
-    A payload consists of None, booleans, numbers, strings, bytes, numpy arrays of numbers, and dicts (with string keys), lists
-    and tuples of these, nested up to 14 deep. Its arrays are copied, so the caller can continue to write to its own.
+    A payload consists of None, booleans, numbers, strings, bytes and numpy arrays of numbers, which can be nested in dicts (with
+    string keys), lists and tuples up to 14 levels deep. The store copies the arrays.
 
     Args:
         capacity: Largest number of payloads.
@@ -37,15 +37,15 @@ class QueuedDataStore(DataStoreBase):
         """Store a payload under the next number.
 
         Raises:
-            DataError: If a part of it cannot be sent (it names the path). Nothing was stored.
+            DataError: If a part of the payload has a type that cannot be sent. The message has its path. Nothing was stored.
         """
         self.batch_insert([data])
 
     def batch_insert(self, batch_data: Sequence[object]) -> None:
-        """Store payloads in order: all of them or none.
+        """Store several payloads in order. If one is invalid, store none.
 
         Raises:
-            DataError: If a part of one of them cannot be sent. It names the path.
+            DataError: If a part of a payload has a type that cannot be sent. The message has its path.
         """
         copies = [copy_payload(data) for data in as_batch(batch_data)]
         with self._lock:
@@ -53,20 +53,23 @@ class QueuedDataStore(DataStoreBase):
             self._end += len(copies)
 
     def latest_data_id(self) -> int:
-        """Return the number of the newest payload; -1 before the first."""
+        """Return the number of the newest payload, or -1 before the first insertion."""
         return self._end - 1
 
     def oldest_data_id(self) -> int:
-        """Return the number of the oldest payload that is held; if there is none, the next number."""
+        """Return the number of the oldest stored payload, or, for an empty store, the number of the next payload."""
         with self._lock:
             return self._end - len(self._items)
 
     def get_latest_data(self, from_id: int) -> list[Any]:
-        """Return the held payloads after `from_id`, oldest first. They are not copied; do not write to them."""
+        """Return the stored payloads with numbers above `from_id`, oldest first. They are not copied; do not write to them."""
         return self.read_after(from_id)[1]
 
     def read_after(self, from_id: int, limit: int | None = None) -> tuple[int, list[Any]]:
-        """Return the payloads after `from_id` with the number of the first, atomically; see `DataStoreBase.read_after`."""
+        """Return the payloads with numbers above `from_id`, and the number of the first, in one locked operation.
+
+        See `DataStoreBase.read_after`.
+        """
         with self._lock:
             oldest = self._end - len(self._items)
             first = max(oldest, min(from_id + 1, self._end))
@@ -74,5 +77,5 @@ class QueuedDataStore(DataStoreBase):
             return first, list(islice(self._items, first - oldest, stop))
 
     def __len__(self) -> int:
-        """Return the number of payloads that are held."""
+        """Return the number of stored payloads."""
         return len(self._items)

@@ -1,4 +1,4 @@
-"""A replay buffer of transitions, which stores equal images once."""
+"""A replay buffer of single transitions. Equal images are stored once."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ _FIXED = {
     "truncated": Leaf((), np.dtype("?")),
 }
 _BLOCKS = 8
-"""Number of blocks of a frame store if every transition brings one new frame."""
+"""Divisor of the capacity that gives the size of a frame store's blocks: a block has ``capacity / _BLOCKS`` frames."""
 
 
 class ReplayBuffer(ColumnStore):
-    """The last `capacity` transitions, sampled uniformly one by one.
+    """A replay buffer that keeps the newest `capacity` transitions and samples them uniformly.
 
-    A transition is a dict of ``observations``, ``actions``, ``rewards``, ``next_observations``, ``terminated`` and optionally
-    ``truncated`` (default False). Observations and actions can be dicts of arrays. In place of ``terminated`` it can have
-    ``dones``, or ``masks`` (1 - terminated). Further keys are stored too. The shapes and dtypes come from the spaces where
-    they are given, otherwise from the first transition; rewards are float32.
+    A transition is a dict with the keys ``observations``, ``actions``, ``rewards``, ``next_observations``, ``terminated`` and
+    optionally ``truncated`` (default False). Observations and actions can be dicts of arrays. The key ``dones`` (same meaning) or
+    ``masks`` (1 - terminated) can replace ``terminated``. Further keys are stored too. Shapes and dtypes come from the spaces
+    if they are given, otherwise from the first transition. Rewards are float32.
 
-    Only transitions can be stored. For single observations, and for any other payload, use `QueuedDataStore`.
+    For data that are not transitions, such as single observations, use `QueuedDataStore`.
 
     Args:
         capacity: Largest number of transitions.
-        observation_space: Gymnasium space (or one of this library) that fixes the observations' shapes and dtypes.
-        action_space: Likewise for the actions.
-        image_keys: Keys of the observations whose frames are stored once each, however many transitions and stacks they appear
-            in; ``("observations",)`` if the observation is the image.
-        num_stack: Number of frames in such an observation; 1 for an image without a stack axis.
+        observation_space: Space of Gymnasium or of this library, which sets the shapes and dtypes of observations.
+        action_space: Space of Gymnasium or of this library, which sets the shapes and dtypes of actions.
+        image_keys: Keys of observations that are images. An image that appears in several transitions or stacks is stored once.
+            ``("observations",)`` if the observation itself is the image.
+        num_stack: Number of stacked images (frames) in an observation of an image key. 1: a single image without a stack axis.
         stack_axis: Axis of an observation along which frames are stacked, the newest last.
-        seed: Seed of the store's own random generator.
-        path: Folder that holds everything instead of memory; an existing store in it is opened.
+        seed: Seed of the random generator that draws samples.
+        path: Folder to keep the transitions on disk. A store that is already in the folder is opened. None: keep them in memory.
 
     Raises:
-        ConfigError: If an argument is invalid. It names the argument.
+        ConfigError: If an argument is invalid. The message names the argument.
         StoreError: If the folder cannot be used.
     """
 
@@ -91,10 +91,10 @@ class ReplayBuffer(ColumnStore):
                 self._take_up(self._folder, found)
 
     def batch_insert(self, batch_data: Sequence[Mapping[str, Any]]) -> None:
-        """Store transitions in order: all of them or, if one does not fit, none.
+        """Store several transitions in order. If one is invalid, store none.
 
         Raises:
-            DataError: If a transition does not fit. It names the key, with both shapes or dtypes.
+            DataError: If a key, shape or dtype is not that of the store. The message names the key. Nothing was stored.
             StoreError: If files cannot be created. The transitions before that point are stored.
             ConfigError: If there is not enough memory. The transitions before that point are stored.
             Closed: After `close`.
@@ -112,7 +112,7 @@ class ReplayBuffer(ColumnStore):
                 self._write({path: block[start : start + piece] for path, block in blocks.items()}, min(piece, len(rows) - start))
 
     def sample(self, batch_size: int, indices: object | None = None) -> dict[str, Any]:
-        """Draw transitions uniformly, with replacement.
+        """Draw a batch of transitions uniformly, with replacement.
 
         Args:
             batch_size: Number of transitions.
@@ -120,12 +120,12 @@ class ReplayBuffer(ColumnStore):
                 `latest_data_id`. `batch_size` is then ignored.
 
         Returns:
-            The tree of a transition, each leaf an array ``[batch, ...]`` (copies). ``terminated`` and ``truncated`` are bool;
-            ``masks`` is float32, 1 - terminated.
+            A dict with the keys of a transition. Each value is a new array ``[batch, ...]``. ``terminated`` and ``truncated`` are
+            bool. ``masks`` is added: float32, 1 - terminated.
 
         Raises:
             StoreEmpty: If the store is empty.
-            DataError: If a transition of `indices` is not held, or the batch does not fit in memory.
+            DataError: If `indices` has the number of a transition that is not stored, or the batch does not fit in memory.
             Closed: After `close`.
         """
         count = batch_count(batch_size) if indices is None else 0
@@ -135,7 +135,7 @@ class ReplayBuffer(ColumnStore):
         return unflatten_names(leaves)
 
     def _first_layout(self, row: Mapping[str, object]) -> StoreLayout:
-        """Return the layout that the first transition and the spaces define."""
+        """Return the shape and dtype of each value of a transition, from the spaces and the first transition."""
         leaves = {}
         for path, value in row.items():
             if path in self._expected:
@@ -155,7 +155,7 @@ class ReplayBuffer(ColumnStore):
         return StoreLayout(leaves)
 
     def _frame_leaf(self, key: str, leaves: Mapping[str, Leaf], suffix: str) -> Leaf:
-        """Return the shape and dtype of one frame of an image key."""
+        """Return the shape and dtype of one frame (a single image of a stack) for an image key."""
         leaf = leaves.get(f"observations{suffix}")
         if leaf is None or f"next_observations{suffix}" not in leaves:
             raise DataError(f"observations{suffix}", f"is missing, and {key!r} is one of image_keys")
@@ -194,7 +194,7 @@ class ReplayBuffer(ColumnStore):
         return self._folder.make(_block_name(key, number), leaf)
 
     def _take_up(self, folder: Folder, layout: StoreLayout) -> None:
-        """Open the transitions of an existing folder."""
+        """Open the transitions and images that an existing folder contains."""
         for path, expected in self._expected.items():
             if layout.leaves.get(path) != expected:
                 raise StoreError(folder.path, f"{path} has {layout.leaves.get(path)} there, but the spaces require {expected}")
@@ -216,7 +216,7 @@ class ReplayBuffer(ColumnStore):
             self._frames[key].restore([folder.open(_block_name(index, n), whole) for n in range(count)], slots)
 
     def _write(self, blocks: dict[str, NDArray[Any]], count: int) -> None:
-        """Write transitions to the ring; one at a time if there are images."""
+        """Write `count` transitions to the ring buffer. With image keys, `count` must be 1."""
         held: dict[str, NDArray[np.int64]] = {}
         try:
             for key, suffix in self._images.items():
@@ -233,11 +233,11 @@ class ReplayBuffer(ColumnStore):
         self._ring.append(blocks, count)
 
     def _unstack(self, image: NDArray[Any]) -> NDArray[Any]:
-        """Return an observation's frames ``[num_stack, *frame]``."""
+        """Return the frames (single images) of a stacked image observation, as an array ``[num_stack, *frame]``."""
         return image[np.newaxis] if self._num_stack == 1 else np.moveaxis(image, self._stack_axis, 0)
 
     def _gather(self, ids: Ids) -> dict[str, NDArray[Any]]:
-        """Return copies of the leaves ``[batch, ...]`` of some transitions."""
+        """Return the values of the transitions with the given numbers: for each path, a new array ``[batch, ...]``."""
         if self._layout is None:  # then `ids` is empty
             raise StoreEmpty(f"the {self._KIND} is empty")
         leaves = {path: self._ring.gather(path, ids) for path in self._layout.leaves if path in self._ring}
@@ -255,7 +255,11 @@ class ReplayBuffer(ColumnStore):
 
 
 def _slots(key: str) -> str:
-    """Return the name of an image key's column: slots ``[2, num_stack]`` of the observation and of the next one."""
+    """Return the name of the column for an image key.
+
+    A row of this column is ``[2, num_stack]``: the indices in the frame store of the images of ``observations`` and of
+    ``next_observations``.
+    """
     return f"/slots/{key}"
 
 
@@ -270,7 +274,7 @@ def _keys(image_keys: object) -> list[str]:
 
 
 def _transition(data: object) -> dict[str, object]:
-    """Return the leaves of a transition, with its end converted to ``terminated``."""
+    """Check a transition, and return a flat dict of its values by path. ``dones`` or ``masks`` becomes ``terminated``."""
     if not isinstance(data, Mapping):
         raise DataError(
             "",

@@ -1,4 +1,4 @@
-"""A ring of rows with consecutive numbers, in memory or in a folder; new rows overwrite the oldest."""
+"""A ring buffer of rows with consecutive numbers, in memory or in a folder. New rows overwrite the oldest."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ _SPAN = "/span"
 
 
 class Ring:
-    """Rows ``begin <= id < end``, each at ``id % capacity`` of every column. It has no lock: the store locks.
+    """A ring buffer of rows, with one array (column) for each value of a row. It has no lock; the data store locks.
 
-    A row leaves the span before it is overwritten, and enters it after it is written. A process that is killed at any point
-    therefore leaves only whole rows in a folder.
+    The rows have consecutive numbers from `begin` up to, but without, `end`. Row ``id`` is at index ``id % capacity`` of every
+    column.
+
+    `begin` increases before a row is overwritten, and `end` increases after a row is written. Therefore a process that is
+    killed at any point leaves only complete rows in a folder.
 
     Args:
         capacity: Number of rows.
-        folder: Folder of the columns; None for memory.
+        folder: Folder for the columns. None: the columns are in memory.
     """
 
     def __init__(self, capacity: int, folder: Folder | None) -> None:
@@ -37,27 +40,27 @@ class Ring:
 
     @property
     def begin(self) -> int:
-        """The number of the oldest row; `end` if there is none."""
+        """The number of the oldest row. Equal to `end` if there are no rows."""
         return int(self._span[0])
 
     @property
     def end(self) -> int:
-        """The number of the next row."""
+        """The number that the next row will get."""
         return int(self._span[1])
 
     def __contains__(self, name: str) -> bool:
         return name in self._columns
 
     def allocate(self, layout: Mapping[str, Leaf], columns: Mapping[str, Leaf]) -> None:
-        """Create the columns, or open those in the folder.
+        """Create the columns, or open the columns in the folder.
 
         Args:
-            layout: Leaves of an item, for the folder's manifest.
-            columns: Columns of a row.
+            layout: Shape and dtype of each value of an item, to be saved in the folder.
+            columns: Shape and dtype of one row in each column.
 
         Raises:
-            StoreError: If the columns cannot be created, or those in the folder are different.
-            ConfigError: If they do not fit in memory.
+            StoreError: If the columns cannot be created, or the folder has other columns.
+            ConfigError: If the columns do not fit in memory.
         """
         whole = {name: Leaf((self.capacity, *leaf.shape), leaf.dtype) for name, leaf in columns.items()}
         if self._folder is None:
@@ -70,17 +73,22 @@ class Ring:
             raise StoreError(self._folder.path, "its counters are impossible: it is damaged; delete the folder to start again")
 
     def skip_to(self, number: int) -> None:
-        """Set the number of the next row. The ring must be empty."""
+        """Set the number that the next row will get. The ring must be empty."""
         self._span[:] = number
 
     def make_room(self, count: int) -> Ids:
-        """Drop the rows that `count` new ones will overwrite, and return their numbers."""
+        """Drop the oldest rows, so that `count` new rows fit. Return the numbers of the dropped rows."""
         begin = self.begin
         self._span[0] = max(begin, min(self.end, self.end + count - self.capacity))
         return np.arange(begin, self.begin)
 
     def append(self, blocks: Mapping[str, NDArray[Any]], count: int) -> None:
-        """Write `count` rows of all columns, at most the capacity. Call `make_room` first."""
+        """Write `count` rows to all columns. Call `make_room` first. `count` must not exceed the capacity.
+
+        Args:
+            blocks: For each column, an array ``[count, ...]``.
+            count: Number of rows.
+        """
         end = self.end
         rows: Any = end % self.capacity if count == 1 else np.arange(end, end + count) % self.capacity
         for name, block in blocks.items():
@@ -88,15 +96,19 @@ class Ring:
         self._span[1] = end + count
 
     def gather(self, name: str, ids: Ids) -> NDArray[Any]:
-        """Return the rows of a column with these numbers: a copy ``[*ids.shape, ...]``."""
+        """Return a copy of the rows with the given numbers in one column, as an array ``[*ids.shape, ...]``."""
         taken: NDArray[Any] = self._columns[name][ids % self.capacity]
         return taken
 
     def held(self, key: str, ids: object) -> Ids:
-        """Return row numbers of a caller, checked.
+        """Check the row numbers that a caller passed, and return them as int64.
+
+        Args:
+            key: Name of the argument, for the error message.
+            ids: Row numbers.
 
         Raises:
-            DataError: If they are not one dimension of integers, or some rows are not held.
+            DataError: If `ids` is not a one-dimensional array of integers, or a row is not in the ring.
         """
         array = as_leaf(key, ids)
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):

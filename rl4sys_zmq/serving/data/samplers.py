@@ -1,4 +1,8 @@
-"""The samplers of a trajectory buffer: pure functions from sampled rows (*anchors*) to rows of their trajectories."""
+"""Samplers for `TrajectoryBuffer.sample`. A sampler chooses, for each sampled step, the steps that one key of the sample has.
+
+The buffer first draws steps at random, the *anchors*. A sampler then maps each anchor to steps of the same trajectory, for
+example the anchor itself, a window around the anchor, or a later step. A *row* is the number of a step.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,10 @@ __all__ = ["SampledRows", "FutureSampler", "LatestSampler", "PrioritySampler", "
 
 
 def check_rows(rows: object, key: str) -> int:
-    """Return a number of rows, which can be negative.
+    """Check a number of rows, which can be negative, and return it as an int.
 
     Raises:
-        ConfigError: If it is not an integer, or its size is 2^32 or more.
+        ConfigError: If the number is not an integer, or its absolute value is 2^32 or more.
     """
     if isinstance(rows, bool) or not isinstance(rows, (int, np.integer)) or abs(int(rows)) >= 1 << 32:
         raise ConfigError(f"{key} must be a number of rows, not {rows!r:.60}", key=key)
@@ -32,13 +36,14 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampledRows:
-    """The rows that a sampler chose for ``B`` anchors (the rows that were drawn for a sample).
+    """The result of a sampler: the rows that it chose for ``B`` anchors (the rows that were drawn for a sample).
 
     Attributes:
-        ids: Numbers of the rows, int64 ``[B]``, or ``[B, T]`` for ``T`` rows for each anchor. Each row is in its anchor's
-            trajectory, also where the mask is False.
-        mask: Bool of the same shape; False where the requested row is outside the trajectory and the nearest row replaces it.
-        offset: ``[B]`` int64, the distance of each row ahead of its anchor, if the sampler reports it; else None.
+        ids: Numbers of the rows, int64 ``[B]``, or ``[B, T]`` for ``T`` rows for each anchor. Each row is in the trajectory of
+            its anchor, also where `mask` is False.
+        mask: Bool array of the same shape. False where the requested row is outside the trajectory, and the nearest row of the
+            trajectory replaces it.
+        offset: Int64 ``[B]``, the number of rows between the anchor and the chosen row. None if the sampler does not report it.
     """
 
     ids: Ids
@@ -47,10 +52,11 @@ class SampledRows:
 
 
 class Sampler(ABC):
-    """The rule for one key of a sample; subclass it for a rule of your own.
+    """The base class of samplers. A sampler chooses the rows for one key of a sample. Derive a sampler of your own from it.
 
     Args:
-        source: Key, or path of a nested key, whose values it reads; None for the key that it is registered under.
+        source: Key, or path of a nested key, of the steps from which the values are read. None: the key of the sample under which
+            this sampler is registered.
     """
 
     def __init__(self, source: str | None = None) -> None:
@@ -58,41 +64,42 @@ class Sampler(ABC):
 
     @abstractmethod
     def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
-        """Choose rows.
+        """Choose rows for a batch of ``B`` drawn rows (*anchors*).
 
         Args:
-            anchors: ``[B]``, the sampled rows.
-            begins: ``[B]``, the first held row of each anchor's trajectory.
-            ends: ``[B]``, one past the last row of each anchor's trajectory.
-            rng: Random generator.
+            anchors: ``[B]``, the rows that were drawn.
+            begins: ``[B]``, the first stored row of each anchor's trajectory.
+            ends: ``[B]``, the last row of each anchor's trajectory, plus one.
+            rng: Random generator of the buffer.
 
         Returns:
-            Rows with ``begins <= ids < ends``. Rows outside raise `ConfigError` in `TrajectoryBuffer.sample`.
+            Rows with ``begins <= ids < ends``. For other rows, `TrajectoryBuffer.sample` raises `ConfigError`.
         """
 
 
 class LatestSampler(Sampler):
-    """A sampler of the sampled row itself: ``[B, ...]``."""
+    """A sampler that returns the drawn row itself. Values in the sample have the shape ``[B, ...]``."""
 
     def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
-        """Return the anchors."""
+        """Return the drawn rows unchanged."""
         return SampledRows(anchors, np.ones(anchors.shape, np.bool_))
 
 
 class SequenceSampler(Sampler):
-    """A sampler of the rows `begin` to `end` (excluded) relative to the sampled one: ``[B, end - begin, ...]``.
+    """A sampler that returns a window of consecutive rows around the drawn row.
 
-    Where this window crosses the edge of the trajectory, the row at the edge is repeated and the mask is False. A
-    ``sample_range`` that covers the window excludes this case.
+    The window has the offsets `begin` to ``end - 1`` from the drawn row. Values in the sample have the shape
+    ``[B, end - begin, ...]``. If the window reaches beyond the trajectory, the first or last row of the trajectory is repeated,
+    and the mask is False there. A ``sample_range`` of the buffer that covers the window excludes this case.
 
     Args:
-        squeeze: Omit the time axis, for a window of one row.
-        begin: Offset of the first row, such as -3 for three rows before.
-        end: Offset one past the last row.
+        squeeze: True to omit the time axis. The window must then have one row.
+        begin: Offset of the first row from the drawn row, such as -3.
+        end: Offset of the last row, plus one.
         source: See `Sampler`.
 
     Raises:
-        ConfigError: If the window is empty or not in whole rows, or `squeeze` is set and it has more than one row.
+        ConfigError: If the window is empty, an offset is not an integer, or `squeeze` is True for more than one row.
     """
 
     def __init__(self, squeeze: bool = False, begin: int = 0, end: int = 1, source: str | None = None) -> None:
@@ -107,7 +114,7 @@ class SequenceSampler(Sampler):
         self._squeeze, self._begin, self._end = squeeze, begin, end
 
     def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
-        """Return the windows."""
+        """Return the rows of the window around each drawn row."""
         ids = anchors[:, None] + np.arange(self._begin, self._end)
         inside = (ids >= begins[:, None]) & (ids < ends[:, None])
         ids = np.clip(ids, begins[:, None], ends[:, None] - 1)
@@ -115,18 +122,19 @@ class SequenceSampler(Sampler):
 
 
 class FutureSampler(Sampler):
-    """A sampler of the sampled row or a later one of the same trajectory, for goals in hindsight.
+    """A sampler that returns the drawn row or a random later row of the same trajectory, for goals in hindsight.
 
     With ``source="next_observations"`` this is the strategy *future* of Andrychowicz et al. 2017, "Hindsight Experience
-    Replay". The result has two entries, ``data`` and ``offset`` (the number of rows ahead), and so has the mask.
+    Replay". In the sample, the key and its mask each have two entries: ``data``, and ``offset``, the number of rows after the
+    drawn row.
 
     Args:
-        distribution: `UNIFORM` over the rows up to the trajectory's end; or `GEOMETRIC`, each row ``exp(-1 / lambda_)`` times
-            as likely as the one before, truncated at the trajectory's end (the remaining probability does not go to its last
-            row).
-        max_future: Only rows fewer than this ahead; None for all.
-        lambda_: For `GEOMETRIC`, the mean of the exponential that is rounded down, in rows. A discount ``g`` corresponds to
-            ``lambda_ = -1 / log(g)``.
+        distribution: `UNIFORM`: all rows up to the end of the trajectory are equally likely. `GEOMETRIC`: each row is
+            ``exp(-1 / lambda_)`` times as likely as the row before; the distribution is cut off at the end of the trajectory and
+            normalized.
+        max_future: The offset is less than this number. None: no limit.
+        lambda_: Parameter of `GEOMETRIC`, in rows: the mean of an exponential distribution whose value is rounded down. A
+            discount ``g`` corresponds to ``lambda_ = -1 / log(g)``.
         source: See `Sampler`.
 
     Raises:
@@ -134,7 +142,7 @@ class FutureSampler(Sampler):
     """
 
     class Distribution(Enum):
-        """The distribution from which the row is drawn."""
+        """The distribution of the offset from the drawn row."""
 
         UNIFORM = 0
         GEOMETRIC = 1
@@ -158,7 +166,7 @@ class FutureSampler(Sampler):
         self._max_future, self._lambda = max_future, lambda_
 
     def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
-        """Return the sampled rows or later ones."""
+        """Return, for each drawn row, a random row at or after it in the same trajectory, and the distance between both."""
         choices = ends - anchors
         if self._max_future is not None:
             choices = np.minimum(choices, self._max_future)
@@ -172,17 +180,19 @@ class FutureSampler(Sampler):
 
 
 class PrioritySampler(Sampler):
-    """A sampler that draws steps in proportion to ``(priority + epsilon) ** alpha``; at most one per config.
+    """A sampler that makes the buffer draw rows by priority, in proportion to ``(priority + epsilon) ** alpha``.
 
-    Schaul et al. 2016 (arXiv 1511.05952, 2015), "Prioritized Experience Replay", the proportional variant. New rows have the
-    largest priority so far; `TrajectoryBuffer.update_priorities` sets others. Register it under a key of its own. The result
-    under this key has two entries: ``indices``, the numbers of the rows, and ``weights``, the importance weights ``(N P(i)) **
-    -beta`` divided by the largest in the batch (so that N and the sum of the priorities cancel).
+    Source: Schaul et al. 2016 (arXiv 1511.05952, 2015), "Prioritized Experience Replay", the proportional variant. A new row has
+    the largest priority so far; `TrajectoryBuffer.update_priorities` sets other priorities.
+
+    A sampling configuration can have at most one such sampler, under a separate key. In the sample, this key has two entries:
+    ``indices``, the numbers of the rows, and ``weights``, the importance weights ``(N P(i)) ** -beta``, divided by the largest
+    weight in the batch.
 
     Args:
-        alpha: 0 for uniform, 1 for fully proportional. All configs of a buffer must have the same.
-        beta: 0 for no correction, 1 for full correction.
-        epsilon: Added to each priority, so that none is 0. All configs of a buffer must have the same.
+        alpha: Exponent. 0: uniform sampling. 1: fully proportional. It must be the same in all configurations of a buffer.
+        beta: Correction by importance weights. 0: no correction. 1: full correction.
+        epsilon: Constant added to each priority, so that each is above 0. It must be the same in all configurations of a buffer.
 
     Raises:
         ConfigError: If an argument is out of range.
@@ -196,10 +206,10 @@ class PrioritySampler(Sampler):
         self.alpha, self.beta, self.epsilon = float(alpha), float(beta), float(epsilon)
 
     def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
-        """Return the anchors, which were drawn by priority."""
+        """Return the drawn rows unchanged. The buffer has drawn them by priority."""
         return SampledRows(anchors, np.ones(anchors.shape, np.bool_))
 
     def weights(self, masses: NDArray[np.float64]) -> NDArray[np.float32]:
-        """Return the importance weights ``[B]`` of rows with these masses; the largest is 1."""
+        """Return the importance weights ``[B]`` for the masses ``(priority + epsilon) ** alpha`` of a batch. The largest is 1."""
         weights: NDArray[np.float32] = ((masses / masses.min(initial=np.inf)) ** -self.beta).astype(np.float32)
         return weights

@@ -1,4 +1,4 @@
-"""The bounds of trajectories, and the rows of each from which a sample can start."""
+"""The first and last steps of the trajectories in a `TrajectoryBuffer`, and the steps that can be drawn for a sample."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["SampleableRows", "TrajectorySpans"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleableRows:
-    """The held trajectories, and the rows of each from which a sample can start.
+    """The rows that can be drawn for a sample, for the ``K`` trajectories of a buffer. A row is the number of a step.
 
     Attributes:
-        begins: ``[K]``, the first held row of each trajectory, increasing.
-        ends: ``[K]``, one past the last row.
-        firsts: ``[K]``, the first row from which a sample can start.
-        counts: ``[K]``, the number of such rows; 0 for a trajectory that is too short.
+        begins: ``[K]``, the first stored row of each trajectory, increasing.
+        ends: ``[K]``, the last row of each trajectory, plus one.
+        firsts: ``[K]``, the first row of each trajectory that can be drawn.
+        counts: ``[K]``, the number of consecutive rows from there on that can be drawn. 0 for a trajectory that is too short.
     """
 
     begins: Ids
@@ -29,18 +29,18 @@ class SampleableRows:
 
     @property
     def total(self) -> int:
-        """The number of rows from which a sample can start."""
+        """The number of rows that can be drawn, over all trajectories."""
         return int(self.counts.sum())
 
     def draw(self, count: int, rng: np.random.Generator) -> Ids:
-        """Draw rows uniformly from all of these, with replacement. `total` must not be 0."""
+        """Draw `count` rows uniformly, with replacement. `total` must be at least 1."""
         stops = np.cumsum(self.counts)
         marks = rng.integers(0, stops[-1], count)
         which = np.searchsorted(stops, marks, side="right")
         return self.firsts[which] + marks - (stops[which] - self.counts[which])
 
     def allow(self, ids: Ids) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Return for each held row True if a sample can start from it."""
+        """Return a bool array that is True for each of the given stored rows that can be drawn."""
         which = self._which(ids)
         allowed: np.ndarray[tuple[int], np.dtype[np.bool_]] = (ids >= self.firsts[which]) & (
             ids < self.firsts[which] + self.counts[which]
@@ -48,7 +48,7 @@ class SampleableRows:
         return allowed
 
     def bounds_of(self, ids: Ids) -> tuple[Ids, Ids]:
-        """Return for each held row the first row of its trajectory, and one past the last."""
+        """Return, for each of the given stored rows, the first row of its trajectory and the last row plus one, as two arrays."""
         which = self._which(ids)
         return self.begins[which], self.ends[which]
 
@@ -57,14 +57,17 @@ class SampleableRows:
 
 
 class TrajectorySpans:
-    """The first rows of the trajectories. A trajectory ends where the next begins, the last one at the newest row."""
+    """The numbers of the first rows of all trajectories in a buffer.
+
+    A trajectory ends where the next begins. The last trajectory ends with the newest row.
+    """
 
     def __init__(self) -> None:
         self._numbers = np.zeros(64, np.int64)
         self._first, self._last = 0, 0
 
     def extend(self, starts: Ids) -> None:
-        """Add first rows, which must be newer than all before."""
+        """Add the first rows of new trajectories. They must be newer than all earlier ones."""
         if self._last + len(starts) > len(self._numbers):
             kept = self._numbers[self._first : self._last].copy()
             if 2 * (len(kept) + len(starts)) > len(self._numbers):
@@ -75,23 +78,29 @@ class TrajectorySpans:
         self._last += len(starts)
 
     def drop_before(self, begin: int) -> None:
-        """Drop the trajectories that ended before row `begin`, the oldest that is held."""
+        """Remove the trajectories that ended before row `begin`, the oldest stored row."""
         numbers = self._numbers[self._first : self._last]
         self._first += max(0, int(np.searchsorted(numbers, begin, side="right")) - 1)
 
     def bounds(self, begin: int, end: int) -> tuple[Ids, Ids]:
-        """Return each trajectory's first row, which for the oldest can lie before `begin`, and one past its last row."""
+        """Return the first row of each trajectory, and its last row plus one, as two arrays.
+
+        The first row of the oldest trajectory can be lower than `begin`, if that row is no longer stored.
+        """
         starts = self._numbers[self._first : self._last].copy()
         return starts, np.append(starts[1:], end) if len(starts) else starts
 
     def allowed(self, begin: int, end: int, sample_range: tuple[int, int], min_length: int) -> SampleableRows:
-        """Return the rows whose trajectory covers `sample_range` around them and has `min_length` held rows.
+        """Return the rows that can be drawn.
+
+        A row can be drawn if its trajectory has at least `min_length` stored rows, and contains all rows at the offsets
+        `sample_range` from the row.
 
         Args:
-            begin: Oldest row that is held.
-            end: One past the newest row.
-            sample_range: First offset (at most 0), and one past the last offset (at least 1).
-            min_length: Smallest number of held rows of a trajectory.
+            begin: Oldest stored row.
+            end: Newest row, plus one.
+            sample_range: First offset (at most 0), and last offset plus one (at least 1).
+            min_length: Smallest number of stored rows of a trajectory.
         """
         low, high = sample_range
         starts, ends = self.bounds(begin, end)

@@ -1,4 +1,4 @@
-"""A binary tree of sums, for sampling in proportion to masses that change (Schaul et al. 2015, appendix B.2.1)."""
+"""A sum tree, for random draws in proportion to changing weights (Schaul et al. 2015, appendix B.2.1)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ __all__ = ["SumTree"]
 
 
 class SumTree:
-    """The masses of `size` slots, initially 0. Every call handles many slots at once, in O(log size) numpy steps.
+    """A binary tree of sums over the masses (weights) of `size` slots. All masses are 0 at the beginning.
+
+    Every call handles many slots at once, in O(log size) numpy operations.
 
     Node ``i`` has the children ``2 i`` and ``2 i + 1``, node 1 is the root, and the leaves are the slots. A node is always
     recomputed from its children, so rounding errors do not accumulate.
@@ -26,12 +28,12 @@ class SumTree:
         return float(self._nodes[1])
 
     def __getitem__(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the masses of some slots."""
+        """Return the masses of the given slots."""
         masses: NDArray[np.float64] = self._nodes[self._leaves + slots]
         return masses
 
     def set(self, slots: NDArray[np.int64], masses: NDArray[np.float64] | float) -> None:
-        """Set masses, which must be finite and not negative. If a slot is repeated, its last mass is used."""
+        """Set the masses of slots. Masses must be finite and at least 0. If a slot is repeated, its last mass is used."""
         if not slots.size:
             return
         nodes = self._leaves + slots
@@ -41,9 +43,10 @@ class SumTree:
             self._nodes[nodes] = self._nodes[2 * nodes] + self._nodes[2 * nodes + 1]
 
     def find(self, marks: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return for each mark in ``[0, total)`` its slot, with the masses laid end to end.
+        """Return the slot for each of the given numbers in ``[0, total)``.
 
-        A slot of mass 0 is never found while another slot has mass.
+        The slots divide the range ``[0, total)`` in order; the part of a slot is as long as its mass. The result is the slot
+        whose part contains the number. A slot of mass 0 is never returned, unless all masses are 0.
         """
         nodes = np.ones(marks.shape, np.int64)
         rest = marks.astype(np.float64)

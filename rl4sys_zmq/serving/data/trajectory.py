@@ -1,4 +1,4 @@
-"""A buffer of trajectories, sampled by windows, goals and priorities within one trajectory."""
+"""A replay buffer of the steps of trajectories. A sample can have windows, later goals and priorities."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ _START_COLUMN = "/start"
 
 @dataclass(frozen=True, slots=True)
 class _Config:
+    """A registered configuration for `TrajectoryBuffer.sample`; see `TrajectoryBuffer.register_sample_config`."""
+
     samplers: dict[str, Sampler]
     sample_range: tuple[int, int]
     transform: Transform | None
@@ -37,27 +39,26 @@ class _Config:
 
 
 class TrajectoryBuffer(ColumnStore):
-    """The last `capacity` steps in order, sampled by rules that never cross the end of a trajectory.
+    """A replay buffer that keeps the newest `capacity` steps in order. A sample never crosses the end of a trajectory.
 
-    A step is a dict of arrays, which can be nested. `data_shapes` or the first step defines its keys. A trajectory ends with
-    ``end_of_trajectory`` (an argument of `insert`, or a key of the step), with `end_trajectory`, or before a step with a true
-    ``start_of_trajectory``. These two keys are not columns; `get_latest_data` adds them, so that a buffer filled from it has
-    the same trajectories, even if steps in between were lost. Use one writer at a time: the steps of two would mix in one
-    trajectory.
+    A step is a dict of arrays, which can be nested. `data_shapes` or the first step defines its keys. A trajectory ends in one of
+    three ways: with a step whose key ``end_of_trajectory`` is true (or with this argument of `insert`), by a call of
+    `end_trajectory`, or before a step whose key ``start_of_trajectory`` is true. These two keys are not stored as values.
+    `get_latest_data` adds them to the steps, so that a copy of the buffer has the same trajectories, even if steps were lost.
 
-    Steps are never removed early: a trajectory that is too short stays in the buffer, counts towards the capacity, and is
-    never sampled.
+    Only one thread should insert at a time, because the steps of two writers would be mixed in one trajectory. A trajectory that
+    is too short is never sampled, but its steps stay in the buffer until they are overwritten.
 
     Args:
         capacity: Largest number of steps.
-        data_shapes: Columns; None for those of the first step.
-        seed: Seed of the buffer's own random generator.
-        min_trajectory_length: Trajectories with fewer held steps are not sampled. Overwritten steps do not count.
-        path: Folder that holds everything instead of memory. An existing buffer in it is opened; its last trajectory has then
-            ended.
+        data_shapes: Keys, shapes and dtypes of a step. None: those of the first step.
+        seed: Seed of the random generator that draws samples.
+        min_trajectory_length: Smallest number of stored steps of a trajectory that is sampled. Overwritten steps do not count.
+        path: Folder to keep the steps on disk. A buffer that is already in the folder is opened, and its last trajectory is
+            ended. None: keep the steps in memory.
 
     Raises:
-        ConfigError: If an argument is invalid. It names the argument.
+        ConfigError: If an argument is invalid. The message names the argument.
         StoreError: If the folder cannot be used.
     """
 
@@ -99,20 +100,22 @@ class TrajectoryBuffer(ColumnStore):
         sample_range: tuple[int, int] = (0, 1),
         transform: Transform | None = None,
     ) -> None:
-        """Register a kind of sample. It replaces one of the same name.
+        """Register a configuration for `sample`: the keys of a sample and the rows for each key.
+
+        An earlier configuration of the same name is replaced. A row is the number of a step.
 
         Args:
-            name: Name of the config.
-            samplers: Sampler of each key of the sample: it selects the rows and the column.
-            sample_range: Rows ``(begin, end)`` relative to a step, `end` excluded, that its trajectory must have for the step
-                to be sampled.
-            transform: Function that is called with the data and the mask of each sample, in the sampling thread, and returns
-                both.
+            name: Name of the configuration.
+            samplers: For each key of the sample, the sampler that chooses its rows and the key of the steps that is read.
+            sample_range: First offset, and last offset plus one, of the rows around a step. A step is only drawn if its
+                trajectory has all these rows.
+            transform: Function that gets the data and the mask of each sample and returns both, changed or not. It runs in the
+                thread that calls `sample`.
 
         Raises:
-            ConfigError: If the range is invalid or does not include the step itself; if a sampler is invalid or its column
-                does not exist; or if there are two `PrioritySampler` objects, or one with another alpha or epsilon than the
-                buffer's other configs.
+            ConfigError: If the range is invalid or does not include offset 0, a sampler is invalid, or the key that a sampler
+                reads does not exist. Also if there are two `PrioritySampler` objects, or if alpha or epsilon differ from those of
+                another configuration of this buffer.
         """
         low, high = _range(sample_range)
         chosen = _samplers(name, samplers)
@@ -135,14 +138,14 @@ class TrajectoryBuffer(ColumnStore):
             self._configs[name] = _Config(chosen, (low, high), transform, prioritised[0] if prioritised else None)
 
     def insert(self, data: Mapping[str, Any], end_of_trajectory: bool = False) -> None:
-        """Store one step under the next number. Its arrays are copied; `data` is not changed.
+        """Store one step under the next number. The arrays of the step are copied; `data` is not changed.
 
         Args:
             data: The step.
-            end_of_trajectory: True for the last step of its trajectory; the key of that name does the same.
+            end_of_trajectory: True for the last step of its trajectory. The key of the same name in `data` has the same effect.
 
         Raises:
-            DataError: If the step does not fit (it names the key, with both shapes or dtypes). Nothing was stored.
+            DataError: If a key, shape or dtype is not that of the buffer; the message names the key. Nothing was stored.
             StoreError: If files cannot be created.
             ConfigError: If there is not enough memory.
             Closed: After `close`.
@@ -150,10 +153,10 @@ class TrajectoryBuffer(ColumnStore):
         self._insert([data], end_of_trajectory)
 
     def batch_insert(self, batch_data: Sequence[Mapping[str, Any]]) -> None:
-        """Store steps in order: all of them or, if one does not fit, none.
+        """Store several steps in order. If one is invalid, store none.
 
         Raises:
-            DataError: If a step does not fit. It names the key, with both shapes or dtypes.
+            DataError: If a key, shape or dtype is not that of the buffer. The message names the key. Nothing was stored.
             StoreError: If files cannot be created.
             ConfigError: If there is not enough memory.
             Closed: After `close`.
@@ -161,33 +164,35 @@ class TrajectoryBuffer(ColumnStore):
         self._insert(batch_data, False)
 
     def end_trajectory(self) -> None:
-        """End the trajectory after the last step. A second call without a new step does nothing."""
+        """End the current trajectory: the next step begins a new trajectory. A second call without a new step does nothing."""
         with self._open():
             self._ended = True
 
     def gap(self) -> None:
-        """Call `end_trajectory`, because the next step does not follow the last one."""
+        """End the current trajectory, because items were lost and the next step does not follow the last one."""
         self.end_trajectory()
 
     def sample(self, name: str, batch_size: int, force_indices: object | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Draw steps, and for each the rows that the config's samplers select.
+        """Draw steps, and return the values that the configuration's samplers select for each step.
 
-        Steps are drawn with replacement, uniformly or by priority, from all that ``sample_range`` and
-        ``min_trajectory_length`` allow.
+        Steps are drawn with replacement, uniformly, or by priority if the configuration has a `PrioritySampler`. Only steps that
+        ``sample_range`` and ``min_trajectory_length`` allow are drawn.
 
         Args:
-            name: Name of a registered config.
-            batch_size: Number of steps.
-            force_indices: Numbers of the steps to use instead: integers ``[batch]``. `batch_size` is then ignored.
+            name: Name of a registered configuration.
+            batch_size: Number of steps to draw.
+            force_indices: Numbers of the steps to use instead of drawn steps, as integers ``[batch]``. `batch_size` is then
+                ignored.
 
         Returns:
-            The data: for each key an array ``[batch, ...]`` or ``[batch, time, ...]`` or a dict of these (copies). And the
-            mask: for each key bool ``[batch]`` or ``[batch, time]``. `transform` can change both.
+            Two dicts, which `transform` can change. The data: for each key of the configuration a new array ``[batch, ...]`` or
+            ``[batch, time, ...]``, or a dict of such arrays. The mask: for each key a bool array ``[batch]`` or ``[batch,
+            time]``, False where a row outside of the trajectory was replaced; see `SampledRows`.
 
         Raises:
-            StoreEmpty: If there is no step that can be sampled.
-            DataError: If a step of `force_indices` is not held or not allowed, or the batch does not fit in memory.
-            ConfigError: If there is no such config, or a sampler's column does not exist.
+            StoreEmpty: If no step can be drawn.
+            DataError: If a step of `force_indices` is not stored or not allowed, or the batch does not fit in memory.
+            ConfigError: If the configuration or a key that a sampler reads does not exist.
             Closed: After `close`.
         """
         config = self._configs.get(name)
@@ -205,18 +210,18 @@ class TrajectoryBuffer(ColumnStore):
         return (data, mask) if config.transform is None else config.transform(data, mask)
 
     def update_priorities(self, indices: object, priorities: object) -> int:
-        """Set the priorities of steps, for example the sizes of their errors.
+        """Set the priorities of steps, for example to the absolute values of their TD errors.
 
         Args:
-            indices: Numbers of steps, as in a sample's ``indices``. Those that are no longer held are skipped.
-            priorities: For each a finite number of at least 0.
+            indices: Numbers of the steps, as in ``indices`` of a sample. Steps that were overwritten are skipped.
+            priorities: A finite number of at least 0 for each step.
 
         Returns:
-            The number of steps that were still held.
+            The number of steps whose priority was set.
 
         Raises:
-            DataError: If the two do not match, or a priority is invalid. No priority was set.
-            ConfigError: If no config has a `PrioritySampler`.
+            DataError: If the arguments differ in length, or a number or a priority is invalid. No priority was set.
+            ConfigError: If no configuration has a `PrioritySampler`.
             Closed: After `close`.
         """
         with self._open():
@@ -225,9 +230,9 @@ class TrajectoryBuffer(ColumnStore):
             return self._priorities.update(self._ring, as_leaf("indices", indices), as_leaf("priorities", priorities))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all steps to one ``.npz`` file, which replaces an existing one when it is complete.
+        """Write all steps to one ``.npz`` file. An existing file is replaced when the new file is complete.
 
-        Priorities and sample configs are not saved. The steps are copied first, so inserts do not wait for the disk.
+        Priorities and sample configurations are not saved. The steps are copied first, so `insert` does not wait for the disk.
 
         Raises:
             StoreError: If the file cannot be written.
@@ -248,7 +253,9 @@ class TrajectoryBuffer(ColumnStore):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], seed: int | None = None) -> Self:
-        """Return the buffer that `save` wrote, in memory and with the same numbers. Register its sample configs again.
+        """Read a file of `save`, and return a buffer in memory with the same steps and numbers.
+
+        Sample configurations are not in the file; register them for the new buffer.
 
         Raises:
             StoreError: If the file cannot be read, or is not a saved buffer.
@@ -291,7 +298,7 @@ class TrajectoryBuffer(ColumnStore):
         self._spans.drop_before(self._ring.begin)
 
     def _find_spans(self) -> None:
-        """Find the trajectories of rows that were loaded."""
+        """Find the first rows of the trajectories after steps were loaded from a file or a folder."""
         held = np.arange(self._ring.begin, self._ring.end)
         self._spans.extend(held[self._ring.gather(_START_COLUMN, held) | (held == self._ring.begin)])
 
@@ -308,7 +315,10 @@ class TrajectoryBuffer(ColumnStore):
         return [unflatten_names({path: block[row] for path, block in leaves.items()}) for row in range(len(ids))]
 
     def _anchors(self, config: _Config, count: int, forced: object | None) -> tuple[Ids, Ids, Ids]:
-        """Return the steps of a sample, and for each the first held row of its trajectory and the end (one past the last)."""
+        """Choose the steps of a sample. Return three arrays ``[batch]``.
+
+        They have, for each step, its number, the first stored row of its trajectory, and the last row of its trajectory plus one.
+        """
         spans = self._spans.allowed(self._ring.begin, self._ring.end, config.sample_range, self._min_length)
         if forced is not None:
             anchors = self._ring.held("force_indices", forced)
@@ -341,9 +351,9 @@ class TrajectoryBuffer(ColumnStore):
         return {"data": values, "offset": draw.offset}, {"data": draw.mask, "offset": draw.mask}
 
     def _paths(self, key: str, sampler: Sampler) -> dict[str, str]:
-        """Return the columns that a sampler reads: for each path below the sampler's source, the full path of the column.
+        """Return a dict of the columns that a sampler reads: from the path below the sampler's source to the full path.
 
-        The path is ``""`` if the source itself is a column. A `PrioritySampler` reads no columns.
+        The path below the source is ``""`` if the source itself is a column. A `PrioritySampler` reads no columns.
         """
         if isinstance(sampler, PrioritySampler):
             return {}
@@ -392,7 +402,7 @@ def _declared(shapes: object) -> StoreLayout:
 
 
 def _step(data: object) -> tuple[dict[str, object], bool, bool]:
-    """Return the leaves of a step, and two flags: it begins a trajectory, it ends a trajectory."""
+    """Check a step. Return a flat dict of its values by path, and two flags: it begins, and it ends, a trajectory."""
     if not isinstance(data, Mapping):
         raise DataError(
             "", f"a step must be a dict of arrays, not a {type(data).__name__}; use a QueuedDataStore for other payloads"

@@ -113,8 +113,6 @@ class CachedLastPolicy:
             self._saved = policy.generation, policy.version
 
 
-log = logging.getLogger(__name__)
-
 MAGIC, FORMAT = b"R4PC", 1
 MAX_BYTES = 1 << 30
 ABANDONED_S = 60.0

@@ -122,7 +122,7 @@ class AgentConfig:
     """False: choose the most probable action and send no data, for evaluation. True: sample actions."""
     on_bad_input: str = option(one_of("raise", "drop"), "raise")
     """Behavior on invalid input from the host. ``raise``: raise an exception. ``drop``: count the input, and return the last
-    action or the action of the baseline, the host's own fallback function."""
+    action, or an idle action (the first allowed one, or the middle of the range) if there is none."""
     reward_timeout_s: float = option(number(0), 60.0)
     """Longest time that a segment which ended without the host's request waits for rewards that are still missing, in seconds."""
     keys: Path | None = option(optional(path), None)

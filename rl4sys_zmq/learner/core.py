@@ -161,10 +161,10 @@ class LearnerCore:
         if client.settings.algorithm_type not in ("", message.kind):
             words = "client %s: the configuration says type %r, but algorithm %s is of type %s"
             log.warning(words, client.client_id, client.settings.algorithm_type, client.settings.algorithm_name, message.kind)
-        for name in message.damaged:
-            log.error("client %s: checkpoint %s is damaged and was put aside", client.client_id, name)
+        for problem in message.damaged:
+            log.error("client %s: a damaged checkpoint was put aside: %s", client.client_id, problem)
             self.counters.add("checkpoints_damaged")
-            self._sink.event("checkpoint_damaged", client_id=client.client_id, checkpoint=name)
+            self._sink.event("checkpoint_damaged", client_id=client.client_id, checkpoint=problem)
         if client.replaying:
             client.rewind(message)
             if message.checkpoint:

@@ -295,7 +295,9 @@ class AlgorithmUpdater:
         check, until the failing one is found.
         """
         if self._hooks is None:
-            raise failure or TrainingDiverged(1, f"{reason}; an off-policy algorithm needs the methods of Undoable to undo this")
+            raise failure or TrainingDiverged(
+                1, f"{reason}; an off-policy algorithm needs the methods of UndoableAlgorithm to undo this"
+            )
         self._restore()
         if self._since_kept:  # repeat them one by one, so that the kept state is the one right before the failure
             self.updates -= self._since_kept

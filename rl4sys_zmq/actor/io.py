@@ -82,7 +82,10 @@ class ActorIO(Worker):
     """
 
     def __init__(self, config: AgentConfig, hello: Hello, outbox: Outbox, keys: UserKeys | None = None) -> None:
-        """Create the thread without starting it. With a spool, the actor's name and numbers there replace those in `hello`."""
+        """Create the thread without starting it.
+
+        If the actor has a spool, the actor's name and the incarnation that are stored in the spool replace those in `hello`.
+        """
         super().__init__(f"rl4sys-actor-{hello.actor_id[:8]}")
         self.opened = threading.Event()
         self.open_error: RL4SysError | None = None

@@ -11,14 +11,14 @@ offset  size  field         meaning
 8       8     header bytes  length of the msgpack header
 16      8     elements      number of float32 weights
 24      4     others        bytes of the tensors of other dtypes
-28      4     blob          bytes of the blob
+28      4     blob          bytes of `PolicySpec.blob`; 0 for most policies
 32      8     checksum      xxh3-64 of bytes 0-31, and of everything after this field
 ======  ====  ============  =========================================================================
 
 All numbers are unsigned and little-endian. The lengths must add up to the size of the file, so that a damaged length cannot cause
-a huge allocation. The header is a map with the library's version, the time of the save, the policy's spec, generation, version
-and digest, and further values of the caller (`extras`). Nothing is unpickled. An invalid file is counted and renamed. Only the
-last invalid file is kept.
+a huge allocation. The header is a map with the library's version, the time of the save, the policy's spec without its blob, the
+generation, the version and the digest, and further values of the caller (`extras`). Nothing is unpickled. An invalid file is
+counted and renamed. Only the last invalid file is kept.
 """
 
 from __future__ import annotations

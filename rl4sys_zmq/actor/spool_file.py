@@ -170,9 +170,11 @@ class SpoolFile:
         Args:
             meta: The new document.
             first_id: The id of the oldest segment. All rows with lower ids are deleted.
-            deleted: Consecutive entries whose rows are deleted too.
-            inserted: Entries to insert as rows. A placeholder is inserted with an empty record.
-            shift: ``(id, n)``: add ``n`` to all ids above ``id``, to make room for placeholders. ``n`` is 0 for no change.
+            deleted: Further entries to delete, with consecutive ids.
+            inserted: Entries to insert as rows: a segment, or a placeholder (a row without data that keeps the number of a lost
+                segment).
+            shift: ``(id, n)``: first add ``n`` to all ids above ``id``, so that ``n`` placeholders fit after it. ``n``
+                is 0 for no change.
 
         Raises:
             sqlite3.Error, OSError: If the disk fails. Then nothing has changed.

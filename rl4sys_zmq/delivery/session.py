@@ -355,7 +355,7 @@ class ActorSession:
 
     @property
     def accepted(self) -> int:
-        """The number of segments that the learner has accepted, without the refused ones, over all sessions."""
+        """The number of segments that the learner has acknowledged and not refused, over all sessions."""
         return self._earlier_accepted + max(0, self.received - self._refused_of_origin)
 
     @property

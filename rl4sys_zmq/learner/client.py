@@ -350,7 +350,7 @@ class Client:
             self.send(entry, again.skip, again.load, waited=entry.accepted > 0 and stream.counted(entry.end_seq))
 
     def send_committed(self, entry: JournalEntry) -> None:
-        """Queue a journal entry for the learner thread, now that the journal has committed the entry."""
+        """Queue the segments of a journal entry for the learner thread. The journal has just committed the entry."""
         stream = self.table.get(entry.actor_id, entry.origin)
         if stream is not None and not stream.counted(entry.end_seq):
             self.replay(entry)  # accepted before this life; with a full disk, a replayed page can overtake such an entry

@@ -163,7 +163,7 @@ class Operator:
         return True
 
     def close(self, error: Exception) -> None:
-        """Stop all commands in progress, and set this error as their result."""
+        """Stop all operators' commands in progress. Their callers get `error` as the result."""
         for running in self._running:
             running.steps.close()
             running.future.set_exception(error)

@@ -61,8 +61,9 @@ class ColumnPolicy(ABC):
 
             - The raw action, the action and the log-probability, as in `Policy.act`.
             - The values of all columns of the spec, by name. Each value has the shape of one row of its column, and a dtype that
-              can be cast to that of the column. The value of a column per segment is stored only if this step becomes the first
-              step of a segment. For such a column, a recurrent policy returns the given `state` as an array.
+              can be cast to that of the column. Some columns have one value for a whole segment. The value of such a column is
+              stored only if this step becomes the first step of a segment. A recurrent policy returns the given `state` there,
+              as an array.
             - The state after this step.
 
         Raises:

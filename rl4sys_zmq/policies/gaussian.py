@@ -149,7 +149,7 @@ def _bounder(space: BoxSpace, squash: str) -> _Bounder:
 
 
 def _edge(bound: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[np.float64]:
-    """Return the bounds of a space, limited to the range of `dtype`. Bounds of float32 and float64 stay as they are."""
+    """Return the bounds of a space, limited to the range of `dtype`. If `dtype` is float32 or float64, they are not changed."""
     if dtype in (np.float64, np.float32):
         return bound
     if dtype == np.float16:

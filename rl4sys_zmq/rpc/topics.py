@@ -111,7 +111,10 @@ class TopicPublisher:
             xpub.send([topic_frame(topic, self.channel), *self._newest[topic].frames])
 
     def change_channel(self) -> None:
-        """Change the channel, so that existing subscriptions receive nothing more until the subscribers get the new channel."""
+        """Choose a new channel, the random part of all topics.
+
+        Existing subscriptions receive nothing more, until their subscribers learn the new channel with their next call.
+        """
         self.channel = secrets.token_bytes(8)
 
     def send_beacons(self, xpub: Socket) -> None:

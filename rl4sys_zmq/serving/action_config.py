@@ -31,8 +31,8 @@ class ActionConfig:
         observation_keys: Keys that `ActionClient.obs` can request.
         broadcast_port: Port or URI for `ActionServer.publish_obs`. None: observations are not published.
         version: A version that you choose, for example of your program. The library only checks that both sides have the same.
-        bind: IP address of the interface on which the server binds ports that are numbers. If other machines can reach this
-            address, the server needs `keys` or `insecure=True`. Clients do not use this field.
+        bind: IP address on which the server listens, where a port is given as a number and not as a URI. If other machines can
+            reach this address, the server needs its argument `keys`, or `insecure=True`. Clients do not use this field.
         image_codecs: Codec for each key with images: ``"jpeg"`` (quality 90), ``"jpeg:75"``, ``"png"``, or an `ImageCodec`. A
             codec applies to top-level entries of an observation, of an action's payload and of the reply to an action. Entries
             that are not arrays are sent unchanged. Needs the extra ``images``.

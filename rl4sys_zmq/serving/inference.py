@@ -154,7 +154,7 @@ class InferenceClient(Resource):
         return set(self._client.call("$hello", {"terms": None})["methods"])
 
     def call(self, name: str, payload: Tree, timeout_s: float | None = None) -> Tree:
-        """Call an interface and wait for the reply.
+        """Call an interface (a named function of the server) and wait for the reply.
 
         Args:
             name: Name of the interface.
@@ -167,7 +167,7 @@ class InferenceClient(Resource):
         Raises:
             CallTimeout: If no reply arrived in time. A later reply is dropped and counted.
             CallRefused: If there is no such interface, or the server is busy or stopping.
-            CallFailed: If the interface raised an exception.
+            CallFailed: If the function raised an exception.
             PayloadError: If the payload cannot be sent.
             Closed: If the client is closed.
         """

@@ -300,7 +300,7 @@ class StoreIngest:
         return StorePosition(self.store.lineage, self.store.latest_data_id() + 1)
 
     def _keep(self, update: JournaledItems, nbytes: int) -> None:
-        """Count an update that is in the journal, and delete old updates that are not needed to refill the store."""
+        """Count a message of items that is now in the journal. Delete older messages that are not needed to refill the store."""
         assert self._journal is not None
         count = len(update.items)
         if not count:  # a note is trimmed with the update before it, which has the same end, or after it

@@ -63,7 +63,7 @@ class SocketPoller(Protocol):
         """Add a source, or change for what it is watched: `read` for something to read, `write` for room to write."""
 
     def unregister(self, source: ConnectingSocket | HasFileno | int) -> None:
-        """Remove a source. Do this before it is closed."""
+        """Stop waiting for a source (a socket or a descriptor). Call this before the source is closed."""
 
     def poll(self, timeout_s: float | None) -> Collection[object]:
         """Wait until a source is ready, for at most `timeout_s` seconds, and return the sources that are ready."""

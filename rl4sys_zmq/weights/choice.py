@@ -44,7 +44,7 @@ def prediction_helps(before: FlatWeights, base: FlatWeights, new: FlatWeights, f
 
 
 def _magnitude_bits(words: Integers) -> float:
-    """Return the approximate size in bits of integers, if a larger integer takes more bits and frequencies do not matter."""
+    """Return the approximate size of integers in bits, in a code whose lengths depend on the magnitudes alone."""
     magnitudes = np.abs(words.astype(np.float32))
     magnitudes += 1
     return float(np.log2(magnitudes, out=magnitudes).sum()) + 2.0 * words.size

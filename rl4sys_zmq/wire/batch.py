@@ -1,8 +1,8 @@
 """A reader for all segments of the message `Submit` at once.
 
-The heads (64 bytes with the numbers of each segment) become one array. The columns become views into the received frames, so
-nothing is copied. If the bytes are malformed, the whole message is refused. If the numbers or the columns of one segment are
-invalid, only that segment is refused.
+Each segment has a head: 64 bytes with its scalar fields, such as the number of steps. The heads become one array. The columns
+become views into the received frames, so nothing is copied. If the bytes are malformed, the whole message is refused. If the
+head or the columns of one segment have invalid values, only that segment is refused.
 
 Images are decoded only when columns or segments are requested. The gateway (the learner's network thread) never requests them,
 because `Batch.errors` needs only their sizes.
@@ -314,7 +314,9 @@ class Batch:
 
 
 def read_heads(message: Submit) -> NDArray[Any]:
-    """Return the heads of a message as an array of the dtype `HEAD`, one row for each segment. The values are not checked.
+    """Return the heads of all segments in a message, as an array of the dtype `HEAD` with one row for each segment.
+
+    A head is the block of scalar fields of a segment. The values are not checked.
 
     Raises:
         ProtocolError: If the number of heads differs from the message's `count`.

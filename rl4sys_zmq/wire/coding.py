@@ -181,7 +181,10 @@ def _turned_back(turned: bytes, itemsize: int) -> Any:
 
 
 def _sections(numbers: Any, size: int) -> list[tuple[int, int, int]]:
-    """Check the entry of `Submit.codings` for a frame of `size` bytes. Return the three numbers of each section."""
+    """Check the entry of `Submit.codings` for a frame of `size` bytes. Return the three numbers of each section.
+
+    A section is a part of the frame that is coded by itself. The numbers are those of the table in `Submit.codings`.
+    """
     if type(numbers) is not list or len(numbers) % 3 or not all(type(n) is int and n >= 0 for n in numbers):
         raise ProtocolError(Refusal.MALFORMED, f"invalid codings {numbers!r:.80}")
     found = list(_triples(numbers))

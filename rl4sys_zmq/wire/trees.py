@@ -53,11 +53,11 @@ _ALIGN = 8
 
 
 class _Packer:
-    """A packer of one tree: it builds the skeleton and collects the frames.
+    """A packer of one tree. It builds the skeleton (the structure of the tree with its small values) and collects the frames.
 
     Attributes:
-        copy: True to copy parts that have a separate frame.
-        shared: The parts of the first frame, with padding.
+        copy: True to copy the large parts, which have a frame each. False to send them from the caller's memory.
+        shared: The medium-sized parts, which share the first frame, with padding.
         shared_bytes: Size of the first frame, in bytes.
         own: The further frames, one for each large part.
         inlined: Number of bytes of the arrays, strings and bytes that are in the skeleton.

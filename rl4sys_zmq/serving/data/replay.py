@@ -237,7 +237,7 @@ class ReplayBuffer(ColumnStore):
         return image[np.newaxis] if self._num_stack == 1 else np.moveaxis(image, self._stack_axis, 0)
 
     def _gather(self, ids: Ids) -> dict[str, NDArray[Any]]:
-        """Return the values of the transitions with the given numbers: for each path, a new array ``[batch, ...]``."""
+        """Return the transitions with the given numbers: one new array ``[batch, ...]`` for each path to a value."""
         if self._layout is None:  # then `ids` is empty
             raise StoreEmpty(f"the {self._KIND} is empty")
         leaves = {path: self._ring.gather(path, ids) for path in self._layout.leaves if path in self._ring}

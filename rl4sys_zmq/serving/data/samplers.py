@@ -55,8 +55,8 @@ class Sampler(ABC):
     """The base class of samplers. A sampler chooses the rows for one key of a sample. Derive a sampler of your own from it.
 
     Args:
-        source: Key, or path of a nested key, of the steps from which the values are read. None: the key of the sample under which
-            this sampler is registered.
+        source: The key of the stored steps whose values this sampler reads, or the path of a nested key. None: the same key as in
+            the sample. A sampler that is registered for ``"rewards"`` then reads ``"rewards"``.
     """
 
     def __init__(self, source: str | None = None) -> None:

@@ -35,7 +35,7 @@ from gymnasium.spaces import Box, Discrete
 
 from rl4sys_zmq.errors import CallError, Closed, RL4SysError
 from rl4sys_zmq.rpc import Caller, Server
-from rl4sys_zmq.serving import Batching, InferenceClient, InferenceServer, RemoteEnv
+from rl4sys_zmq.serving import BatchLimits, InferenceClient, InferenceServer, RemoteEnv
 
 CHUNK = 16
 """Largest number of transitions in one message to the training worker."""
@@ -76,7 +76,7 @@ def work_as_model(trainer: str, pipe: Connection) -> None:
 
     with InferenceServer(0) as server, Caller(trainer) as client:
         client.subscribe("weights", take)
-        server.register_interface("q", lambda observations: q_values(held["weights"], observations), Batching(max_size=64))
+        server.register_interface("q", lambda observations: q_values(held["weights"], observations), BatchLimits(max_size=64))
         while not ready.wait(0.2):
             if pipe.poll():
                 return

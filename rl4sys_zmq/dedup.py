@@ -4,8 +4,8 @@ The segments of an actor are numbered and accepted in order. So one number is en
 the receiver expects, also called the *mark*. `count_received` counts the segments with lower numbers.
 
 The calls of a *session* (one connection of a caller) can run in any order, and the reply to a repeated call must be sent again.
-A `CallWindow` therefore keeps the calls that wait or run, and the replies that the caller possibly did not receive.
-`CallWindows` limits the memory for all sessions of a server.
+A `SessionReplies` therefore keeps the calls that wait or run, and the replies that the caller possibly did not receive.
+`ServerCalls` limits the memory for all sessions of a server.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def count_received(mark: int, first: int, count: int) -> int:
 
 
 @dataclass(slots=True)
-class CallWindow(Generic[Request, Reply]):
+class SessionReplies(Generic[Request, Reply]):
     """The calls and replies of one session, kept so that the server recognizes a call that arrives again.
 
     Attributes:
@@ -57,11 +57,11 @@ class CallWindow(Generic[Request, Reply]):
     replies: dict[int, Reply] = field(default_factory=dict)
 
 
-class CallWindows(Generic[Request, Reply]):
-    """The `CallWindow` objects of all sessions of one server, ordered by the time of the last call."""
+class ServerCalls(Generic[Request, Reply]):
+    """The `SessionReplies` objects of all sessions of one server, ordered by the time of the last call."""
 
     def __init__(self) -> None:
-        self._windows: OrderedDict[int, CallWindow[Request, Reply]] = OrderedDict()
+        self._windows: OrderedDict[int, SessionReplies[Request, Reply]] = OrderedDict()
         self._kept_bytes = 0
 
     def __len__(self) -> int:
@@ -82,11 +82,11 @@ class CallWindows(Generic[Request, Reply]):
                 break
             self._windows.popitem(last=False)
             self._discard(oldest, 1 << 64)
-        self._windows[session] = CallWindow(number, now)
+        self._windows[session] = SessionReplies(number, now)
         return number
 
-    def find(self, session: int, acked: int, now: float) -> CallWindow[Request, Reply] | None:
-        """Return the `CallWindow` of the session of a call that arrived, or None if no such session is open.
+    def find(self, session: int, acked: int, now: float) -> SessionReplies[Request, Reply] | None:
+        """Return the `SessionReplies` of the session of a call that arrived, or None if no such session is open.
 
         The call contains `acked`: its sender has received the replies to all calls with lower numbers, so these replies are
         discarded.
@@ -115,7 +115,7 @@ class CallWindows(Generic[Request, Reply]):
             while oldest.replies and self._kept_bytes > MAX_KEPT_BYTES:
                 self._discard(oldest, min(oldest.replies) + 1)
 
-    def _discard(self, window: CallWindow[Request, Reply], below: int) -> None:
+    def _discard(self, window: SessionReplies[Request, Reply], below: int) -> None:
         """Discard the kept replies of one session to calls with numbers below `below`."""
         window.acked = below
         for number in [n for n in window.replies if n < below]:

@@ -15,7 +15,7 @@
     │   ├── CallRefused             the server refused to run the call (with a `CallRefusal` code)
     │   ├── CallFailed              the server's callback raised an exception (with its type and text)
     │   └── CallLost                the server no longer has the session; the call may or may not have run
-    ├── AnswerError                 a server's callback returned an invalid result
+    ├── InvalidReply                 a server's callback returned an invalid result
     ├── CallbackStuck               a server was stopped while one of its callbacks was still running
     ├── PayloadError (TypeError)    a value that cannot be sent (with its path in the tree)
     ├── Closed                      the object was already closed
@@ -50,7 +50,7 @@ from enum import StrEnum
 __all__ = [
     "ActionError",
     "AddressInUse",
-    "AnswerError",
+    "InvalidReply",
     "BadInput",
     "CallError",
     "CallFailed",
@@ -224,7 +224,7 @@ class CallLost(CallError):
         super().__init__(method, address, "the server no longer has this session; the call may or may not have run")
 
 
-class AnswerError(RL4SysError):
+class InvalidReply(RL4SysError):
     """An invalid result of a server's callback. The caller receives it as `CallFailed`."""
 
 

@@ -8,7 +8,7 @@ import zstandard
 
 from rl4sys_zmq.errors import RL4SysError
 
-__all__ = ["NotExpanded", "compress", "expand"]
+__all__ = ["DecompressionError", "compress", "expand"]
 
 _FORMAT = zstandard.FORMAT_ZSTD1_MAGICLESS
 
@@ -16,7 +16,7 @@ _FORMAT = zstandard.FORMAT_ZSTD1_MAGICLESS
 Buffer = bytes | memoryview
 
 
-class NotExpanded(RL4SysError):
+class DecompressionError(RL4SysError):
     """Bytes that are not a valid zstd frame of the expected size."""
 
 
@@ -51,16 +51,16 @@ def expand(frame: Buffer, size: int) -> bytes:
     """Decompress a zstd frame whose content has exactly `size` bytes. The result never takes more memory than that.
 
     Raises:
-        NotExpanded: If the frame is invalid or its content has another size.
+        DecompressionError: If the frame is invalid or its content has another size.
     """
     try:
         # The zstandard library allocates what a frame declares. It uses max_output_size only if the frame declares nothing.
         declared = zstandard.get_frame_parameters(frame, format=_FORMAT).content_size
         if declared not in (zstandard.CONTENTSIZE_UNKNOWN, size):
-            raise NotExpanded(f"a zstd frame declares {declared} bytes; expected {size}")
+            raise DecompressionError(f"a zstd frame declares {declared} bytes; expected {size}")
         out = _tools.decompressor.decompress(frame, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as exc:
-        raise NotExpanded(f"a zstd frame cannot be decompressed: {exc}") from exc
+        raise DecompressionError(f"a zstd frame cannot be decompressed: {exc}") from exc
     if len(out) != size:
-        raise NotExpanded(f"a zstd frame has {len(out)} bytes; expected {size}")
+        raise DecompressionError(f"a zstd frame has {len(out)} bytes; expected {size}")
     return out

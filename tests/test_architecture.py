@@ -363,7 +363,7 @@ PLANTED = [
     ("transports/a.py", "_RECONNECT_MS = (50, 500)", "sets _RECONNECT_MS"),
     ("rpc/session.py", "import time", "imports time, and is one of the modules that do no I/O"),
     ("learner/core.py", "import time", "imports time, and is one of the modules that do no I/O"),
-    ("learner/client_registry.py", "from rl4sys_zmq.learner.worker_pipe import TrainerWorker", "that do no I/O"),
+    ("learner/client_registry.py", "from rl4sys_zmq.learner.worker_pipe import LearnerThread", "that do no I/O"),
     ("ops/a.py", "__all__ = ['missing']", "exports missing, which does not exist"),
 ]
 

@@ -1,8 +1,8 @@
 """Choice of actions: by the local policy, by the learner's inference service, or by a fallback.
 
-`Acting.request` has a fast path for the most frequent request: a running trajectory, a short flat observation of floats, no mask,
-and no closed segment that waits for rewards. `Acting._request` handles every request, with the same results. `FallbackActions`
-chooses the action for invalid input, for a stale policy, and for a policy whose action is not finite.
+`ActionSelector.request` has a fast path for the most frequent request: a running trajectory, a short flat observation of floats,
+no mask, and no closed segment that waits for rewards. `ActionSelector._request` handles every request, with the same results.
+`FallbackActions` chooses the action for invalid input, for a stale policy, and for a policy whose action is not finite.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.action import RL4SysAction, new_action, new_actions
 from rl4sys_zmq.actor.context import AgentContext
-from rl4sys_zmq.actor.inputs import Inputs, inputs_for
-from rl4sys_zmq.actor.recorded import StepRecorder
-from rl4sys_zmq.actor.segments import Stamp
-from rl4sys_zmq.actor.trajectory import Episodes, RL4SysTrajectory
+from rl4sys_zmq.actor.inputs import InputValidator, inputs_for
+from rl4sys_zmq.actor.recorded import ColumnActionSelector
+from rl4sys_zmq.actor.segments import PolicyStamp
+from rl4sys_zmq.actor.trajectory import RL4SysTrajectory, TrajectoryManager
 from rl4sys_zmq.errors import ActionError, BadInput, CallError, PolicyStale
 from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.values import BoxSpace, PolicySpec
 from rl4sys_zmq.values.trees import Tree
 
-__all__ = ["Acting", "Baseline", "FallbackActions", "with_leading_axis"]
+__all__ = ["ActionSelector", "Baseline", "FallbackActions", "with_leading_axis"]
 
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,9 @@ class FallbackActions:
         max_age_s: The time without a message from the learner after which the policy is stale, in seconds. None: never stale.
     """
 
-    def __init__(self, context: AgentContext, spec: PolicySpec, baseline: Baseline | None, recorder: StepRecorder | None) -> None:
+    def __init__(
+        self, context: AgentContext, spec: PolicySpec, baseline: Baseline | None, recorder: ColumnActionSelector | None
+    ) -> None:
         config = context.config
         self._context = context
         self._spec = spec
@@ -106,7 +108,7 @@ class FallbackActions:
             thread = context.threads.state
             action: RL4SysAction
             if self._recorder is None:
-                stamp = Stamp(previous.generation, previous.version, context.owner)
+                stamp = PolicyStamp(previous.generation, previous.version, context.owner)
                 action = new_action(observation, *previous.act(observation, mask, thread.sampler, self._explore), stamp, mask)
             else:
                 thread.take(previous)
@@ -127,7 +129,7 @@ class FallbackActions:
 
     def _unstored_action(self, observation: Tree, act: Any) -> RL4SysAction:
         policy = self._context.policy
-        stamp = Stamp(policy.generation, policy.version, self._context.owner)
+        stamp = PolicyStamp(policy.generation, policy.version, self._context.owner)
         return new_action(observation, None, act, 0.0, stamp, None)
 
 
@@ -149,12 +151,12 @@ def _idle(spec: PolicySpec, mask: NDArray[np.bool_] | None = None) -> Any:
     return middle.astype(space.dtype)
 
 
-Choices = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], Stamp]
+Choices = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], PolicyStamp]
 """The actions for ``N`` observations: raw actions ``[N, *act]`` to train on, actions ``[N, *act]`` for the environment, their
 log-probabilities ``[N]``, and the policy version that chose them."""
 
 
-class Acting:
+class ActionSelector:
     """The chooser of actions, for one environment or for a batch.
 
     It asks the local policy, the learner's inference service or `FallbackActions`, as the configuration says.
@@ -165,9 +167,9 @@ class Acting:
 
     def __init__(self, context: AgentContext, spec: PolicySpec, rollout: int, baseline: Baseline | None) -> None:
         self._context = context
-        self._inputs: Inputs = inputs_for(spec.observation_space, spec.action_space)
-        self.episodes = Episodes(context, spec, self._inputs, rollout)
-        self._recorder = StepRecorder(spec, context.config.explore) if spec.columns else None
+        self._inputs: InputValidator = inputs_for(spec.observation_space, spec.action_space)
+        self.episodes = TrajectoryManager(context, spec, self._inputs, rollout)
+        self._recorder = ColumnActionSelector(spec, context.config.explore) if spec.columns else None
         self._fallback = FallbackActions(context, spec, baseline, self._recorder)
         self._weight_subscriber, self._pending, self._threads = context.io.weight_subscriber, context.pending, context.threads
         self._remote = context.remote
@@ -336,7 +338,7 @@ class Acting:
             return None
         raws, acts, log_probs, version = answer
         self._weight_subscriber.saw(version)
-        return raws, acts, log_probs, Stamp(*version, self._context.owner)
+        return raws, acts, log_probs, PolicyStamp(*version, self._context.owner)
 
     def _policy_for(self, traj: RL4SysTrajectory) -> Policy:
         """Return the policy that chooses the trajectory's next action, and record it in the trajectory.

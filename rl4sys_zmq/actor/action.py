@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.segments import Stamp, Step
+from rl4sys_zmq.actor.segments import PolicyStamp, Step
 from rl4sys_zmq.errors import RewardError
 from rl4sys_zmq.values.trees import Tree
 
@@ -77,7 +77,7 @@ class RL4SysAction(Step):
 
 
 def new_action(
-    observation: Tree, raw: Any, act: Any, log_prob: float, stamp: Stamp, mask: NDArray[np.bool_] | None
+    observation: Tree, raw: Any, act: Any, log_prob: float, stamp: PolicyStamp, mask: NDArray[np.bool_] | None
 ) -> RL4SysAction:
     """Return an action that is not stored and has no reward. `raw` is the action to train on, None if no policy chose it."""
     action = RL4SysAction()
@@ -97,7 +97,7 @@ def new_actions(
     raws: NDArray[Any],
     acts: NDArray[Any],
     log_probs: NDArray[np.float32],
-    stamp: Stamp,
+    stamp: PolicyStamp,
     masks: Iterable[NDArray[np.bool_] | None],
 ) -> list[RL4SysAction]:
     """Return an action for each row of a batch, as `new_action` does for one.

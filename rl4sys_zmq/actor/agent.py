@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.acting import Acting
+from rl4sys_zmq.actor.acting import ActionSelector
 from rl4sys_zmq.actor.action import RL4SysAction
 from rl4sys_zmq.actor.context import AgentContext
-from rl4sys_zmq.actor.io import ActorIO
+from rl4sys_zmq.actor.io import ActorIOThread
 from rl4sys_zmq.actor.session_parameters import SessionParameters
 from rl4sys_zmq.actor.trajectory import RL4SysTrajectory
 from rl4sys_zmq.config import AgentConfig
@@ -118,7 +118,7 @@ class RL4SysAgent(Resource):
         self._counters = Counters()
         self._forked = False
         self._reopening = threading.Lock()
-        self._open: Acting | None = None
+        self._open: ActionSelector | None = None
         self._context = AgentContext(config, self._keys, self._counters)
         try:
             self._context.join(config.connect_timeout_s)
@@ -395,19 +395,19 @@ class RL4SysAgent(Resource):
             self._flush_or_log(timeout_s, f"actor {self.actor_id} was not closed; the process exits")
 
     @property
-    def _io(self) -> ActorIO:
+    def _io(self) -> ActorIOThread:
         return self._context.io
 
     @property
     def _in_actor(self) -> int:
         return self._io.waiting_segments + self._io.session.unreceived
 
-    def _begin(self) -> Acting:
-        acting = self._open = Acting(self._context, self._spec, self._rollout, self._baseline)
+    def _begin(self) -> ActionSelector:
+        acting = self._open = ActionSelector(self._context, self._spec, self._rollout, self._baseline)
         self._episodes = acting.episodes
         return acting
 
-    def _reopened(self) -> Acting:
+    def _reopened(self) -> ActionSelector:
         """Become another actor in a forked child. The parent keeps the spool, the sockets and the running trajectories.
 
         Raises:

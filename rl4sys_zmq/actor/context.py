@@ -11,10 +11,10 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rl4sys_zmq.actor.io import ActorIO
+from rl4sys_zmq.actor.io import ActorIOThread
 from rl4sys_zmq.actor.remote import RemoteInference
 from rl4sys_zmq.actor.segment_queue import Outbox
-from rl4sys_zmq.actor.segments import PendingRewards, Stamp
+from rl4sys_zmq.actor.segments import LateRewardQueue, PolicyStamp
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import SessionState
@@ -48,7 +48,7 @@ class ThreadState:
     __slots__ = ("_explore", "_owner", "act", "batch_width", "calls_until_cut", "last_act", "policy", "sampler", "stamp")
 
     act: Act
-    stamp: Stamp
+    stamp: PolicyStamp
 
     def __init__(self, seed: int, explore: bool, owner: object) -> None:
         self._explore, self._owner = explore, owner
@@ -62,11 +62,11 @@ class ThreadState:
         """Use `policy` for the next actions of this thread."""
         if policy is not self.policy:
             self.act = bind(policy, self.sampler, self._explore)
-            self.stamp = Stamp(policy.generation, policy.version, self._owner)
+            self.stamp = PolicyStamp(policy.generation, policy.version, self._owner)
             self.policy = policy
 
 
-class ThreadStates(threading.local):
+class ThreadLocalState(threading.local):
     """A thread-local object whose `state` is the `ThreadState` of the current host thread.
 
     The thread's random numbers depend on the agent's seed and on the number of threads that used the agent before.
@@ -118,13 +118,13 @@ class AgentContext:
             encode(hello)
         except ProtocolError as exc:
             raise ConfigError(f"the configuration cannot be encoded: {exc.detail}", key="algorithm_parameters") from exc
-        self.io = ActorIO(config, hello, self.outbox, keys)
+        self.io = ActorIOThread(config, hello, self.outbox, keys)
         seed = config.seed if config.seed is not None else random.SystemRandom().getrandbits(128)
         if parent is not None:
             self.io.inherit(parent.io)
             seed = seed << 32 | os.getpid()
-        self.threads = ThreadStates(seed, itertools.count(), config.explore, self.owner)
-        self.pending = PendingRewards(self.outbox, config.reward_timeout_s, self.io.wake_up)
+        self.threads = ThreadLocalState(seed, itertools.count(), config.explore, self.owner)
+        self.pending = LateRewardQueue(self.outbox, config.reward_timeout_s, self.io.wake_up)
         self.remote = RemoteInference(config, counters) if config.inference != "local" else None
         self.io.start()
         self.io.opened.wait()

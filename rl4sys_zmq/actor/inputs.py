@@ -15,20 +15,20 @@ from rl4sys_zmq.values.observations import integer_bounds, leaves_of
 from rl4sys_zmq.values.spaces import LeafSpace
 from rl4sys_zmq.values.trees import Tree
 
-__all__ = ["Inputs", "TreeInputs", "inputs_for"]
+__all__ = ["InputValidator", "TreeInputValidator", "inputs_for"]
 
 SMALL = 64
 """The largest number of array elements for which a sum of Python floats finds infinity and NaN faster than numpy."""
 
 
-class Inputs:
+class InputValidator:
     """The checks of the observations and masks of one observation space and one action space.
 
     The methods return copies, so that the host can change its own arrays afterwards.
 
     Attributes:
-        plain_dtype, plain_shape: The dtype and shape of observations that `Acting.request` handles on its fast path: it only
-            copies the observation and checks that the sum is finite. None if the space does not permit this.
+        plain_dtype, plain_shape: The dtype and shape of observations that `ActionSelector.request` handles on its fast path: it
+            only copies the observation and checks that the sum is finite. None if the space does not permit this.
     """
 
     def __init__(self, observation_space: LeafSpace, action_space: Space) -> None:
@@ -146,12 +146,12 @@ class Inputs:
             raise ObservationError(f"observation element {index} is {flat[index]}; every element must be finite")
 
 
-class TreeInputs(Inputs):
-    """The checks of observations of Dict and Tuple spaces (trees of arrays). Each array is checked as in `Inputs`."""
+class TreeInputValidator(InputValidator):
+    """The checks of observations of Dict and Tuple spaces (trees of arrays). Each array is checked as in `InputValidator`."""
 
     def __init__(self, observation_space: ObservationSpace, action_space: Space) -> None:
         self._leaves = leaves_of(observation_space)
-        self._readers = [Inputs(space, action_space) for space in self._leaves.spaces]
+        self._readers = [InputValidator(space, action_space) for space in self._leaves.spaces]
         self._actions = self._readers[0]._actions
         self.plain_dtype = self.plain_shape = None
 
@@ -174,7 +174,8 @@ class TreeInputs(Inputs):
             The observation as a tree of arrays, and True if each given array had a leading axis of 1.
 
         Raises:
-            ObservationError: If the keys or lengths differ from those of the space, or if an array is invalid as in `Inputs`.
+            ObservationError: If the keys or lengths differ from those of the space, or if an array is invalid, as in
+                `InputValidator`.
         """
         read = self._read(given, lambda reader, leaf: reader.observation(leaf))
         return self._leaves.unflatten(leaf for leaf, _ in read), all(leading for _, leading in read)
@@ -187,7 +188,7 @@ class TreeInputs(Inputs):
         """
         return self._leaves.unflatten(self._read(given, lambda reader, leaf: reader.observations(leaf, count)))
 
-    def _read(self, given: object, read: Callable[[Inputs, object], Any]) -> list[Any]:
+    def _read(self, given: object, read: Callable[[InputValidator, object], Any]) -> list[Any]:
         out = []
         for name, reader, leaf in zip(self._leaves.names, self._readers, self._leaves.flatten(given), strict=True):
             try:
@@ -197,11 +198,11 @@ class TreeInputs(Inputs):
         return out
 
 
-def inputs_for(observation_space: ObservationSpace, action_space: Space) -> Inputs:
-    """Return an `Inputs` object for these spaces: a `TreeInputs` if observations are dicts or tuples."""
+def inputs_for(observation_space: ObservationSpace, action_space: Space) -> InputValidator:
+    """Return an `InputValidator` object for these spaces: a `TreeInputValidator` if observations are dicts or tuples."""
     if isinstance(observation_space, DictSpace | TupleSpace):
-        return TreeInputs(observation_space, action_space)
-    return Inputs(observation_space, action_space)
+        return TreeInputValidator(observation_space, action_space)
+    return InputValidator(observation_space, action_space)
 
 
 def _host(given: object) -> object:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rl4sys_zmq.actor.batch_sender import BatchSender
-from rl4sys_zmq.actor.io_scheduler import REST_S, IoScheduler
+from rl4sys_zmq.actor.io_scheduler import REST_S, IOThrottle
 from rl4sys_zmq.actor.segment_queue import MemorySegmentQueue, Outbox, SegmentQueue
 from rl4sys_zmq.actor.session_parameters import CreditGate, SessionParameters
 from rl4sys_zmq.actor.weight_subscriber import WeightSubscriber
@@ -27,12 +27,12 @@ from rl4sys_zmq.delivery import (
     ActorSession,
     IncarnationRaised,
     Reconnect,
-    RefusedForNow,
     Send,
     SessionJoined,
     SessionRefused,
     SessionState,
-    StreamRenewed,
+    StreamRestarted,
+    TemporaryRefusal,
 )
 from rl4sys_zmq.errors import ClientFailed, HandshakeRefused, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.liveness import IO_RESTART
@@ -45,11 +45,11 @@ from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Fetch, Hello, Message, Refused, Weights, Welcome
 
 if TYPE_CHECKING:  # modules for optional features are imported only by actors that use them
-    from rl4sys_zmq.actor.policy_cache import CachedLastPolicy
+    from rl4sys_zmq.actor.policy_cache import ActorPolicyCache
     from rl4sys_zmq.actor.spool import Spool
     from rl4sys_zmq.security import UserKeys
 
-__all__ = ["ActorIO"]
+__all__ = ["ActorIOThread"]
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ It is higher than the number of messages that the learner permits, so that the s
 """
 
 
-class ActorIO(Worker):
+class ActorIOThread(Worker):
     """The thread that does the network and disk I/O of one actor.
 
     Attributes:
@@ -111,7 +111,7 @@ class ActorIO(Worker):
             self._address, self._keys, self.counters, self._rng, self._fetch, self._on_new_policy, acts
         )
         self._last_policy = _last_policy(config, self._weight_subscriber, self.counters)
-        self._io_scheduler = IoScheduler()
+        self._io_scheduler = IOThrottle()
         self._batch_sender = BatchSender(config, self._segment_queue, self._session, self._io_scheduler.yield_to_host)
         self._error: RL4SysError | None = None
         self._joined = False
@@ -189,7 +189,7 @@ class ActorIO(Worker):
         """True if all finished segments have been sent, and the learner has recorded all of them."""
         return not self.waiting_segments and not self._session.in_flight
 
-    def inherit(self, other: ActorIO) -> None:
+    def inherit(self, other: ActorIOThread) -> None:
         """Start with the policy of `other`, the I/O thread of the parent process. Call this method before `start`."""
         self._batch_sender.session_parameters, self.current_at = other.session_parameters, other.current_at
         self._weight_subscriber.inherit(other._weight_subscriber)
@@ -433,14 +433,14 @@ class ActorIO(Worker):
                     self._send(message)
                 case SessionJoined(welcome):
                     self._on_joined(welcome)
-                case StreamRenewed(in_doubt):
+                case StreamRestarted(in_doubt):
                     words = "%s: silent for longer than the lease, so it joins as a new incarnation; %d segments are in doubt"
                     log.warning(words, self._config.client_id, in_doubt)
                 case IncarnationRaised(incarnation):
                     self._on_raised(incarnation)
                 case SessionRefused(refused):
                     self._on_rejected(refused)
-                case RefusedForNow(refused):
+                case TemporaryRefusal(refused):
                     if refused.code != Refusal.NO_SESSION:
                         self._set_stage(f"the learner to accept this actor: {refused.reason}")
                 case Reconnect():
@@ -544,13 +544,13 @@ class ActorIO(Worker):
         self.changed.notify_all()
 
 
-def _last_policy(config: AgentConfig, weight_subscriber: WeightSubscriber, counters: Counters) -> CachedLastPolicy | None:
+def _last_policy(config: AgentConfig, weight_subscriber: WeightSubscriber, counters: Counters) -> ActorPolicyCache | None:
     path = config.cache_file
     if path is None:
         return None
-    from rl4sys_zmq.actor.policy_cache import CachedLastPolicy
+    from rl4sys_zmq.actor.policy_cache import ActorPolicyCache
 
-    return CachedLastPolicy(config, path, weight_subscriber, counters)
+    return ActorPolicyCache(config, path, weight_subscriber, counters)
 
 
 def _network(config: AgentConfig) -> Network:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["REST_S", "IoScheduler"]
+__all__ = ["REST_S", "IOThrottle"]
 
 MAX_COMPUTE_S, PAUSE_S = 0.0005, 0.000_001
 """The longest computation without a pause, and the length of a pause, in seconds.
@@ -23,7 +23,7 @@ If segments are rarer, the thread handles each of them at once.
 """
 
 
-class IoScheduler:
+class IOThrottle:
     """The timing of one I/O thread. Only that thread uses it, except for `resting`, which host threads read.
 
     Attributes:

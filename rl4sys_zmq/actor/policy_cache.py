@@ -48,7 +48,7 @@ from rl4sys_zmq.weights import digest, verify_others
 from rl4sys_zmq.wire import spec_from_document, spec_to_document
 from rl4sys_zmq.wire.values import MAX_HEADER_BYTES, pack_header, unpack_header
 
-__all__ = ["CachedPolicy", "CachedLastPolicy", "PolicyCache"]
+__all__ = ["CachedPolicy", "ActorPolicyCache", "PolicyCacheFile"]
 
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ CLOCK_SLACK_S = 60.0
 """A cached policy that was saved at most this many seconds in the future, by this machine's clock, has the age 0."""
 
 
-class CachedLastPolicy:
+class ActorPolicyCache:
     """The policy cache of one actor: a file with the policy and the session parameters. Used in the I/O thread.
 
     A cached policy that cannot be used is counted as ``policy_cache.refused``.
@@ -65,7 +65,7 @@ class CachedLastPolicy:
 
     def __init__(self, config: AgentConfig, path: Path, weight_subscriber: WeightSubscriber, counters: Counters) -> None:
         self._config, self._weight_subscriber, self._counters = config, weight_subscriber, counters
-        self._cache = PolicyCache(path)
+        self._cache = PolicyCacheFile(path)
         self._saved = (0, 0)
 
     def take_up(self) -> tuple[SessionParameters, float] | None:
@@ -100,8 +100,8 @@ class CachedLastPolicy:
     def save(self, session_parameters: SessionParameters | None, *, force: bool = False) -> None:
         """Save the current policy and the session parameters. Do nothing if either is missing.
 
-        `PolicyCache` limits how often it writes the file. With `force`, save without that limit, unless the file already has this
-        policy version.
+        `PolicyCacheFile` limits how often it writes the file. With `force`, save without that limit, unless the file already has
+        this policy version.
         """
         policy, spec = self._weight_subscriber.policy, self._weight_subscriber.spec
         if policy is None or spec is None or session_parameters is None:
@@ -142,7 +142,7 @@ class CachedPolicy:
     Attributes:
         spec: The description of the policy.
         snapshot: The weights, verified by their digest.
-        extras: Further values of the caller, as given to `PolicyCache.save`.
+        extras: Further values of the caller, as given to `PolicyCacheFile.save`.
         saved_unix_s: The Unix time of the save, in seconds.
     """
 
@@ -152,7 +152,7 @@ class CachedPolicy:
     saved_unix_s: float
 
 
-class PolicyCache:
+class PolicyCacheFile:
     """A file that keeps one policy: its description, its weights, and further values of the caller.
 
     Several processes can use the file. A reader gets the old contents or the new contents, never a mixture.

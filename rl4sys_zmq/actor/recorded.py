@@ -23,10 +23,10 @@ from rl4sys_zmq.values.trees import Tree
 if TYPE_CHECKING:
     from rl4sys_zmq.actor.context import ThreadState
 
-__all__ = ["ColumnWriter", "RecordedAction", "StepRecorder"]
+__all__ = ["ColumnSegmentWriter", "ColumnAction", "ColumnActionSelector"]
 
 
-class RecordedAction(RL4SysAction):
+class ColumnAction(RL4SysAction):
     """An action of a policy with extra columns (further values that the policy records with each step).
 
     Attributes:
@@ -42,7 +42,7 @@ class RecordedAction(RL4SysAction):
     state: Any
 
 
-class StepRecorder:
+class ColumnActionSelector:
     """The chooser of actions for policies with extra columns. It calls the policy, and checks the columns that it returns.
 
     One object serves all versions of the policy of one spec. Extra columns are further values, recorded with each step.
@@ -56,7 +56,7 @@ class StepRecorder:
 
     def choose(
         self, policy: Policy, thread: ThreadState, state: Any, observation: Tree, mask: NDArray[np.bool_] | None
-    ) -> RecordedAction:
+    ) -> ColumnAction:
         """Choose an action for one observation, with the policy in a given state.
 
         Args:
@@ -80,7 +80,7 @@ class StepRecorder:
         states: Sequence[Any],
         observations: Tree,
         masks: NDArray[np.bool_] | None,
-    ) -> list[RecordedAction]:
+    ) -> list[ColumnAction]:
         """Choose an action for each of ``N`` observations, as `choose` does for one.
 
         Args:
@@ -141,8 +141,8 @@ def _action(
     thread: ThreadState,
     mask: NDArray[np.bool_] | None,
     before: Any,
-) -> RecordedAction:
-    action = RecordedAction()
+) -> ColumnAction:
+    action = ColumnAction()
     action.obs = observation
     action.raw, action.act, action.log_prob, action.columns, action.state = choice
     action.before = before
@@ -153,11 +153,11 @@ def _action(
     return action
 
 
-class ColumnWriter(SegmentWriter):
+class ColumnSegmentWriter(SegmentWriter):
     """A `SegmentWriter` that also stores the extra columns of the policy (further values of each step).
 
-    `stamp` stays None. So `RL4SysAgent.add_to_trajectory` never uses its fast path, but calls `Episodes.add`, which records the
-    state of the policy in the trajectory.
+    `stamp` stays None. So `RL4SysAgent.add_to_trajectory` never uses its fast path, but calls `TrajectoryManager.add`, which
+    records the state of the policy in the trajectory.
 
     Attributes:
         state: The state of the policy after the last row.
@@ -181,7 +181,7 @@ class ColumnWriter(SegmentWriter):
 
     def write(self, step: Step) -> None:
         """Write one step as the next row of all columns."""
-        assert isinstance(step, RecordedAction)
+        assert isinstance(step, ColumnAction)
         row, columns = self.steps, step.columns
         super().write(step)
         self.stamp = None
@@ -193,7 +193,7 @@ class ColumnWriter(SegmentWriter):
 
     def continues(self, step: Step) -> bool:
         """Return True if the policy chose this step from the state that it had after the last row."""
-        return isinstance(step, RecordedAction) and step.before is self.state
+        return isinstance(step, ColumnAction) and step.before is self.state
 
     def build(self, episode_id: int, episode_return: float | None) -> Segment:
         """Return the finished segment, as `SegmentWriter.build` does, with the extra columns."""

@@ -31,7 +31,7 @@ from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 if TYPE_CHECKING:
     from rl4sys_zmq.rpc import Caller
 
-__all__ = ["Answer", "AbsentPolicy", "RemoteInference"]
+__all__ = ["Answer", "RemotePolicyStub", "RemoteInference"]
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ Answer = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], tuple[int, int]]
 log-probabilities ``[N]``, and the (generation, version) of the policy that chose them."""
 
 
-class AbsentPolicy:
+class RemotePolicyStub:
     """A placeholder for the policy of an actor that gets all its actions from the learner (``inference: remote``).
 
     It has the generation and the version of the learner's policy, but no weights. Its `act` raises LearnerUnavailable.

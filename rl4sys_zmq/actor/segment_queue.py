@@ -20,7 +20,7 @@ from rl4sys_zmq.wire import PackedSegment, pack_segment
 if TYPE_CHECKING:
     from rl4sys_zmq.actor.spool import Spool
 
-__all__ = ["ENTRY_BYTES", "MemorySegmentQueue", "Outbox", "QueueHead", "SegmentQueue"]
+__all__ = ["ENTRY_BYTES", "MemorySegmentQueue", "Outbox", "QueuedSegmentInfo", "SegmentQueue"]
 
 
 class Outbox:
@@ -98,7 +98,7 @@ ENTRY_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class QueueHead:
+class QueuedSegmentInfo:
     """The properties of one queued segment that decide when it is sent or dropped.
 
     Attributes:
@@ -144,7 +144,7 @@ class SegmentQueue(Resource):
         """The number of steps of the queued segments."""
 
     @abstractmethod
-    def peek(self) -> QueueHead | None:
+    def peek(self) -> QueuedSegmentInfo | None:
         """Return the properties of the segment that `take` returns next, or None if there is none."""
 
     @abstractmethod
@@ -214,12 +214,12 @@ class MemorySegmentQueue(SegmentQueue):
         """The number of steps of the queued segments."""
         return self.outbox.steps
 
-    def peek(self) -> QueueHead | None:
+    def peek(self) -> QueuedSegmentInfo | None:
         """Return the properties of the oldest segment, or None. A host thread can drop that segment at the same time."""
         segment = self.outbox.peek()
         if segment is None:
             return None
-        return QueueHead(segment.generation, int(segment.versions.min()), segment.steps, segment.nbytes)
+        return QueuedSegmentInfo(segment.generation, int(segment.versions.min()), segment.steps, segment.nbytes)
 
     def take(self, max_items: int, max_bytes: int) -> list[PackedSegment]:
         """Remove, encode and return the oldest segments."""

@@ -19,7 +19,7 @@ from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space
 from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire import action_dtype
 
-__all__ = ["ClosedSegments", "PendingRewards", "SegmentWriter", "Stamp", "Step"]
+__all__ = ["EpisodePendingSegments", "LateRewardQueue", "SegmentWriter", "PolicyStamp", "Step"]
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ NO_REWARDS = np.full(FIRST_ROWS, np.nan, dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stamp:
+class PolicyStamp:
     """The policy version and the agent that chose an action.
 
     All actions that one host thread chooses by one policy version share one object.
@@ -63,7 +63,7 @@ class Step:
     obs: Tree
     raw: Any
     log_prob: float
-    stamp: Stamp
+    stamp: PolicyStamp
     mask: NDArray[np.bool_] | None
     known_reward: float | None
     writer: SegmentWriter | None
@@ -93,7 +93,7 @@ class SegmentWriter:
         terminated: True if the episode reached a terminal state with the last step.
         truncated: True if the host ended the episode after the last step for another reason, such as a time limit.
         capped: True if the episode continues, but reached ``max_traj_length`` with this segment.
-        pending: The `PendingRewards` that has the segment once it is closed, None while the segment is open.
+        pending: The `LateRewardQueue` that has the segment once it is closed, None while the segment is open.
         left: True once the segment has gone to the outbox or was dropped. Its rewards can no longer be set.
         episode_length: The number of steps of the whole episode, if this is its last segment. Otherwise None.
     """
@@ -139,11 +139,11 @@ class SegmentWriter:
         self._bootstrap = False
         self.segment_index = segment_index
         self._view()
-        self.stamp: Stamp | None = None
+        self.stamp: PolicyStamp | None = None
         self.generation = 0
         self.steps = 0
         self.missing = 0
-        self.pending: PendingRewards | None = None
+        self.pending: LateRewardQueue | None = None
         self.left = False
         self.terminated = self.truncated = self.capped = False
         self.episode_length: int | None = None
@@ -294,8 +294,8 @@ class SegmentWriter:
         self._reward_cells: Any = self.rewards.data
 
 
-class ClosedSegments:
-    """The closed segments of one episode that wait for late rewards. Only `PendingRewards` changes it, under its lock.
+class EpisodePendingSegments:
+    """The closed segments of one episode that wait for late rewards. Only `LateRewardQueue` changes it, under its lock.
 
     Attributes:
         episode_id: The random number of the episode.
@@ -313,7 +313,7 @@ class ClosedSegments:
         self.lost = False
 
 
-class PendingRewards:
+class LateRewardQueue:
     """The closed segments that wait for late rewards before they go to the outbox (the queue to the I/O thread).
 
     The segments of an episode go to the outbox in order, each one once it has all its rewards. Host threads share one lock here,
@@ -331,9 +331,9 @@ class PendingRewards:
         self._wake = wake
         self._lock = threading.RLock()
         self._warned = False
-        self.late: list[tuple[float, ClosedSegments, SegmentWriter]] = []
+        self.late: list[tuple[float, EpisodePendingSegments, SegmentWriter]] = []
 
-    def close(self, closed: ClosedSegments, writer: SegmentWriter) -> None:
+    def close(self, closed: EpisodePendingSegments, writer: SegmentWriter) -> None:
         """Add the next closed segment of an episode. It goes to the outbox at once if it waits for nothing."""
         with self._lock:
             writer.pending = self
@@ -395,7 +395,7 @@ class PendingRewards:
                 self._outbox.dropped.add("reward_timeout")
                 self._release(closed)
 
-    def _release(self, closed: ClosedSegments) -> None:
+    def _release(self, closed: EpisodePendingSegments) -> None:
         """Put the episode's closed segments into the outbox, in order. Stop at the first one with a missing reward."""
         while closed.writers and not closed.writers[0].missing:
             writer = closed.writers.pop(0)

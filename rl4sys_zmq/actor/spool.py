@@ -56,8 +56,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rl4sys_zmq.actor.segment_queue import QueueHead
-from rl4sys_zmq.actor.spool_file import FLUSH_BYTES, SpoolDamaged, SpoolEntry, SpoolFile, SpoolMeta, is_damage, placeholder
+from rl4sys_zmq.actor.segment_queue import QueuedSegmentInfo
+from rl4sys_zmq.actor.spool_file import FLUSH_BYTES, SpoolDamagedError, SpoolEntry, SpoolFile, SpoolMeta, is_damage, placeholder
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery.incarnation import first_incarnation, next_incarnation
 from rl4sys_zmq.errors import SpoolError
@@ -200,7 +200,7 @@ class Spool(Resource):
         """
         return dict(self._meta.dropped)
 
-    def peek(self) -> QueueHead | None:
+    def peek(self) -> QueuedSegmentInfo | None:
         """Return the properties of the oldest segment that is not taken (sent), or None if there is none."""
         return self._untaken[0].head if self._untaken else None
 
@@ -217,7 +217,7 @@ class Spool(Resource):
         """
         put_at, next_id = self._clock(), self._meta.next_id
         for p in segments:
-            head = QueueHead(p.generation, p.oldest_version, p.steps, p.nbytes)
+            head = QueuedSegmentInfo(p.generation, p.oldest_version, p.steps, p.nbytes)
             entry = SpoolEntry(next_id, head, put_at, p)
             next_id += 1
             self._untaken.append(entry)
@@ -411,7 +411,7 @@ class Spool(Resource):
                 meta = self._file.open()
                 if meta is not None:
                     self._load(meta, client_id, actor_id)
-            except (SpoolDamaged, sqlite3.DatabaseError, ValueError, KeyError, TypeError) as exc:
+            except (SpoolDamagedError, sqlite3.DatabaseError, ValueError, KeyError, TypeError) as exc:
                 if not is_damage(exc):
                     raise
                 aside = self._file.move_aside(int(self._clock() * 1e3))
@@ -516,7 +516,7 @@ class Spool(Resource):
         entries = list(self._untaken)
         deleted, kept = entries[:gone], entries[gone:held]
         last = kept[-1].id if kept else 0
-        placeholders = [SpoolEntry(last + 1 + n, QueueHead(0, 0, 0, 0), self._clock(), None) for n in range(blanks)]
+        placeholders = [SpoolEntry(last + 1 + n, QueuedSegmentInfo(0, 0, 0, 0), self._clock(), None) for n in range(blanks)]
         meta = replace(meta, next_id=meta.next_id + blanks)
         left = sum(e.packed is not None for e in entries[gone:])
         stored = replace(meta, rows=len(entries) - gone + blanks - left, submitted=meta.submitted - left)

@@ -1,7 +1,7 @@
 """The database file of a spool: its lock, one row for each segment, and one document with the counts (`SpoolMeta`).
 
 This module reads, checks and writes the file. The docstring of the module `spool` defines the counts, and when they change. Each
-row and the document have a checksum. An inconsistent file raises `SpoolDamaged`.
+row and the document have a checksum. An inconsistent file raises `SpoolDamagedError`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pathlib import Path
 
 import xxhash
 
-from rl4sys_zmq.actor.segment_queue import QueueHead
+from rl4sys_zmq.actor.segment_queue import QueuedSegmentInfo
 from rl4sys_zmq.errors import ProtocolError, SpoolError
 from rl4sys_zmq.wire import PackedSegment
 from rl4sys_zmq.wire.segments import head_struct
 from rl4sys_zmq.wire.values import pack_header, unpack_header
 
-__all__ = ["FLUSH_BYTES", "SpoolDamaged", "SpoolEntry", "SpoolMeta", "SpoolFile", "is_damage", "placeholder"]
+__all__ = ["FLUSH_BYTES", "SpoolDamagedError", "SpoolEntry", "SpoolMeta", "SpoolFile", "is_damage", "placeholder"]
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ CREATE TABLE meta (one INTEGER PRIMARY KEY CHECK (one = 1), document BLOB NOT NU
 """
 
 
-class SpoolDamaged(Exception):
+class SpoolDamagedError(Exception):
     """The error for a spool file with inconsistent contents."""
 
 
@@ -97,7 +97,7 @@ class SpoolEntry:
     """
 
     id: int
-    head: QueueHead
+    head: QueuedSegmentInfo
     put_at: float
     packed: PackedSegment | None
 
@@ -129,7 +129,7 @@ class SpoolFile:
 
         Raises:
             SpoolError: If the file is another program's database, or of another version.
-            SpoolDamaged, ValueError, KeyError, TypeError: If the file is inconsistent.
+            SpoolDamagedError, ValueError, KeyError, TypeError: If the file is inconsistent.
             sqlite3.Error, OSError: If the disk fails.
         """
         self._connection, meta = _connect(self.path)
@@ -139,7 +139,7 @@ class SpoolFile:
         """Return an entry for each row, oldest first, without the contents of the segments.
 
         Raises:
-            SpoolDamaged: If the rows do not match the document `meta`.
+            SpoolDamagedError: If the rows do not match the document `meta`.
             sqlite3.Error: If the disk fails.
         """
         query = "SELECT id, steps, generation, oldest_version, nbytes, put_at FROM rows"
@@ -148,13 +148,13 @@ class SpoolFile:
         for row_id, steps, generation, oldest, nbytes, put_at in self._opened().execute(query).fetchall():
             numbers = (row_id, steps, nbytes, generation, oldest)
             if any(type(n) is not int for n in numbers) or min(numbers[:3]) < 0 or type(put_at) is not float:
-                raise SpoolDamaged(f"row {row_id!r} has invalid numbers")
-            entries.append(SpoolEntry(row_id, QueueHead(generation % _U64, oldest % _U64, steps, nbytes), put_at, None))
+                raise SpoolDamagedError(f"row {row_id!r} has invalid numbers")
+            entries.append(SpoolEntry(row_id, QueuedSegmentInfo(generation % _U64, oldest % _U64, steps, nbytes), put_at, None))
         ids = [e.id for e in entries]
         if len(ids) != meta.rows or any(a >= b for a, b in itertools.pairwise(ids)) or (ids and not 0 < ids[-1] < meta.next_id):
-            raise SpoolDamaged(f"its {len(ids)} rows are not the {meta.rows} that were written")
+            raise SpoolDamagedError(f"its {len(ids)} rows are not the {meta.rows} that were written")
         if meta.submitted != sum(meta.dropped.values()) + meta.base_seq + meta.rows:
-            raise SpoolDamaged("its counts do not add up")
+            raise SpoolDamagedError("its counts do not add up")
         return entries
 
     def write(
@@ -322,15 +322,15 @@ def _read_meta(connection: sqlite3.Connection, path: Path) -> SpoolMeta | None:
     if schema != SCHEMA:
         raise SpoolError(f"the spool {path} has format {schema}; this version reads {SCHEMA}; use the version that wrote it")
     if tables != {"rows", "meta"}:
-        raise SpoolDamaged(f"its tables are {sorted(tables)}, not meta and rows")
+        raise SpoolDamagedError(f"its tables are {sorted(tables)}, not meta and rows")
     stored = connection.execute("SELECT document, checksum FROM meta").fetchone()
     if stored is None:
         if connection.execute("SELECT 1 FROM rows").fetchone() is not None:
-            raise SpoolDamaged("it has rows but no document")
+            raise SpoolDamagedError("it has rows but no document")
         return None  # the process that created it ended before it recorded its start
     document, checksum = stored
     if type(document) is not bytes or checksum != _checksum(document):
-        raise SpoolDamaged("the checksum of its document does not match")
+        raise SpoolDamagedError("the checksum of its document does not match")
     form = json.loads(document)
     return SpoolMeta(**{**form, "evicted": tuple((reason, count) for reason, count in form["evicted"])})
 
@@ -366,7 +366,7 @@ def _pack(p: PackedSegment) -> bytes:
     return xxhash.xxh3_64_digest(body) + body
 
 
-def _unpack(record: bytes, expected: QueueHead) -> PackedSegment | None:
+def _unpack(record: bytes, expected: QueuedSegmentInfo) -> PackedSegment | None:
     """Decode the record of a row. Return None if it is damaged: a wrong checksum, or other numbers than `expected`."""
     view = memoryview(record)
     if len(view) < _PREFIX.size or xxhash.xxh3_64_digest(view[8:]) != record[:8]:
@@ -377,7 +377,7 @@ def _unpack(record: bytes, expected: QueueHead) -> PackedSegment | None:
         ends = list(itertools.accumulate([*small, *large], initial=start))
     except (ProtocolError, TypeError, ValueError):
         return None
-    if ends[-1] != len(view) or QueueHead(generation, oldest, steps, nbytes) != expected:
+    if ends[-1] != len(view) or QueuedSegmentInfo(generation, oldest, steps, nbytes) != expected:
         return None
     parts = [view[a:b] for a, b in itertools.pairwise(ends)]
     copied = tuple(map(bytes, parts[: len(small)]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rl4sys_zmq.actor.segment_queue import Outbox, QueueHead, SegmentQueue
+from rl4sys_zmq.actor.segment_queue import Outbox, QueuedSegmentInfo, SegmentQueue
 from rl4sys_zmq.actor.spool import Spool
 from rl4sys_zmq.wire import PackedSegment, pack_segment
 
@@ -31,7 +31,7 @@ class SpooledSegmentQueue(SegmentQueue):
         """The number of steps of the segments that `items` counts."""
         return self.spool.untaken_steps + self.outbox.steps
 
-    def peek(self) -> QueueHead | None:
+    def peek(self) -> QueuedSegmentInfo | None:
         """Return the properties of the oldest segment in the spool that was not sent. Return None before `reconcile`."""
         return self.spool.peek() if self.spool.reconciled else None
 

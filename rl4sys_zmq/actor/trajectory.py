@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.action import RL4SysAction
 from rl4sys_zmq.actor.context import AgentContext
-from rl4sys_zmq.actor.inputs import Inputs
-from rl4sys_zmq.actor.recorded import ColumnWriter, RecordedAction
-from rl4sys_zmq.actor.segments import ClosedSegments, SegmentWriter
+from rl4sys_zmq.actor.inputs import InputValidator
+from rl4sys_zmq.actor.recorded import ColumnAction, ColumnSegmentWriter
+from rl4sys_zmq.actor.segments import EpisodePendingSegments, SegmentWriter
 from rl4sys_zmq.errors import ActionError, ObservationError, RewardError
 from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.values.trees import Tree
 
-__all__ = ["Episodes", "RL4SysTrajectory"]
+__all__ = ["TrajectoryManager", "RL4SysTrajectory"]
 
 log = logging.getLogger(__name__)
 
@@ -54,13 +54,13 @@ class RL4SysTrajectory:
         "writer",
     )
 
-    def __init__(self, episodes: Episodes, episode_id: int, writer: SegmentWriter, cap: int) -> None:
+    def __init__(self, episodes: TrajectoryManager, episode_id: int, writer: SegmentWriter, cap: int) -> None:
         self.episodes = episodes
         self.episode_id = episode_id
         self.completed = False
         self.steps_before = 0
         self.writer = writer
-        self.closed = ClosedSegments(episode_id)
+        self.closed = EpisodePendingSegments(episode_id)
         self.last: RL4SysAction | None = None
         self.marked: RL4SysAction | None = None
         self.policy: Policy | None = None
@@ -78,16 +78,16 @@ class RL4SysTrajectory:
         return self.steps
 
 
-class Episodes:
+class TrajectoryManager:
     """The operations on the trajectories of one agent in one process: begin, add a step, cut into segments, end.
 
     Attributes:
-        owner: An object that identifies the agent, as in `Stamp`.
+        owner: An object that identifies the agent, as in `PolicyStamp`.
         rollout: The number of steps of a full segment.
         inputs: The checks of observations.
     """
 
-    def __init__(self, context: AgentContext, spec: PolicySpec, inputs: Inputs, rollout: int) -> None:
+    def __init__(self, context: AgentContext, spec: PolicySpec, inputs: InputValidator, rollout: int) -> None:
         config = context.config
         self.owner = context.owner
         self.rollout = rollout
@@ -171,7 +171,7 @@ class Episodes:
     def _new_writer(self, max_steps: int, segment_index: int) -> SegmentWriter:
         spec = self._spec
         if spec.columns:
-            return ColumnWriter(spec.observation_space, spec.action_space, max_steps, segment_index, spec.columns)
+            return ColumnSegmentWriter(spec.observation_space, spec.action_space, max_steps, segment_index, spec.columns)
         return SegmentWriter(spec.observation_space, spec.action_space, max_steps, segment_index)
 
     def add(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
@@ -200,7 +200,7 @@ class Episodes:
             self._add_late(traj, action)
             return
         traj.last = action
-        if isinstance(action, RecordedAction):
+        if isinstance(action, ColumnAction):
             traj.state = action.state
         if not self._stores:
             return

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from rl4sys_zmq.actor.remote import AbsentPolicy
+from rl4sys_zmq.actor.remote import RemotePolicyStub
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused, ProtocolError, Refusal, RL4SysError, WeightsError
 from rl4sys_zmq.liveness import BEACON_TOPIC, FETCH_RETRY_S, PUBLISHER_SILENCE_S, WEIGHTS_TOPIC, Timer, jittered
@@ -70,7 +70,7 @@ class WeightSubscriber:
             rng: Source of the random variation of retry intervals.
             fetch: Sends a `Fetch` message to the learner if there is a session. It must not raise.
             swapped: Called after each change to a new policy.
-            acts: False if the learner chooses all actions of this actor. It then needs no weights (`AbsentPolicy`).
+            acts: False if the learner chooses all actions of this actor. It then needs no weights (`RemotePolicyStub`).
         """
         self.policy: Policy | None = None
         self.spec: PolicySpec | None = None
@@ -281,13 +281,13 @@ class WeightSubscriber:
         Any thread can call this method. It has an effect only for an actor with ``inference: remote``.
         """
         policy = self.policy
-        if isinstance(policy, AbsentPolicy) and stamp[0] == policy.generation and stamp[1] > policy.version:
-            self.policy = AbsentPolicy(policy.spec, *stamp, 0)
+        if isinstance(policy, RemotePolicyStub) and stamp[0] == policy.generation and stamp[1] > policy.version:
+            self.policy = RemotePolicyStub(policy.spec, *stamp, 0)
 
     def _note(self, generation: int, version: int, digest: int) -> None:
         """Record the number of the newest version, for an actor that has no weights (``inference: remote``)."""
         assert self.spec is not None
-        self.policy = AbsentPolicy(self.spec, generation, version, digest)
+        self.policy = RemotePolicyStub(self.spec, generation, version, digest)
         self._swapped()
 
     def _before(self) -> PolicySnapshot | None:

@@ -14,7 +14,7 @@ from rl4sys_zmq.images import ImageCodec
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import Batch, join_submit, pack_segment, with_images
 
-__all__ = ["CODECS", "SCENES", "Coded", "measure_coding", "measure_images"]
+__all__ = ["CODECS", "SCENES", "CodingResult", "measure_coding", "measure_images"]
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ IMAGES, SIDE = 32, 128
 
 
 @dataclass(frozen=True, slots=True)
-class Coded:
+class CodingResult:
     """The size and the time of coded data: means for one trajectory of 200 steps, or for one image of 128 x 128 x 3.
 
     Coding is compression or an image codec.
@@ -53,7 +53,7 @@ class Coded:
         return 8 * (self.plain_bytes - self.coded_bytes) / (self.encode_us + self.decode_us)
 
 
-def measure_coding(env_id: str, batch: int, seed: int) -> Coded:
+def measure_coding(env_id: str, batch: int, seed: int) -> CodingResult:
     """Measure the compression of trajectories from random actions in one environment.
 
     Args:
@@ -69,10 +69,10 @@ def measure_coding(env_id: str, batch: int, seed: int) -> Coded:
     read_coded_s, _ = _timed(lambda: [Batch(message) for message in coded])
     plain_bytes, coded_bytes = (sum(len(f) for message in sent for f in message.body) / SEGMENTS for sent in (plain, coded))
     each_us = 1e6 / SEGMENTS
-    return Coded(plain_bytes, coded_bytes, each_us * (coded_s - plain_s), each_us * (read_coded_s - read_plain_s))
+    return CodingResult(plain_bytes, coded_bytes, each_us * (coded_s - plain_s), each_us * (read_coded_s - read_plain_s))
 
 
-def measure_images(scene: str, codec: ImageCodec | None, seed: int) -> Coded:
+def measure_images(scene: str, codec: ImageCodec | None, seed: int) -> CodingResult:
     """Measure a codec on a trajectory whose observations are test images.
 
     Args:
@@ -96,7 +96,7 @@ def measure_images(scene: str, codec: ImageCodec | None, seed: int) -> Coded:
     error = float(np.abs(got.observations.astype(np.int16) - images).mean())
     each_us = 1e6 / IMAGES
     plain_bytes, coded_bytes = (sum(map(len, message.body)) / IMAGES for message in (plain, coded))
-    return Coded(plain_bytes, coded_bytes, each_us * coded_s, each_us * (read_coded_s - read_plain_s), error)
+    return CodingResult(plain_bytes, coded_bytes, each_us * coded_s, each_us * (read_coded_s - read_plain_s), error)
 
 
 def _images(scene: str, seed: int) -> NDArray[np.uint8]:

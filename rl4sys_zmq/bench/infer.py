@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.bench.pairs import PairedFigures, measure_pairs
 from rl4sys_zmq.bench.processes import PATIENCE_S, child
-from rl4sys_zmq.serving import Batching, InferenceClient, InferenceServer
+from rl4sys_zmq.serving import BatchLimits, InferenceClient, InferenceServer
 
 __all__ = ["CALLERS", "DEVICES", "PERCEPTRONS", "ServedPolicy", "measure_calls", "measure_round_trip"]
 
@@ -132,7 +132,7 @@ def _run(
 def _serve(pipe: Connection, policy: ServedPolicy) -> None:
     run = forward(policy)
     with InferenceServer(0) as server:
-        server.register_interface("policy", lambda payload: {"act": run(payload["obs"])}, Batching(max_size=32))
+        server.register_interface("policy", lambda payload: {"act": run(payload["obs"])}, BatchLimits(max_size=32))
         server.start(threaded=True)
         pipe.send(int(server.address.rpartition(":")[2]))
         pipe.recv()

@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.bench.coding import CODECS, SCENES, Coded, measure_coding, measure_images
+from rl4sys_zmq.bench.coding import CODECS, SCENES, CodingResult, measure_coding, measure_images
 from rl4sys_zmq.bench.collect import measure_collect, missing_for
 from rl4sys_zmq.bench.counting import CountingLearner
 from rl4sys_zmq.bench.diffs import measure_diffs
@@ -256,7 +256,7 @@ def _coding(options: BenchOptions, say: PrintLine) -> Record:
     return record
 
 
-def _coded_line(say: PrintLine, label: str, found: Coded) -> Record:
+def _coded_line(say: PrintLine, label: str, found: CodingResult) -> Record:
     say(
         f"{label}: {found.coded_bytes:,.0f} of {found.plain_bytes:,.0f} bytes, {found.encode_us:.0f} us to code,"
         f" {found.decode_us:.0f} us to decode; pays below {found.break_even_mbit_s:,.0f} Mbit/s; off by {found.error:.1f}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["LIMIT_S", "TARGETS", "Solved", "train_ours"]
+__all__ = ["LIMIT_S", "TARGETS", "TrainingResult", "train_ours"]
 
 TARGETS = {"CartPole-v1": 475.0, "LunarLander-v3": 200.0}
 """The mean return of the last 100 training episodes at which a task counts as solved, by environment."""
@@ -20,7 +20,7 @@ LIMIT_S = 95.0
 
 
 @dataclass(frozen=True, slots=True)
-class Solved:
+class TrainingResult:
     """The result of one training run.
 
     Attributes:
@@ -38,7 +38,9 @@ class Solved:
     held_return: float | None = None
 
 
-def train_ours(env_id: str, seed: int, limit_s: float = LIMIT_S, *, hold: bool = False, folder: Path | None = None) -> Solved:
+def train_ours(
+    env_id: str, seed: int, limit_s: float = LIMIT_S, *, hold: bool = False, folder: Path | None = None
+) -> TrainingResult:
     """Run ``rl4sys-learner demo`` once, and read the figures from its log.
 
     Args:
@@ -62,5 +64,5 @@ def train_ours(env_id: str, seed: int, limit_s: float = LIMIT_S, *, hold: bool =
     seconds, steps = (round(reached[0], 2), reached[1]) if reached is not None else (None, None)
     rate = float(curve.steps[-1] / curve.seconds[-1])
     if not hold:
-        return Solved(seconds, steps, rate)
-    return Solved(seconds, steps, rate, int(curve.steps[-1]), round(float(np.mean(curve.returns[-WINDOW:])), 1))
+        return TrainingResult(seconds, steps, rate)
+    return TrainingResult(seconds, steps, rate, int(curve.steps[-1]), round(float(np.mean(curve.returns[-WINDOW:])), 1))

@@ -63,7 +63,7 @@ def act(run: Run) -> None:
     envs = make_environments(run.env_id, run.num_envs)
     try:
         config = agent_config(run, envs[0], _number(seeds[0]))
-        tally = Tally(run.episodes, VERBOSE_S if run.verbose else None)
+        tally = EpisodeCounts(run.episodes, VERBOSE_S if run.verbose else None)
         library = logging.getLogger("rl4sys_zmq")
         level = library.level
         if not run.debug:
@@ -142,7 +142,7 @@ def make_environments(env_id: str, count: int) -> list[Any]:
         raise ConfigError(f"environment {env_id!r}: {exc}{hint}") from exc.__cause__
 
 
-class Tally:
+class EpisodeCounts:
     """The counts of episodes and steps of one run. It prints them at intervals.
 
     Attributes:
@@ -183,7 +183,7 @@ class Tally:
             print_line(f"{self.summary()}, version {version()}")
 
 
-def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: Tally) -> None:
+def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: EpisodeCounts) -> None:
     """Act in all environments until `tally.done`, which counts the steps and episodes.
 
     This is the hot loop of an actor process: one request for all environments, then one step in each.

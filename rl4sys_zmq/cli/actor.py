@@ -11,12 +11,12 @@ import click
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")  # numpy reads this at its import; small products are slower with two threads
 
-from rl4sys_zmq.cli.app import Commands, option, plugin_option, settings, version_option  # noqa: E402 - this imports numpy
+from rl4sys_zmq.cli.app import CommandGroup, option, plugin_option, settings, version_option  # noqa: E402 - this imports numpy
 
 __all__ = ["main"]
 
 
-@click.group(name="rl4sys-actor", cls=Commands, context_settings=settings("RL4SYS_ACTOR"))
+@click.group(name="rl4sys-actor", cls=CommandGroup, context_settings=settings("RL4SYS_ACTOR"))
 @version_option
 def main() -> None:
     """Actors for RL4Sys learners: they act with the learner's policy and send it their experience.
@@ -71,10 +71,10 @@ def serve_env(**options: Any) -> None:
 
     The first line of output has the address. To use an environment, call rl4sys_zmq.serving.RemoteEnv(ADDRESS).
     """
-    from rl4sys_zmq.cli.serve_env import ServeEnv
+    from rl4sys_zmq.cli.serve_env import ServeEnvOptions
     from rl4sys_zmq.cli.serve_env import serve_env as run
 
-    run(ServeEnv(**options))
+    run(ServeEnvOptions(**options))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from rl4sys_zmq.plugins import import_plugins
 __all__ = [
     "FAILED",
     "USAGE",
-    "Commands",
+    "CommandGroup",
     "configure_logging",
     "as_config_error",
     "option",
@@ -95,7 +95,7 @@ def print_line(text: str = "", *, err: bool = False) -> None:
     (sys.stderr if err else sys.stdout).flush()
 
 
-class Commands(click.Group):
+class CommandGroup(click.Group):
     """A group of commands with common exit codes and error messages.
 
     The exit codes are 0, 1 (failed), 2 (usage, configuration, or an address, file or directory that cannot be used) and 130
@@ -116,7 +116,7 @@ class Commands(click.Group):
         name = prog_name or self.name
         with Signals() as signals:
             code = _exit_code(
-                name or "", lambda: super(Commands, self).main(args, name, complete_var, standalone_mode=False, **extra)
+                name or "", lambda: super(CommandGroup, self).main(args, name, complete_var, standalone_mode=False, **extra)
             )
             if args is None:  # not called from a test: this process belongs to the command
                 _exit_process(code, at_once=signals.received)

@@ -36,7 +36,7 @@ _LENGTH = struct.Struct("<I")
 _COLUMNS = ("actions", "rewards", "log_probs", "versions", "masks")
 
 
-class ColumnFigures(TypedDict):
+class ColumnSummary(TypedDict):
     """A summary of one column of a segment, such as the rewards.
 
     ``min`` and ``max`` are the smallest and the largest finite value, or None without finite values. ``not_finite`` is the number
@@ -51,7 +51,7 @@ class ColumnFigures(TypedDict):
 
 
 @final
-class SegmentFigures(TypedDict):
+class SegmentSummary(TypedDict):
     """A summary of one segment in a dead letter, for the output of the command."""
 
     steps: int
@@ -61,7 +61,7 @@ class SegmentFigures(TypedDict):
     ended: str
     episode_return: float | str | None
     episode_length: int | None
-    columns: dict[str, ColumnFigures]
+    columns: dict[str, ColumnSummary]
 
 
 @final
@@ -185,7 +185,7 @@ def _plain(letter: StoredDeadLetter) -> dict[str, object]:
 # ---- the content of a letter
 
 
-def _content(path: Path) -> tuple[list[SegmentFigures | UnreadableSegment], str]:
+def _content(path: Path) -> tuple[list[SegmentSummary | UnreadableSegment], str]:
     """Return summaries of the segments in a dead letter, and a text about a problem with the letter (empty without one).
 
     Raises:
@@ -203,7 +203,7 @@ def _content(path: Path) -> tuple[list[SegmentFigures | UnreadableSegment], str]
         raise RunDirectoryError(f"{path} cannot be read: {exc.strerror or exc}") from exc
     except (ProtocolError, ValueError) as exc:
         return [], str(exc)
-    described: list[SegmentFigures | UnreadableSegment] = [
+    described: list[SegmentSummary | UnreadableSegment] = [
         {"problem": str(s)} if isinstance(s, ProtocolError) else _described(s) for s in found[:MAX_SEGMENTS_SHOWN]
     ]
     hidden = len(found) - len(described)
@@ -236,7 +236,7 @@ def _outline(path: Path) -> str:
     return "" if frames else "empty"
 
 
-def _described(segment: Segment) -> SegmentFigures:
+def _described(segment: Segment) -> SegmentSummary:
     how = "terminated" if segment.terminated else "truncated" if segment.truncated else "capped" if segment.capped else "cut"
     observed = segment.observation_leaves
     names = ["observations"] if len(observed) == 1 else [f"observations[{n}]" for n in range(len(observed))]
@@ -259,8 +259,8 @@ def _described(segment: Segment) -> SegmentFigures:
     }
 
 
-def _column(column: NDArray[Any]) -> ColumnFigures:
-    out: ColumnFigures = {"dtype": str(column.dtype), "shape": list(column.shape), "min": None, "max": None, "not_finite": 0}
+def _column(column: NDArray[Any]) -> ColumnSummary:
+    out: ColumnSummary = {"dtype": str(column.dtype), "shape": list(column.shape), "min": None, "max": None, "not_finite": 0}
     values: NDArray[Any] = column
     if column.dtype.kind == "f":
         finite = np.isfinite(column)
@@ -271,7 +271,7 @@ def _column(column: NDArray[Any]) -> ColumnFigures:
     return out
 
 
-def _segment_lines(segment: SegmentFigures | UnreadableSegment) -> Iterator[str]:
+def _segment_lines(segment: SegmentSummary | UnreadableSegment) -> Iterator[str]:
     if "problem" in segment:
         yield f"segment    cannot be read: {segment['problem']}"
         return

@@ -26,7 +26,7 @@ from rl4sys_zmq.cli.signals import Signals
 from rl4sys_zmq.config import ClientConfig, LearnerConfig
 from rl4sys_zmq.errors import ClientFailed, ConfigError, RL4SysError
 from rl4sys_zmq.learner import Learner
-from rl4sys_zmq.learner.algorithms import ALGORITHMS, Preset, planned_policy
+from rl4sys_zmq.learner.algorithms import ALGORITHMS, TaskPreset, planned_policy
 from rl4sys_zmq.ops.curves import WINDOW, Curve, draw_curves, read_curves
 from rl4sys_zmq.private import open_private
 from rl4sys_zmq.resource import Resource
@@ -70,7 +70,7 @@ class Task:
 
     env_id: str
     algorithm: str
-    preset: Preset
+    preset: TaskPreset
     target: float | None
 
     @property
@@ -99,7 +99,7 @@ def demo(options: Demo) -> int:
     preferred = options.run_dir or Path("runs") / f"demo-{task.client_id}-{options.algorithm.lower()}-{options.seed}"
     with fresh_run_dir(preferred) as run_dir:
         learner = Learner(learner_config(task, options, run_dir)).start()
-    outcome = DemoResult()
+    outcome = DemoProgress()
     with learner, Actors(learner.address, task, options, run_dir) as actors:
         print_line(f"learner at {learner.address}, files in {run_dir}; loading torch and Gymnasium ...")
         with make_progress(debug=options.debug, every_s=LINES_S) as progress:
@@ -124,7 +124,7 @@ def find_task(options: Demo) -> Task:
     target = options.target
     if preset is None:
         threshold = _probe(options.env_id, name)
-        preset = Preset(parameters={}, num_envs=8, actors=2, pacing_lag=1, target_return=threshold or 0.0)
+        preset = TaskPreset(parameters={}, num_envs=8, actors=2, pacing_lag=1, target_return=threshold or 0.0)
         target = target if target is not None else threshold
     elif target is None:
         target = preset.target_return
@@ -241,7 +241,7 @@ class Actors(Resource):
                 process.stdin.close()
 
 
-class DemoResult:
+class DemoProgress:
     """The progress of a demo towards its target, updated from status reports.
 
     Attributes:
@@ -298,7 +298,7 @@ def _note(elapsed_s: float, task: Task) -> str:
     return f"{elapsed_s:.1f} s, {goal}" if elapsed_s else "waiting for the actors to join"
 
 
-def summarise(task: Task, options: Demo, run_dir: Path, outcome: DemoResult) -> int:
+def summarise(task: Task, options: Demo, run_dir: Path, outcome: DemoProgress) -> int:
     """Draw the learning curve, print a summary from the run's log, and return the exit code of the command."""
     curves = [curve for curve in read_curves(run_dir) if curve.client_id == task.client_id]
     print_line()
@@ -319,7 +319,7 @@ def summarise(task: Task, options: Demo, run_dir: Path, outcome: DemoResult) -> 
     return FAILED
 
 
-def _facts(task: Task, curve: Curve | None, outcome: DemoResult) -> Iterator[tuple[str, str]]:
+def _facts(task: Task, curve: Curve | None, outcome: DemoProgress) -> Iterator[tuple[str, str]]:
     client = outcome.client
     if curve is None or not client:
         yield "episodes", "none ended"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
-from rl4sys_zmq.cli.app import Commands, option, plugin_option, settings, size, version_option
+from rl4sys_zmq.cli.app import CommandGroup, option, plugin_option, settings, size, version_option
 
 if TYPE_CHECKING:
     from rl4sys_zmq.cli.client import Target
@@ -18,7 +18,7 @@ __all__ = ["main"]
 FILE = click.Path(path_type=Path)
 
 
-@click.group(name="rl4sys-learner", cls=Commands, context_settings=settings("RL4SYS_LEARNER"))
+@click.group(name="rl4sys-learner", cls=CommandGroup, context_settings=settings("RL4SYS_LEARNER"))
 @version_option
 def main() -> None:
     """Central learner for RL4Sys actors: it trains policies on their data and sends them the weights.

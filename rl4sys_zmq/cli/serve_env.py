@@ -15,14 +15,14 @@ from rl4sys_zmq.cli.signals import Signals, end_with_stdin
 if TYPE_CHECKING:
     from rl4sys_zmq.serving import GymEnvServer
 
-__all__ = ["ServeEnv", "serve_env"]
+__all__ = ["ServeEnvOptions", "serve_env"]
 
 POLL_S = 0.25
 VERBOSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeEnv:
+class ServeEnvOptions:
     """The values of the options of the command ``rl4sys-actor serve-env``. The help of the command describes them."""
 
     env: str
@@ -39,7 +39,7 @@ class ServeEnv:
     debug: bool
 
 
-def serve_env(options: ServeEnv) -> None:
+def serve_env(options: ServeEnvOptions) -> None:
     """Serve environments until Ctrl-C or SIGTERM.
 
     Raises:

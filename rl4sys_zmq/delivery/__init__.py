@@ -4,9 +4,9 @@
 - `Stream`: the learner's record of the segments of one actor. `StreamTable`: the streams of one client.
 - `take_submit`: separates the new, duplicate and malformed segments of a message. `replay_entry`: prepares segments of the
   journal for the learner thread after a rollback to a checkpoint.
-- `CreditPool`: divides the steps that a learner thread can use among its actors. `Transit`: counts the data between the gateway
-  and that thread.
-- `StallWatch`: detects a client that makes no progress although it could.
+- `CreditPool`: divides the steps that a learner thread can use among its actors. `TransitCounts`: counts the data between the
+  gateway and that thread.
+- `StallTimer`: detects a client that makes no progress although it could.
 - `Journal`: the interface of the record of accepted segments. `DiskJournal` writes a file, in a thread. `MemoryJournal` stores
   nothing and reports every segment as committed at once.
 
@@ -28,15 +28,15 @@ from rl4sys_zmq._lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from rl4sys_zmq.delivery.credit import CreditPool
-    from rl4sys_zmq.delivery.intake import Intake, Replay, replay_entry, take_submit
+    from rl4sys_zmq.delivery.intake import Replay, SubmitResult, replay_entry, take_submit
     from rl4sys_zmq.delivery.journal import (
         ClientRow,
         Journal,
+        JournalContent,
         JournalEntry,
         JournalHealth,
         JournalPage,
         MemoryJournal,
-        Restored,
         StreamRow,
     )
     from rl4sys_zmq.delivery.session import (
@@ -45,17 +45,17 @@ if TYPE_CHECKING:
         ActorSession,
         IncarnationRaised,
         Reconnect,
-        RefusedForNow,
         Send,
         SessionJoined,
         SessionRefused,
         SessionState,
-        StreamRenewed,
+        StreamRestarted,
+        TemporaryRefusal,
     )
-    from rl4sys_zmq.delivery.stall import STALL_S, StallWatch, stall_reason
+    from rl4sys_zmq.delivery.stall import STALL_S, StallTimer, stall_reason
     from rl4sys_zmq.delivery.stream import Key, Stream
     from rl4sys_zmq.delivery.table import HelloResult, StreamTable
-    from rl4sys_zmq.delivery.transit import Amount, Transit
+    from rl4sys_zmq.delivery.transit import DataAmount, TransitCounts
 
 __all__ = [
     "FIELD_RATE",
@@ -65,29 +65,29 @@ __all__ = [
     "ClientRow",
     "CreditPool",
     "JournalEntry",
-    "Intake",
+    "SubmitResult",
     "SessionJoined",
     "Key",
     "Journal",
     "JournalHealth",
-    "Amount",
+    "DataAmount",
     "MemoryJournal",
     "HelloResult",
     "JournalPage",
     "IncarnationRaised",
     "Reconnect",
     "SessionRefused",
-    "StreamRenewed",
+    "StreamRestarted",
     "Replay",
-    "Restored",
+    "JournalContent",
     "Send",
     "SessionState",
-    "StallWatch",
+    "StallTimer",
     "Stream",
     "StreamRow",
     "StreamTable",
-    "Transit",
-    "RefusedForNow",
+    "TransitCounts",
+    "TemporaryRefusal",
     "replay_entry",
     "stall_reason",
     "take_submit",
@@ -98,7 +98,7 @@ __getattr__ = lazy_getattr(
     {
         "credit": ("CreditPool",),
         "intake": (
-            "Intake",
+            "SubmitResult",
             "Replay",
             "replay_entry",
             "take_submit",
@@ -110,7 +110,7 @@ __getattr__ = lazy_getattr(
             "JournalHealth",
             "MemoryJournal",
             "JournalPage",
-            "Restored",
+            "JournalContent",
             "StreamRow",
         ),
         "session": (
@@ -121,14 +121,14 @@ __getattr__ = lazy_getattr(
             "IncarnationRaised",
             "Reconnect",
             "SessionRefused",
-            "StreamRenewed",
+            "StreamRestarted",
             "Send",
             "SessionState",
-            "RefusedForNow",
+            "TemporaryRefusal",
         ),
         "stall": (
             "STALL_S",
-            "StallWatch",
+            "StallTimer",
             "stall_reason",
         ),
         "stream": (
@@ -140,8 +140,8 @@ __getattr__ = lazy_getattr(
             "StreamTable",
         ),
         "transit": (
-            "Amount",
-            "Transit",
+            "DataAmount",
+            "TransitCounts",
         ),
     },
 )

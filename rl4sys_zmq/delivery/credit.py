@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rl4sys_zmq.delivery.stream import Stream
-from rl4sys_zmq.delivery.transit import Transit
+from rl4sys_zmq.delivery.transit import TransitCounts
 
 __all__ = ["IDLE_S", "CreditPool"]
 
@@ -29,7 +29,7 @@ class CreditPool:
     """
 
     def __init__(self) -> None:
-        self.transit = Transit()
+        self.transit = TransitCounts()
         self.limit_steps = 0
         self.min_version = 0
 

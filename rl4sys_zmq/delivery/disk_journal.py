@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, JournalHealth, JournalPage, Restored, StreamRow
+from rl4sys_zmq.delivery.journal import ClientRow, JournalContent, JournalEntry, JournalHealth, JournalPage, StreamRow
 from rl4sys_zmq.delivery.journal_backlog import Backlog, Operation
 from rl4sys_zmq.delivery.journal_cache import Changes
 from rl4sys_zmq.delivery.journal_file import (
@@ -20,20 +20,20 @@ from rl4sys_zmq.delivery.journal_file import (
     Connect,
     Fsync,
     JournalFile,
-    LossReaction,
-    OpenParameters,
+    JournalLossPolicy,
+    JournalOpenOptions,
     connect,
     open_journal_file,
     reopen,
 )
 from rl4sys_zmq.delivery.journal_loss import Loss
 from rl4sys_zmq.delivery.journal_rows import (
-    AddGap,
+    CountGap,
     DropClient,
     DropEntries,
     DropStream,
-    ReadPage,
-    RetireActor,
+    PageRequest,
+    RetireActorStreams,
     TrimEntries,
     Write,
 )
@@ -82,7 +82,7 @@ class DiskJournal(Worker):
         wake: Callable[[], None],
         retry_s: float = 0.5,
         connect: Connect = connect,
-        recovery: LossReaction = NO_RECOVERY,
+        recovery: JournalLossPolicy = NO_RECOVERY,
     ) -> None:
         """Create the journal. Call `open` to start it.
 
@@ -99,10 +99,10 @@ class DiskJournal(Worker):
         self.journal_id = 0
         self.loss: Loss | None = None
         self._path = Path(path)
-        self._opening = OpenParameters(self._path, fsync, connect, recovery)
+        self._opening = JournalOpenOptions(self._path, fsync, connect, recovery)
         self._max_bytes, self._retry_s, self._wake = max_bytes, retry_s, wake
         self._opened = threading.Event()
-        self._restored: Restored | None = None
+        self._restored: JournalContent | None = None
         self._refusal: JournalError | None = None
         # Used by the journal's thread only.
         self._backlog = Backlog()
@@ -123,7 +123,7 @@ class DiskJournal(Worker):
 
     # The interface for other threads.
 
-    def open(self) -> Restored:
+    def open(self) -> JournalContent:
         """Start the thread and open the file. Return the journal's id, clients and streams.
 
         The entries are not read. Damaged entries are detected later, by `read`.
@@ -187,14 +187,14 @@ class DiskJournal(Worker):
 
     def retire_actor(self, client_id: str, actor_id: str) -> None:
         """Mark the streams of an actor that an operator dropped: set `incarnation` to 0, and clear `owner` and `spooled`."""
-        self._enqueue(RetireActor(client_id, actor_id), hurry=True)
+        self._enqueue(RetireActorStreams(client_id, actor_id), hurry=True)
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
         """Count `count` segments as accepted that an earlier journal acknowledged and that this journal does not have.
 
         If `stream` is given, add or update this stream in the same transaction.
         """
-        self._enqueue(AddGap(client_id, count, stream))
+        self._enqueue(CountGap(client_id, count, stream))
 
     def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
         """Remove entries that are no longer needed: those with only segments below the sequence number of their stream.
@@ -205,7 +205,7 @@ class DiskJournal(Worker):
 
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
         """Request a `JournalPage` of a client's entries after `after_row`. `committed` returns the page later."""
-        self._enqueue(ReadPage(client_id, token, after_row, max_bytes), hurry=True)
+        self._enqueue(PageRequest(client_id, token, after_row, max_bytes), hurry=True)
 
     def state(self) -> JournalHealth:
         """Return a report of the journal's condition. Any thread can call this."""
@@ -370,11 +370,11 @@ class DiskJournal(Worker):
         """Do one transaction or one read. Then remove the operations from the queue and report the results."""
         fresh: list[JournalEntry | JournalPage]
         rest: list[TrimEntries] = []
-        if isinstance(group[0], ReadPage):
+        if isinstance(group[0], PageRequest):
             fresh, grown, seconds = [self._file.tables.read(group[0])], 0, None
         else:
             began = time.monotonic()
-            grown, rest = self._transact([operation for operation in group if not isinstance(operation, ReadPage)])
+            grown, rest = self._transact([operation for operation in group if not isinstance(operation, PageRequest)])
             seconds = time.monotonic() - began
             fresh = [operation for operation in group if isinstance(operation, JournalEntry)]
         self._backlog.done(group)
@@ -384,7 +384,7 @@ class DiskJournal(Worker):
             self._used_bytes += grown
             self._queued.update(trim.client_id for trim in rest)
             self._note_done(
-                o.client_id for o in group if not isinstance(o, JournalEntry | ReadPage)
+                o.client_id for o in group if not isinstance(o, JournalEntry | PageRequest)
             )  # entries and reads count as done when they are reported
             self._damaged = len(self._file.tables.damaged) + self._file.repaired
             if seconds is not None:

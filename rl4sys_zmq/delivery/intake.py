@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 from rl4sys_zmq.delivery.journal import JournalEntry
 from rl4sys_zmq.delivery.stream import Stream
-from rl4sys_zmq.delivery.transit import Amount
+from rl4sys_zmq.delivery.transit import DataAmount
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
 from rl4sys_zmq.wire import Batch, SegmentSchema, decode
 from rl4sys_zmq.wire.messages import Frame, Submit
 
-__all__ = ["Intake", "Replay", "replay_entry", "take_submit"]
+__all__ = ["SubmitResult", "Replay", "replay_entry", "take_submit"]
 
 
 @dataclass(frozen=True, slots=True)
-class Intake:
+class SubmitResult:
     """The result of `take_submit` for one `Submit` message.
 
     Attributes:
@@ -33,7 +33,7 @@ class Intake:
     accepted: int
 
 
-def take_submit(stream: Stream, schema: SegmentSchema, message: Submit, frames: Sequence[Frame]) -> Intake:
+def take_submit(stream: Stream, schema: SegmentSchema, message: Submit, frames: Sequence[Frame]) -> SubmitResult:
     """Validate a message from an actor, and accept its new segments.
 
     `Stream.received` is the next sequence number that the learner expects. Segments below this number are duplicates. The new
@@ -57,7 +57,7 @@ def take_submit(stream: Stream, schema: SegmentSchema, message: Submit, frames: 
     skip = stream.admit(message.first_seq, checks)
     first = stream.received
     if skip == len(batch):
-        return Intake(None, skip, (), 0)
+        return SubmitResult(None, skip, (), 0)
     errors = batch.errors(schema)
     refused = {place: error for place, error in errors.items() if place >= skip} if skip else errors
     fresh = sum(batch.steps.tolist()[skip:])
@@ -68,7 +68,7 @@ def take_submit(stream: Stream, schema: SegmentSchema, message: Submit, frames: 
     entry = JournalEntry(
         stream.client_id, stream.actor_id, stream.origin, first, stream.received, steps, skip, len(refused), tuple(frames)
     )
-    return Intake(entry, skip, tuple(refused.values()), stream.received - first - len(refused))
+    return SubmitResult(entry, skip, tuple(refused.values()), stream.received - first - len(refused))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Replay:
     """
 
     skip: int
-    load: Amount
+    load: DataAmount
 
 
 def replay_entry(stream: Stream, schema: SegmentSchema, entry: JournalEntry) -> Replay | None:
@@ -97,7 +97,7 @@ def replay_entry(stream: Stream, schema: SegmentSchema, entry: JournalEntry) -> 
         return None
     skip = entry.skip + known
     if not entry.refused and not known:
-        return Replay(skip, Amount(entry.steps, entry.accepted, entry.nbytes))
+        return Replay(skip, DataAmount(entry.steps, entry.accepted, entry.nbytes))
     message = decode(entry.frames, verify=False)
     assert isinstance(message, Submit)  # it was one when it was accepted, and the journal has verified the checksum
     batch = Batch(message)
@@ -105,5 +105,5 @@ def replay_entry(stream: Stream, schema: SegmentSchema, entry: JournalEntry) -> 
     for place in refused:
         stream.refuse_again(message.first_seq + place)
     steps = batch.steps
-    load = Amount(int(steps[skip:].sum()) - int(steps[refused].sum()), len(batch) - skip - len(refused), entry.nbytes)
+    load = DataAmount(int(steps[skip:].sum()) - int(steps[refused].sum()), len(batch) - skip - len(refused), entry.nbytes)
     return Replay(skip, load)

@@ -24,7 +24,7 @@ __all__ = [
     "JournalHealth",
     "MemoryJournal",
     "JournalPage",
-    "Restored",
+    "JournalContent",
     "StreamRow",
     "new_journal_id",
 ]
@@ -122,7 +122,7 @@ class ClientRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class JournalContent:
     """The id, the clients and the streams that a journal contained when it was opened."""
 
     journal_id: int

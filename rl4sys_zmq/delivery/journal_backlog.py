@@ -11,8 +11,8 @@ from rl4sys_zmq.delivery.journal_rows import (
     DropClient,
     DropEntries,
     DropStream,
-    ReadPage,
-    RetireActor,
+    PageRequest,
+    RetireActorStreams,
     TrimEntries,
     Write,
     stored_bytes,
@@ -24,7 +24,7 @@ GROUP_ITEMS = 512
 GROUP_BYTES = 8 << 20
 """The largest number of bytes in one transaction. This limits the delay of an ack and the size of the write-ahead log."""
 
-Operation = Write | ReadPage
+Operation = Write | PageRequest
 
 
 class Backlog:
@@ -54,7 +54,7 @@ class Backlog:
         group: list[Operation] = []
         size = 0
         for operation in islice(self._operations, GROUP_ITEMS):
-            if isinstance(operation, ReadPage):
+            if isinstance(operation, PageRequest):
                 return group or [operation]
             if isinstance(operation, JournalEntry):
                 nbytes = stored_bytes(operation)
@@ -82,11 +82,11 @@ class Backlog:
         held: set[str] = set()
         frees: list[Operation] = []
         for operation in self._operations:
-            if isinstance(operation, ReadPage) and operation.client_id not in held:
+            if isinstance(operation, PageRequest) and operation.client_id not in held:
                 return [operation]
             if isinstance(operation, TrimEntries):
                 frees.append(operation)
-            elif isinstance(operation, RetireActor):
+            elif isinstance(operation, RetireActorStreams):
                 held.add(operation.client_id)  # a read behind it confirms that it is done
                 if (operation.client_id, operation.actor_id) not in named:
                     frees.append(operation)
@@ -105,7 +105,7 @@ class Backlog:
         for place, drop in enumerate(self._operations):
             if isinstance(drop, DropClient | DropEntries):
                 before = islice(self._operations, place)
-                own = (o for o in before if o.client_id == drop.client_id and not isinstance(o, ReadPage))
+                own = (o for o in before if o.client_id == drop.client_id and not isinstance(o, PageRequest))
                 return [*own, drop]
         return []
 

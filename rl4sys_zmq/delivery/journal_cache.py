@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rl4sys_zmq.delivery.journal import ClientRow, Restored, StreamRow
+from rl4sys_zmq.delivery.journal import ClientRow, JournalContent, StreamRow
 
-__all__ = ["Changes", "JournalCache", "KnownRows", "RowKey"]
+__all__ = ["Changes", "JournalCache", "JournalRows", "RowKey"]
 
 MOST = (1 << 63) - 1
 """The largest integer that a column can store. SQLite would convert a larger sum to a float."""
@@ -22,7 +22,7 @@ The origin is the incarnation (number of a start of the actor) that began the nu
 
 
 @dataclass(slots=True)
-class KnownRows:
+class JournalRows:
     """The clients and streams of a journal, read from the journal or from ``journal.marks``, the second record of them.
 
     Attributes:
@@ -46,9 +46,9 @@ class KnownRows:
         """
         return dict(json.loads(text))
 
-    def restored(self) -> Restored:
-        """Return the journal's id, clients and streams as a `Restored` object."""
-        return Restored(self.journal_id, tuple(self.clients.values()), tuple(self.streams.values()))
+    def restored(self) -> JournalContent:
+        """Return the journal's id, clients and streams as a `JournalContent` object."""
+        return JournalContent(self.journal_id, tuple(self.clients.values()), tuple(self.streams.values()))
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class JournalCache:
         changes: The changes of the present transaction, which are not committed.
     """
 
-    def __init__(self, rows: KnownRows) -> None:
+    def __init__(self, rows: JournalRows) -> None:
         self.rows = rows
         self.changes = Changes()
         self._texts: dict[str, tuple[Mapping[str, Any], str]] = {}

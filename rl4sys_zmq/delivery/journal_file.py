@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Literal
 
 from rl4sys_zmq.delivery.journal import new_journal_id
-from rl4sys_zmq.delivery.journal_cache import KnownRows
+from rl4sys_zmq.delivery.journal_cache import JournalRows
 from rl4sys_zmq.delivery.journal_lock import JournalLock
-from rl4sys_zmq.delivery.journal_loss import CheckpointRecord, Loss, find_loss, merge
-from rl4sys_zmq.delivery.journal_marks import MarksContent, MarksFile, marks_path, read_marks
+from rl4sys_zmq.delivery.journal_loss import CheckpointSummary, Loss, find_loss, merge
+from rl4sys_zmq.delivery.journal_marks import MarksContent, MarksWriter, marks_path, read_marks
 from rl4sys_zmq.delivery.journal_rows import SCHEMA_VERSION, Tables
 from rl4sys_zmq.errors import JournalError, JournalLost
 from rl4sys_zmq.private import create_private, make_private, sync_folder
@@ -26,8 +26,8 @@ __all__ = [
     "Connect",
     "Fsync",
     "JournalFile",
-    "OpenParameters",
-    "LossReaction",
+    "JournalOpenOptions",
+    "JournalLossPolicy",
     "connect",
     "open_journal_file",
     "reopen",
@@ -59,7 +59,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 @dataclass(frozen=True, slots=True)
-class LossReaction:
+class JournalLossPolicy:
     """The rules for opening a journal that lacks data.
 
     Attributes:
@@ -69,15 +69,15 @@ class LossReaction:
     """
 
     accept_loss: bool = False
-    witnesses: Sequence[CheckpointRecord] = ()
+    witnesses: Sequence[CheckpointSummary] = ()
     remedy: str = "restore the files, or move all of them away, including journal.marks, to start a new journal"
 
 
-NO_RECOVERY = LossReaction()
+NO_RECOVERY = JournalLossPolicy()
 
 
 @dataclass(frozen=True, slots=True)
-class OpenParameters:
+class JournalOpenOptions:
     """The parameters for opening a journal.
 
     Attributes:
@@ -90,7 +90,7 @@ class OpenParameters:
     path: Path
     fsync: Fsync = "normal"
     connect: Connect = connect
-    recovery: LossReaction = NO_RECOVERY
+    recovery: JournalLossPolicy = NO_RECOVERY
 
 
 @dataclass(slots=True)
@@ -108,11 +108,11 @@ class JournalFile:
         repaired: The number of damaged rows that were restored from ``journal.marks``.
     """
 
-    opening: OpenParameters
+    opening: JournalOpenOptions
     lock: JournalLock
     db: sqlite3.Connection
     tables: Tables
-    marks: MarksFile
+    marks: MarksWriter
     used_bytes: int
     loss: Loss | None = None
     repaired: int = 0
@@ -164,7 +164,7 @@ class JournalFile:
 
 
 @contextlib.contextmanager
-def open_journal_file(opening: OpenParameters) -> Iterator[JournalFile]:
+def open_journal_file(opening: JournalOpenOptions) -> Iterator[JournalFile]:
     """Open a journal for writing and lock it, until the end of the ``with`` block.
 
     Raises:
@@ -206,7 +206,7 @@ def damaged(path: Path, error: object) -> JournalError:
 
 
 @dataclass(slots=True)
-class Examination:
+class JournalInspection:
     """The findings about a journal's file before it is opened for writing.
 
     Attributes:
@@ -220,7 +220,7 @@ class Examination:
         loss: The missing data, if the operator accepts the loss; else None.
     """
 
-    known: KnownRows = field(default_factory=KnownRows)
+    known: JournalRows = field(default_factory=JournalRows)
     is_new: bool = False
     used_bytes: int = 0
     last_row: int = 0
@@ -230,7 +230,7 @@ class Examination:
     loss: Loss | None = None
 
 
-def _examine(opening: OpenParameters) -> Examination:
+def _examine(opening: JournalOpenOptions) -> JournalInspection:
     """Read a journal's file, and compare it with ``journal.marks`` and the newest checkpoints. No file is changed.
 
     Raises:
@@ -252,12 +252,12 @@ def _examine(opening: OpenParameters) -> Examination:
     if loss or found.broken:
         _report_loss(opening, found, loss)
         found.loss, found.rewrite = loss, True
-        found.known = merge(usable or KnownRows(remembered.rows.journal_id), remembered.rows, recovery.witnesses)
+        found.known = merge(usable or JournalRows(remembered.rows.journal_id), remembered.rows, recovery.witnesses)
     found.known.journal_id = found.known.journal_id or new_journal_id()
     return found
 
 
-def _report_loss(opening: OpenParameters, found: Examination, loss: Loss) -> None:
+def _report_loss(opening: JournalOpenOptions, found: JournalInspection, loss: Loss) -> None:
     path = opening.path
     if found.broken:
         what = f"is damaged ({found.broken})"
@@ -273,7 +273,7 @@ def _report_loss(opening: OpenParameters, found: Examination, loss: Loss) -> Non
     log.error("%s %s; the loss is accepted (resume: accept-loss)", path, problem)
 
 
-def look_into(path: Path) -> Examination:
+def look_into(path: Path) -> JournalInspection:
     """Read the clients, streams and sizes from a journal's file and its write-ahead log, without changing these files.
 
     Raises:
@@ -281,7 +281,7 @@ def look_into(path: Path) -> Examination:
         OSError, sqlite3.Error: If the file cannot be opened.
     """
     if not path.exists() or not path.stat().st_size:
-        return Examination(is_new=True)
+        return JournalInspection(is_new=True)
     try:
         with read_only(path) as db:
             return _look(path, db)
@@ -290,7 +290,7 @@ def look_into(path: Path) -> Examination:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
         if isinstance(error, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR:
             raise
-        return Examination(broken=str(error))
+        return JournalInspection(broken=str(error))
 
 
 @contextlib.contextmanager
@@ -307,20 +307,20 @@ def read_only(path: Path) -> Iterator[sqlite3.Connection]:
             index.unlink(missing_ok=True)
 
 
-def _look(path: Path, db: sqlite3.Connection) -> Examination:
+def _look(path: Path, db: sqlite3.Connection) -> JournalInspection:
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version == 0 and db.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
-        return Examination(is_new=True)
+        return JournalInspection(is_new=True)
     if version != SCHEMA_VERSION:
         problem = f"is a database with the schema version {version}; this version of rl4sys_zmq expects {SCHEMA_VERSION}"
         raise JournalError(str(path), problem, "open it with the version that wrote it, or move it away to start a new one")
     tables = Tables(db)
     known, bad = tables.known()
     used_bytes, last_row = tables.size()
-    return Examination(known, used_bytes=used_bytes, last_row=last_row, repaired=bad + (not known.journal_id))
+    return JournalInspection(known, used_bytes=used_bytes, last_row=last_row, repaired=bad + (not known.journal_id))
 
 
-def _repair(path: Path, found: Examination, remembered: KnownRows) -> None:
+def _repair(path: Path, found: JournalInspection, remembered: JournalRows) -> None:
     """Replace the damaged client and stream rows of a journal by their copies from ``journal.marks``.
 
     If a damaged row has no copy, set ``found.broken``.
@@ -348,7 +348,7 @@ def _repair(path: Path, found: Examination, remembered: KnownRows) -> None:
 # ---- opening
 
 
-def _open(opening: OpenParameters, lock: JournalLock, found: Examination) -> JournalFile:
+def _open(opening: JournalOpenOptions, lock: JournalLock, found: JournalInspection) -> JournalFile:
     path = marks_path(opening.path)
     create_private(opening.path)  # SQLite creates its other files with the same mode
     with contextlib.ExitStack() as stack:
@@ -368,7 +368,7 @@ def _open(opening: OpenParameters, lock: JournalLock, found: Examination) -> Jou
             sync_folder(opening.path.parent)
         if not path.exists() and found.known.clients and not found.loss:
             log.warning("%s is missing; it is written again from the journal", path)
-        marks = MarksFile(path, tables.cache.rows, flush=opening.fsync == "always")
+        marks = MarksWriter(path, tables.cache.rows, flush=opening.fsync == "always")
         stack.callback(marks.close)
         opened = JournalFile(opening, lock, db, tables, marks, used_bytes, found.loss, found.repaired)
         opened.record_identities()
@@ -397,7 +397,7 @@ def configure(db: sqlite3.Connection, fsync: Fsync) -> None:
 # ---- replacement of a damaged or missing file
 
 
-def rebuild(path: Path, found: Examination) -> None:
+def rebuild(path: Path, found: JournalInspection) -> None:
     """Replace a damaged journal file by a new one with the clients and streams in `found` and all readable entries.
 
     The damaged file is kept under another name in the same folder.

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rl4sys_zmq.delivery.journal import ClientRow
-from rl4sys_zmq.delivery.journal_cache import KnownRows, RowKey
+from rl4sys_zmq.delivery.journal_cache import JournalRows, RowKey
 
-__all__ = ["Loss", "CheckpointRecord", "find_loss", "merge"]
+__all__ = ["Loss", "CheckpointSummary", "find_loss", "merge"]
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointRecord:
+class CheckpointSummary:
     """The information about the journal in a client's checkpoint, for comparison with the journal.
 
     Attributes:
@@ -78,7 +78,7 @@ class Loss:
         return f"of which {gone} are in no checkpoint"
 
 
-def find_loss(found: KnownRows | None, remembered: KnownRows | None, witnesses: Sequence[CheckpointRecord]) -> Loss:
+def find_loss(found: JournalRows | None, remembered: JournalRows | None, witnesses: Sequence[CheckpointSummary]) -> Loss:
     """Compare a journal with its marks file and the newest checkpoints. Return a description of the data that it lacks.
 
     Args:
@@ -88,15 +88,15 @@ def find_loss(found: KnownRows | None, remembered: KnownRows | None, witnesses: 
         witnesses: The information about the journal in the newest checkpoints.
     """
     loss = Loss(whole=found is None and remembered is not None and bool(remembered.clients or remembered.streams))
-    known = found or remembered or KnownRows()
+    known = found or remembered or JournalRows()
     ours = {known.journal_id, *known.lineages}
-    have = found or KnownRows()
+    have = found or JournalRows()
     if remembered is not None and remembered.journal_id:
         if remembered.journal_id == known.journal_id:
             _compare(have, remembered, loss)
         elif remembered.journal_id not in ours and (remembered.clients or remembered.streams):
             loss.unknown_lineages.add(remembered.journal_id)
-            _compare(KnownRows(), remembered, loss)
+            _compare(JournalRows(), remembered, loss)
     for witness in witnesses:
         if witness.journal_id not in ours:
             loss.unknown_lineages.add(witness.journal_id)
@@ -107,7 +107,7 @@ def find_loss(found: KnownRows | None, remembered: KnownRows | None, witnesses: 
     return loss
 
 
-def _compare(have: KnownRows, remembered: KnownRows, loss: Loss) -> None:
+def _compare(have: JournalRows, remembered: JournalRows, loss: Loss) -> None:
     for client_id, row in remembered.clients.items():
         known = have.clients.get(client_id)
         missing = row.accepted - (known.accepted if known is not None else 0)
@@ -118,7 +118,7 @@ def _compare(have: KnownRows, remembered: KnownRows, loss: Loss) -> None:
         loss.streams += other is None or other.received < stream.received
 
 
-def _compare_checkpoint(have: KnownRows, witness: CheckpointRecord, loss: Loss) -> None:
+def _compare_checkpoint(have: JournalRows, witness: CheckpointSummary, loss: Loss) -> None:
     known = have.clients.get(witness.client_id)
     missing = witness.judged - (known.accepted if known is not None else 0)
     if missing > 0:
@@ -128,7 +128,9 @@ def _compare_checkpoint(have: KnownRows, witness: CheckpointRecord, loss: Loss) 
         loss.streams += stream is not None and stream.received < mark
 
 
-def _count_uncovered(loss: Loss, have: KnownRows, remembered: KnownRows | None, witnesses: Sequence[CheckpointRecord]) -> None:
+def _count_uncovered(
+    loss: Loss, have: JournalRows, remembered: JournalRows | None, witnesses: Sequence[CheckpointSummary]
+) -> None:
     if remembered is None:
         return
     judged = {w.client_id: w.judged for w in witnesses if w.journal_id == remembered.journal_id}
@@ -139,7 +141,7 @@ def _count_uncovered(loss: Loss, have: KnownRows, remembered: KnownRows | None, 
             loss.uncovered[client_id] = max(0, missing - max(0, beyond))
 
 
-def merge(found: KnownRows, remembered: KnownRows | None, witnesses: Sequence[CheckpointRecord]) -> KnownRows:
+def merge(found: JournalRows, remembered: JournalRows | None, witnesses: Sequence[CheckpointSummary]) -> JournalRows:
     """Return the clients and streams with which a journal continues after an accepted loss of data.
 
     Args:
@@ -152,7 +154,7 @@ def merge(found: KnownRows, remembered: KnownRows | None, witnesses: Sequence[Ch
         journal lacks are then counted as rolled back. A marks file or checkpoint of another journal is ignored, and the id of
         that journal is added to `lineages`, as one that was given up.
     """
-    rows = KnownRows(found.journal_id, set(found.lineages), dict(found.clients), dict(found.streams))
+    rows = JournalRows(found.journal_id, set(found.lineages), dict(found.clients), dict(found.streams))
     if remembered is not None and remembered.journal_id == rows.journal_id:
         rows.lineages |= remembered.lineages
         for client_id, row in remembered.clients.items():
@@ -180,7 +182,7 @@ def _higher_client(known: ClientRow | None, row: ClientRow) -> ClientRow:
     return replace(best, generation=generation, expired=expired, settings=settings)
 
 
-def _raise_to(rows: KnownRows, witness: CheckpointRecord) -> None:
+def _raise_to(rows: JournalRows, witness: CheckpointSummary) -> None:
     client = rows.clients.get(witness.client_id)
     if client is not None and client.accepted < witness.judged:
         rows.clients[witness.client_id] = replace(client, accepted=witness.judged)

@@ -22,9 +22,9 @@ from typing import Any
 import xxhash
 
 from rl4sys_zmq.delivery.journal import ClientRow, StreamRow
-from rl4sys_zmq.delivery.journal_cache import Changes, KnownRows
+from rl4sys_zmq.delivery.journal_cache import Changes, JournalRows
 
-__all__ = ["MarksFile", "MarksContent", "marks_path", "read_marks"]
+__all__ = ["MarksWriter", "MarksContent", "marks_path", "read_marks"]
 
 SPARE_BYTES = 256 << 10
 """The smallest number of bytes that a new file reserves for later changes, after the lines with all clients and streams."""
@@ -42,7 +42,7 @@ class MarksContent:
         damaged: The number of lines with a wrong checksum.
     """
 
-    rows: KnownRows = field(default_factory=KnownRows)
+    rows: JournalRows = field(default_factory=JournalRows)
     damaged: int = 0
 
 
@@ -68,7 +68,7 @@ def read_marks(path: Path) -> MarksContent | None:
     return found
 
 
-def _read_line(line: bytes, rows: KnownRows) -> bool:
+def _read_line(line: bytes, rows: JournalRows) -> bool:
     """Apply the changes in a line of the file to the rows. Return False if the checksum of the line is wrong."""
     if xxhash.xxh3_64_hexdigest(line[_DIGITS:]).encode() != line[:_DIGITS]:
         return False
@@ -86,14 +86,14 @@ def _read_line(line: bytes, rows: KnownRows) -> bool:
     return True
 
 
-class MarksFile:
+class MarksWriter:
     """The writer of the marks file of one journal. Only the journal's thread uses this object.
 
     Each change is written at once, so that it survives the end of the process. With `flush`, a change is also on the disk (safe
     from a loss of power) when the call returns.
     """
 
-    def __init__(self, path: Path, rows: KnownRows, *, flush: bool) -> None:
+    def __init__(self, path: Path, rows: JournalRows, *, flush: bool) -> None:
         """Write a new marks file with the given clients and streams.
 
         Args:

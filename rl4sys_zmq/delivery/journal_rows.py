@@ -16,7 +16,7 @@ from typing import Any
 import xxhash
 
 from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, JournalPage, StreamRow
-from rl4sys_zmq.delivery.journal_cache import JournalCache, KnownRows
+from rl4sys_zmq.delivery.journal_cache import JournalCache, JournalRows
 from rl4sys_zmq.wire.messages import Frame
 
 __all__ = [
@@ -24,9 +24,9 @@ __all__ = [
     "DropClient",
     "DropEntries",
     "DropStream",
-    "AddGap",
-    "ReadPage",
-    "RetireActor",
+    "CountGap",
+    "PageRequest",
+    "RetireActorStreams",
     "Tables",
     "TrimEntries",
     "Write",
@@ -90,7 +90,7 @@ class DropEntries:
 
 
 @dataclass(frozen=True, slots=True)
-class RetireActor:
+class RetireActorStreams:
     """The operation that releases the streams of an actor after an operator dropped it.
 
     It sets the incarnation of these streams to 0 and clears `owner` and `spooled`. After that, the streams can be discarded, and
@@ -102,7 +102,7 @@ class RetireActor:
 
 
 @dataclass(frozen=True, slots=True)
-class AddGap:
+class CountGap:
     """The operation that counts segments as accepted that an earlier journal acknowledged and that this journal lacks.
 
     If `stream` is given, the operation adds or updates this stream in the same transaction.
@@ -126,7 +126,7 @@ class TrimEntries:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadPage:
+class PageRequest:
     """The request for a `JournalPage`, a part of a client's entries. `Journal.read` describes the fields."""
 
     client_id: str
@@ -135,7 +135,7 @@ class ReadPage:
     max_bytes: int
 
 
-Write = JournalEntry | ClientRow | StreamRow | DropStream | DropClient | DropEntries | RetireActor | AddGap | TrimEntries
+Write = JournalEntry | ClientRow | StreamRow | DropStream | DropClient | DropEntries | RetireActorStreams | CountGap | TrimEntries
 
 
 def stored_bytes(entry: JournalEntry) -> int:
@@ -176,24 +176,24 @@ class Tables:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._db = connection
         self._next_row = 1
-        self.cache = JournalCache(KnownRows())
+        self.cache = JournalCache(JournalRows())
         self.damaged: set[int] = set()
 
-    def create(self, known: KnownRows) -> None:
+    def create(self, known: JournalRows) -> None:
         """Create the tables in an empty file, and store the given clients and streams."""
         for statement in _SCHEMA:
             self._db.execute(statement)
         self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         self.replace(known)
 
-    def known(self) -> tuple[KnownRows, int]:
+    def known(self) -> tuple[JournalRows, int]:
         """Read the clients and streams from the tables. Return them, and the number of damaged rows, which are left out.
 
         The `journal_id` of the result is 0 if its row is damaged.
         """
         meta = dict(self._sound("SELECT * FROM meta"))
         lineages = {int(key.removeprefix("lineage ")) for key in meta if key.startswith("lineage ")}
-        rows = KnownRows(meta.get("journal_id", 0), lineages)
+        rows = JournalRows(meta.get("journal_id", 0), lineages)
         for client_id, generation, settings, *totals in self._sound("SELECT * FROM clients"):
             rows.clients[client_id] = ClientRow(client_id, generation, rows.read_settings(settings), *totals)
         for *numbers, submits, spooled, owner in self._sound("SELECT * FROM streams"):
@@ -215,7 +215,7 @@ class Tables:
             if checksum == _checksum(tuple(values), b""):
                 yield tuple(values)
 
-    def replace(self, known: KnownRows) -> None:
+    def replace(self, known: JournalRows) -> None:
         """Replace all clients and streams in the tables by the given ones."""
         for table in ("meta", "clients", "streams"):
             self._db.execute(f"DELETE FROM {table}")
@@ -225,7 +225,7 @@ class Tables:
         self._put("clients", map(self.cache.client_values, known.clients.values()))
         self._put("streams", map(self.cache.stream_values, known.streams.values()))
 
-    def restore(self, known: KnownRows, last_row: int) -> None:
+    def restore(self, known: JournalRows, last_row: int) -> None:
         """Prepare for writing to an existing file, which has the clients and streams `known`, and entries up to `last_row`."""
         self.cache = JournalCache(known)
         self._next_row = last_row + 1
@@ -284,7 +284,7 @@ class Tables:
                     self.cache.put_client(operation)
                 case StreamRow():
                     self.cache.put_stream(operation)
-                case AddGap():
+                case CountGap():
                     self.cache.add_to_client(operation.client_id, operation.count, 0, operation.count)
                     if operation.stream is not None:
                         self.cache.put_stream(operation.stream)
@@ -297,7 +297,7 @@ class Tables:
                     self.cache.drop_client(operation.client_id)
                 case DropEntries():
                     grown -= self._drop_entries(operation.client_id)
-                case RetireActor():
+                case RetireActorStreams():
                     self.cache.retire_actor(operation.client_id, operation.actor_id)
                 case TrimEntries():
                     freed, rest = self._trim(operation)
@@ -378,7 +378,7 @@ class Tables:
             room -= len(found)
         return freed, []
 
-    def read(self, read: ReadPage) -> JournalPage:
+    def read(self, read: PageRequest) -> JournalPage:
         """Read a page of a client's entries, without the damaged entries, which the page only counts."""
         entries: list[JournalEntry] = []
         last, size, damaged, more = read.after_row, 0, 0, False

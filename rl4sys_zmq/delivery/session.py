@@ -70,10 +70,10 @@ __all__ = [
     "IncarnationRaised",
     "Reconnect",
     "SessionRefused",
-    "StreamRenewed",
+    "StreamRestarted",
     "Send",
     "SessionState",
-    "RefusedForNow",
+    "TemporaryRefusal",
 ]
 
 MAX_BATCH_ITEMS = 64
@@ -122,7 +122,7 @@ class SessionRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class RefusedForNow:
+class TemporaryRefusal:
     """An event: the learner temporarily refuses this actor. The session retries by itself."""
 
     refused: Refused
@@ -136,7 +136,7 @@ class Reconnect:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamRenewed:
+class StreamRestarted:
     """An event: the learner has discarded its record of this actor's segments, so their numbering starts again.
 
     `in_doubt` segments were sent, and it is unknown whether the learner accepted them. They are not sent again.
@@ -155,7 +155,7 @@ class IncarnationRaised:
     incarnation: int
 
 
-Action = Send | SessionJoined | SessionRefused | RefusedForNow | Reconnect | StreamRenewed | IncarnationRaised
+Action = Send | SessionJoined | SessionRefused | TemporaryRefusal | Reconnect | StreamRestarted | IncarnationRaised
 
 
 @dataclass(slots=True)
@@ -464,7 +464,7 @@ class ActorSession:
             if code in _SESSION_LOST and self.state is SessionState.REFUSED:
                 self.state = SessionState.JOINING  # the reason for the permanent refusal is gone
                 self._next_hello = now
-            return [RefusedForNow(refused)]
+            return [TemporaryRefusal(refused)]
         self.state = SessionState.REFUSED
         self._next_hello = now + REFUSED_RETRY_S
         return [SessionRefused(refused)]
@@ -506,7 +506,7 @@ class ActorSession:
         self._hello = replace(self._hello, incarnation=incarnation, origin=incarnation, first_seq=0)
         self.journal_id, self._previously_welcomed = 0, False
         self._next_hello = now
-        return [StreamRenewed(doubtful)]
+        return [StreamRestarted(doubtful)]
 
     @property
     def _refused_of_origin(self) -> int:

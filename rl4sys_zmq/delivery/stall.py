@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rl4sys_zmq.delivery.credit import CreditPool
 from rl4sys_zmq.delivery.stream import Stream
 
-__all__ = ["STALL_S", "StallWatch", "stall_reason"]
+__all__ = ["STALL_S", "StallTimer", "stall_reason"]
 
 STALL_S = 1.0
 """The time in seconds without progress after which a client counts as stalled."""
@@ -40,7 +40,7 @@ def stall_reason(pool: CreditPool, live: Sequence[Stream]) -> str:
     )
 
 
-class StallWatch:
+class StallTimer:
     """A stopwatch that measures for how long one client has been stalled."""
 
     def __init__(self) -> None:

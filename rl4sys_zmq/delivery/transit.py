@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
 
-__all__ = ["Amount", "Transit"]
+__all__ = ["DataAmount", "TransitCounts"]
 
 
 @dataclass(slots=True)
-class Amount:
+class DataAmount:
     """An amount of data, counted in steps, segments and bytes.
 
     Attributes:
@@ -29,13 +29,13 @@ class Amount:
     items: int = 0
     nbytes: int = 0
 
-    def add(self, other: Amount) -> None:
+    def add(self, other: DataAmount) -> None:
         """Add another amount to this one."""
         self.steps += other.steps
         self.items += other.items
         self.nbytes += other.nbytes
 
-    def subtract(self, other: Amount) -> None:
+    def subtract(self, other: DataAmount) -> None:
         """Subtract another amount from this one."""
         self.steps -= other.steps
         self.items -= other.items
@@ -48,7 +48,7 @@ class Amount:
         return f"{self.steps} steps in {self.items} segments of {self.nbytes} bytes"
 
 
-class Transit:
+class TransitCounts:
     """The counts of the data between the gateway and a learner thread, during one lifetime of that thread (a *generation*).
 
     Attributes:
@@ -59,11 +59,11 @@ class Transit:
     """
 
     def __init__(self) -> None:
-        self.waiting = Amount()
-        self.in_transit = Amount()
-        self.taken = Amount()
+        self.waiting = DataAmount()
+        self.in_transit = DataAmount()
+        self.taken = DataAmount()
         self.messages = 0
-        self._queue: deque[Amount] = deque()
+        self._queue: deque[DataAmount] = deque()
 
     @property
     def steps(self) -> int:
@@ -85,11 +85,11 @@ class Transit:
         """The number of messages in transit: sent, but not reported as received by the learner thread so far."""
         return len(self._queue)
 
-    def accept(self, load: Amount) -> None:
+    def accept(self, load: DataAmount) -> None:
         """Count data that the gateway has accepted from an actor as waiting."""
         self.waiting.add(load)
 
-    def send(self, load: Amount, *, waited: bool) -> None:
+    def send(self, load: DataAmount, *, waited: bool) -> None:
         """Count one message sent to the learner thread.
 
         Args:
@@ -117,7 +117,7 @@ class Transit:
             self.taken.add(load)
         self.messages = messages
 
-    def correct_waiting(self) -> Amount | None:
+    def correct_waiting(self) -> DataAmount | None:
         """Set the count of waiting data to zero. Call this only while the journal has nothing to commit or to replay.
 
         Returns:
@@ -125,5 +125,5 @@ class Transit:
         """
         if not self.waiting:
             return None
-        wrong, self.waiting = self.waiting, Amount()
+        wrong, self.waiting = self.waiting, DataAmount()
         return wrong

@@ -12,13 +12,13 @@ from typing import Any
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import (
-    Amount,
     ClientRow,
     CreditPool,
+    DataAmount,
     Journal,
     JournalEntry,
     Key,
-    StallWatch,
+    StallTimer,
     Stream,
     StreamRow,
     StreamTable,
@@ -27,7 +27,7 @@ from rl4sys_zmq.delivery import (
 )
 from rl4sys_zmq.learner.admission import ClientSettings
 from rl4sys_zmq.learner.alarms import Alarms
-from rl4sys_zmq.learner.ports import SYSTEM_CLOCK, Clock, Ports, WorkerPort
+from rl4sys_zmq.learner.ports import SYSTEM_CLOCK, Clock, LearnerThreadHandle, Ports
 from rl4sys_zmq.learner.train_loop import MAX_SEGMENT_STEPS
 from rl4sys_zmq.learner.weight_history import WeightHistory
 from rl4sys_zmq.values import PolicySpec
@@ -130,10 +130,10 @@ class Client:
         self.schema: SegmentSchema | None = None
         self.weight_history = WeightHistory(generation)
         self.pool = CreditPool()
-        self._stall = StallWatch()
+        self._stall = StallTimer()
         self.stalled_s = 0.0
-        self.worker: WorkerPort | None = None
-        self.workers: list[WorkerPort] = []
+        self.worker: LearnerThreadHandle | None = None
+        self.workers: list[LearnerThreadHandle] = []
         self.backlog: deque[list[Frame]] = deque()
         self.waiting: dict[bytes, tuple[Hello, str]] = {}
         self.dirty: set[str] = set()
@@ -357,9 +357,9 @@ class Client:
         else:
             # An entry of refused segments alone was not counted: its stream can end before the journal commits it.
             waited = stream is not None and entry.accepted > 0
-            self.send(entry, entry.skip, Amount(entry.steps, entry.accepted, entry.nbytes), waited=waited)
+            self.send(entry, entry.skip, DataAmount(entry.steps, entry.accepted, entry.nbytes), waited=waited)
 
-    def send(self, entry: JournalEntry, skip: int, load: Amount, *, waited: bool) -> None:
+    def send(self, entry: JournalEntry, skip: int, load: DataAmount, *, waited: bool) -> None:
         """Queue a journal entry for the learner thread, and count its segments as sent.
 
         Args:

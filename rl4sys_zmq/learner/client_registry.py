@@ -7,11 +7,11 @@ import logging
 from collections.abc import Iterator
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import Journal, Restored, StreamTable
+from rl4sys_zmq.delivery import Journal, JournalContent, StreamTable
 from rl4sys_zmq.errors import ClientFailed, ConfigError, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.learner.admission import ClientSettings, resolve_configuration, restore_configuration
 from rl4sys_zmq.learner.client import Client, LearnerThreadState
-from rl4sys_zmq.learner.ports import Clock, Ports, WorkerPort
+from rl4sys_zmq.learner.ports import Clock, LearnerThreadHandle, Ports
 from rl4sys_zmq.learner.weight_history import WeightHistory
 from rl4sys_zmq.liveness import SILENCE_S
 from rl4sys_zmq.names import folder_name
@@ -50,7 +50,7 @@ class ClientRegistry:
         self._by_key: dict[bytes, Client] = {}
         self._build_errors: dict[str, str] = {}
         self._detached: dict[str, Client] = {}
-        self._retired: list[WorkerPort] = []
+        self._retired: list[LearnerThreadHandle] = []
         self._policy_ids = itertools.count(1)
 
     def __iter__(self) -> Iterator[Client]:
@@ -73,7 +73,7 @@ class ClientRegistry:
         """Return the client whose current learner thread has this key, or None, for example if that thread was replaced."""
         return self._by_key.get(key)
 
-    def workers(self) -> list[WorkerPort]:
+    def workers(self) -> list[LearnerThreadHandle]:
         """Return the handles of all learner threads that can still be running, also those of removed clients."""
         return [*self._retired, *(worker for client in (*self, *self._detached.values()) for worker in client.workers)]
 
@@ -109,7 +109,7 @@ class ClientRegistry:
             raise
         return client
 
-    def restore(self, restored: Restored) -> None:
+    def restore(self, restored: JournalContent) -> None:
         """Create the clients that an earlier run has recorded in the journal, and start their learner threads.
 
         Args:

@@ -24,7 +24,7 @@ from rl4sys_zmq.learner.train_loop import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.transports import Socket, TooManyFrames
 from rl4sys_zmq.wire.messages import Frame
 
-__all__ = ["ConnectionRate", "Connections", "RateLimiter"]
+__all__ = ["ConnectionUsage", "RouterReader", "RateLimiter"]
 
 
 BURST_S = 2.0
@@ -56,7 +56,7 @@ FORGET_S, MAX_CONNECTIONS = 60.0, 1 << 16
 `MAX_CONNECTIONS` is the number of records above which the oldest are discarded earlier."""
 
 
-class ConnectionRate:
+class ConnectionUsage:
     """The record of one connection's messages, for its rate limit. All times are on the monotonic clock, in seconds.
 
     Each message adds to the debt of the connection, which falls with time.
@@ -93,13 +93,13 @@ class RateLimiter:
                 do not count.
             bytes_per_s: Limit for one connection, in bytes per second of the same messages. Infinity for no limit.
         """
-        self.rates: dict[bytes, ConnectionRate] = {}
+        self.rates: dict[bytes, ConnectionUsage] = {}
         self._message_s, self._byte_s = 1 / messages_per_s, 1 / bytes_per_s
         self._sessionless_owe_until = 0.0
         self._rests_until = 0.0
         self._first_seen_s: dict[int, float] = {}
 
-    def add(self, peer: bytes, descriptor: int, now: float) -> ConnectionRate:
+    def add(self, peer: bytes, descriptor: int, now: float) -> ConnectionUsage:
         """Add a connection, and return its record.
 
         Args:
@@ -107,10 +107,10 @@ class RateLimiter:
             descriptor: The file descriptor of the connection; -1 if unknown.
             now: Time on the monotonic clock, in seconds.
         """
-        rate = self.rates[peer] = ConnectionRate(descriptor, now)
+        rate = self.rates[peer] = ConnectionUsage(descriptor, now)
         return rate
 
-    def exceeds(self, rate: ConnectionRate, now: float, *, sessionless: bool) -> bool:
+    def exceeds(self, rate: ConnectionUsage, now: float, *, sessionless: bool) -> bool:
         """Return True if a message exceeds the limit and must be dropped before it is decoded.
 
         Args:
@@ -125,7 +125,7 @@ class RateLimiter:
         rate.sessionless_messages += 1
         return rate.sessionless_messages > FREE_MESSAGES and self._sessionless_owe_until > now + BURST_S
 
-    def charge(self, rate: ConnectionRate, messages: float, nbytes: int, now: float, *, sessionless: bool) -> None:
+    def charge(self, rate: ConnectionUsage, messages: float, nbytes: int, now: float, *, sessionless: bool) -> None:
         """Add the cost of a message to the debt of its connection.
 
         Args:
@@ -141,7 +141,7 @@ class RateLimiter:
             self._sessionless_owe_until = max(self._sessionless_owe_until, now) + cost_s / SESSIONLESS_FACTOR
 
     @staticmethod
-    def count_excess(rate: ConnectionRate, nbytes: int) -> bool:
+    def count_excess(rate: ConnectionUsage, nbytes: int) -> bool:
         """Count a dropped message of `nbytes` bytes, and return True if its connection must be closed."""
         rate.excess += 1
         if rate.excess < CUT_AFTER and nbytes < CUT_BYTES:
@@ -150,7 +150,7 @@ class RateLimiter:
         return True
 
     @staticmethod
-    def should_reply(rate: ConnectionRate, now: float) -> bool:
+    def should_reply(rate: ConnectionUsage, now: float) -> bool:
         """Return True if a refusal must be sent for a dropped message, and count the refusal.
 
         A connection receives at most `REPLIES_PER_S` refusals a second on average.
@@ -234,7 +234,7 @@ BUSY_S, NEW_S = 1.5, 0.15
 message, it is closed after `NEW_S` seconds."""
 
 
-class Connections:
+class RouterReader:
     """The reader of the gateway's ROUTER socket, with a rate limit for each connection. Only the gateway thread uses it."""
 
     def __init__(self, config: LearnerConfig, router: Socket, endpoint: ActorEndpoint, counters: Counters) -> None:
@@ -299,7 +299,7 @@ class Connections:
             now = time.monotonic()
             self._shares.rest_after(now - began - useful_s, now)
 
-    def _handle(self, peer: bytes, rate: ConnectionRate | None, frames: Sequence[Frame], now: float) -> float | None:
+    def _handle(self, peer: bytes, rate: ConnectionUsage | None, frames: Sequence[Frame], now: float) -> float | None:
         """Let the endpoint handle a message. Return the cost in ordinary messages, or None if the message was dropped."""
         sender = None
         if self._router.authenticated:  # over inproc, and without keys, every peer is allowed everything
@@ -321,7 +321,7 @@ class Connections:
             rate = rate or self._shares.add(exc.first, self._router.descriptor(), now)
             self._shares.charge(rate, exc.count / FRAMES_PER_MESSAGE, 0, now, sessionless=sessionless)
 
-    def _drop(self, peer: bytes, rate: ConnectionRate, frames: Sequence[Frame], now: float, reason: str = "") -> None:
+    def _drop(self, peer: bytes, rate: ConnectionUsage, frames: Sequence[Frame], now: float, reason: str = "") -> None:
         """Drop a message over the rate limit. Refuse some of these messages, and close a connection that floods."""
         self._excess += 1
         if self._shares.count_excess(rate, sum(len(f) for f in frames)) and self._router.cut_off():

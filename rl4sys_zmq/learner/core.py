@@ -16,14 +16,14 @@ from typing import Any, assert_never
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Journal, Restored
+from rl4sys_zmq.delivery import Journal, JournalContent
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.learner.alarms import SEGMENT_QUARANTINED
 from rl4sys_zmq.learner.client import Client, LearnerThreadState, new_topic
 from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
-from rl4sys_zmq.learner.operator import Operator, OperatorParts
+from rl4sys_zmq.learner.operator import CommandContext, CommandExecutor
 from rl4sys_zmq.learner.ports import Ports
 from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.liveness import BEACON_TOPIC, WEIGHTS_TOPIC
@@ -84,8 +84,8 @@ class LearnerCore:
         self.registry = ClientRegistry(config, journal, ports)
         self._dispatcher = SegmentDispatcher(self.registry, journal, self.counters, sink)
         self.endpoint = ActorEndpoint(config, self.registry, journal, authorizer, self.counters, sink, ports)
-        self._operator = Operator(
-            OperatorParts(
+        self._operator = CommandExecutor(
+            CommandContext(
                 registry=self.registry,
                 endpoint=self.endpoint,
                 dispatcher=self._dispatcher,
@@ -100,7 +100,7 @@ class LearnerCore:
         self._dispatcher.on_page = self._operator.on_page
         self.endpoint.run_command, self.endpoint.make_room = self._operator.do, self._operator.make_room
 
-    def restore(self, restored: Restored) -> None:
+    def restore(self, restored: JournalContent) -> None:
         """Create the clients that an earlier run has recorded in the journal, and start their learner threads.
 
         Args:
@@ -309,7 +309,7 @@ class LearnerCore:
     # ---- operators
 
     def do(self, command: Command) -> Future[CommandDone]:
-        """Start an operator's command, and return a future for its result. See `Operator.do`."""
+        """Start an operator's command, and return a future for its result. See `CommandExecutor.do`."""
         return self._operator.do(command)
 
     def save(self, *, partial: bool) -> Future[dict[str, str]]:

@@ -11,7 +11,7 @@ from typing import assert_never
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Amount, Journal, Stream, take_submit
+from rl4sys_zmq.delivery import DataAmount, Journal, Stream, take_submit
 from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.learner.admission import check_hello, require_match
 from rl4sys_zmq.learner.client import QUEUE_ITEMS, Client, LearnerThreadState
@@ -264,7 +264,7 @@ class ActorEndpoint:
         stream.progress_at = stream.last_seen
         if intake.entry is not None:
             if intake.accepted:
-                client.pool.transit.accept(Amount(intake.entry.steps, intake.accepted, intake.entry.nbytes))
+                client.pool.transit.accept(DataAmount(intake.entry.steps, intake.accepted, intake.entry.nbytes))
             self._journal.append([intake.entry])
 
     def _on_command(self, peer: bytes, sender: User | None, command: Command) -> None:

@@ -2,7 +2,7 @@
 
 The sockets are a ROUTER for actors, an XPUB for weights and beacons (which announce the newest policy versions), and a PULL for
 messages of learner threads. The thread never blocks in a send and never accesses a disk. `LearnerCore` handles the messages.
-`Connections` reads the ROUTER and limits the rate of each connection.
+`RouterReader` reads the ROUTER and limits the rate of each connection.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import Journal, Restored
+from rl4sys_zmq.delivery import Journal, JournalContent
 from rl4sys_zmq.errors import Closed, RL4SysError
 from rl4sys_zmq.learner.client import LearnerThreadState
-from rl4sys_zmq.learner.connections import Connections
+from rl4sys_zmq.learner.connections import RouterReader
 from rl4sys_zmq.learner.core import LearnerCore
 from rl4sys_zmq.learner.endpoint import MAX_MESSAGE_BYTES
-from rl4sys_zmq.learner.inference import PolicyService
-from rl4sys_zmq.learner.ports import SYSTEM_CLOCK, Ports, WorkerPort
+from rl4sys_zmq.learner.inference import InferenceService
+from rl4sys_zmq.learner.ports import SYSTEM_CLOCK, LearnerThreadHandle, Ports
 from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.learner.weight_history import WeightHistory
-from rl4sys_zmq.learner.worker_pipe import AbandonCheckpoints, WorkerPipe
+from rl4sys_zmq.learner.worker_pipe import CheckpointRenamer, LearnerThreadPipe
 from rl4sys_zmq.liveness import BEACON_S, Timer
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security import AccessList, Authenticator, Authorizer
@@ -59,7 +59,7 @@ class Gateway(Worker):
         config: LearnerConfig,
         sink: EventSink,
         journal: Journal,
-        restored: Restored | None = None,
+        restored: JournalContent | None = None,
         authenticator: Authenticator | None = None,
     ) -> None:
         """Create the thread object. `start` starts the thread.
@@ -77,7 +77,7 @@ class Gateway(Worker):
         self.pub_address = ""
         self.inference_address = ""
         self.warnings: tuple[str, ...] = ()
-        self._service: PolicyService | None = None
+        self._service: InferenceService | None = None
         self._config, self._restored, self._authenticator = config, restored, authenticator
         self._authorizer = Authorizer(authenticator.watcher.access if authenticator is not None else None)
         self._commands: list[tuple[Callable[[], Any], Future[Any]]] = []
@@ -88,12 +88,12 @@ class Gateway(Worker):
         self._bind_error: RL4SysError | None = None
         self._started_at = time.monotonic()
         self._up = f"inproc://rl4sys-up-{os.getpid()}-{next(_unique)}"
-        self._tasks: list[AbandonCheckpoints] = []
+        self._tasks: list[CheckpointRenamer] = []
         ports = Ports(
             clock=SYSTEM_CLOCK,
             send=self._send,
             publish=self._publish,
-            start_worker=lambda client_id, key: WorkerPipe(client_id, key, self._up),
+            start_worker=lambda client_id, key: LearnerThreadPipe(client_id, key, self._up),
             poll_workers=self._read_upstream,
             abandon_checkpoints=self._abandon_checkpoints,
             offer_policy=self._offer_policy,
@@ -145,7 +145,7 @@ class Gateway(Worker):
         """Return the error that stopped a client or prevented its creation, or None if there is none."""
         return self._core.registry.failure(client_id)
 
-    def learner_threads(self) -> list[WorkerPort]:
+    def learner_threads(self) -> list[LearnerThreadHandle]:
         """Return the handles of all learner threads that can still be running."""
         return self._core.registry.workers()
 
@@ -209,14 +209,14 @@ class Gateway(Worker):
             secure = self._authenticator.secure if self._authenticator is not None else None
             router = self._router = Socket.router(self._config.bind, max_frame_bytes=MAX_MESSAGE_BYTES, secure=secure, watch=True)
             sockets.append(router)
-            self._connections = Connections(self._config, router, self._core.endpoint, self._core.counters)
+            self._connections = RouterReader(self._config, router, self._core.endpoint, self._core.counters)
             pub = self._config.pub or _beside(router.bound, "pub")
             self._xpub = Socket.xpub(pub, hwm=PUB_HWM, secure=secure, grants=True)
             sockets.append(self._xpub)
             config = self._config
             if config.inference is not None:
                 inference = _beside(router.bound, "inference") if config.inference == "auto" else config.inference
-                self._service = PolicyService(inference, config.keys, config.users_file, insecure=True)
+                self._service = InferenceService(inference, config.keys, config.users_file, insecure=True)
                 self._service.start()
             self._upstream = Socket.pull(bind=self._up)
             sockets.append(self._upstream)
@@ -306,8 +306,8 @@ class Gateway(Worker):
     def _publish(self, topic: bytes, frames: Sequence[Frame]) -> None:
         self._xpub.send([topic, *frames])
 
-    def _abandon_checkpoints(self, client_id: str, workers: Sequence[WorkerPort], folder: str) -> AbandonCheckpoints:
-        task = AbandonCheckpoints(client_id, workers, Path(folder), self.wake)
+    def _abandon_checkpoints(self, client_id: str, workers: Sequence[LearnerThreadHandle], folder: str) -> CheckpointRenamer:
+        task = CheckpointRenamer(client_id, workers, Path(folder), self.wake)
         self._tasks = [*(other for other in self._tasks if not other.done), task]
         task.start()
         return task
@@ -329,7 +329,7 @@ class Gateway(Worker):
         return self._core.do(command)
 
     def relieve(self, *, all_connections: bool) -> int:
-        """Close connections because memory runs out, and return how many were closed. See `Connections.relieve`."""
+        """Close connections because memory runs out, and return how many were closed. See `RouterReader.relieve`."""
         return self._connections.relieve(all_connections=all_connections)
 
     def save(self, *, partial: bool) -> Future[dict[str, str]]:

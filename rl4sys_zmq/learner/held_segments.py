@@ -15,11 +15,11 @@ from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import Batch, encode
 from rl4sys_zmq.wire.messages import DeadLetter
 
-__all__ = ["HeldSegment", "ReceivedMessage", "to_ranges", "streams_of"]
+__all__ = ["ObservedSegment", "SegmentMessage", "to_ranges", "streams_of"]
 
 
 @dataclass(slots=True, eq=False)
-class ReceivedMessage:
+class SegmentMessage:
     """A decoded message with segments of one actor.
 
     A learner thread keeps the message while one of its segments can still be quarantined.
@@ -53,7 +53,7 @@ class ReceivedMessage:
 
 
 @dataclass(slots=True, eq=False)
-class HeldSegment:
+class ObservedSegment:
     """A segment that an algorithm received and may need to receive again, for example after an update was undone.
 
     Attributes:
@@ -64,7 +64,7 @@ class HeldSegment:
         correct: The argument `correct` for `Algorithm.observe`: True if the segment is so old that it needs importance weights.
     """
 
-    message: ReceivedMessage | None
+    message: SegmentMessage | None
     place: int
     key: Key
     seq: int
@@ -87,7 +87,7 @@ def to_ranges(places: Sequence[int]) -> list[tuple[int, int]]:
     return [(places[a], places[b - 1] + 1) for a, b in itertools.pairwise([0, *breaks, len(places)])]
 
 
-def streams_of(held: Iterable[HeldSegment]) -> list[tuple[Key, int, int]]:
+def streams_of(held: Iterable[ObservedSegment]) -> list[tuple[Key, int, int]]:
     """Return the sequence numbers of segments as ranges, by stream.
 
     Returns:

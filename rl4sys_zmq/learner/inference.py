@@ -33,17 +33,17 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import CallbackStuck, CallRefusal, MaskError
 from rl4sys_zmq.policies import Policy, Sampler, build_policy, local_only_reason
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.rpc import Batching, RefuseCall, Server
+from rl4sys_zmq.rpc import BatchLimits, RefuseCall, Server
 from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, PolicySpec
 
-__all__ = ["PolicyService", "method_of"]
+__all__ = ["InferenceService", "method_of"]
 
 log = logging.getLogger(__name__)
 
 CLOSE_S = 1.0
 MAX_ROWS = 4096
 """Largest number of observations in one call."""
-BATCHING = Batching(max_size=64)
+BATCHING = BatchLimits(max_size=64)
 
 
 def method_of(client_id: str) -> str:
@@ -51,7 +51,7 @@ def method_of(client_id: str) -> str:
     return f"policy/{client_id}"
 
 
-class PolicyService(Resource):
+class InferenceService(Resource):
     """The inference service: an RPC server that computes actions with the newest version of each client's policy.
 
     The gateway thread passes each new version to `offer`. The server's threads compute the actions.

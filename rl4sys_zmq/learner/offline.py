@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import JournalPage, Restored
+from rl4sys_zmq.delivery import JournalContent, JournalPage
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.errors import CheckpointError, ConfigError, JournalError, RunDirectoryError
 from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore, read_manifest
@@ -60,7 +60,7 @@ def command_on_directory(run_dir: Path, command: Command) -> CommandDone:
 class _Directory:
     """A run directory with its open journal. It carries out one command."""
 
-    def __init__(self, run_dir: Path, journal: DiskJournal, restored: Restored, news: threading.Event) -> None:
+    def __init__(self, run_dir: Path, journal: DiskJournal, restored: JournalContent, news: threading.Event) -> None:
         self._run_dir, self._journal, self._restored, self._news = run_dir, journal, restored, news
 
     def carry_out(self, command: Command) -> CommandDone:

@@ -22,11 +22,11 @@ from rl4sys_zmq.learner.client import Client, LearnerThreadState
 from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
-from rl4sys_zmq.learner.ports import AbandonTask, Ports
+from rl4sys_zmq.learner.ports import CheckpointRenameTask, Ports
 from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.wire.messages import Command, CommandDone
 
-__all__ = ["DROP_ACTOR", "FORGET", "GIVE_UP", "RESTART", "Operator", "OperatorParts", "unknown_name_error"]
+__all__ = ["DROP_ACTOR", "FORGET", "GIVE_UP", "RESTART", "CommandExecutor", "CommandContext", "unknown_name_error"]
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +52,8 @@ Steps = Generator[Callable[[], bool], None, CommandDone]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorParts:
-    """The objects that an `Operator` works on.
+class CommandContext:
+    """The objects that an `CommandExecutor` works on.
 
     Attributes:
         registry: The registry of all clients.
@@ -105,17 +105,17 @@ class _Running:
     future: Future[CommandDone]
 
 
-class Operator:
+class CommandExecutor:
     """The executor of operators' commands. It also removes idle clients.
 
     A command can wait for the journal or for a learner thread, so it continues over several calls of `turn`. Only the gateway
     thread uses this object.
     """
 
-    def __init__(self, parts: OperatorParts) -> None:
+    def __init__(self, parts: CommandContext) -> None:
         self._parts = parts
         self._running: list[_Running] = []
-        self._tasks: list[AbandonTask] = []
+        self._tasks: list[CheckpointRenameTask] = []
         self._tokens = itertools.count(FIRST_TOKEN)
         self._safe: set[int] = set()
 

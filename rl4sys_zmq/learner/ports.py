@@ -15,7 +15,7 @@ from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.wire.messages import Frame
 
-__all__ = ["SYSTEM_CLOCK", "Clock", "Ports", "WorkerPort", "AbandonTask"]
+__all__ = ["SYSTEM_CLOCK", "Clock", "Ports", "LearnerThreadHandle", "CheckpointRenameTask"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Clock:
 SYSTEM_CLOCK = Clock(monotonic=time.monotonic, unix=time.time)
 
 
-class WorkerPort(Protocol):
+class LearnerThreadHandle(Protocol):
     """A handle to one learner thread of a client. After a restart, the client has a new thread and a new handle."""
 
     @property
@@ -62,7 +62,7 @@ class WorkerPort(Protocol):
         """
 
 
-class AbandonTask(Protocol):
+class CheckpointRenameTask(Protocol):
     """A background task that waits for the end of a client's learner threads and then renames the client's checkpoints.
 
     The folders are renamed to ``NUMBER.abandoned``, so that no later start resumes from them.
@@ -94,8 +94,8 @@ class Ports:
         start_worker: Starts a learner thread. Arguments: the client's id, and a key, which becomes the first frame of each
             message that the thread sends.
         poll_workers: Reads all messages that learner threads have sent so far, and passes them to the core.
-        abandon_checkpoints: Starts an `AbandonTask`. Arguments: the client's id, its learner threads, and the folder of its
-            checkpoints.
+        abandon_checkpoints: Starts a `CheckpointRenameTask`. Arguments: the client's id, its learner threads, and the folder of
+            its checkpoints.
         offer_policy: Gives the inference service a new version of a client's policy. Returns True if the service has ever
             computed an action for this client.
         forget_policy: Removes a client's policy from the inference service.
@@ -105,9 +105,9 @@ class Ports:
     clock: Clock
     send: Callable[[bytes, Sequence[Frame]], SendResult]
     publish: Callable[[bytes, Sequence[Frame]], None]
-    start_worker: Callable[[str, bytes], WorkerPort]
+    start_worker: Callable[[str, bytes], LearnerThreadHandle]
     poll_workers: Callable[[], None]
-    abandon_checkpoints: Callable[[str, Sequence[WorkerPort], str], AbandonTask]
+    abandon_checkpoints: Callable[[str, Sequence[LearnerThreadHandle], str], CheckpointRenameTask]
     offer_policy: Callable[[str, PolicySpec, PolicySnapshot], bool]
     forget_policy: Callable[[str], None]
     status: Callable[[], dict[str, Any]]

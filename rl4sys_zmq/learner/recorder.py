@@ -22,10 +22,10 @@ from rl4sys_zmq.private import make_private, write_private
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.wire.messages import DeadLetter, Metrics
 
-__all__ = ["EventSink", "NullEventSink", "Recorder", "RunFiles"]
+__all__ = ["EventSink", "NullEventSink", "Recorder", "RunDirectoryWriter"]
 
 
-class RunFiles(Resource):
+class RunDirectoryWriter(Resource):
     """The writer of a run directory: ``config.json``, the log, TensorBoard's event files, and quarantined segments.
 
     Only one thread uses it.
@@ -208,7 +208,7 @@ class Recorder(Worker):
         self.run_dir = run_dir
         self._queue: queue.Queue[tuple[Any, ...] | None] = queue.Queue(QUEUE_RECORDS)
         self._ending = threading.Event()
-        self._files = RunFiles(run_dir, config)
+        self._files = RunDirectoryWriter(run_dir, config)
         self.counters = self._files.counters
 
     def open(self) -> None:

@@ -19,7 +19,7 @@ from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Demand, Disposed, Message, Metrics
 
-__all__ = ["GatewaySender", "StatusReporter", "plain_text"]
+__all__ = ["GatewaySender", "ProgressReporter", "plain_text"]
 
 GATEWAY_TIMEOUT_S = 2.0
 """Longest wait for space in the queue of the gateway's PULL socket, in seconds."""
@@ -75,7 +75,7 @@ class _Reported(NamedTuple):
     version: int
 
 
-class StatusReporter:
+class ProgressReporter:
     """A collector of a learner thread's verdicts, demand and metrics. It sends them to the gateway when they are due.
 
     The thread takes segments from the gateway in messages called `Deliver`. The four counters ``taken_...`` begin with the start

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Literal, cast
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import MemoryJournal, Restored
+from rl4sys_zmq.delivery import JournalContent, MemoryJournal
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
-from rl4sys_zmq.delivery.journal_file import LossReaction
-from rl4sys_zmq.delivery.journal_loss import CheckpointRecord
+from rl4sys_zmq.delivery.journal_file import JournalLossPolicy
+from rl4sys_zmq.delivery.journal_loss import CheckpointSummary
 from rl4sys_zmq.delivery.journal_marks import marks_path
 from rl4sys_zmq.errors import CheckpointError, ConfigError, RunDirectoryError
 from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore, read_checkpoint, read_manifest
@@ -125,7 +125,7 @@ def _newest(store: CheckpointStore) -> CheckpointManifest | None:
     return None
 
 
-def open_journal(config: LearnerConfig, wake: Callable[[], None]) -> tuple[DiskJournal | MemoryJournal, Restored | None]:
+def open_journal(config: LearnerConfig, wake: Callable[[], None]) -> tuple[DiskJournal | MemoryJournal, JournalContent | None]:
     """Open the journal (the record of accepted segments), on disk or in memory as the configuration demands.
 
     With ``resume: never``, first move the state of an earlier run to another folder.
@@ -153,7 +153,7 @@ def open_journal(config: LearnerConfig, wake: Callable[[], None]) -> tuple[DiskJ
         message = f"the run directory {run_dir} cannot be written: {exc.strerror}; choose another --run-dir"
         raise RunDirectoryError(message) from exc
     fsync = cast(Literal["normal", "always"], config.fsync)
-    recovery = LossReaction(config.resume == ACCEPT_LOSS, _checkpoint_records(run_dir), REMEDY)
+    recovery = JournalLossPolicy(config.resume == ACCEPT_LOSS, _checkpoint_records(run_dir), REMEDY)
     journal = DiskJournal(run_dir / JOURNAL, fsync=fsync, max_bytes=config.journal_max_bytes, wake=wake, recovery=recovery)
     return journal, journal.open()
 
@@ -164,7 +164,7 @@ def has_state(run_dir: Path) -> bool:
     return journal.exists() or marks_path(journal).exists() or bool(_checkpoint_records(run_dir))
 
 
-def _checkpoint_records(run_dir: Path) -> list[CheckpointRecord]:
+def _checkpoint_records(run_dir: Path) -> list[CheckpointSummary]:
     """Return one record for each client with a checkpoint: which part of the journal its newest checkpoint covers."""
     found = []
     for folder in sorted((run_dir / CHECKPOINTS).glob("*")):
@@ -172,7 +172,7 @@ def _checkpoint_records(run_dir: Path) -> list[CheckpointRecord]:
         if manifest is not None:
             judged = sum(manifest.verdicts.get(verdict, 0) for verdict in (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED))
             marks = {(mark.actor_id, mark.origin): mark.next_seq for mark in manifest.marks}
-            found.append(CheckpointRecord(manifest.client_id, manifest.journal_id, judged, marks))
+            found.append(CheckpointSummary(manifest.client_id, manifest.journal_id, judged, marks))
     return found
 
 

@@ -20,12 +20,12 @@ from rl4sys_zmq.learner.alarms import PROCESS_KILLER, UPDATE_CHANGES_NOTHING, UP
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, planned_policy
 from rl4sys_zmq.learner.algorithms.entry import readings
 from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore
-from rl4sys_zmq.learner.held_segments import HeldSegment, ReceivedMessage, streams_of, to_ranges
+from rl4sys_zmq.learner.held_segments import ObservedSegment, SegmentMessage, streams_of, to_ranges
 from rl4sys_zmq.learner.progress import Progress
 from rl4sys_zmq.learner.quantizer import Quantizer
-from rl4sys_zmq.learner.reporting import GatewaySender, StatusReporter, plain_text
+from rl4sys_zmq.learner.reporting import GatewaySender, ProgressReporter, plain_text
 from rl4sys_zmq.learner.suspects import CrashSuspects
-from rl4sys_zmq.learner.training import AlgorithmUpdater, UpdateOutcome
+from rl4sys_zmq.learner.training import UpdateOutcome, UpdateRunner
 from rl4sys_zmq.learner.validation import Bounds, ContentRules, content_errors
 from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec, observation_space_from, space_from
@@ -101,8 +101,8 @@ class TrainLoop:
         # A journal in memory ends with the process, and so do the segments that could have ended it.
         noted = self._assign.checkpoints and not self._replaced.is_set()
         self._suspects = CrashSuspects(Path(self._assign.checkpoints) if noted else None)
-        self._trainer = AlgorithmUpdater(self._algorithm, self._suspects, max(0, self._saved_updates))
-        self._reporter = StatusReporter(self._send, self._progress.steps)
+        self._trainer = UpdateRunner(self._algorithm, self._suspects, max(0, self._saved_updates))
+        self._reporter = ProgressReporter(self._send, self._progress.steps)
 
     def run(self) -> None:
         """Receive messages and train until the message `Stop` arrives."""
@@ -324,7 +324,7 @@ class TrainLoop:
         )
         oldest = batch.oldest(self._assign.generation, self._first_version)
         key = (message.actor_id, message.origin)
-        read = ReceivedMessage(key, batch, segments, refused, bad, oldest, nbytes // max(1, len(batch)))
+        read = SegmentMessage(key, batch, segments, refused, bad, oldest, nbytes // max(1, len(batch)))
         place = message.skip
         while place < len(batch):
             if place > message.skip:
@@ -336,7 +336,7 @@ class TrainLoop:
         if not self._trainer.held:
             self._barrier()
 
-    def _take_some(self, message: ReceivedMessage, start: int) -> int:
+    def _take_some(self, message: SegmentMessage, start: int) -> int:
         """Process the segments of a message until the batch is full or the message ends.
 
         Args:
@@ -367,7 +367,7 @@ class TrainLoop:
                 self._quarantine(message, place, reason)
             elif drops and late[place]:
                 self._record_verdict(key, seq, seq + 1, Verdict.STALE)
-            elif self._observe(HeldSegment(message, place, key, seq, bool(late[place])), alone=careful):
+            elif self._observe(ObservedSegment(message, place, key, seq, bool(late[place])), alone=careful):
                 observed.append(place)
                 if not self._algorithm.demand() or (careful and self._suspects.suspects(key, seq)):
                     break
@@ -398,7 +398,7 @@ class TrainLoop:
             self._reporter.ended((at[place], total, length) for place, total, length in ended)
         self._reporter.observed_steps += int(steps.sum())
 
-    def _quarantine(self, message: ReceivedMessage, place: int, reason: str) -> None:
+    def _quarantine(self, message: SegmentMessage, place: int, reason: str) -> None:
         """Quarantine a segment: record the verdict, and send the segment to the gateway as a dead letter, with the reason.
 
         Args:
@@ -414,7 +414,7 @@ class TrainLoop:
         self._progress.barrier()
         self._progress.steps = self._reporter.observed_steps
 
-    def _observe(self, one: HeldSegment, *, alone: bool) -> bool:
+    def _observe(self, one: ObservedSegment, *, alone: bool) -> bool:
         """Give a segment to the algorithm. If the algorithm raises an exception, quarantine the segment and return False.
 
         Without the quarantine, a journal on disk would deliver the segment to each new learner thread. If more than

@@ -15,7 +15,7 @@ from pathlib import Path
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError
 from rl4sys_zmq.learner.checkpoints import CheckpointStore
 from rl4sys_zmq.learner.client import QUEUE_MESSAGES
-from rl4sys_zmq.learner.ports import WorkerPort
+from rl4sys_zmq.learner.ports import LearnerThreadHandle
 from rl4sys_zmq.learner.reporting import GatewaySender, plain_text
 from rl4sys_zmq.learner.train_loop import TrainLoop
 from rl4sys_zmq.resource import Worker
@@ -23,7 +23,7 @@ from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Failed, Frame, Stop
 
-__all__ = ["AbandonCheckpoints", "TrainerWorker", "WorkerPipe"]
+__all__ = ["CheckpointRenamer", "LearnerThread", "LearnerThreadPipe"]
 
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ PULL_MESSAGES = 64
 """Largest number of messages that wait in the learner thread's PULL socket (its high-water mark)."""
 
 
-class TrainerWorker(Worker):
+class LearnerThread(Worker):
     """A learner thread, which trains one client. The message `Assign` gives it its client and settings; `Stop` ends it.
 
     The thread exchanges only encoded messages with the gateway, so the same code can run in another process with other
@@ -92,10 +92,11 @@ class TrainerWorker(Worker):
 LOOK_S = 0.05
 
 
-class WorkerPipe:
-    """The gateway's handle to a learner thread, with the PUSH socket that sends messages to it. It implements `WorkerPort`.
+class LearnerThreadPipe:
+    """The gateway's handle to a learner thread, with the PUSH socket that sends messages to it.
 
-    Only the gateway thread uses this object, except that any thread can call `alive` and `join`.
+    It implements `LearnerThreadHandle`. Only the gateway thread uses this object, except that any thread can call `alive` and
+    `join`.
     """
 
     def __init__(self, client_id: str, key: bytes, up: str) -> None:
@@ -112,7 +113,7 @@ class WorkerPipe:
         """
         down = f"{up}-{key.hex()}"
         self._push: Socket | None = Socket.push(bind=down, hwm=QUEUE_MESSAGES)
-        self._thread = TrainerWorker(f"rl4sys-learner-{client_id}", key, down, up)
+        self._thread = LearnerThread(f"rl4sys-learner-{client_id}", key, down, up)
         try:
             self._thread.start()
         except BaseException:
@@ -147,11 +148,11 @@ class WorkerPipe:
         return self._thread.join(timeout_s)
 
 
-class AbandonCheckpoints(Worker):
+class CheckpointRenamer(Worker):
     """A thread that waits for the end of a client's learner threads and then renames the client's checkpoints.
 
     The folders are renamed to ``NUMBER.abandoned``, so that no later start resumes from them. A separate thread does this,
-    because the gateway thread must not wait for a disk. This class implements `AbandonTask`.
+    because the gateway thread must not wait for a disk. This class implements `CheckpointRenameTask`.
 
     Attributes:
         done: True if the task has ended, with or without an error.
@@ -159,7 +160,7 @@ class AbandonCheckpoints(Worker):
         count: The number of checkpoints that were renamed.
     """
 
-    def __init__(self, client_id: str, workers: Sequence[WorkerPort], folder: Path, wake: Callable[[], None]) -> None:
+    def __init__(self, client_id: str, workers: Sequence[LearnerThreadHandle], folder: Path, wake: Callable[[], None]) -> None:
         super().__init__(f"rl4sys-forget-{client_id}")
         self.done = False
         self.problem = ""

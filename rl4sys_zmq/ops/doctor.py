@@ -30,12 +30,12 @@ from rl4sys_zmq.ops.requests import ask, evaluating_hello, next_beacon, until
 from rl4sys_zmq.ops.status import handshake_error
 from rl4sys_zmq.security import UserKeys, curve_client
 from rl4sys_zmq.transports import Address, Secure, Socket
-from rl4sys_zmq.transports.greeting import Greeting, Unreachable, dial, greet, look_up
+from rl4sys_zmq.transports.greeting import LearnerUnreachable, ZmtpGreeting, dial, greet, look_up
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Bye, Message, Refused, Status, StatusRequest, Welcome
 from rl4sys_zmq.wire.prefix import MAJOR, MINOR
 
-__all__ = ["STAGES", "Finding", "diagnose"]
+__all__ = ["STAGES", "StageResult", "diagnose"]
 
 STAGES = ("name", "connect", "greeting", "keys", "protocol", "configuration", "weights")
 
@@ -48,7 +48,7 @@ The code is ``mismatch`` if the client exists, and ``config`` if it does not.
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class StageResult:
     """The result of one stage of a diagnosis.
 
     Attributes:
@@ -70,7 +70,7 @@ class _Skipped(Exception):
 
 def diagnose(
     address: str, *, keys: UserKeys | None = None, config: AgentConfig | None = None, timeout_s: float = 3.0
-) -> Iterator[Finding]:
+) -> Iterator[StageResult]:
     """Test a connection, and yield the result of each stage in order. After a failure, further stages are ``not reached``.
 
     Args:
@@ -87,18 +87,18 @@ def diagnose(
     try:
         for stage in STAGES:
             if failed:
-                yield Finding(stage, "not reached")
+                yield StageResult(stage, "not reached")
                 continue
             try:
-                yield Finding(stage, "ok", getattr(diagnosis, stage)())
+                yield StageResult(stage, "ok", getattr(diagnosis, stage)())
             except _Skipped as exc:
-                yield Finding(stage, "skipped", str(exc))
-            except Unreachable as exc:
+                yield StageResult(stage, "skipped", str(exc))
+            except LearnerUnreachable as exc:
                 failed = True
-                yield Finding(stage, "FAIL", exc.cause, exc.remedy)
+                yield StageResult(stage, "FAIL", exc.cause, exc.remedy)
             except RL4SysError as exc:
                 failed = True
-                yield Finding(stage, "FAIL", str(exc), "see the log of the learner")
+                yield StageResult(stage, "FAIL", str(exc), "see the log of the learner")
     finally:
         diagnosis.close()
 
@@ -112,7 +112,7 @@ class _Diagnosis:
     def __init__(self, address: Address, keys: UserKeys | None, config: AgentConfig | None, timeout_s: float) -> None:
         self._address, self._keys, self._config, self._timeout_s = address, keys, config, timeout_s
         self._secure: Secure | None = curve_client(keys) if keys is not None else None
-        self._greeting = Greeting("", "")
+        self._greeting = ZmtpGreeting("", "")
         self._dealer: Socket | None = None
         self._report_pub = ""
         self._welcome: Welcome | None = None
@@ -154,14 +154,14 @@ class _Diagnosis:
             raise _Skipped("inproc has no keys")
         wanted = self._greeting.mechanism
         if wanted not in ("NULL", "CURVE"):
-            raise Unreachable(f"the peer requires the mechanism {wanted!r}", "it is not a learner: correct the port")
+            raise LearnerUnreachable(f"the peer requires the mechanism {wanted!r}", "it is not a learner: correct the port")
         if wanted == "CURVE" and self._keys is None:
-            raise Unreachable(
+            raise LearnerUnreachable(
                 "the learner requires keys, but none were given",
                 "give --keys NAME.keys; create it on the learner's machine with `rl4sys-learner keys DIR --user NAME`",
             )
         if wanted == "NULL" and self._keys is not None:
-            raise Unreachable(
+            raise LearnerUnreachable(
                 "keys were given, but the learner has none: nothing would be encrypted",
                 "start the learner with --keys DIR, or omit the keys here",
             )
@@ -176,7 +176,7 @@ class _Diagnosis:
             silent: The error message if nothing happens in time.
 
         Raises:
-            Unreachable: If the handshake is refused, fails twice, or does not end in time.
+            LearnerUnreachable: If the handshake is refused, fails twice, or does not end in time.
         """
         failures: list[str] = []
 
@@ -192,7 +192,7 @@ class _Diagnosis:
 
         if not until(look, self._timeout_s):
             cause, _, remedy = (failures[-1] if failures else silent).partition("; ")
-            raise Unreachable(cause, remedy or "correct the port: the learner prints it in its first line")
+            raise LearnerUnreachable(cause, remedy or "correct the port: the learner prints it in its first line")
 
     # ---- messages
 
@@ -200,14 +200,14 @@ class _Diagnosis:
         answer = self._ask(StatusRequest(), Status, Refused)
         if answer is None:
             if self._address.scheme == "inproc":
-                raise Unreachable("no reply", "for a learner in another process, use a tcp or ipc address")
+                raise LearnerUnreachable("no reply", "for a learner in another process, use a tcp or ipc address")
             words = f"no reply within {self._timeout_s:g} s"
-            raise Unreachable(words, "check that the address belongs to a learner; if it does, see the learner's log")
+            raise LearnerUnreachable(words, "check that the address belongs to a learner; if it does, see the learner's log")
         speaks = f"a learner replies, protocol {MAJOR}.{MINOR}"
         if isinstance(answer, Refused):
             if answer.code == Refusal.FORBIDDEN:
                 return f"{speaks}; this key may not read its status"
-            raise Unreachable(f"the learner refuses ({answer.code}): {answer.reason}", "see the log of the learner")
+            raise LearnerUnreachable(f"the learner refuses ({answer.code}): {answer.reason}", "see the log of the learner")
         assert isinstance(answer, Status)
         self._report_pub = str(answer.report.get("pub", ""))
         clients = answer.report.get("clients")
@@ -228,7 +228,7 @@ class _Diagnosis:
         answer = self._ask(hello, Welcome, Refused)
         if answer is None:
             words = f"client {client_id!r} is not ready within {self._timeout_s:g} s"
-            raise Unreachable(words, "wait until its learner thread has started, or increase --timeout")
+            raise LearnerUnreachable(words, "wait until its learner thread has started, or increase --timeout")
         if isinstance(answer, Refused):
             raise _refused(answer)
         assert isinstance(answer, Welcome)
@@ -244,9 +244,9 @@ class _Diagnosis:
             if pub.scheme != "inproc":
                 greet(pub, self._timeout_s)
             found = self._listen(pub)
-        except Unreachable as exc:
+        except LearnerUnreachable as exc:
             remedy = f"{exc.remedy}; the learner's --advertise HOST and --pub ADDRESS set the address of the weights"
-            raise Unreachable(f"{exc.cause}: actors would get their weights there", remedy) from exc
+            raise LearnerUnreachable(f"{exc.cause}: actors would get their weights there", remedy) from exc
         finally:
             self._say_bye()
         return found
@@ -262,7 +262,7 @@ class _Diagnosis:
             beacon = until(lambda: next_beacon(sub), max(BEACON_WAIT_S, self._timeout_s), sub)
         if beacon is None:
             words = f"no beacon from {pub.uri} within {max(BEACON_WAIT_S, self._timeout_s):g} s"
-            raise Unreachable(words, "check that it is the PUB of this learner, and that this key may read the weights")
+            raise LearnerUnreachable(words, "check that it is the PUB of this learner, and that this key may read the weights")
         return f"{pub.uri} announces version {beacon.version} as the newest"
 
     def _ask(self, message: Message, *answers: type[Message]) -> Message | None:
@@ -275,7 +275,7 @@ class _Diagnosis:
             self._ask(StatusRequest(), Status, Refused)  # the reply to it comes after the Bye was processed
 
 
-def _refused(answer: Refused) -> Unreachable:
+def _refused(answer: Refused) -> LearnerUnreachable:
     remedies = {
         Refusal.MISMATCH: "use the same value on both sides, or give the client another name",
         Refusal.IDENTITY: "add this client to the client_ids of the key on the learner, or correct client_id",
@@ -286,7 +286,9 @@ def _refused(answer: Refused) -> Unreachable:
     }
     code = Refusal(answer.code) if answer.code in set(Refusal) else Refusal.INTERNAL
     field = f", {answer.field}" if answer.field else ""
-    return Unreachable(f"refused ({answer.code}{field}): {answer.reason}", remedies.get(code, "see the log of the learner"))
+    return LearnerUnreachable(
+        f"refused ({answer.code}{field}): {answer.reason}", remedies.get(code, "see the log of the learner")
+    )
 
 
 def _pub_address(told: str, learner: Address) -> Address:

@@ -13,7 +13,7 @@ from rl4sys_zmq.delivery.incarnation import first_incarnation
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.ops.status import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.transports import Poller, Socket
-from rl4sys_zmq.transports.greeting import Unreachable
+from rl4sys_zmq.transports.greeting import LearnerUnreachable
 from rl4sys_zmq.values import space_to_json
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Beacon, Hello, Message
@@ -28,7 +28,7 @@ def ask(dealer: Socket, message: Message, answers: tuple[type[Message], ...], ti
     """Send a message, and return the first reply whose type is in `answers`, or None if no such reply arrives in time.
 
     Raises:
-        Unreachable: If a reply is not a valid message.
+        LearnerUnreachable: If a reply is not a valid message.
     """
     dealer.send(encode(message))
 
@@ -39,7 +39,7 @@ def ask(dealer: Socket, message: Message, answers: tuple[type[Message], ...], ti
             except ProtocolError as exc:
                 other = exc.code is Refusal.VERSION
                 remedy = "install the same major version on both sides" if other else "it is not a learner: correct the port"
-                raise Unreachable(f"the reply cannot be read ({exc})", remedy) from exc
+                raise LearnerUnreachable(f"the reply cannot be read ({exc})", remedy) from exc
             if type(found) in answers:
                 return found
         return None

@@ -17,7 +17,7 @@ from rl4sys_zmq.policies.network import Network
 from rl4sys_zmq.policies.sampler import Sampler
 from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, PolicySpec
 
-__all__ = ["CategoricalPolicy", "QValuePolicy", "draw"]
+__all__ = ["CategoricalPolicy", "EpsilonGreedyPolicy", "draw"]
 
 PYTHON_MAX_ACTIONS = 40
 """The largest number of actions for which Python floats are faster than numpy (for 4 actions, 0.6 us instead of 8 us)."""
@@ -107,7 +107,7 @@ class CategoricalPolicy:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class QValuePolicy:
+class EpsilonGreedyPolicy:
     """An epsilon-greedy policy over action values. It implements `Policy`.
 
     It chooses the allowed action with the highest value, or with probability epsilon a random allowed action (uniform). If
@@ -123,7 +123,7 @@ class QValuePolicy:
     _epsilon: float
 
     @classmethod
-    def of(cls, spec: PolicySpec, snapshot: PolicySnapshot, network: Network) -> QValuePolicy:
+    def of(cls, spec: PolicySpec, snapshot: PolicySnapshot, network: Network) -> EpsilonGreedyPolicy:
         """Return the policy of `spec`. `network` must have been built from the weights in `snapshot`."""
         epsilon = min(max(float(spec.views(snapshot.flat)["epsilon"][0]), 0.0), 1.0)
         return cls(snapshot, snapshot.generation, snapshot.version, network, _actions(spec), epsilon)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.policies.base import Act, Action
-from rl4sys_zmq.policies.mlp import MLPDocument
+from rl4sys_zmq.policies.mlp import MLPParameters
 from rl4sys_zmq.policies.network import Network
 from rl4sys_zmq.policies.sampler import Sampler
 from rl4sys_zmq.values import BoxSpace, PolicySnapshot, PolicySpec
@@ -47,7 +47,7 @@ class GaussianPolicy:
     _constant: float
 
     @classmethod
-    def of(cls, spec: PolicySpec, document: MLPDocument, snapshot: PolicySnapshot, network: Network) -> GaussianPolicy:
+    def of(cls, spec: PolicySpec, document: MLPParameters, snapshot: PolicySnapshot, network: Network) -> GaussianPolicy:
         """Return the policy of `spec`. `network` must have been built from the weights in `snapshot`."""
         space = spec.action_space
         assert isinstance(space, BoxSpace)
@@ -120,7 +120,7 @@ class GaussianPolicy:
 def _bounder(space: BoxSpace, squash: str) -> _Bounder:
     """Return a function that maps raw samples ``[..., n]`` to environment actions, as a new array of the space's dtype.
 
-    The actions are within the bounds of the space. `squash` is ``clip`` or ``tanh``, as in `MLPDocument`.
+    The actions are within the bounds of the space. `squash` is ``clip`` or ``tanh``, as in `MLPParameters`.
     """
     dtype = np.dtype(space.dtype)
     # Narrow types are computed in float32, wide ones in float64, and rounded once at the end.

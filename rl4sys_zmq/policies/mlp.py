@@ -11,14 +11,14 @@ from rl4sys_zmq.policies.registry import PolicyEntry
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace, PolicySpec, Space, TensorSpec, feature_size
 from rl4sys_zmq.values.observations import flat_space
 
-__all__ = ["ENTRY", "OBS_CLIP", "MLPDocument", "mlp_document", "mlp_spec"]
+__all__ = ["ENTRY", "OBS_CLIP", "MLPParameters", "mlp_document", "mlp_spec"]
 
 OBS_CLIP = 10.0
 """The largest absolute value of a normalised observation. Larger values are clipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MLPDocument:
+class MLPParameters:
     """The parameters of a multilayer perceptron: the contents of `PolicySpec.document` for the policy kind ``mlp``.
 
     The network first flattens the observation to float32. A discrete observation becomes one-hot. With `normalise_observations`,
@@ -82,12 +82,12 @@ def mlp_spec(
     normalise_observations: bool = False,
     squash: str = "clip",
 ) -> PolicySpec:
-    """Return the `PolicySpec` of a multilayer perceptron. `MLPDocument` describes the arguments.
+    """Return the `PolicySpec` of a multilayer perceptron. `MLPParameters` describes the arguments.
 
     Raises:
         ConfigError: If a value is invalid, or `head` does not fit the action space.
     """
-    document = MLPDocument(
+    document = MLPParameters(
         head=head,
         hidden_sizes=hidden_sizes,
         activation=activation,
@@ -98,7 +98,7 @@ def mlp_spec(
     return PolicySpec(observation_space, action_space, "mlp", plain, document.tensors(observation_space, action_space))
 
 
-def mlp_document(spec: PolicySpec) -> MLPDocument:
+def mlp_document(spec: PolicySpec) -> MLPParameters:
     """Check a spec of the kind ``mlp``, and return its parameters.
 
     Raises:
@@ -107,7 +107,7 @@ def mlp_document(spec: PolicySpec) -> MLPDocument:
     """
     if spec.columns:
         raise ConfigError(f"an mlp policy has no extra columns, but its spec has {len(spec.columns)}", key="columns")
-    document = MLPDocument(**parse_options(MLPDocument, spec.document))  # type: ignore[arg-type]
+    document = MLPParameters(**parse_options(MLPParameters, spec.document))  # type: ignore[arg-type]
     if document.tensors(spec.observation_space, spec.action_space) != spec.tensors:
         raise ConfigError("the tensors of an mlp policy do not match its layers", key="tensors")
     if spec.blob:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rl4sys_zmq.policies.base import Policy
-from rl4sys_zmq.policies.categorical import CategoricalPolicy, QValuePolicy
+from rl4sys_zmq.policies.categorical import CategoricalPolicy, EpsilonGreedyPolicy
 from rl4sys_zmq.policies.gaussian import GaussianPolicy
 from rl4sys_zmq.policies.mlp import mlp_document
 from rl4sys_zmq.policies.network import Network
@@ -24,5 +24,5 @@ def build_mlp(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
     if document.head == "gaussian":
         return GaussianPolicy.of(spec, document, snapshot, network)
     if document.head == "q_values":
-        return QValuePolicy.of(spec, snapshot, network)
+        return EpsilonGreedyPolicy.of(spec, snapshot, network)
     return CategoricalPolicy.of(spec, snapshot, network)

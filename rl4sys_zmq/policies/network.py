@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ObservationError
 from rl4sys_zmq.policies.activations import ACTIVATION_FUNCTIONS, Activation
-from rl4sys_zmq.policies.mlp import OBS_CLIP, MLPDocument
+from rl4sys_zmq.policies.mlp import OBS_CLIP, MLPParameters
 from rl4sys_zmq.values import DiscreteSpace, PolicySpec, feature_size
 from rl4sys_zmq.values.observations import flat_space
 
@@ -125,7 +125,7 @@ class Network:
     _activation: Activation
 
     @classmethod
-    def of(cls, spec: PolicySpec, document: MLPDocument, tensors: Tensors) -> Network:
+    def of(cls, spec: PolicySpec, document: MLPParameters, tensors: Tensors) -> Network:
         """Build the network that `document` describes for the spaces of `spec`.
 
         Args:
@@ -202,7 +202,7 @@ def _columns(weight: NDArray[np.float32]) -> _Step:
     return columns
 
 
-def _single_features(spec: PolicySpec, document: MLPDocument, tensors: Tensors) -> _Step | None:
+def _single_features(spec: PolicySpec, document: MLPParameters, tensors: Tensors) -> _Step | None:
     """Return a function from an observation to the input of the first layer. Return None if no conversion is needed."""
     space = flat_space(spec.observation_space, "an mlp policy")
     normalise = _normaliser(tensors) if document.normalise_observations else None
@@ -214,7 +214,7 @@ def _single_features(spec: PolicySpec, document: MLPDocument, tensors: Tensors) 
     return lambda observation: normalise(_flat(observation))
 
 
-def _batch_features(spec: PolicySpec, document: MLPDocument, tensors: Tensors) -> _Step:
+def _batch_features(spec: PolicySpec, document: MLPParameters, tensors: Tensors) -> _Step:
     """Return a function from observations ``[N, *obs]`` to the inputs of the first layer, float32 ``[N, width]``.
 
     For discrete observations without normalisation, it returns indices ``[N]`` for the lookup of columns instead.

@@ -2,7 +2,7 @@
 
 - `Caller`: the side that calls, with `call`, `submit`, `acall` and `subscribe`.
 - `Server`: the side that runs callbacks and publishes, with `register` and `publish`.
-- `Batching`: the limits for combining several calls into one run of a callback.
+- `BatchLimits`: the limits for combining several calls into one run of a callback.
 - `RefuseCall`: the exception with which a callback refuses a call.
 
 The modules `session` (caller) and `call_queue` (server) implement the protocol without sockets. The package `security` decides
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from rl4sys_zmq.rpc.call_queue import RefuseCall
     from rl4sys_zmq.rpc.caller import Caller
     from rl4sys_zmq.rpc.caller_thread import Subscription
-    from rl4sys_zmq.rpc.server import Batching, Server
+    from rl4sys_zmq.rpc.server import BatchLimits, Server
 
-__all__ = ["Batching", "Caller", "RefuseCall", "Server", "Subscription"]
+__all__ = ["BatchLimits", "Caller", "RefuseCall", "Server", "Subscription"]
 
 __getattr__ = lazy_getattr(
     __name__,
@@ -29,6 +29,6 @@ __getattr__ = lazy_getattr(
         "caller": ("Caller",),
         "call_queue": ("RefuseCall",),
         "caller_thread": ("Subscription",),
-        "server": ("Batching", "Server"),
+        "server": ("BatchLimits", "Server"),
     },
 )

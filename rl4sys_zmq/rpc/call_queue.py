@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.dedup import CallWindows
+from rl4sys_zmq.dedup import ServerCalls
 from rl4sys_zmq.errors import CallRefusal, ConfigError
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import MAX_NAME, Call, is_name
@@ -162,7 +162,7 @@ class CallQueue:
         self.methods: dict[str, Method] = {}
         self.run_now = False
         self._concurrency_groups: dict[str, _ConcurrencyGroup] = {}
-        self.windows: CallWindows[Request, list[Frame]] = CallWindows()
+        self.windows: ServerCalls[Request, list[Frame]] = ServerCalls()
 
     def register(self, method: Method) -> None:
         """Add a method.

@@ -35,7 +35,7 @@ from rl4sys_zmq.transports import Address, Frame, Poller, Secure, SendResult, So
 from rl4sys_zmq.wire.rpc import Call, decode_call
 from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES, Tree
 
-__all__ = ["MAX_FRAME_BYTES", "Batching", "Server"]
+__all__ = ["MAX_FRAME_BYTES", "BatchLimits", "Server"]
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ _rng = random.SystemRandom()
 
 
 @dataclass(frozen=True)
-class Batching:
+class BatchLimits:
     """The limits for combining several calls of one method into a batch, which one run of the callback serves.
 
     Attributes:
@@ -148,7 +148,7 @@ class Server(Resource):
         *,
         concurrency_group: str | None = None,
         role: str = CALL_ROLE,
-        batching: Batching | None = None,
+        batching: BatchLimits | None = None,
         max_queue: int = 1024,
         client_id: str = "",
     ) -> None:
@@ -169,7 +169,7 @@ class Server(Resource):
         Raises:
             ConfigError: If a name is invalid or already registered, or a number is out of range.
         """
-        if not isinstance(batching, Batching | None):
+        if not isinstance(batching, BatchLimits | None):
             raise ConfigError(f"{name!r:.60}: batching is {batching!r:.60}; expected a Batching or None", key="batching")
         handler: Handler = run if batching is not None else per_call(run)
         size, wait_s = (batching.max_size, batching.max_wait_s) if batching is not None else (1, 0.0)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.security.access import AccessList, User
-from rl4sys_zmq.security.quota import QuotaMeter
+from rl4sys_zmq.security.quota import UserBuckets
 from rl4sys_zmq.wire.messages import Hello
 
 __all__ = ["Authorizer"]
@@ -35,7 +35,7 @@ class Authorizer:
             access: The access list. None: the server uses no keys, and every peer has all rights.
         """
         self._access = access
-        self._meters: dict[str, QuotaMeter] = {}
+        self._meters: dict[str, UserBuckets] = {}
         self._lapsed: set[str] = set()
 
     # ---- the access list
@@ -173,8 +173,8 @@ class Authorizer:
         if limit is not None and (longest := max(steps, default=0)) > limit:
             raise ProtocolError(Refusal.QUOTA, f"a segment has {longest} steps; the quota of this key is {limit}")
 
-    def _new_meter(self, user: User, now: float) -> QuotaMeter:
-        meter = self._meters[user.key] = QuotaMeter(user.quota, now)
+    def _new_meter(self, user: User, now: float) -> UserBuckets:
+        meter = self._meters[user.key] = UserBuckets(user.quota, now)
         return meter
 
 

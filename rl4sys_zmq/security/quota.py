@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Quota", "QuotaMeter", "TokenBucket"]
+__all__ = ["Quota", "UserBuckets", "TokenBucket"]
 
 BURST_S = 2.0
 """The capacity of a token bucket, as the number of seconds in which it refills."""
@@ -56,7 +56,7 @@ class TokenBucket:
         return True
 
 
-class QuotaMeter:
+class UserBuckets:
     """The token buckets of one user.
 
     Attributes:

@@ -1,7 +1,7 @@
 """Services over `rl4sys_zmq.rpc` (inference, environments, robots, trainers), and data stores.
 
 - `InferenceServer`, `InferenceClient`: remote calls of named functions. Calls of several callers can be joined to one batch
-  (`Batching`, `stack`, `unstack`).
+  (`BatchLimits`, `stack`, `unstack`).
 - `GymEnvServer`, `RemoteEnv`, `RemoteVectorEnv`: remote Gymnasium environments. `GymEnvServerWrapper` and
   `GymEnvClientWrapper` do the same for a single environment; the names are those of the library agentlace.
 - `ActionServer`, `ActionClient`, `ActionConfig`: a robot, or anything else that can be observed and can act.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rl4sys_zmq.serving.data import DataStoreBase, QueuedDataStore, ReplayBuffer, TrajectoryBuffer
     from rl4sys_zmq.serving.environments import GymEnvServer
     from rl4sys_zmq.serving.gym_wrappers import GymEnvClientWrapper, GymEnvServerWrapper
-    from rl4sys_zmq.serving.inference import Batching, InferenceClient, InferenceServer
+    from rl4sys_zmq.serving.inference import BatchLimits, InferenceClient, InferenceServer
     from rl4sys_zmq.serving.remote_env import RemoteEnv
     from rl4sys_zmq.serving.remote_vector import RemoteVectorEnv
     from rl4sys_zmq.serving.stacking import stack, unstack
@@ -38,7 +38,7 @@ __all__ = [
     "ActionClient",
     "ActionConfig",
     "ActionServer",
-    "Batching",
+    "BatchLimits",
     "DataStoreBase",
     "GymEnvClientWrapper",
     "GymEnvServer",
@@ -79,7 +79,7 @@ __getattr__ = lazy_getattr(
             "GymEnvServerWrapper",
         ),
         "inference": (
-            "Batching",
+            "BatchLimits",
             "InferenceClient",
             "InferenceServer",
         ),

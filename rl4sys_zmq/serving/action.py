@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.errors import AnswerError, CallRefusal, CallRefused, CallTimeout, ConfigError, PayloadError, ProtocolError
+from rl4sys_zmq.errors import CallRefusal, CallRefused, CallTimeout, ConfigError, InvalidReply, PayloadError, ProtocolError
 from rl4sys_zmq.errors import Refusal as WireRefusal
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import Caller, RefuseCall, Server, Subscription
@@ -173,7 +173,7 @@ class ActionServer(Resource):
         faults = [f"without {', '.join(missing)}"] if missing else []
         faults += [f"with {', '.join(extra)}, which was not requested"] if extra else []
         if faults:
-            raise AnswerError(f"obs_callback returned a dict {' and '.join(faults)}")
+            raise InvalidReply(f"obs_callback returned a dict {' and '.join(faults)}")
         return self._coded(values)
 
     def _act(self, call: Tree) -> Tree:
@@ -201,7 +201,7 @@ class ActionServer(Resource):
     @staticmethod
     def _checked(name: str, answer: object) -> dict[str, Tree]:
         if not isinstance(answer, dict):
-            raise AnswerError(f"{name} returned a {type(answer).__name__}; it must return a dict")
+            raise InvalidReply(f"{name} returned a {type(answer).__name__}; it must return a dict")
         return answer
 
 

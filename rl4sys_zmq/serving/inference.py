@@ -9,12 +9,12 @@ from typing import Any
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.rpc import Batching, Caller, Server
+from rl4sys_zmq.rpc import BatchLimits, Caller, Server
 from rl4sys_zmq.serving.addresses import bind_address, connect_address
 from rl4sys_zmq.serving.stacking import batched
 from rl4sys_zmq.wire.trees import Tree
 
-__all__ = ["Batching", "InferenceClient", "InferenceServer"]
+__all__ = ["BatchLimits", "InferenceClient", "InferenceServer"]
 
 
 class InferenceServer(Resource):
@@ -57,7 +57,7 @@ class InferenceServer(Resource):
         self,
         name: str,
         fn: Callable[[Tree], Tree],
-        batch: Batching | bool | None = None,
+        batch: BatchLimits | bool | None = None,
         *,
         max_queue: int = 1024,
     ) -> None:
@@ -70,7 +70,7 @@ class InferenceServer(Resource):
                 returns the replies stacked in the same way. If the function raises an exception for a batch, it is called again
                 for each request alone, so that an invalid request does not affect the others. Therefore the function should
                 have no side effects.
-            batch: Parameters of batching. True: `Batching` with its defaults. None: one call at a time.
+            batch: Parameters of batching. True: `BatchLimits` with its defaults. None: one call at a time.
             max_queue: Largest number of waiting calls. Further calls are refused with the code ``busy``.
 
         Raises:
@@ -78,7 +78,7 @@ class InferenceServer(Resource):
         """
         if str(name).startswith("$"):
             raise ConfigError(f"{name!r} cannot be the name of an interface: names that begin with $ are reserved", key=name)
-        batching = Batching() if batch is True else batch or None
+        batching = BatchLimits() if batch is True else batch or None
         self._server.register(name, batched(fn) if batching is not None else fn, batching=batching, max_queue=max_queue)
         self._names.add(name)
 

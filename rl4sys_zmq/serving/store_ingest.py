@@ -31,7 +31,7 @@ from rl4sys_zmq.rpc import RefuseCall
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.trainer_journal import JournaledItems, StoreJournal, StorePosition, StreamKey
 
-__all__ = ["InsertRequest", "StoreIngest", "InsertResult"]
+__all__ = ["InsertRequest", "StoreInserter", "InsertResult"]
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class InsertResult:
     arrival: InsertedItems | None = None
 
 
-class StoreIngest:
+class StoreInserter:
     """The part of a trainer server that inserts received items into one data store and records them in the journal.
 
     Only one thread at a time can call `insert_waiting` and `take`.

@@ -18,7 +18,7 @@ from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import RefuseCall, Server
 from rl4sys_zmq.security import TokenBucket
 from rl4sys_zmq.serving.data import DataStoreBase
-from rl4sys_zmq.serving.store_ingest import InsertedItems, InsertRequest, StoreIngest
+from rl4sys_zmq.serving.store_ingest import InsertedItems, InsertRequest, StoreInserter
 from rl4sys_zmq.serving.trainer_config import TrainerConfig, check_config
 from rl4sys_zmq.serving.trainer_items import payload_bytes, unpack_items
 from rl4sys_zmq.serving.trainer_journal import StoreJournal, StreamKey
@@ -106,7 +106,7 @@ class TrainerServer(Resource):
         self._journal_bytes = journal_bytes
         self._lock = threading.Lock()
         self._counters = Counters()
-        self._ingests: dict[str, StoreIngest] = {}
+        self._ingests: dict[str, StoreInserter] = {}
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
         self._version = 0
         self._stopped = False
@@ -152,7 +152,7 @@ class TrainerServer(Resource):
                 "resend them: give run_dir from the start, or an empty store (in an empty folder)",
                 key="data_store",
             )
-        ingest = StoreIngest(name, data_store, self._journal, self._journal_bytes)
+        ingest = StoreInserter(name, data_store, self._journal, self._journal_bytes)
         with self._lock:
             if self._stopped:
                 raise Closed("the trainer server was stopped")
@@ -275,7 +275,7 @@ class TrainerServer(Resource):
 
     # ---- methods that trainer clients call
 
-    def _ingest(self, name: object) -> StoreIngest:
+    def _ingest(self, name: object) -> StoreInserter:
         ingest = self._ingests.get(name) if isinstance(name, str) else None
         if ingest is None:
             known = ", ".join(sorted(self._ingests)) or "none"
@@ -290,7 +290,7 @@ class TrainerServer(Resource):
             raise RefuseCall(CallRefusal.UNKNOWN, str(exc)) from exc
         return ingest.mark(_stream(said))
 
-    def _insert(self, ingest: StoreIngest, payload: Tree) -> Tree:
+    def _insert(self, ingest: StoreInserter, payload: Tree) -> Tree:
         said = _map(payload)
         offer = InsertRequest(
             _stream(said), _number(said, "after"), _number(said, "known"), _number(said, "first"), unpack_items(said)
@@ -309,7 +309,7 @@ class TrainerServer(Resource):
         said_error = None if error is None else [type(error).__name__, str(error)[:1000]]
         return {"acked": taken.acked, "fresh": taken.fresh, "dropped": taken.dropped, "error": said_error}
 
-    def _tell(self, ingest: StoreIngest, arrival: InsertedItems | None) -> Exception | None:
+    def _tell(self, ingest: StoreInserter, arrival: InsertedItems | None) -> Exception | None:
         """Call the data callback with new items. Return the exception that the callback raises, or None.
 
         The items are already in the data store and stay there, even if the callback raises an exception.

@@ -16,12 +16,12 @@ import zmq
 
 from rl4sys_zmq.resource import Resource
 
-__all__ = ["TrackedSocket", "context", "open_sockets", "track", "untrack"]
+__all__ = ["TrackedResource", "context", "open_sockets", "track", "untrack"]
 
 MAX_SOCKETS = 8192
 
 
-class TrackedSocket(Resource):
+class TrackedResource(Resource):
     """The base class of objects that this module closes at the end of the process and disables in a forked child.
 
     These are ZeroMQ sockets, and relays with their sidecar process. `track` and `untrack` register them.
@@ -42,7 +42,7 @@ class _Process:
         self.pid = os.getpid()
         self.lock = threading.Lock()
         self.context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self.open: set[TrackedSocket] = set()
+        self.open: set[TrackedResource] = set()
 
 
 _process = _Process()
@@ -61,13 +61,13 @@ def context() -> zmq.Context[zmq.Socket[bytes]]:
         return _process.context
 
 
-def track(socket: TrackedSocket) -> None:
+def track(socket: TrackedResource) -> None:
     """Register an open socket. The reference also keeps the garbage collector from closing the socket in another thread."""
     with _process.lock:
         _process.open.add(socket)
 
 
-def untrack(socket: TrackedSocket) -> None:
+def untrack(socket: TrackedResource) -> None:
     """Remove a closed socket from the set of open sockets."""
     with _process.lock:
         _process.open.discard(socket)

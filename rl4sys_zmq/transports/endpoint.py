@@ -12,10 +12,10 @@ import zmq
 from rl4sys_zmq.errors import Closed, TransportError
 from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.binding import Binding
-from rl4sys_zmq.transports.context import TrackedSocket, track, untrack
+from rl4sys_zmq.transports.context import TrackedResource, track, untrack
 from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, MAX_FRAMES, Frame, Frames, SendResult, TooManyFrames
 from rl4sys_zmq.transports.monitor import MAX_EVENTS, Monitor, MonitorEvent
-from rl4sys_zmq.transports.peers import SubscriptionGrants, connections, cut_off, descriptor_of, user_of
+from rl4sys_zmq.transports.peers import PendingSubscriptions, connections, cut_off, descriptor_of, user_of
 
 __all__ = ["Endpoint"]
 
@@ -27,7 +27,7 @@ They are plain numbers, because combining pyzmq's flag objects takes as long as 
 """
 
 
-class Endpoint(TrackedSocket):
+class Endpoint(TrackedResource):
     """An open socket that sends and receives frames in the thread that created it.
 
     Attributes:
@@ -50,7 +50,7 @@ class Endpoint(TrackedSocket):
         self._authenticated = False
         self._first: zmq.Frame | None = None
         self._monitor: Monitor | None = None
-        self._grants: SubscriptionGrants | None = None
+        self._grants: PendingSubscriptions | None = None
         self._closed = False
         self._timeout_ms = -1
         track(self)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from rl4sys_zmq.errors import RL4SysError
 from rl4sys_zmq.transports.address import Address
 
-__all__ = ["Greeting", "Unreachable", "dial", "explain_silence", "greet", "look_up"]
+__all__ = ["ZmtpGreeting", "LearnerUnreachable", "dial", "explain_silence", "greet", "look_up"]
 
 GREETING_BYTES = 64
 _HELLO = b"\xff" + bytes(8) + b"\x7f\x03\x01"
@@ -37,7 +37,7 @@ _REMEDIES = {
 }
 
 
-class Unreachable(RL4SysError):
+class LearnerUnreachable(RL4SysError):
     """Raised if no learner can be reached at an address, or the learner refuses.
 
     Attributes:
@@ -51,7 +51,7 @@ class Unreachable(RL4SysError):
 
 
 @dataclass(frozen=True, slots=True)
-class Greeting:
+class ZmtpGreeting:
     """The ZMTP greeting of a ZeroMQ socket.
 
     Attributes:
@@ -70,7 +70,7 @@ def look_up(address: Address, timeout_s: float) -> list[tuple[int, tuple[str, in
         Pairs of an address family, such as ``AF_INET``, and a socket address ``(IP address, port)``.
 
     Raises:
-        Unreachable: If the name has no usable address, or is not resolved in time.
+        LearnerUnreachable: If the name has no usable address, or is not resolved in time.
     """
     found: list[tuple[int, tuple[str, int]]] = []
     failures: list[OSError] = []
@@ -88,14 +88,14 @@ def look_up(address: Address, timeout_s: float) -> list[tuple[int, tuple[str, in
     thread.join(timeout_s)
     remedy = "correct the name, add it to the DNS or to /etc/hosts, or use an IP address"
     if thread.is_alive():
-        raise Unreachable(f"the name {address.host!r} was not resolved within {timeout_s:g} s", remedy)
+        raise LearnerUnreachable(f"the name {address.host!r} was not resolved within {timeout_s:g} s", remedy)
     if failures:
-        raise Unreachable(f"the name {address.host!r} has no address ({failures[0].strerror or failures[0]})", remedy)
+        raise LearnerUnreachable(f"the name {address.host!r} has no address ({failures[0].strerror or failures[0]})", remedy)
     # As in libzmq: a name means IPv4, and only an address in brackets means IPv6.
     usable = [pair for pair in dict.fromkeys(found) if address.is_v6 or pair[0] == socket.AF_INET]
     if not usable:
         others = ", ".join(sorted({where[0] for _, where in found}))
-        raise Unreachable(f"the name {address.host!r} has IPv6 addresses only ({others})", "use one of them, in brackets")
+        raise LearnerUnreachable(f"the name {address.host!r} has IPv6 addresses only ({others})", "use one of them, in brackets")
     return usable
 
 
@@ -103,7 +103,7 @@ def dial(address: Address, timeout_s: float) -> socket.socket:
     """Open a plain connection to a tcp or ipc address. The caller must close it.
 
     Raises:
-        Unreachable: If the connection fails.
+        LearnerUnreachable: If the connection fails.
     """
     deadline = time.monotonic() + timeout_s
     if address.scheme == "ipc":
@@ -126,7 +126,7 @@ def dial(address: Address, timeout_s: float) -> socket.socket:
 def _dial_path(path: str, timeout_s: float) -> socket.socket:
     with contextlib.suppress(OSError):
         if not stat.S_ISSOCK(os.stat(path).st_mode):
-            raise Unreachable(f"{path} is not a socket", "give the path to which the learner is bound")
+            raise LearnerUnreachable(f"{path} is not a socket", "give the path to which the learner is bound")
     raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         raw.settimeout(timeout_s)
@@ -137,27 +137,31 @@ def _dial_path(path: str, timeout_s: float) -> socket.socket:
     return raw
 
 
-def _unreachable(error: OSError, where: str, timeout_s: float) -> Unreachable:
+def _unreachable(error: OSError, where: str, timeout_s: float) -> LearnerUnreachable:
     if isinstance(error, TimeoutError):
         what, remedy = _REMEDIES[errno.ETIMEDOUT]
-        return Unreachable(f"{what} at {where} within {timeout_s:g} s", remedy)
+        return LearnerUnreachable(f"{what} at {where} within {timeout_s:g} s", remedy)
     what, remedy = _REMEDIES.get(error.errno or 0, (error.strerror or str(error), "correct the address"))
-    return Unreachable(f"{where}: {what} ({errno.errorcode.get(error.errno or 0, 'error')})", remedy)
+    return LearnerUnreachable(f"{where}: {what} ({errno.errorcode.get(error.errno or 0, 'error')})", remedy)
 
 
-def greet(address: Address, timeout_s: float) -> Greeting:
+def greet(address: Address, timeout_s: float) -> ZmtpGreeting:
     """Connect, send the start of a ZMTP greeting, and return the peer's greeting.
 
     Raises:
-        Unreachable: If the peer is not a ZeroMQ socket with ZMTP 3, or does not reply.
+        LearnerUnreachable: If the peer is not a ZeroMQ socket with ZMTP 3, or does not reply.
     """
     with dial(address, timeout_s) as raw:
         heard, closed = _exchange(raw, _HELLO, GREETING_BYTES, timeout_s)
     if len(heard) >= GREETING_BYTES and heard[0] == 0xFF and heard[9] & 1:
         if heard[10] < 3:
-            raise Unreachable(f"the peer uses ZMTP {heard[10]}.{heard[11]}; expected 3", "it is not a learner: correct the port")
-        return Greeting(f"{heard[10]}.{heard[11]}", heard[12:32].rstrip(b"\0").decode("ascii", "replace"))
-    raise Unreachable(_describe_peer(address, heard, closed, timeout_s), "it is not a learner: correct the host and the port")
+            raise LearnerUnreachable(
+                f"the peer uses ZMTP {heard[10]}.{heard[11]}; expected 3", "it is not a learner: correct the port"
+            )
+        return ZmtpGreeting(f"{heard[10]}.{heard[11]}", heard[12:32].rstrip(b"\0").decode("ascii", "replace"))
+    raise LearnerUnreachable(
+        _describe_peer(address, heard, closed, timeout_s), "it is not a learner: correct the host and the port"
+    )
 
 
 def explain_silence(uri: str, *, has_keys: bool, timeout_s: float = 0.5) -> str:
@@ -170,7 +174,7 @@ def explain_silence(uri: str, *, has_keys: bool, timeout_s: float = 0.5) -> str:
         return ""
     try:
         found = greet(address, timeout_s)
-    except Unreachable as exc:
+    except LearnerUnreachable as exc:
         return str(exc)
     if has_keys != (found.mechanism == "CURVE"):
         return (
@@ -207,7 +211,7 @@ def _exchange(raw: socket.socket, words: bytes, at_most: int, timeout_s: float) 
 def _describe_peer(address: Address, heard: bytes, closed: bool, timeout_s: float) -> str:
     if not heard:
         # A web server waits for the end of a line; to recognize it, send an HTTP request.
-        with contextlib.suppress(Unreachable), dial(address, _PROBE_S) as raw:
+        with contextlib.suppress(LearnerUnreachable), dial(address, _PROBE_S) as raw:
             asked, _ = _exchange(raw, _HTTP_PROBE, GREETING_BYTES, min(timeout_s, _PROBE_S))
             if asked.startswith(b"HTTP/"):
                 heard = asked

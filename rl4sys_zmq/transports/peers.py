@@ -14,7 +14,7 @@ import zmq
 from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.transports.address import Address
 
-__all__ = ["MAX_UNGRANTED", "SubscriptionGrants", "connections", "cut_off", "descriptor_of", "user_of"]
+__all__ = ["MAX_UNGRANTED", "PendingSubscriptions", "connections", "cut_off", "descriptor_of", "user_of"]
 
 MAX_UNGRANTED = 64
 """The number of subscriptions that can be refused on one connection before the connection is closed.
@@ -24,7 +24,7 @@ topics of 100 bytes take 257 MiB.
 """
 
 
-class SubscriptionGrants:
+class PendingSubscriptions:
     """The control of subscriptions on an xpub: a subscription takes effect only if `grant` allows it.
 
     A subscription that was not granted before the next message counts as refused. A connection with more than `MAX_UNGRANTED`

@@ -11,11 +11,11 @@ import threading
 
 from rl4sys_zmq.errors import Closed, TransportError
 from rl4sys_zmq.transports.address import Address
-from rl4sys_zmq.transports.context import TrackedSocket, track, untrack
+from rl4sys_zmq.transports.context import TrackedResource, track, untrack
 from rl4sys_zmq.transports.frames import Frames
 from rl4sys_zmq.transports.network import Keys, Network, SocketPoller
 from rl4sys_zmq.transports.options import MAX_FRAME_BYTES
-from rl4sys_zmq.transports.relay_pipe import LIMITS, RelayCommand
+from rl4sys_zmq.transports.relay_pipe import LIMITS, RelayMessageKind
 from rl4sys_zmq.transports.relayed_connection import RelayedSocket, RelayPoller
 from rl4sys_zmq.transports.sidecar import Sidecar
 
@@ -25,7 +25,7 @@ _NO_OWNER = -1
 _KEY_BYTES = 40
 
 
-class Relay(Network, TrackedSocket):
+class Relay(Network, TrackedResource):
     """A `Network` whose sockets are in a sidecar process. It starts the process and passes messages to it and back.
 
     Create, use and close a relay, its sockets and its pollers in one thread. When the sidecar has ended, all their methods except
@@ -94,7 +94,7 @@ class Relay(Network, TrackedSocket):
         self._opened += 1
         line = RelayedSocket(self, self._opened, role, address)
         frames = [role.encode(), address.uri.encode(), LIMITS.pack(*limits), *(key.encode() for key in keys or ())]
-        self.send_command(RelayCommand.OPEN, line.number, frames)
+        self.send_command(RelayMessageKind.OPEN, line.number, frames)
         self._connections[line.number] = line
         return line
 
@@ -109,13 +109,13 @@ class Relay(Network, TrackedSocket):
         """The number of bytes that the host has queued because the socketpair is full."""
         return self._sidecar.unsent_bytes
 
-    def send_command(self, command: RelayCommand, line: int, frames: Frames = ()) -> None:
+    def send_command(self, command: RelayMessageKind, line: int, frames: Frames = ()) -> None:
         """Send a command to the sidecar.
 
         Args:
             command: The command.
             line: The number of the socket in the sidecar; 0 for the sidecar itself.
-            frames: The frames of the command (`RelayCommand`).
+            frames: The frames of the command (`RelayMessageKind`).
         """
         self.check_owner()
         self._sidecar.send_command(command, line, frames)
@@ -135,7 +135,7 @@ class Relay(Network, TrackedSocket):
         self._connections.pop(number, None)
         if not self._closed:
             with contextlib.suppress(TransportError):  # the sidecar has ended, so its sockets are closed
-                self._sidecar.send_command(RelayCommand.CLOSE, number)
+                self._sidecar.send_command(RelayMessageKind.CLOSE, number)
 
     def check_thread(self) -> None:
         """Raise TransportError in a thread that is not the owner."""

@@ -29,7 +29,7 @@ __all__ = [
     "RECEIVE_WINDOW_BYTES",
     "SEND_WINDOW_BYTES",
     "TOTAL",
-    "RelayCommand",
+    "RelayMessageKind",
     "InputBuffer",
     "OutputBuffer",
     "RelayMessage",
@@ -64,7 +64,7 @@ _MESSAGE_COST_BYTES = 64
 _MAX_CHUNKS = 64
 
 
-class RelayCommand(IntEnum):
+class RelayMessageKind(IntEnum):
     """The commands of the protocol. The comment of each gives the sender and the frames."""
 
     OPEN = 1  # from the host: role, address, LIMITS, and with CURVE the three keys. Creates a socket
@@ -84,7 +84,7 @@ class RelayMessage(NamedTuple):
     """A received command.
 
     Attributes:
-        command: A value of `RelayCommand`.
+        command: A value of `RelayMessageKind`.
         line: The number of the socket in the sidecar; 0 for the sidecar itself.
         frames: The frames of the command.
     """
@@ -121,7 +121,7 @@ class OutputBuffer:
         self.nbytes = 0
         self._chunks: deque[memoryview] = deque()
 
-    def put(self, command: RelayCommand, line: int, frames: Frames = ()) -> None:
+    def put(self, command: RelayMessageKind, line: int, frames: Frames = ()) -> None:
         """Add one command to the queue, with copies of its frames. `line` is the number of the socket, or 0 for the sidecar."""
         sizes = list(map(frame_bytes, frames))
         head = _HEAD.pack(command, line, len(sizes)) + struct.pack(f"<{len(sizes)}I", *sizes)

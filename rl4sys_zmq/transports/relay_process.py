@@ -28,8 +28,8 @@ from rl4sys_zmq.transports.relay_pipe import (
     TOTAL,
     InputBuffer,
     OutputBuffer,
-    RelayCommand,
     RelayMessage,
+    RelayMessageKind,
     cost_bytes,
     size_fault,
 )
@@ -86,7 +86,7 @@ class _Sidecar:
         """
         with Poller() as poller:
             self._poller = poller
-            self._output.put(RelayCommand.PONG, 0)
+            self._output.put(RelayMessageKind.PONG, 0)
             while not self._done:
                 self._output.flush(self._pair)
                 self._update_interest()
@@ -126,12 +126,12 @@ class _Sidecar:
                 self._do(said)
 
     def _do(self, said: RelayMessage) -> None:
-        if said.command == RelayCommand.OPEN:
+        if said.command == RelayMessageKind.OPEN:
             self._open(said)
-        elif said.command == RelayCommand.QUIT:
+        elif said.command == RelayMessageKind.QUIT:
             self._done = True
-        elif said.command == RelayCommand.PING:
-            self._output.put(RelayCommand.PONG, 0)
+        elif said.command == RelayMessageKind.PING:
+            self._output.put(RelayMessageKind.PONG, 0)
         elif (line := self._connections.get(said.line)) is not None:  # otherwise it has failed, which was reported to the host
             try:
                 self._do_on_line(line, said)
@@ -139,18 +139,18 @@ class _Sidecar:
                 self._fail(line, exc)
 
     def _do_on_line(self, line: _ConnectingSocket, said: RelayMessage) -> None:
-        if said.command == RelayCommand.MESSAGE:
+        if said.command == RelayMessageKind.MESSAGE:
             if line.held or not line.socket.send(said.frames):
                 line.held.append(said.frames)
             else:
                 self._take(line, said.frames)
-        elif said.command == RelayCommand.TAKEN:
+        elif said.command == RelayMessageKind.TAKEN:
             (line.confirmed_bytes,) = TOTAL.unpack(said.frames[0])
-        elif said.command == RelayCommand.SUBSCRIBE:
+        elif said.command == RelayMessageKind.SUBSCRIBE:
             line.socket.subscribe(bytes(said.frames[0]))
-        elif said.command == RelayCommand.UNSUBSCRIBE:
+        elif said.command == RelayMessageKind.UNSUBSCRIBE:
             line.socket.unsubscribe(bytes(said.frames[0]))
-        elif said.command == RelayCommand.CLOSE:
+        elif said.command == RelayMessageKind.CLOSE:
             self._close(line)
 
     def _open(self, said: RelayMessage) -> None:
@@ -164,7 +164,7 @@ class _Sidecar:
             else:
                 made = Socket.sub(address.decode(), hwm=recv_hwm, max_frame_bytes=most, secure=secure)
         except TransportError as exc:
-            self._output.put(RelayCommand.FAILED, said.line, [str(exc).encode()])
+            self._output.put(RelayMessageKind.FAILED, said.line, [str(exc).encode()])
             return
         self._connections[said.line] = _ConnectingSocket(said.line, made)
 
@@ -173,7 +173,7 @@ class _Sidecar:
         line.taken_bytes += cost_bytes(frames)
         if line.taken_bytes - line.reported_bytes >= SEND_WINDOW_BYTES // 2:
             line.reported_bytes = line.taken_bytes
-            self._output.put(RelayCommand.TAKEN, line.number, [TOTAL.pack(line.taken_bytes)])
+            self._output.put(RelayMessageKind.TAKEN, line.number, [TOTAL.pack(line.taken_bytes)])
 
     # ---- to the host
 
@@ -199,16 +199,16 @@ class _Sidecar:
             self._refuse(line, 0, bytes(frames[0][:64]))
             return True
         line.sent_bytes += cost_bytes(frames)
-        self._output.put(RelayCommand.MESSAGE, line.number, frames)
+        self._output.put(RelayMessageKind.MESSAGE, line.number, frames)
         return True
 
     def _refuse(self, line: _ConnectingSocket, count: int, first: bytes) -> None:
         frames = [TOTAL.pack(count), first[:64]]
         line.sent_bytes += cost_bytes(frames)
-        self._output.put(RelayCommand.REFUSED, line.number, frames)
+        self._output.put(RelayMessageKind.REFUSED, line.number, frames)
 
     def _fail(self, line: _ConnectingSocket, error: TransportError) -> None:
-        self._output.put(RelayCommand.FAILED, line.number, [str(error).encode()])
+        self._output.put(RelayMessageKind.FAILED, line.number, [str(error).encode()])
         self._close(line)
 
     def _close(self, line: _ConnectingSocket) -> None:

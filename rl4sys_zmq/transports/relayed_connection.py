@@ -21,17 +21,17 @@ from rl4sys_zmq.transports.relay_pipe import (
     RECEIVE_WINDOW_BYTES,
     SEND_WINDOW_BYTES,
     TOTAL,
-    RelayCommand,
     RelayMessage,
+    RelayMessageKind,
     cost_bytes,
     frame_bytes,
     size_fault,
 )
 
-__all__ = ["SocketCarrier", "RelayPoller", "RelayedSocket"]
+__all__ = ["RelayInterface", "RelayPoller", "RelayedSocket"]
 
 
-class SocketCarrier(Protocol):
+class RelayInterface(Protocol):
     """The interface through which a relayed socket or poller uses its sidecar. `Relay` implements it.
 
     The host and the sidecar process are connected by a socketpair, which carries the messages of all sockets in the sidecar.
@@ -47,7 +47,7 @@ class SocketCarrier(Protocol):
     def check_owner(self) -> None:
         """Raise TransportError if the sidecar has ended or belongs to another thread, and Closed if it is closed."""
 
-    def send_command(self, command: RelayCommand, line: int, frames: Frames = ()) -> None:
+    def send_command(self, command: RelayMessageKind, line: int, frames: Frames = ()) -> None:
         """Send a command to the sidecar. `line` is the number of the socket in the sidecar, or 0 for the sidecar itself."""
 
     def exchange(self) -> None:
@@ -70,7 +70,7 @@ class RelayedSocket(Resource):
         relay: The `Relay` that passes the messages.
     """
 
-    def __init__(self, relay: SocketCarrier, number: int, role: str, address: Address) -> None:
+    def __init__(self, relay: RelayInterface, number: int, role: str, address: Address) -> None:
         self.role = role
         self.address = address
         self.number = number
@@ -109,7 +109,7 @@ class RelayedSocket(Resource):
             if not self.writable:
                 return SendResult.FULL
         self._sent_bytes += cost_bytes(frames)
-        self.relay.send_command(RelayCommand.MESSAGE, self.number, frames)
+        self.relay.send_command(RelayMessageKind.MESSAGE, self.number, frames)
         return SendResult.OK
 
     def recv(self, max_frames: int = MAX_FRAMES) -> list[Frame] | None:
@@ -132,8 +132,8 @@ class RelayedSocket(Resource):
         self._taken_bytes += cost_bytes(frames)
         if self._taken_bytes - self._reported_bytes >= RECEIVE_WINDOW_BYTES // 2:
             self._reported_bytes = self._taken_bytes
-            self.relay.send_command(RelayCommand.TAKEN, self.number, [TOTAL.pack(self._taken_bytes)])
-        if said.command == RelayCommand.REFUSED:
+            self.relay.send_command(RelayMessageKind.TAKEN, self.number, [TOTAL.pack(self._taken_bytes)])
+        if said.command == RelayMessageKind.REFUSED:
             (count,) = TOTAL.unpack(frames[0])
             if not count:
                 raise ProtocolError(Refusal.TOO_LARGE, f"a message of more than {MAX_MESSAGE_BYTES} bytes")
@@ -144,11 +144,11 @@ class RelayedSocket(Resource):
 
     def subscribe(self, prefix: bytes) -> None:
         """Subscribe to all messages whose first frame starts with `prefix`. Only for a SUB socket."""
-        self._set_topic(RelayCommand.SUBSCRIBE, prefix)
+        self._set_topic(RelayMessageKind.SUBSCRIBE, prefix)
 
     def unsubscribe(self, prefix: bytes) -> None:
         """Cancel one earlier `subscribe` of the same prefix. The prefix stays subscribed if it was subscribed several times."""
-        self._set_topic(RelayCommand.UNSUBSCRIBE, prefix)
+        self._set_topic(RelayMessageKind.UNSUBSCRIBE, prefix)
 
     def events(self) -> list[MonitorEvent]:
         """Return an empty list. A sidecar does not report the events of connections."""
@@ -156,11 +156,11 @@ class RelayedSocket(Resource):
 
     def on_command(self, said: RelayMessage) -> None:
         """Process a command of the sidecar for this socket. The relay calls this in its thread."""
-        if said.command in (RelayCommand.MESSAGE, RelayCommand.REFUSED):
+        if said.command in (RelayMessageKind.MESSAGE, RelayMessageKind.REFUSED):
             self._inbox.append(said)
-        elif said.command == RelayCommand.TAKEN:
+        elif said.command == RelayMessageKind.TAKEN:
             (self._confirmed_bytes,) = TOTAL.unpack(said.frames[0])
-        elif said.command == RelayCommand.FAILED:
+        elif said.command == RelayMessageKind.FAILED:
             self._error = bytes(said.frames[0]).decode(errors="replace")
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ class RelayedSocket(Resource):
             self._closed = True
             self._inbox.clear()
 
-    def _set_topic(self, command: RelayCommand, prefix: bytes) -> None:
+    def _set_topic(self, command: RelayMessageKind, prefix: bytes) -> None:
         self._check()
         if self.role != "sub":
             raise TransportError(f"a {self.role} has no subscriptions; only a sub has")
@@ -199,7 +199,7 @@ class _Interest(NamedTuple):
 class RelayPoller(Resource):
     """A poller for the sockets of one `Relay` and for file descriptors. It uses only poll(2), and never closes a source."""
 
-    def __init__(self, relay: SocketCarrier) -> None:
+    def __init__(self, relay: RelayInterface) -> None:
         self._relay = relay
         self._raw = select.poll()
         self._connections: dict[RelayedSocket, _Interest] = {}

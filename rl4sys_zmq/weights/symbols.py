@@ -100,5 +100,5 @@ def unpack_symbols(reader: BitReader, size: int) -> NDArray[np.uint8]:
         return np.frombuffer(reader.take(size), dtype=np.uint8)
     try:
         return np.frombuffer(zstd.expand(reader.take(length), size), dtype=np.uint8)
-    except zstd.NotExpanded as exc:
+    except zstd.DecompressionError as exc:
         raise WeightsError(f"symbols cannot be decompressed: {exc}", reason="payload") from exc

@@ -28,7 +28,7 @@ from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.images import BadImage, decode_images, image_size
 from rl4sys_zmq.wire.messages import Frame, Submit
 
-__all__ = ["IMAGE_KINDS", "MAX_IMAGE_BYTES", "MAX_PLAIN_BYTES", "CodedImages", "BodyFrame", "code", "plain_body", "is_shorter"]
+__all__ = ["IMAGE_KINDS", "MAX_IMAGE_BYTES", "MAX_PLAIN_BYTES", "EncodedImages", "BodyFrame", "code", "plain_body", "is_shorter"]
 
 MAX_PLAIN_BYTES = 64 << 20
 """Largest size of a whole body before compression, in bytes."""
@@ -51,7 +51,7 @@ Section = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class CodedImages:
+class EncodedImages:
     """A column of images as image files, before decoding. It replaces the frame with the pixels.
 
     Attributes:
@@ -88,7 +88,7 @@ class CodedImages:
         return decode_images(self.frame, (self.nbytes // row_bytes, *row), size, _FORMATS[self.kind])
 
 
-BodyFrame = Frame | CodedImages
+BodyFrame = Frame | EncodedImages
 """A frame of a body after decompression: bytes, or image files that are not decoded so far."""
 
 
@@ -208,7 +208,7 @@ def _plain_frame(frame: Frame, sections: list[tuple[int, int, int]]) -> BodyFram
         if not kind:
             return frame
         if kind in _FORMATS:
-            return CodedImages(frame, plain, kind)
+            return EncodedImages(frame, plain, kind)
     pieces: list[Any] = []
     begin = 0
     for coded, plain, itemsize in sections:
@@ -221,5 +221,5 @@ def _plain_frame(frame: Frame, sections: list[tuple[int, int, int]]) -> BodyFram
 def _decompressed(piece: memoryview, size: int) -> bytes:
     try:
         return zstd.expand(piece, size)
-    except zstd.NotExpanded as exc:
+    except zstd.DecompressionError as exc:
         raise ProtocolError(Refusal.MALFORMED, str(exc)) from exc

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.images import BadImage, image_size
-from rl4sys_zmq.wire.coding import BodyFrame, CodedImages
+from rl4sys_zmq.wire.coding import BodyFrame, EncodedImages
 from rl4sys_zmq.wire.layout import Column, SegmentLayout
 from rl4sys_zmq.wire.segments import ALIGN, LARGE_BYTES, Flag
 
@@ -39,7 +39,7 @@ class ColumnView:
     together: NDArray[Any]
     starts: list[int]
     large: dict[int, NDArray[Any]]
-    coded: dict[int, CodedImages]
+    coded: dict[int, EncodedImages]
 
     def decode(self) -> dict[int, str]:
         """Decode the image files of all segments.
@@ -128,7 +128,7 @@ class ColumnReader:
         self, heads: NDArray[Any], steps: NDArray[np.int64], layouts: list[SegmentLayout], body: Sequence[BodyFrame]
     ) -> None:
         blob = body[0]
-        assert not isinstance(blob, CodedImages)
+        assert not isinstance(blob, EncodedImages)
         self._blob, self._large = blob, list(body[1:])
         self._at, self._limit = 0, sum(map(len, body))
         places = heads["layout"]
@@ -176,14 +176,14 @@ class ColumnReader:
     def _column(self, position: int, layout: SegmentLayout, rows: RowCounts, members: NDArray[np.int64]) -> ColumnView:
         column = layout.columns[position]
         own: dict[int, NDArray[Any]] = {}
-        coded: dict[int, CodedImages] = {}
+        coded: dict[int, EncodedImages] = {}
         starts = rows.starts
         if rows.most * column.row_bytes >= LARGE_BYTES:
             small = rows.each.copy()
             for place in np.flatnonzero(small * column.row_bytes >= LARGE_BYTES).tolist():
                 index = self._frames[int(members[place]), position]
                 frame = self._take(index, int(small[place]) * column.row_bytes, column, layout.leaves == 1)
-                if isinstance(frame, CodedImages):
+                if isinstance(frame, EncodedImages):
                     coded[place] = frame
                 else:
                     own[place] = np.frombuffer(frame, column.dtype).reshape(-1, *column.row)
@@ -201,7 +201,7 @@ class ColumnReader:
         frame = self._large[index] if index < len(self._large) else b""
         if len(frame) != size:
             raise ProtocolError(Refusal.SHAPE, f"column {column.letter} needs {size} bytes; its frame has {len(frame)}")
-        if isinstance(frame, CodedImages):
+        if isinstance(frame, EncodedImages):
             fits = single and column.letter == "o" and column.dtype == np.uint8 and image_size(column.row) is not None
             if not fits:
                 raise ProtocolError(

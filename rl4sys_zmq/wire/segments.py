@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.images import ImageCodec, encode_images, image_size
 from rl4sys_zmq.values import Segment
-from rl4sys_zmq.wire.coding import IMAGE_KINDS, MAX_IMAGE_BYTES, CodedImages, Section, code, is_shorter
+from rl4sys_zmq.wire.coding import IMAGE_KINDS, MAX_IMAGE_BYTES, EncodedImages, Section, code, is_shorter
 from rl4sys_zmq.wire.layout import describe, parse_layout
 from rl4sys_zmq.wire.messages import Block, Frame, Submit
 
@@ -115,7 +115,7 @@ class PackedSegment:
     generation: int
     oldest_version: int
     nbytes: int
-    images: CodedImages | None = None
+    images: EncodedImages | None = None
 
 
 def pack_segment(segment: Segment) -> PackedSegment:
@@ -242,7 +242,7 @@ def with_images(packed: PackedSegment, codec: ImageCodec) -> PackedSegment:
     frame = encode_images(pixels, size, codec)
     if not is_shorter(len(frame), pixels.nbytes):
         return packed
-    images = CodedImages(frame, pixels.nbytes, IMAGE_KINDS[codec.format])
+    images = EncodedImages(frame, pixels.nbytes, IMAGE_KINDS[codec.format])
     digests = (xxhash.xxh3_64_intdigest(frame), *packed.digests[1:])
     return replace(packed, large=(frame, *packed.large[1:]), digests=digests, images=images)
 

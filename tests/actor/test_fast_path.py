@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.actor.acting import Acting
+from rl4sys_zmq.actor.acting import ActionSelector
 from rl4sys_zmq.actor.action import LARGEST, RL4SysAction, as_reward, new_action, new_actions
-from rl4sys_zmq.actor.inputs import Inputs
-from rl4sys_zmq.actor.segments import Stamp, Step
-from rl4sys_zmq.actor.trajectory import Episodes
+from rl4sys_zmq.actor.inputs import InputValidator
+from rl4sys_zmq.actor.segments import PolicyStamp, Step
+from rl4sys_zmq.actor.trajectory import TrajectoryManager
 from rl4sys_zmq.errors import RewardError, RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.policies import Sampler, bind, build_policy
@@ -223,7 +223,7 @@ def test_the_ordinary_step_does_what_the_whole_story_does(agents: tuple[RL4SysAg
     with np.errstate(all="ignore"):
         live(quick, steps, seen[0])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Acting, "request", Acting._request)  # nothing is ordinary now
+            patch.setattr(ActionSelector, "request", ActionSelector._request)  # nothing is ordinary now
             patch.setattr(RL4SysAgent, "add_to_trajectory", lambda agent, *step: agent._episodes.add(*step))
             live(whole, steps, seen[1])
     assert len(seen[0]) == len(seen[1])
@@ -244,7 +244,7 @@ def test_most_steps_are_ordinary(learner: Learner, action_space: Any, monkeypatc
         return call
 
     with agent_of(learner, action_space) as agent:
-        for part, name in ((Acting, "_request"), (Episodes, "add")):
+        for part, name in ((ActionSelector, "_request"), (TrajectoryManager, "add")):
             monkeypatch.setattr(part, name, noted(name, getattr(part, name)))
         traj: Any = None
         for _ in range(6):  # one segment: its first request and its first row are the special ones
@@ -255,7 +255,7 @@ def test_most_steps_are_ordinary(learner: Learner, action_space: Any, monkeypatc
 
 
 def test_a_batch_of_actions_is_as_many_single_ones() -> None:
-    stamp = Stamp(1, 2, object())
+    stamp = PolicyStamp(1, 2, object())
     observations, raws = np.zeros((3, WIDTH), np.float32), np.arange(3)
     log_probs, masks = np.array([-1.0, -2.0, -3.0], np.float32), [None, np.array([True]), None]
     batch = new_actions(observations, raws, raws + 1, log_probs, stamp, masks)
@@ -280,7 +280,7 @@ def test_nothing_is_ordinary_once_an_agent_is_closed(learner: Learner) -> None:
 
 @given(st.lists(st.floats(width=32), min_size=WIDTH, max_size=WIDTH))
 def test_a_finite_sum_is_no_accident(values: list[float]) -> None:
-    inputs = Inputs(BoxSpace((WIDTH,)), DiscreteSpace(2))
+    inputs = InputValidator(BoxSpace((WIDTH,)), DiscreteSpace(2))
     given_array = np.array(values, np.float32)
     got = outcome(lambda: inputs.observation(given_array)[0])
     if np.isfinite(given_array).all():
@@ -290,7 +290,7 @@ def test_a_finite_sum_is_no_accident(values: list[float]) -> None:
 
 
 def test_finite_numbers_whose_sum_is_not_are_taken() -> None:
-    inputs = Inputs(BoxSpace((2,), "<f8"), DiscreteSpace(2))
+    inputs = InputValidator(BoxSpace((2,), "<f8"), DiscreteSpace(2))
     np.testing.assert_array_equal(inputs.observation(np.array([1.7e308, 1.7e308]))[0], [1.7e308, 1.7e308])
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.actor import policy_cache
-from rl4sys_zmq.actor.policy_cache import CachedPolicy, PolicyCache
+from rl4sys_zmq.actor.policy_cache import CachedPolicy, PolicyCacheFile
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec, TensorSpec
 from rl4sys_zmq.weights import digest
@@ -32,7 +32,7 @@ def snapshot_of(version: int = 7, seed: int = 0, spec: PolicySpec = SPEC) -> Pol
     return PolicySnapshot(1_700_000_000_000, version, digest(flat), flat)
 
 
-def loaded(cache: PolicyCache) -> CachedPolicy:
+def loaded(cache: PolicyCacheFile) -> CachedPolicy:
     found = cache.load()
     assert found is not None
     return found
@@ -53,9 +53,9 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_policy_comes_back_bit_for_bit(path: Path) -> None:
     snapshot = snapshot_of()
-    assert PolicyCache(path).load() is None
-    assert PolicyCache(path, clock=lambda: 123.5).save(SPEC, snapshot, EXTRAS)
-    cached = loaded(PolicyCache(path))
+    assert PolicyCacheFile(path).load() is None
+    assert PolicyCacheFile(path, clock=lambda: 123.5).save(SPEC, snapshot, EXTRAS)
+    cached = loaded(PolicyCacheFile(path))
     assert (cached.spec, cached.extras, cached.saved_unix_s) == (SPEC, EXTRAS, 123.5)
     assert cached.snapshot.flat.tobytes() == snapshot.flat.tobytes()
     assert not cached.snapshot.flat.flags.writeable
@@ -76,8 +76,8 @@ def test_tensors_of_all_dtypes_and_a_blob_come_back_or_nothing(path: Path) -> No
     tensors = {"w": np.ones(3), "ids": np.array([-1, 1 << 62]), "half": np.array([0.5, -2, 3], np.float16)}
     flat, others = GRAPH.flatten(tensors)
     snapshot = PolicySnapshot(1, 2, digest(flat, others), flat, others)
-    assert PolicyCache(path).save(GRAPH, snapshot, EXTRAS)
-    cached = PolicyCache(path).load()
+    assert PolicyCacheFile(path).save(GRAPH, snapshot, EXTRAS)
+    cached = PolicyCacheFile(path).load()
     assert cached is not None
     assert cached.spec == GRAPH and cached.snapshot.digest == snapshot.digest
     views = cached.spec.views(cached.snapshot.flat, cached.snapshot.others)
@@ -98,13 +98,13 @@ def test_other_bytes_with_a_right_checksum_are_refused(path: Path, monkeypatch: 
     told = digest(flat, others if change == "others" else changed)
     if change == "blob":
         monkeypatch.setattr(policy_cache, "spec_to_document", lambda spec: spec_to_document(replace(spec, blob=spec.blob[::-1])))
-    PolicyCache(path).save(GRAPH, PolicySnapshot(1, 2, told, flat, changed), {})
+    PolicyCacheFile(path).save(GRAPH, PolicySnapshot(1, 2, told, flat, changed), {})
     refused(path, path.read_bytes())
 
 
 def test_saves_keep_their_distance(path: Path) -> None:
     clock = Clock()
-    cache = PolicyCache(path, min_interval_s=5.0, monotonic=clock)
+    cache = PolicyCacheFile(path, min_interval_s=5.0, monotonic=clock)
     assert cache.save(SPEC, snapshot_of(1), {})
     assert not cache.save(SPEC, snapshot_of(2), {})
     assert loaded(cache).snapshot.version == 1
@@ -117,7 +117,7 @@ def test_saves_keep_their_distance(path: Path) -> None:
 
 def refused(path: Path, data: bytes) -> None:
     path.write_bytes(data)
-    cache = PolicyCache(path)
+    cache = PolicyCacheFile(path)
     assert cache.load() is None
     assert cache.counters.get("policy_cache.refused") == 1
     assert not path.exists()
@@ -125,7 +125,7 @@ def refused(path: Path, data: bytes) -> None:
 
 
 def test_every_truncation_is_refused(path: Path) -> None:
-    PolicyCache(path).save(SPEC, snapshot_of(), EXTRAS)
+    PolicyCacheFile(path).save(SPEC, snapshot_of(), EXTRAS)
     data = path.read_bytes()
     for end in range(len(data)):
         refused(path, data[:end])
@@ -133,7 +133,7 @@ def test_every_truncation_is_refused(path: Path) -> None:
 
 
 def test_flipped_bits_are_refused(path: Path, seed: int) -> None:
-    PolicyCache(path).save(SPEC, snapshot_of(), EXTRAS)
+    PolicyCacheFile(path).save(SPEC, snapshot_of(), EXTRAS)
     data = path.read_bytes()
     rng = random.Random(seed)
     places = [rng.randrange(8 * len(data)) for _ in range(200)] + list(range(8 * 40))
@@ -145,7 +145,7 @@ def test_flipped_bits_are_refused(path: Path, seed: int) -> None:
 
 @pytest.mark.parametrize(("offset", "claim"), [(8, 1 << 20), (8, 1 << 62), (16, 1 << 40), (16, (1 << 64) - 1)])
 def test_a_huge_claim_allocates_nothing(path: Path, offset: int, claim: int) -> None:
-    PolicyCache(path).save(SPEC, snapshot_of(), EXTRAS)
+    PolicyCacheFile(path).save(SPEC, snapshot_of(), EXTRAS)
     data = bytearray(path.read_bytes())
     struct.pack_into("<Q", data, offset, claim)
     refused(path, bytes(data))
@@ -155,13 +155,13 @@ def test_a_huge_file_is_not_read(path: Path) -> None:
     path.parent.mkdir()
     with path.open("wb") as file:
         file.truncate(1 << 40)
-    cache = PolicyCache(path)
+    cache = PolicyCacheFile(path)
     assert cache.load() is None
     assert cache.counters.get("policy_cache.refused") == 1
 
 
 def test_another_major_version_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    PolicyCache(path).save(SPEC, snapshot_of(), EXTRAS)
+    PolicyCacheFile(path).save(SPEC, snapshot_of(), EXTRAS)
     monkeypatch.setattr(policy_cache, "_library", lambda: "7.0")
     refused(path, path.read_bytes())
 
@@ -171,26 +171,26 @@ def test_a_wrong_header_with_a_right_checksum_is_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(policy_cache, "pack_header", lambda form: pack_header({**form, **change}))
-    PolicyCache(path).save(SPEC, snapshot_of(), EXTRAS)
+    PolicyCacheFile(path).save(SPEC, snapshot_of(), EXTRAS)
     refused(path, path.read_bytes())
 
 
 def test_weights_that_are_not_finite_are_refused(path: Path) -> None:
     flat = np.full(SPEC.size, np.inf, dtype=np.float32)
-    PolicyCache(path).save(SPEC, PolicySnapshot(1, 2, digest(flat), flat), {})
+    PolicyCacheFile(path).save(SPEC, PolicySnapshot(1, 2, digest(flat), flat), {})
     refused(path, path.read_bytes())
 
 
 @pytest.mark.parametrize("extras", [{"x": object()}, {"x": "y" * (2 << 20)}])
 def test_what_cannot_be_saved_is_counted(path: Path, extras: dict[str, Any]) -> None:
-    cache = PolicyCache(path)
+    cache = PolicyCacheFile(path)
     assert not cache.save(SPEC, snapshot_of(), extras)
     assert cache.counters.get("policy_cache.save_errors") == 1
 
 
 def test_a_snapshot_of_another_policy_is_not_saved(path: Path) -> None:
     other = mlp_spec(BoxSpace((2,)), DiscreteSpace(2), "categorical", hidden_sizes=())
-    cache = PolicyCache(path)
+    cache = PolicyCacheFile(path)
     assert not cache.save(other, snapshot_of(), {})
     assert cache.counters.get("policy_cache.save_errors") == 1
     assert not path.exists()
@@ -198,7 +198,7 @@ def test_a_snapshot_of_another_policy_is_not_saved(path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_counted(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    cache = PolicyCache(tmp_path / "file" / "policy", min_interval_s=0.0)
+    cache = PolicyCacheFile(tmp_path / "file" / "policy", min_interval_s=0.0)
     assert not cache.save(SPEC, snapshot_of(), {})
     assert not cache.save(SPEC, snapshot_of(), {})
     assert cache.load() is None
@@ -206,7 +206,7 @@ def test_a_folder_that_cannot_be_written_is_counted(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_the_old_policy(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = PolicyCache(path, min_interval_s=0.0)
+    cache = PolicyCacheFile(path, min_interval_s=0.0)
     cache.save(SPEC, snapshot_of(1), {})
 
     def full(descriptor: int) -> None:
@@ -220,7 +220,7 @@ def test_a_full_disk_leaves_the_old_policy(path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_file_of_a_killed_writer_is_removed_when_old(path: Path) -> None:
-    cache = PolicyCache(path, min_interval_s=0.0)
+    cache = PolicyCacheFile(path, min_interval_s=0.0)
     cache.save(SPEC, snapshot_of(1), {})
     left = path.with_name(path.name + ".tmp")
     left.write_bytes(b"half")
@@ -231,7 +231,7 @@ def test_the_file_of_a_killed_writer_is_removed_when_old(path: Path) -> None:
 
 
 def test_a_reader_never_finds_a_mixture(path: Path) -> None:
-    writer, reader = PolicyCache(path, min_interval_s=0.0), PolicyCache(path)
+    writer, reader = PolicyCacheFile(path, min_interval_s=0.0), PolicyCacheFile(path)
     snapshots = [snapshot_of(v, seed=v) for v in range(60)]
     writer.save(SPEC, snapshots[0], {"version": 0})
     done = threading.Event()

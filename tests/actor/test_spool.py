@@ -23,7 +23,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rl4sys_zmq.actor.segment_queue import QueueHead
+from rl4sys_zmq.actor.segment_queue import QueuedSegmentInfo
 from rl4sys_zmq.actor.spool import DELETE_DELAY_S, MAX_HOLE, RETRY_S, Spool, SpoolLimits
 from rl4sys_zmq.errors import ProtocolError, SpoolError
 from rl4sys_zmq.values import Segment
@@ -135,7 +135,7 @@ def test_segments_come_out_as_they_went_in(opened: Opened) -> None:
     spool.put(put)
     assert spool.take(8, 1 << 20) == []
     assert spool.reconcile(0, 0) == []
-    assert [e.head for e in spool._untaken] == [QueueHead(p.generation, p.oldest_version, p.steps, p.nbytes) for p in put]
+    assert [e.head for e in spool._untaken] == [QueuedSegmentInfo(p.generation, p.oldest_version, p.steps, p.nbytes) for p in put]
     assert (spool.untaken_items, spool.untaken_steps, spool.nbytes) == (3, 303, sum(p.nbytes for p in put))
     out = spool.take(8, 1 << 30)
     for a, b in zip(put, out, strict=True):

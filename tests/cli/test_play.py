@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq.cli.act import Tally, play
+from rl4sys_zmq.cli.act import EpisodeCounts, play
 
 
 class Env:
@@ -62,14 +62,14 @@ class Agent:
         return [entry[1:] for entry in self.log if entry[0] == name]
 
 
-def run(envs: list[Env], tally: Tally) -> Agent:
+def run(envs: list[Env], tally: EpisodeCounts) -> Agent:
     agent = Agent()
     play(agent, envs, list(range(len(envs))), tally)  # type: ignore[arg-type]
     return agent
 
 
 def test_a_time_limit_hands_over_the_last_observation_and_a_death_does_not() -> None:
-    tally = Tally(episodes=3)
+    tally = EpisodeCounts(episodes=3)
     agent = run([Env("..t.xb")], tally)
     assert agent.of("end") == [(0, True, [3.0]), (0, False, None), (0, False, None)]
     assert list(tally.returns) == [3.0, 2.0, 1.0]
@@ -77,24 +77,24 @@ def test_a_time_limit_hands_over_the_last_observation_and_a_death_does_not() -> 
 
 
 def test_after_an_end_the_next_request_sees_the_reset_observation() -> None:
-    agent = run([Env(".x"), Env("...x")], Tally(episodes=3))
+    agent = run([Env(".x"), Env("...x")], EpisodeCounts(episodes=3))
     assert [obs for (obs,) in agent.of("request")] == [[0.0, 0.0], [1.0, 1.0], [0.0, 2.0], [1.0, 3.0]]
 
 
 def test_each_environment_is_seeded_once() -> None:
     envs = [Env(".x"), Env(".x")]
-    run(envs, Tally(episodes=4))
+    run(envs, EpisodeCounts(episodes=4))
     assert [env.seeds[0] for env in envs] == [0, 1]
     assert all(seed is None for env in envs for seed in env.seeds[1:])
 
 
 def test_rewards_come_before_the_step_is_stored() -> None:
-    agent = run([Env("x")], Tally(episodes=1))
+    agent = run([Env("x")], EpisodeCounts(episodes=1))
     assert [entry[0] for entry in agent.log] == ["request", "reward", "add", "end"]
 
 
 def test_a_summary_has_the_figures() -> None:
-    tally = Tally()
+    tally = EpisodeCounts()
     tally.steps = 1234
     tally.ended(7.0)
     assert "1 episodes, 1,234 steps" in tally.summary()
@@ -103,7 +103,7 @@ def test_a_summary_has_the_figures() -> None:
 
 
 def test_verbose_lines_wait_for_their_time(capsys: pytest.CaptureFixture[str]) -> None:
-    Tally(every_s=1000.0).print_progress(lambda: 3)
+    EpisodeCounts(every_s=1000.0).print_progress(lambda: 3)
     assert capsys.readouterr().out == ""
-    Tally(every_s=0.0).print_progress(lambda: 3)
+    EpisodeCounts(every_s=0.0).print_progress(lambda: 3)
     assert "version 3" in capsys.readouterr().out

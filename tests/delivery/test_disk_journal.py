@@ -19,11 +19,11 @@ from rl4sys_zmq.delivery import journal_backlog, journal_rows
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal import (
     ClientRow,
+    JournalContent,
     JournalEntry,
     JournalHealth,
     JournalPage,
     MemoryJournal,
-    Restored,
     StreamRow,
 )
 from rl4sys_zmq.delivery.journal_file import PAGE_BYTES, Connect, connect
@@ -101,7 +101,7 @@ class Bench:
             self.journal: Any = MemoryJournal()
             return
         self.journal = DiskJournal(path, fsync=fsync, max_bytes=max_bytes, wake=self.news.set, retry_s=retry_s, connect=connect)
-        self.restored: Restored = self.journal.open()
+        self.restored: JournalContent = self.journal.open()
 
     def take(self, count: int) -> list[Any]:
         """The next `count` things that come out; none more may come with them."""

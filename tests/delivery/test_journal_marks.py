@@ -12,10 +12,10 @@ import pytest
 from rl4sys_zmq.delivery import journal_marks
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, StreamRow
-from rl4sys_zmq.delivery.journal_cache import Changes, JournalCache, KnownRows
-from rl4sys_zmq.delivery.journal_file import NO_RECOVERY, LossReaction
-from rl4sys_zmq.delivery.journal_loss import CheckpointRecord
-from rl4sys_zmq.delivery.journal_marks import MarksFile, read_marks
+from rl4sys_zmq.delivery.journal_cache import Changes, JournalCache, JournalRows
+from rl4sys_zmq.delivery.journal_file import NO_RECOVERY, JournalLossPolicy
+from rl4sys_zmq.delivery.journal_loss import CheckpointSummary
+from rl4sys_zmq.delivery.journal_marks import MarksWriter, read_marks
 from rl4sys_zmq.errors import JournalError, JournalLost
 
 DEADLINE_S = 10.0
@@ -24,7 +24,7 @@ DEADLINE_S = 10.0
 class Bench:
     """A journal of one client, whose one stream grows by what is appended."""
 
-    def __init__(self, folder: Path, recovery: LossReaction = NO_RECOVERY) -> None:
+    def __init__(self, folder: Path, recovery: JournalLossPolicy = NO_RECOVERY) -> None:
         self.news = threading.Event()
         path = folder / "journal.db"
         self.journal = DiskJournal(path, fsync="normal", max_bytes=1 << 30, wake=self.news.set, retry_s=0.02, recovery=recovery)
@@ -56,8 +56,8 @@ def written(folder: Path, segments: int = 10, *, client: bool = True) -> int:
 # ---- the file itself
 
 
-def rows(received: int = 5, streams: int = 1) -> KnownRows:
-    known = KnownRows(77, {3}, {"c": ClientRow("c", 3, {"seed": 7}, received * streams, 1, 0)})
+def rows(received: int = 5, streams: int = 1) -> JournalRows:
+    known = JournalRows(77, {3}, {"c": ClientRow("c", 3, {"seed": 7}, received * streams, 1, 0)})
     for n in range(streams):
         known.streams["c", f"a{n}", 1] = StreamRow("c", f"a{n}", 1, 2, 0, received, 50, 1, True, False, "user")
     return known
@@ -65,7 +65,7 @@ def rows(received: int = 5, streams: int = 1) -> KnownRows:
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     path, known = tmp_path / "journal.marks", rows(streams=200)
-    marks = MarksFile(path, known, flush=True)
+    marks = MarksWriter(path, known, flush=True)
     changes = Changes(
         {"c": ClientRow("c", 4, {"seed": 8}, 2_000, 1, 0)}, {("c", "a0", 1): StreamRow("c", "a0", 1, 2, 3, 4, 5, 6, True, True)}
     )
@@ -82,7 +82,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_a_dropped_client_is_forgotten_with_its_streams(tmp_path: Path) -> None:
-    marks = MarksFile(tmp_path / "journal.marks", rows(), flush=False)
+    marks = MarksWriter(tmp_path / "journal.marks", rows(), flush=False)
     marks.drop(Changes(dropped_clients={"c"}))
     marks.close()
     found = read_marks(tmp_path / "journal.marks")
@@ -104,7 +104,7 @@ def test_a_client_that_is_dropped_and_made_again_in_one_transaction_is_new() -> 
 def test_a_full_file_is_made_anew_and_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_marks, "SPARE_BYTES", 4_096)
     path, known = tmp_path / "journal.marks", rows()
-    marks = MarksFile(path, known, flush=False)
+    marks = MarksWriter(path, known, flush=False)
     for received in range(6, 500):
         changes = Changes(dict(rows(received).clients), dict(rows(received).streams))
         changes.apply_to(known.clients, known.streams)
@@ -118,7 +118,7 @@ def test_a_full_file_is_made_anew_and_stays_small(tmp_path: Path, monkeypatch: p
 
 def test_a_damaged_line_costs_itself(tmp_path: Path) -> None:
     path = tmp_path / "journal.marks"
-    MarksFile(path, rows(), flush=False).close()
+    MarksWriter(path, rows(), flush=False).close()
     raw = bytearray(path.read_bytes())
     raw[raw.index(b'"a0"') + 1] ^= 1
     path.write_bytes(raw)
@@ -137,7 +137,7 @@ def test_a_journal_that_is_gone_is_refused_and_comes_back_with_its_rows(tmp_path
         Bench(tmp_path)
     assert caught.value.segments == {"c": 10}
     assert not (tmp_path / "journal.db").exists()
-    bench = Bench(tmp_path, LossReaction(accept_loss=True))
+    bench = Bench(tmp_path, JournalLossPolicy(accept_loss=True))
     bench.close()
     assert bench.restored.journal_id == lineage
     assert bench.restored.clients == (ClientRow("c", 3, {"seed": 7}, 10, 0, 0),)
@@ -186,7 +186,7 @@ def test_another_journal_in_the_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x" / "journal.db").rename(tmp_path / "journal.db")
     with pytest.raises(JournalLost, match="is not the one of"):
         Bench(tmp_path)
-    bench = Bench(tmp_path, LossReaction(accept_loss=True))
+    bench = Bench(tmp_path, JournalLossPolicy(accept_loss=True))
     bench.close()
     assert bench.restored.journal_id == theirs
     Bench(tmp_path).close()
@@ -194,17 +194,17 @@ def test_another_journal_in_the_place_is_refused(tmp_path: Path) -> None:
 
 def test_checkpoints_tell_too(tmp_path: Path) -> None:
     lineage = written(tmp_path)
-    ahead = CheckpointRecord("c", lineage, 14, {("a", 1): 14, ("dropped", 1): 5})
-    for harmless in (CheckpointRecord("c", lineage, 10, {("a", 1): 10}), CheckpointRecord("unknown", lineage, 0, {})):
-        Bench(tmp_path, LossReaction(witnesses=[harmless])).close()
+    ahead = CheckpointSummary("c", lineage, 14, {("a", 1): 14, ("dropped", 1): 5})
+    for harmless in (CheckpointSummary("c", lineage, 10, {("a", 1): 10}), CheckpointSummary("unknown", lineage, 0, {})):
+        Bench(tmp_path, JournalLossPolicy(witnesses=[harmless])).close()
     with pytest.raises(JournalLost, match="'c': 4 acknowledged segments"):
-        Bench(tmp_path, LossReaction(witnesses=[ahead]))
-    bench = Bench(tmp_path, LossReaction(accept_loss=True, witnesses=[ahead, CheckpointRecord("other", 99, 3, {})]))
+        Bench(tmp_path, JournalLossPolicy(witnesses=[ahead]))
+    bench = Bench(tmp_path, JournalLossPolicy(accept_loss=True, witnesses=[ahead, CheckpointSummary("other", 99, 3, {})]))
     bench.close()
     assert (bench.restored.clients[0].accepted, bench.restored.streams[0].received) == (14, 14)
-    Bench(tmp_path, LossReaction(witnesses=[ahead, CheckpointRecord("other", 99, 3, {})])).close()  # 99 was given up
+    Bench(tmp_path, JournalLossPolicy(witnesses=[ahead, CheckpointSummary("other", 99, 3, {})])).close()  # 99 was given up
     with pytest.raises(JournalLost, match="'third': 3 acknowledged segments, and those accepted after"):
-        Bench(tmp_path, LossReaction(witnesses=[CheckpointRecord("third", 98, 3, {})]))
+        Bench(tmp_path, JournalLossPolicy(witnesses=[CheckpointSummary("third", 98, 3, {})]))
 
 
 def test_a_journal_that_can_t_be_read_is_made_anew_with_what_can(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_journal_that_can_t_be_read_is_made_anew_with_what_can(tmp_path: Path)
     with pytest.raises(JournalLost, match=r"is damaged .*'c': 10 acknowledged segments"):
         Bench(tmp_path)
     assert path.read_bytes() == raw
-    bench = Bench(tmp_path, LossReaction(accept_loss=True))
+    bench = Bench(tmp_path, JournalLossPolicy(accept_loss=True))
     bench.close()
     assert bench.restored.streams[0].received == 10
     assert (tmp_path / "journal.db.damaged").read_bytes() == raw

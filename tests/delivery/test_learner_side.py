@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from numpy.typing import DTypeLike
 
 from rl4sys_zmq.delivery import (
-    Amount,
     CreditPool,
-    Intake,
+    DataAmount,
     JournalEntry,
     JournalPage,
     MemoryJournal,
     Stream,
     StreamRow,
     StreamTable,
+    SubmitResult,
     replay_entry,
     take_submit,
 )
@@ -428,7 +428,7 @@ def test_a_message_that_does_not_hold_together_moves_nothing() -> None:
     assert stream.received == 0
 
 
-def submit(stream: Stream, first_seq: int, *segments: PackedSegment) -> Intake:
+def submit(stream: Stream, first_seq: int, *segments: PackedSegment) -> SubmitResult:
     message = join_submit(first_seq, 0, segments)
     return take_submit(stream, SCHEMA, message, encode(message))
 
@@ -981,7 +981,7 @@ def test_an_overshoot_is_paid_back_by_all() -> None:
     pool, stream = CreditPool(), wanting(100)
     pool.demand(10, 0, 0)
     pool.grant([stream], 0.0)
-    pool.transit.accept(Amount(13, 1, 100))
+    pool.transit.accept(DataAmount(13, 1, 100))
     stream.accept(13, 0)
     pool.demand(12, 0, 0)
     assert pool.grant([stream], 0.0) == []

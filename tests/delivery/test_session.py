@@ -15,13 +15,13 @@ from rl4sys_zmq.delivery import (
     ActorSession,
     IncarnationRaised,
     Reconnect,
-    RefusedForNow,
     Send,
     SessionJoined,
     SessionRefused,
     SessionState,
-    StreamRenewed,
+    StreamRestarted,
     StreamTable,
+    TemporaryRefusal,
 )
 from rl4sys_zmq.delivery.session import FIELD_RATE
 from rl4sys_zmq.errors import ProtocolError
@@ -525,7 +525,7 @@ def forgotten(session: ActorSession) -> ActorSession:
 
 def test_a_forgotten_incarnation_begins_anew(forgotten: ActorSession, counters: Counters) -> None:
     assert law(forgotten) == 9
-    assert forgotten.on_message(1.0, refused("expired")) == [StreamRenewed(2)]
+    assert forgotten.on_message(1.0, refused("expired")) == [StreamRestarted(2)]
     assert (forgotten.in_doubt, forgotten.in_flight, forgotten.unreceived) == (2, 0, 0)
     assert (counters.get("expired"), counters.get("refused_by_learner.expired")) == (1, 1)
     (hello,) = sent(forgotten.tick(1.0, (0, 0)))
@@ -560,7 +560,7 @@ def test_it_may_be_forgotten_again(forgotten: ActorSession) -> None:
     forgotten.on_message(1.0, ack(3, 2, accepted_steps=6, trained=1, refused=1))
     forgotten.on_message(1.0, refused("no_session"))
     forgotten.tick(1.0, (0, 0))
-    assert forgotten.on_message(1.0, refused("expired")) == [StreamRenewed(1)]
+    assert forgotten.on_message(1.0, refused("expired")) == [StreamRestarted(1)]
     (hello,) = sent(forgotten.tick(1.0, (0, 0)))
     assert (hello.incarnation, hello.origin, hello.journal_id) == (3, 3, 0)
     assert (forgotten.in_doubt, law(forgotten)) == (3, 12)
@@ -724,7 +724,7 @@ def test_an_equivocation_does_not_end_a_session(session: ActorSession, counters:
 def test_a_place_that_is_taken_is_waited_for(counters: Counters) -> None:
     session = ActorSession(HELLO, counters, random.Random(1))
     session.open(0.0, (0, 0))
-    assert session.on_message(0.0, refused("conflict")) == [RefusedForNow(refused("conflict"))]
+    assert session.on_message(0.0, refused("conflict")) == [TemporaryRefusal(refused("conflict"))]
 
 
 def test_a_hello_that_came_too_fast_is_said_again(counters: Counters) -> None:
@@ -732,7 +732,7 @@ def test_a_hello_that_came_too_fast_is_said_again(counters: Counters) -> None:
     session = ActorSession(HELLO, counters, random.Random(1))
     session.open(0.0, (0, 0))
     too_fast = Refused("quota", FIELD_RATE, "this connection exceeds its rate limit")
-    assert session.on_message(0.0, too_fast) == [RefusedForNow(too_fast)]
+    assert session.on_message(0.0, too_fast) == [TemporaryRefusal(too_fast)]
     assert [type(message) for message in sent(session.tick(1.0, (0, 0)))] == [Hello]
     assert isinstance(session.on_message(1.0, refused("quota"))[0], SessionRefused)
 

@@ -21,20 +21,20 @@ from simulation.simulator import ActorParts, Schedule, Simulation, simulate
 
 from rl4sys_zmq.delivery import (
     ActorSession,
-    Amount,
     CreditPool,
+    DataAmount,
     Journal,
+    JournalContent,
     JournalEntry,
     JournalPage,
     MemoryJournal,
     Reconnect,
-    Restored,
     Stream,
     StreamRow,
     StreamTable,
-    Transit,
+    TransitCounts,
 )
-from rl4sys_zmq.delivery.journal_rows import AddGap, ReadPage
+from rl4sys_zmq.delivery.journal_rows import CountGap, PageRequest
 from rl4sys_zmq.delivery.session import Action
 from rl4sys_zmq.delivery.stream import Key
 from rl4sys_zmq.delivery.table import HelloResult
@@ -44,7 +44,7 @@ from rl4sys_zmq.learner.client import Client
 from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
-from rl4sys_zmq.learner.operator import Operator, Steps
+from rl4sys_zmq.learner.operator import CommandExecutor, Steps
 from rl4sys_zmq.learner.ports import Ports
 from rl4sys_zmq.transports import Frame
 from rl4sys_zmq.wire import PackedSegment
@@ -239,9 +239,9 @@ class LeaksCredit(CreditPool):
         self.transit = CountsTwice()
 
 
-class CountsTwice(Transit):
-    def accept(self, load: Amount) -> None:
-        super().accept(Amount(2 * load.steps, load.items, load.nbytes))
+class CountsTwice(TransitCounts):
+    def accept(self, load: DataAmount) -> None:
+        super().accept(DataAmount(2 * load.steps, load.items, load.nbytes))
 
 
 class CommitsTwice(SlowJournal):
@@ -267,7 +267,7 @@ class LosesEntries(SlowJournal):
 class ForgetsItsRows(SimJournal):
     """Nothing that was written before the restart is fed again."""
 
-    def _page(self, read: ReadPage) -> JournalPage:
+    def _page(self, read: PageRequest) -> JournalPage:
         return replace(super()._page(read), entries=(), more=False)
 
 
@@ -362,16 +362,16 @@ class FeedsTwice(Client):
         super().replay(entry)
         stream = self.table.get(entry.actor_id, entry.origin)
         if stream is not None and stream.counted(entry.end_seq):
-            self.send(entry, entry.skip, Amount(entry.steps, entry.accepted, entry.nbytes), waited=False)
+            self.send(entry, entry.skip, DataAmount(entry.steps, entry.accepted, entry.nbytes), waited=False)
 
 
 class CountsWhatIsSkipped(Client):
     """An entry that a checkpoint's mark lies inside is counted whole when it is fed again; its first part is never taken."""
 
-    def send(self, entry: JournalEntry, skip: int, load: Amount, *, waited: bool) -> None:
+    def send(self, entry: JournalEntry, skip: int, load: DataAmount, *, waited: bool) -> None:
         super().send(entry, skip, load, waited=waited)
         if not waited:
-            self.pool.transit.waiting.add(Amount(entry.steps - load.steps, entry.accepted - load.items, 0))
+            self.pool.transit.waiting.add(DataAmount(entry.steps - load.steps, entry.accepted - load.items, 0))
 
 
 class LosesAMessage(Client):
@@ -379,7 +379,7 @@ class LosesAMessage(Client):
 
     sent = 0
 
-    def send(self, entry: JournalEntry, skip: int, load: Amount, *, waited: bool) -> None:
+    def send(self, entry: JournalEntry, skip: int, load: DataAmount, *, waited: bool) -> None:
         self.sent += 1
         if self.sent % 20:
             super().send(entry, skip, load, waited=waited)
@@ -399,7 +399,7 @@ class PartsAGap(SimJournal):
         if self.pause_turns:
             self.pause_turns -= 1
             return []
-        gap = next((place for place, operation in enumerate(self._backlog) if isinstance(operation, AddGap)), self._due)
+        gap = next((place for place, operation in enumerate(self._backlog) if isinstance(operation, CountGap)), self._due)
         if gap < self._due:
             self._due, self.pause_turns = gap + 1, 20
         return super().committed()
@@ -411,7 +411,7 @@ class HandsOnWhatWasOvertaken(Client):
     def send_committed(self, entry: JournalEntry) -> None:
         stream = self.table.get(entry.actor_id, entry.origin)
         waited = stream is not None and stream.counted(entry.end_seq)
-        self.send(entry, entry.skip, Amount(entry.steps, entry.accepted, entry.nbytes), waited=waited)
+        self.send(entry, entry.skip, DataAmount(entry.steps, entry.accepted, entry.nbytes), waited=waited)
 
 
 class ReadsOn(Client):
@@ -584,16 +584,16 @@ class HearsTheDead(ClientRegistry):
 
 
 class RestoresNoStreams(ClientRegistry):
-    def restore(self, restored: Restored) -> None:
+    def restore(self, restored: JournalContent) -> None:
         super().restore(replace(restored, streams=()))
 
 
 class RestoresNoTotals(ClientRegistry):
-    def restore(self, restored: Restored) -> None:
+    def restore(self, restored: JournalContent) -> None:
         super().restore(replace(restored, clients=tuple(replace(row, accepted=0, gap=0) for row in restored.clients)))
 
 
-class GivesUpPending(Operator):
+class GivesUpPending(CommandExecutor):
     """A restart gives up what is pending, though nobody asked for that."""
 
     def _restart(self, client_id: str, *, give_up_pending: bool) -> Steps:
@@ -877,7 +877,7 @@ def test_a_planted_bug_is_caught(name: str, seed: int) -> None:
 def test_what_no_account_shows_stands_still_and_is_noticed(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The watch finds by itself what leaves the learner thread and the actors waiting for each other."""
     monkeypatch.setattr(SimLearner, "_check_transit", lambda self: None)
-    monkeypatch.setattr(Transit, "correct_waiting", lambda self: None)  # nor is the count put right
+    monkeypatch.setattr(TransitCounts, "correct_waiting", lambda self: None)  # nor is the count put right
     planted = MUTANTS[name][0]
     rules: Counter[str] = Counter()
     for offset in range(MUTANT_SCHEDULES):

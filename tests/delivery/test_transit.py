@@ -6,22 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl4sys_zmq.delivery import STALL_S, Amount, CreditPool, StallWatch, Stream, Transit, stall_reason
+from rl4sys_zmq.delivery import STALL_S, CreditPool, DataAmount, StallTimer, Stream, TransitCounts, stall_reason
 from rl4sys_zmq.errors import ProtocolError
 
-ONE = Amount(10, 1, 500)
+ONE = DataAmount(10, 1, 500)
 
 
 def test_data_wait_then_travel_then_are_taken() -> None:
-    transit = Transit()
+    transit = TransitCounts()
     transit.accept(ONE)
     assert (transit.waiting, transit.steps, transit.items, transit.nbytes) == (ONE, 10, 1, 500)
-    transit.send(Amount(10, 1, 500), waited=True)
-    transit.send(Amount(4, 2, 300), waited=False)  # given back by the journal, and in part already taken
-    assert (transit.waiting, transit.in_transit, transit.messages_on_way) == (Amount(), Amount(14, 3, 800), 2)
+    transit.send(DataAmount(10, 1, 500), waited=True)
+    transit.send(DataAmount(4, 2, 300), waited=False)  # given back by the journal, and in part already taken
+    assert (transit.waiting, transit.in_transit, transit.messages_on_way) == (DataAmount(), DataAmount(14, 3, 800), 2)
     transit.take(1)
     transit.take(1)
-    assert (transit.in_transit, transit.taken) == (Amount(4, 2, 300), ONE)
+    assert (transit.in_transit, transit.taken) == (DataAmount(4, 2, 300), ONE)
     transit.take(2)
     assert not transit.in_transit
     assert transit.correct_waiting() is None
@@ -29,26 +29,26 @@ def test_data_wait_then_travel_then_are_taken() -> None:
 
 @pytest.mark.parametrize("messages", [-1, 2, 1 << 62])
 def test_more_than_was_sent_can_not_be_taken(messages: int) -> None:
-    transit = Transit()
-    transit.send(Amount(1, 1, 1), waited=False)
+    transit = TransitCounts()
+    transit.send(DataAmount(1, 1, 1), waited=False)
     with pytest.raises(ProtocolError, match="1 are on the way"):
         transit.take(messages)
 
 
 def test_a_wrong_count_is_corrected_and_said() -> None:
-    transit = Transit()
+    transit = TransitCounts()
     transit.accept(ONE)
     wrong = transit.correct_waiting()
     assert str(wrong) == "10 steps in 1 segments of 500 bytes"
     assert (transit.steps, transit.correct_waiting()) == (0, None)
 
 
-loads = st.builds(Amount, st.integers(0, 50), st.integers(0, 9), st.integers(1, 999))
+loads = st.builds(DataAmount, st.integers(0, 50), st.integers(0, 9), st.integers(1, 999))
 
 
 @given(st.lists(st.tuples(st.sampled_from(["accept", "send", "again", "take"]), loads), max_size=60))
-def test_nothing_is_lost_between_the_ends(moves: list[tuple[str, Amount]]) -> None:
-    transit, waiting, in_transit, taken = Transit(), [], [], []
+def test_nothing_is_lost_between_the_ends(moves: list[tuple[str, DataAmount]]) -> None:
+    transit, waiting, in_transit, taken = TransitCounts(), [], [], []
     for move, load in moves:
         if move == "accept":
             transit.accept(load)
@@ -85,7 +85,7 @@ def test_a_client_stands_still_only_if_nobody_can_do_anything() -> None:
 
 
 def test_the_watch_starts_anew_whenever_something_moves() -> None:
-    watch = StallWatch()
+    watch = StallTimer()
     looks = [(0.0, 1, "why"), (0.9, 1, "why"), (1.5, 1, "why"), (2.0, 2, "why"), (2.5, 2, ""), (9.0, 2, "why"), (9.5, 2, "why")]
     assert [watch.look(*look) for look in looks] == [0.0, 0.9, 1.5, 0.0, 0.0, 0.0, 0.5]
     assert STALL_S == 1.0

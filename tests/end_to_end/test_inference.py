@@ -17,7 +17,7 @@ from rl4sys_zmq.actor.remote import RemoteInference
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallFailed, CallRefusal, CallRefused, CallTimeout
 from rl4sys_zmq.learner import Learner, LearnerConfig
-from rl4sys_zmq.learner.inference import PolicyService, method_of
+from rl4sys_zmq.learner.inference import InferenceService, method_of
 from rl4sys_zmq.policies import Policy, build_policy
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.rpc import Caller, Server
@@ -113,13 +113,13 @@ def test_several_threads_ask_at_once(learner: Learner) -> None:
 
 def hold_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Makes the service slow until the event is set."""
-    go, act = threading.Event(), PolicyService._act
+    go, act = threading.Event(), InferenceService._act
 
-    def slow(self: PolicyService, client_id: str, payloads: Any) -> Any:
+    def slow(self: InferenceService, client_id: str, payloads: Any) -> Any:
         go.wait(WAIT_S)
         return act(self, client_id, payloads)
 
-    monkeypatch.setattr(PolicyService, "_act", slow)
+    monkeypatch.setattr(InferenceService, "_act", slow)
     return go
 
 
@@ -324,7 +324,7 @@ def test_a_question_is_answered_by_one_offer(monkeypatch: pytest.MonkeyPatch) ->
         spec = mlp_spec(BoxSpace((size,)), DiscreteSpace(3), "categorical", hidden_sizes=())
         return spec, PolicySnapshot(1, size, 0, np.zeros(spec.size, np.float32))
 
-    with PolicyService("tcp://127.0.0.1:0", None, None, insecure=False) as service:
+    with InferenceService("tcp://127.0.0.1:0", None, None, insecure=False) as service:
         service.offer("lab", *offer(4))
 
         def slow(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:

@@ -15,7 +15,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.learner.recorder import RunFiles
+from rl4sys_zmq.learner.recorder import RunDirectoryWriter
 from rl4sys_zmq.ops.curves import draw_curves, read_curves
 from rl4sys_zmq.wire.messages import Metrics
 
@@ -65,7 +65,7 @@ class Rooms:
 def test_three_weeks_fit_into_a_fixed_room(tmp_path: Path, report: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # the weeks are simulated, the disk's patience is not
     run_dir, rooms, began = tmp_path / "run", Rooms(tmp_path / "run"), time.monotonic()
-    files = RunFiles(run_dir, BOUNDS)
+    files = RunDirectoryWriter(run_dir, BOUNDS)
     files.open()
     written = 0
     for n, (at, _, metrics) in enumerate(records()):
@@ -93,7 +93,7 @@ def test_three_weeks_fit_into_a_fixed_room(tmp_path: Path, report: Callable[...,
                     torn.write(b'{"t": 1.0, "event": "metr')
                 newest = max((run_dir / "tensorboard" / "luna").iterdir())
                 newest.write_bytes(newest.read_bytes()[:-7])
-            files = RunFiles(run_dir, BOUNDS)
+            files = RunDirectoryWriter(run_dir, BOUNDS)
             files.open()
             rooms.look()
     files.close()

@@ -6,14 +6,14 @@ import pytest
 
 from rl4sys_zmq.errors import MemoryExceeded
 from rl4sys_zmq.learner import memory_watch
-from rl4sys_zmq.learner.connections import BURST_S, CUT_AFTER, CUT_BYTES, FREE_MESSAGES, MAX_REST_S, ConnectionRate, RateLimiter
+from rl4sys_zmq.learner.connections import BURST_S, CUT_AFTER, CUT_BYTES, FREE_MESSAGES, MAX_REST_S, ConnectionUsage, RateLimiter
 from rl4sys_zmq.learner.memory_watch import CUT_ALL_S, END_S, MemoryWatch, available_bytes, resident_bytes
 
 RATE = 8.0
 
 
 def say(
-    limits: RateLimiter, rate: ConnectionRate, now: float, count: int, *, sessionless: bool = False, cost: float = 1.0
+    limits: RateLimiter, rate: ConnectionUsage, now: float, count: int, *, sessionless: bool = False, cost: float = 1.0
 ) -> int:
     """How many of so many messages at one time are handled."""
     handled = 0

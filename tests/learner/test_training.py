@@ -9,9 +9,9 @@ import pytest
 
 from rl4sys_zmq.errors import TrainingDiverged
 from rl4sys_zmq.learner import training
-from rl4sys_zmq.learner.held_segments import HeldSegment
+from rl4sys_zmq.learner.held_segments import ObservedSegment
 from rl4sys_zmq.learner.suspects import CrashSuspects
-from rl4sys_zmq.learner.training import MAX_DIVERGED, AlgorithmUpdater
+from rl4sys_zmq.learner.training import MAX_DIVERGED, UpdateRunner
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.testing.fakes import FakeParameters, fake_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
@@ -47,15 +47,15 @@ def segment(seq: int, **changes: Any) -> Segment:
 
 
 class Message:
-    """Stands in for a `ReceivedMessage`."""
+    """Stands in for a `SegmentMessage`."""
 
     def __init__(self, segment: Segment) -> None:
         self.segments = [segment]
         self.segment_bytes = segment.nbytes
 
 
-def held(seq: int, one: Segment) -> HeldSegment:
-    return HeldSegment(Message(one), 0, KEY, seq, False)  # type: ignore[arg-type]
+def held(seq: int, one: Segment) -> ObservedSegment:
+    return ObservedSegment(Message(one), 0, KEY, seq, False)  # type: ignore[arg-type]
 
 
 def ppo(**parameters: Any) -> PPO:
@@ -87,7 +87,7 @@ def test_the_culprits_of_an_on_policy_update_are_found_and_nothing_of_them_stays
     culprits: tuple[int, ...], normalise: bool
 ) -> None:
     algorithm, twin = ppo(normalise_observations=normalise), ppo(normalise_observations=normalise)
-    trainer, clean = AlgorithmUpdater(algorithm, CrashSuspects(None)), AlgorithmUpdater(twin, CrashSuspects(None))
+    trainer, clean = UpdateRunner(algorithm, CrashSuspects(None)), UpdateRunner(twin, CrashSuspects(None))
     for seq in range(32):
         trainer.observe(held(seq, bad_segment(seq, "nan") if seq in culprits else segment(seq)))
         if seq not in culprits:
@@ -108,7 +108,7 @@ def test_the_culprits_of_an_on_policy_update_are_found_and_nothing_of_them_stays
 
 def test_a_log_probability_that_no_ratio_can_stand_is_found() -> None:
     algorithm = ppo()
-    trainer = AlgorithmUpdater(algorithm, CrashSuspects(None))
+    trainer = UpdateRunner(algorithm, CrashSuspects(None))
     for seq in range(32):
         spoilt = {"log_probs": np.full(STEPS, -99.0, np.float32)} if seq == 11 else {}
         trainer.observe(held(seq, segment(seq, **spoilt)))
@@ -121,7 +121,7 @@ def test_messages_of_a_replay_are_kept_within_a_limit(monkeypatch: pytest.Monkey
     one = segment(0)
     monkeypatch.setattr(training, "RECENT_BYTES", 4 * one.nbytes)
     monkeypatch.setattr(training, "RECENT_ITEMS", 8)
-    trainer = AlgorithmUpdater(dqn(), CrashSuspects(None))
+    trainer = UpdateRunner(dqn(), CrashSuspects(None))
     given = [held(seq, segment(seq)) for seq in range(30)]
     for number, each in enumerate(given):
         trainer.observe(each)
@@ -135,7 +135,7 @@ def test_messages_of_a_replay_are_kept_within_a_limit(monkeypatch: pytest.Monkey
 
 def test_culprits_in_a_replay_are_found_and_the_weights_go_back() -> None:
     algorithm = dqn()
-    trainer = AlgorithmUpdater(algorithm, CrashSuspects(None))
+    trainer = UpdateRunner(algorithm, CrashSuspects(None))
     for seq in range(40):
         trainer.observe(held(seq, segment(seq)))
         while trainer.update() is not None:
@@ -156,7 +156,7 @@ def test_culprits_in_a_replay_are_found_and_the_weights_go_back() -> None:
 
 def test_a_replay_of_nothing_but_poison_is_emptied_and_filled_again() -> None:
     algorithm = dqn()
-    trainer = AlgorithmUpdater(algorithm, CrashSuspects(None))
+    trainer = UpdateRunner(algorithm, CrashSuspects(None))
     found = []
     for seq in range(30):
         trainer.observe(held(seq, bad_segment(seq, "3e38") if seq < 3 else segment(seq)))
@@ -168,7 +168,7 @@ def test_a_replay_of_nothing_but_poison_is_emptied_and_filled_again() -> None:
 
 def test_an_off_policy_run_without_poison_is_bit_for_bit_as_without_the_net() -> None:
     one, other = dqn(), dqn()
-    trainer = AlgorithmUpdater(one, CrashSuspects(None))
+    trainer = UpdateRunner(one, CrashSuspects(None))
     for seq in range(60):
         trainer.observe(held(seq, segment(seq)))
         other.observe(segment(seq))
@@ -183,7 +183,7 @@ def test_updates_that_change_nothing_are_noticed_unless_they_are_meant_to() -> N
     for rate, expected in ((0.0, False), (3e-4, True)):
         algorithm = ppo(learning_rate=rate)
         algorithm._optimizer.step = lambda *_, **__: None  # type: ignore[method-assign]
-        trainer = AlgorithmUpdater(algorithm, CrashSuspects(None))
+        trainer = UpdateRunner(algorithm, CrashSuspects(None))
         for seq in range(32):
             trainer.observe(held(seq, segment(seq)))
         outcome = trainer.update()
@@ -204,27 +204,27 @@ class Touchy(FakeAlgorithm):
         return super().update(partial=partial)
 
 
-def fed(trainer: AlgorithmUpdater, first: int = 0) -> Any:
+def fed(trainer: UpdateRunner, first: int = 0) -> Any:
     for seq in range(first, first + 16):
         trainer.observe(held(seq, segment(seq)))
     return trainer.update()
 
 
 def test_an_exception_of_some_data_is_undone_and_of_all_data_is_raised() -> None:
-    outcome = fed(AlgorithmUpdater(Touchy({3, 4}), CrashSuspects(None)))
+    outcome = fed(UpdateRunner(Touchy({3, 4}), CrashSuspects(None)))
     assert [one.seq for one in outcome.culprits] == [3, 4] and "FloatingPointError" in outcome.reason
     with pytest.raises(FloatingPointError):
-        fed(AlgorithmUpdater(Touchy(set(range(16))), CrashSuspects(None)))
+        fed(UpdateRunner(Touchy(set(range(16))), CrashSuspects(None)))
 
 
 def test_what_fails_only_together_is_taken_out_together() -> None:
-    outcome = fed(AlgorithmUpdater(Touchy(set(), {4, 5}), CrashSuspects(None)))
+    outcome = fed(UpdateRunner(Touchy(set(), {4, 5}), CrashSuspects(None)))
     assert {4, 5} <= {one.seq for one in outcome.culprits} and len(outcome.culprits) < 16
 
 
 def test_an_algorithm_that_diverges_on_any_data_fails_in_the_end() -> None:
     algorithm = ppo(steps_per_epoch=16 * STEPS)
-    trainer = AlgorithmUpdater(algorithm, CrashSuspects(None))
+    trainer = UpdateRunner(algorithm, CrashSuspects(None))
     algorithm._network.flat.fill_(float("nan"))
     trainer._keep()
     with pytest.raises(TrainingDiverged, match="restart the client"):

@@ -27,7 +27,7 @@ from rl4sys_zmq.errors import (
     ConfigError,
     PayloadError,
 )
-from rl4sys_zmq.rpc import Batching, Caller, RefuseCall, Server
+from rl4sys_zmq.rpc import BatchLimits, Caller, RefuseCall, Server
 from rl4sys_zmq.rpc.call_queue import LONG_S
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 
@@ -156,7 +156,7 @@ def test_calls_are_batched_and_one_bad_one_spoils_no_other(server: Server) -> No
         sizes.append(len(payloads))
         return [1 // (p - 7) + p * p for p in payloads]
 
-    server.register("square", squares, batching=Batching(max_size=16))
+    server.register("square", squares, batching=BatchLimits(max_size=16))
     server.start()
     with client_of(server) as client:
         client.submit("square", 0)
@@ -183,7 +183,7 @@ def test_what_must_run_once_is_not_asked_again_when_its_batch_raises(server: Ser
             raise ValueError("bad")
         return payloads
 
-    server.register("note", note, batching=Batching(max_size=4, max_wait_s=30.0))
+    server.register("note", note, batching=BatchLimits(max_size=4, max_wait_s=30.0))
     server.start()
     with client_of(server) as client:
         futures = [client.submit("note", p, once=p != "again") for p in ("a", "bad", "again", "b")]
@@ -201,7 +201,7 @@ def test_a_batch_waits_for_more(server: Server) -> None:
         sizes.append(len(payloads))
         return payloads
 
-    server.register("note", note, batching=Batching(max_size=4, max_wait_s=30.0))
+    server.register("note", note, batching=BatchLimits(max_size=4, max_wait_s=30.0))
     server.start()
     with client_of(server) as client:
         assert [f.result(WAIT_S) for f in [client.submit("note", i) for i in range(8)]] == list(range(8))

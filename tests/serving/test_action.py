@@ -346,7 +346,7 @@ def test_an_answer_that_was_not_asked_for_is_named(lab: Lab, answer: object, wor
     client = lab.client(lab.server(lab.config(observation_keys=["cam1", "cam2"]), lambda keys: answer, lambda key, payload: None))
     with pytest.raises(CallFailed, match=words) as caught:
         client.obs()
-    assert caught.value.kind == "AnswerError"
+    assert caught.value.kind == "InvalidReply"
     with pytest.raises(CallFailed, match="act_callback returned a NoneType"):
         client.act("move")
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import CallFailed, CallRefusal, CallRefused, CallTimeout, ConfigError, TransportError
-from rl4sys_zmq.serving import Batching, InferenceClient, InferenceServer, stack, unstack
+from rl4sys_zmq.serving import BatchLimits, InferenceClient, InferenceServer, stack, unstack
 from rl4sys_zmq.serving.stacking import batched
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 
@@ -71,7 +71,7 @@ def test_clients_share_a_batch(server: InferenceServer) -> None:
         sizes.append(len(payload["obs"]))
         return {"act": payload["obs"] * 2, "names": [n.upper() for n in payload["name"]]}
 
-    server.register_interface("double", double, Batching(max_size=8, max_wait_s=20.0))
+    server.register_interface("double", double, BatchLimits(max_size=8, max_wait_s=20.0))
     server.start(threaded=True)
     answers: dict[int, Any] = {}
 
@@ -96,7 +96,7 @@ def test_requests_of_other_shapes_are_batched_apart(server: InferenceServer) -> 
         shapes.append(payload.shape)
         return payload.sum(axis=1)
 
-    server.register_interface("sum", total, Batching(max_size=4, max_wait_s=20.0))
+    server.register_interface("sum", total, BatchLimits(max_size=4, max_wait_s=20.0))
     server.start(threaded=True)
     with InferenceClient(server.address) as client:
         futures = [client.submit("sum", np.ones(size)) for size in (2, 3, 2, 3)]

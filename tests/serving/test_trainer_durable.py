@@ -41,7 +41,7 @@ from rl4sys_zmq.serving import (
 )
 from rl4sys_zmq.serving import store_ingest as shelf_module
 from rl4sys_zmq.serving.data import DataShape
-from rl4sys_zmq.serving.store_ingest import InsertRequest, StoreIngest
+from rl4sys_zmq.serving.store_ingest import InsertRequest, StoreInserter
 from rl4sys_zmq.serving.trainer_journal import StoreJournal
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 
@@ -228,7 +228,7 @@ def test_a_shelf_is_what_its_slow_twin_says_over_refusals_full_disks_and_restart
             store = store if kept else Picky()
             store.full, store.apart = rng.random() < 0.3, kept and len(store) > 0  # as one that is opened again
             with StoreJournal(tmp_path / str(history), "normal") as journal:
-                ingest = StoreIngest("a", store, journal, 1 << 20)
+                ingest = StoreInserter("a", store, journal, 1 << 20)
                 try:
                     ingest.refill(journal.streams)
                 except StoreError:
@@ -255,7 +255,7 @@ def test_a_shelf_is_what_its_slow_twin_says_over_refusals_full_disks_and_restart
         with StoreJournal(tmp_path / str(history), "normal") as journal:
             store = store if kept else Picky()
             store.full = False
-            StoreIngest("a", store, journal, 1 << 20).refill(journal.streams)
+            StoreInserter("a", store, journal, 1 << 20).refill(journal.streams)
         expected = [n for n in sorted(accepted) if n % 10 != 7]
         assert [n for n, _ in store.held] == expected
         assert heard == sorted(set(heard)) and set(heard) <= set(expected)

@@ -21,7 +21,7 @@ from rl4sys_zmq.delivery import (
     Send,
     SessionJoined,
     SessionState,
-    StreamRenewed,
+    StreamRestarted,
 )
 from rl4sys_zmq.delivery.incarnation import first_incarnation, next_incarnation
 from rl4sys_zmq.values import Segment
@@ -261,7 +261,7 @@ class SimActor:
                     return
                 case SessionJoined(welcome):
                     self._on_joined(welcome)
-                case StreamRenewed():
+                case StreamRestarted():
                     self._on_renewed()
                     self._dial()  # a HELLO of the old incarnation, still on its way, must find nobody to answer
                     return

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from rl4sys_zmq.delivery import ClientRow, JournalEntry, JournalHealth, JournalPage, Key, MemoryJournal, StreamRow
 from rl4sys_zmq.delivery.journal_backlog import Backlog, Operation
 from rl4sys_zmq.delivery.journal_rows import (
-    AddGap,
+    CountGap,
     DropClient,
     DropEntries,
     DropStream,
-    ReadPage,
-    RetireActor,
+    PageRequest,
+    RetireActorStreams,
     TrimEntries,
     Write,
 )
@@ -104,7 +104,7 @@ class SimDisk:
                 self.clients[c.client_id] = replace(totals, generation=c.generation, settings=c.settings)
             case StreamRow() as s:
                 self._put_stream(s)
-            case AddGap():
+            case CountGap():
                 self._count(operation.count, 0, operation.count)
                 if operation.stream is not None:
                     self._put_stream(operation.stream)
@@ -119,7 +119,7 @@ class SimDisk:
                 self.clients, self.streams, self.entries = {}, {}, []
             case DropEntries():
                 self.entries = []
-            case RetireActor():
+            case RetireActorStreams():
                 for key, row in self.streams.items():
                     if key[0] == operation.actor_id:
                         self.streams[key] = replace(row, incarnation=0, spooled=False, owner="")
@@ -212,11 +212,11 @@ class SimJournal:
 
     def retire_actor(self, client_id: str, actor_id: str) -> None:
         """Queues a change."""
-        self._backlog.extend([RetireActor(client_id, actor_id)])
+        self._backlog.extend([RetireActorStreams(client_id, actor_id)])
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
         """Queues a count."""
-        self._backlog.extend([AddGap(client_id, count, stream)])
+        self._backlog.extend([CountGap(client_id, count, stream)])
 
     def trim(self, client_id: str, marks: Mapping[Key, int]) -> None:
         """Queues a deletion."""
@@ -224,7 +224,7 @@ class SimJournal:
 
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
         """Queues a read, of pages of any size."""
-        self._backlog.extend([ReadPage(client_id, token, after_row, min(max_bytes, self._rng.choice(PAGE_BYTES)))])
+        self._backlog.extend([PageRequest(client_id, token, after_row, min(max_bytes, self._rng.choice(PAGE_BYTES)))])
 
     def waiting(self) -> list[JournalEntry]:
         """The entries that are not written."""
@@ -256,7 +256,7 @@ class SimJournal:
         return group[:left]
 
     def _do(self, operation: Operation, fresh: list[JournalEntry | JournalPage]) -> None:
-        if isinstance(operation, ReadPage):
+        if isinstance(operation, PageRequest):
             fresh.append(self._page(operation))
             return
         self._disk.apply(operation)
@@ -264,7 +264,7 @@ class SimJournal:
         if isinstance(operation, JournalEntry):
             fresh.append(operation)
 
-    def _page(self, read: ReadPage) -> JournalPage:
+    def _page(self, read: PageRequest) -> JournalPage:
         rows = [(row, e) for row, e in self._disk.entries if row > read.after_row]
         size = count = 0
         for _, entry in rows:

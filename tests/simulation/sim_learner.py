@@ -20,21 +20,21 @@ import rl4sys_zmq.learner.dispatcher as feeding_module
 import rl4sys_zmq.learner.endpoint as endpoint_module
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import (
-    Amount,
     CreditPool,
+    DataAmount,
     Journal,
+    JournalContent,
     JournalEntry,
     JournalPage,
     Key,
-    Restored,
-    StallWatch,
+    StallTimer,
     Stream,
     StreamRow,
     StreamTable,
     stall_reason,
 )
 from rl4sys_zmq.delivery.credit import IDLE_S
-from rl4sys_zmq.delivery.journal_rows import AddGap, DropStream, Write
+from rl4sys_zmq.delivery.journal_rows import CountGap, DropStream, Write
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
 from rl4sys_zmq.learner.client import Client, LearnerThreadState
@@ -42,8 +42,8 @@ from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.core import LearnerCore
 from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
-from rl4sys_zmq.learner.operator import RESTART, Operator
-from rl4sys_zmq.learner.ports import Clock, Ports, WorkerPort
+from rl4sys_zmq.learner.operator import RESTART, CommandExecutor
+from rl4sys_zmq.learner.ports import Clock, LearnerThreadHandle, Ports
 from rl4sys_zmq.learner.recorder import NullEventSink
 from rl4sys_zmq.security import Authorizer
 from rl4sys_zmq.transports import SendResult
@@ -81,7 +81,7 @@ class LearnerParts:
     core: type[LearnerCore] = LearnerCore
     endpoint: type[ActorEndpoint] = ActorEndpoint
     dispatcher: type[SegmentDispatcher] = SegmentDispatcher
-    operator: type[Operator] = Operator
+    operator: type[CommandExecutor] = CommandExecutor
     registry: type[ClientRegistry] = ClientRegistry
     client: type[Client] = Client
     table: type[StreamTable] = StreamTable
@@ -97,7 +97,7 @@ def planted(parts: LearnerParts) -> Iterator[None]:
     places: list[tuple[Any, str, Any]] = [
         (core_module, "ActorEndpoint", parts.endpoint),
         (core_module, "SegmentDispatcher", parts.dispatcher),
-        (core_module, "Operator", parts.operator),
+        (core_module, "CommandExecutor", parts.operator),
         (core_module, "ClientRegistry", parts.registry),
         (roster_module, "Client", parts.client),
         (roster_module, "StreamTable", parts.table),
@@ -178,7 +178,7 @@ class SimLearner:
         self.thread: SimThread | None = None
         self._disk, self._schedule, self._parts, self._history, self._rng = disk, schedule, parts, history, rng
         self._began, self._save_at = now, now + rng.expovariate(1 / schedule.checkpoint_s)
-        self._watch = StallWatch()
+        self._watch = StallTimer()
         self._fails = False
         self._slack_steps = 0
         self._heard: dict[str, float] = {}
@@ -209,7 +209,7 @@ class SimLearner:
         self.core = parts.core(config, self._journal, sink, Authorizer(None), ports)
         self.core.endpoint.pub_address = self.core.endpoint.inference_address = "inproc://sim"
         if disk is not None:
-            self.core.restore(Restored(disk.journal_id, tuple(disk.clients.values()), tuple(disk.streams.values())))
+            self.core.restore(JournalContent(disk.journal_id, tuple(disk.clients.values()), tuple(disk.streams.values())))
 
     @property
     def client(self) -> Client | None:
@@ -238,7 +238,7 @@ class SimLearner:
         self._out.append((peer, list(frames), not gone))
         return SendResult.GONE if gone else SendResult.OK
 
-    def _start_thread(self, client_id: str, key: bytes) -> WorkerPort:
+    def _start_thread(self, client_id: str, key: bytes) -> LearnerThreadHandle:
         """A learner thread starts; it is ready some turns later."""
         before = self.thread
         judged = before.judged_now if before is not None and self._disk is None else None
@@ -296,7 +296,7 @@ class SimLearner:
         match operation:
             case JournalEntry():
                 self._history.write((operation.actor_id, operation.origin), operation.first_seq, operation.end_seq)
-            case AddGap():
+            case CountGap():
                 self._history.write_gap()
                 if operation.stream is not None:
                     self._written(operation.stream)
@@ -488,7 +488,7 @@ class SimLearner:
         client, thread = self._ready, self.thread
         if client is None or thread is None:
             return
-        transit, in_transit, waiting = client.pool.transit, Amount(), Amount()
+        transit, in_transit, waiting = client.pool.transit, DataAmount(), DataAmount()
         for given in thread.inbox:
             if isinstance(given, Given):
                 in_transit.add(given.load)
@@ -526,7 +526,7 @@ def _decoded(frames: Sequence[Frame]) -> Message | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _load_of_entry(entry: JournalEntry) -> Amount:
+def _load_of_entry(entry: JournalEntry) -> DataAmount:
     return Given(Deliver(entry.actor_id, entry.origin, entry.skip, entry.refused, entry.frames)).load
 
 

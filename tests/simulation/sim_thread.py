@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rl4sys_zmq.delivery import Amount, Key
+from rl4sys_zmq.delivery import DataAmount, Key
 from rl4sys_zmq.learner.progress import Progress
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
@@ -86,11 +86,11 @@ class Given:
         self.batch = Batch(submit)
         self.refused = self.batch.errors(SCHEMA)
         taken = [int(steps) for place, steps in enumerate(self.batch.steps) if place >= self.skip and place not in self.refused]
-        self.load = Amount(sum(taken), len(taken), sum(len(frame) for frame in message.body))
+        self.load = DataAmount(sum(taken), len(taken), sum(len(frame) for frame in message.body))
 
 
 class SimThread:
-    """One life of a learner thread: a `WorkerPort`.
+    """One life of a learner thread: a `LearnerThreadHandle`.
 
     Attributes:
         inbox: What it has been given and has not read.

@@ -14,7 +14,7 @@ import zmq
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.transports import Address
 from rl4sys_zmq.transports import greeting as zmtp
-from rl4sys_zmq.transports.greeting import Unreachable, dial, explain_silence, greet, look_up
+from rl4sys_zmq.transports.greeting import LearnerUnreachable, dial, explain_silence, greet, look_up
 
 SHORT_S = 0.3
 
@@ -84,7 +84,7 @@ HTTP = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"
     ],
 )
 def test_what_is_not_zeromq_is_named(serve: Callable[[socket.socket], None] | None, cause: str) -> None:
-    with listener(serve) as address, pytest.raises(Unreachable, match=cause) as caught:
+    with listener(serve) as address, pytest.raises(LearnerUnreachable, match=cause) as caught:
         greet(address, SHORT_S)
     assert caught.value.remedy
     assert str(caught.value) == f"{caught.value.cause}; {caught.value.remedy}"
@@ -94,18 +94,18 @@ def test_a_learner_greets_with_its_mechanism(tmp_path: Path) -> None:
     for bind in ("tcp://127.0.0.1:0", f"ipc://{tmp_path}/learner"):
         with Learner(LearnerConfig(bind=bind, run_dir=None)) as learner:
             for address in (learner.address, learner.pub_address):
-                assert greet(Address.parse(address), 5.0) == zmtp.Greeting("3.1", "NULL")
+                assert greet(Address.parse(address), 5.0) == zmtp.ZmtpGreeting("3.1", "NULL")
 
 
 def test_nobody_there_is_named(tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # and does not listen
-        with pytest.raises(Unreachable, match="no process listens there"):
+        with pytest.raises(LearnerUnreachable, match="no process listens there"):
             dial(Address("tcp", "127.0.0.1", closed.getsockname()[1]), 5.0)
-    with pytest.raises(Unreachable, match="no such socket"):
+    with pytest.raises(LearnerUnreachable, match="no such socket"):
         dial(Address("ipc", name=str(tmp_path / "none")), 5.0)
     (tmp_path / "file").touch()
-    with pytest.raises(Unreachable, match="is not a socket"):
+    with pytest.raises(LearnerUnreachable, match="is not a socket"):
         dial(Address("ipc", name=str(tmp_path / "file")), 5.0)
 
 
@@ -119,7 +119,7 @@ def test_a_full_backlog_is_a_timeout() -> None:
             for filler in fillers:
                 filler.setblocking(False)
                 filler.connect_ex(where)
-            with pytest.raises(Unreachable, match="no reply at"):
+            with pytest.raises(LearnerUnreachable, match="no reply at"):
                 dial(Address("tcp", *where), SHORT_S)
         finally:
             for filler in fillers:
@@ -127,9 +127,9 @@ def test_a_full_backlog_is_a_timeout() -> None:
 
 
 def test_a_name_without_an_address_is_named() -> None:
-    with pytest.raises(Unreachable, match=r"'nobody\.invalid' has no address"):
+    with pytest.raises(LearnerUnreachable, match=r"'nobody\.invalid' has no address"):
         look_up(Address("tcp", "nobody.invalid", 1), 30.0)
-    with pytest.raises(Unreachable, match="has no address"):
+    with pytest.raises(LearnerUnreachable, match="has no address"):
         look_up(Address("tcp", "x" * 80, 1), 30.0)  # no label is that long
     assert look_up(Address("tcp", "127.0.0.1", 5), 5.0) == [(socket.AF_INET, ("127.0.0.1", 5))]
 
@@ -143,7 +143,7 @@ def test_a_resolver_that_does_not_answer_is_left_behind(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
     try:
-        with pytest.raises(Unreachable, match=r"not resolved within 0\.1 s"):
+        with pytest.raises(LearnerUnreachable, match=r"not resolved within 0\.1 s"):
             look_up(Address("tcp", "slow", 1), 0.1)
     finally:
         ended.set()
@@ -152,7 +152,7 @@ def test_a_resolver_that_does_not_answer_is_left_behind(monkeypatch: pytest.Monk
 def test_a_name_with_ipv6_addresses_alone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     six = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 1, 0, 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: six)
-    with pytest.raises(Unreachable, match="IPv6 addresses only"):
+    with pytest.raises(LearnerUnreachable, match="IPv6 addresses only"):
         look_up(Address("tcp", "six", 1), 1.0)
     assert look_up(Address("tcp", "::1", 1), 1.0) == [(socket.AF_INET6, ("::1", 1))]
 

@@ -21,7 +21,7 @@ from rl4sys_zmq.errors import Closed, TransportError
 from rl4sys_zmq.transports import Poller, SendResult, Socket, TooManyFrames, Wakeup, open_sockets, read_subscription
 from rl4sys_zmq.transports.network import LocalNetwork
 from rl4sys_zmq.transports.relay import Relay
-from rl4sys_zmq.transports.relay_pipe import SEND_WINDOW_BYTES, InputBuffer, OutputBuffer, RelayCommand
+from rl4sys_zmq.transports.relay_pipe import SEND_WINDOW_BYTES, InputBuffer, OutputBuffer, RelayMessageKind
 
 DEADLINE_S = 20.0
 NETWORKS = pytest.mark.parametrize("make", [LocalNetwork, Relay])
@@ -541,13 +541,13 @@ def test_framing_survives_any_cut(step: int) -> None:
     pair: Any = Cut()
     outlet, inlet = OutputBuffer(), InputBuffer()
     for number, frames in enumerate(messages):
-        outlet.put(RelayCommand.MESSAGE, number, frames)
+        outlet.put(RelayMessageKind.MESSAGE, number, frames)
     outlet.flush(pair)
     assert not outlet.nbytes
     got = []
     while (said := inlet.read(pair)) is not None:
         got += said
-    assert [(s.command, s.line, s.frames) for s in got] == [(RelayCommand.MESSAGE, n, f) for n, f in enumerate(messages)]
+    assert [(s.command, s.line, s.frames) for s in got] == [(RelayMessageKind.MESSAGE, n, f) for n, f in enumerate(messages)]
 
 
 def test_a_host_without_standard_streams(router: Any) -> None:

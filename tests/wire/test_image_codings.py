@@ -16,7 +16,7 @@ from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.images import ImageCodec, has_pillow
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 from rl4sys_zmq.wire import Batch, SegmentSchema, decode, encode, join_submit, pack_segment, read_submit, with_images
-from rl4sys_zmq.wire.coding import MAX_IMAGE_BYTES, MAX_PLAIN_BYTES, CodedImages, is_shorter
+from rl4sys_zmq.wire.coding import MAX_IMAGE_BYTES, MAX_PLAIN_BYTES, EncodedImages, is_shorter
 
 pytest.importorskip("PIL")
 
@@ -125,7 +125,7 @@ def test_sizes_are_all_that_a_gateway_needs(monkeypatch: pytest.MonkeyPatch) -> 
     def never(*args: Any) -> None:
         raise AssertionError("decoded")
 
-    monkeypatch.setattr(CodedImages, "decode", never)
+    monkeypatch.setattr(EncodedImages, "decode", never)
     batch = Batch(message)
     assert batch.has_images and batch.errors(SCHEMA) == {}
     assert batch.oldest(1, 0).tolist() == [7, 7, 7]

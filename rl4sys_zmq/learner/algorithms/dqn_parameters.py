@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Preset, gradient_norm, read_parameters
+from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, TaskPreset, gradient_norm, read_parameters
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import ACTIVATIONS, DiscreteSpace, ObservationSpace, PolicySpec, Space
 from rl4sys_zmq.values.observations import flat_space
@@ -188,7 +188,7 @@ ENTRY = AlgorithmEntry(
     parameters=DQNParameters,
     plan=plan_dqn,
     presets={
-        "CartPole-v1": Preset(
+        "CartPole-v1": TaskPreset(
             parameters={
                 "learning_rate": 1e-3,
                 "learning_rate_final": 1e-4,

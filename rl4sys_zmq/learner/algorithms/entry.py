@@ -22,7 +22,7 @@ __all__ = [
     "AlgorithmEntry",
     "AlgorithmFactory",
     "PolicyPlan",
-    "Preset",
+    "TaskPreset",
     "READ_ELSEWHERE",
     "gradient_norm",
     "parameter_table",
@@ -106,7 +106,7 @@ Its signature is ``plan(observation_space, action_space, parameters) -> PolicySp
 
 
 @dataclass(frozen=True, slots=True)
-class Preset:
+class TaskPreset:
     """Tested settings with which an algorithm solves one Gymnasium task, for the demo, the benchmarks and the slow tests.
 
     Attributes:
@@ -152,7 +152,7 @@ class AlgorithmEntry:
     kind: str = ""
     parameters: type[Any] | None = None
     plan: PolicyPlan | None = None
-    presets: Mapping[str, Preset] = field(default_factory=dict, repr=False)
+    presets: Mapping[str, TaskPreset] = field(default_factory=dict, repr=False)
     extra: str = ""
 
     def __post_init__(self) -> None:

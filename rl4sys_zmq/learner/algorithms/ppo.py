@@ -30,11 +30,11 @@ from rl4sys_zmq.learner.algorithms.rollout import (
 from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Segment, Space, feature_size
 from rl4sys_zmq.values.observations import flat_space
 
-__all__ = ["PPO", "PPOParameters", "PassRecord"]
+__all__ = ["PPO", "PPOParameters", "PassMetrics"]
 
 
 @dataclass(slots=True)
-class PassRecord:
+class PassMetrics:
     """The losses and other measurements of one pass over a batch, for the metrics.
 
     The lists have one tensor per minibatch. The tensors are converted to numbers after the pass, because each conversion is slow.
@@ -296,7 +296,7 @@ class PPO:
         steps = len(rollout.rewards)
         sizes = equal_sizes(steps, p.minibatches(steps))
         stopped = False
-        last = PassRecord()
+        last = PassMetrics()
         for policy, value in p.passes():
             if stopped and not value:
                 continue
@@ -367,7 +367,7 @@ class PPO:
         trains: tuple[bool, bool],
         rates: Sequence[float | None],
         value_clip: float,
-    ) -> PassRecord:
+    ) -> PassMetrics:
         """Do one pass over the batch in random order, with one gradient step per minibatch.
 
         Args:
@@ -380,7 +380,7 @@ class PPO:
         p = self.parameters
         limit = RL4SYS_KL_FACTOR * p.target_kl if p.in_turn and p.target_kl is not None else None
         value_weight = 2.0 if p.in_turn else p.vf_coef  # RL4Sys's value loss is the whole mean squared error
-        record = PassRecord()
+        record = PassMetrics()
         for batch in columns.minibatches(sizes, self._generator):
             outputs, estimates = self._network(batch.features)
             loss: Tensor | None = None

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Preset, gradient_norm, read_parameters
+from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, TaskPreset, gradient_norm, read_parameters
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace, PolicySpec, Space
 from rl4sys_zmq.values.observations import flat_space
@@ -290,7 +290,7 @@ def plan_ppo(observation_space: ObservationSpace, action_space: Space, parameter
 
 
 PRESETS = {
-    "CartPole-v1": Preset(
+    "CartPole-v1": TaskPreset(
         parameters={
             "steps_per_update": 1024,
             "rollout_length": 32,
@@ -311,7 +311,7 @@ PRESETS = {
         pacing_lag=1,
         target_return=475.0,
     ),
-    "LunarLander-v3": Preset(
+    "LunarLander-v3": TaskPreset(
         parameters={
             "steps_per_update": 2048,
             "rollout_length": 64,

@@ -17,7 +17,7 @@ from rl4sys_zmq.errors import StoreError
 from rl4sys_zmq.serving.data.ring import Ids
 from rl4sys_zmq.values import DTYPES
 
-__all__ = ["SavedBuffer", "read_npz", "write_npz"]
+__all__ = ["TrajectoryFile", "read_npz", "write_npz"]
 
 FORMAT = 1
 _META, _DATA = "meta/", "data/"
@@ -25,7 +25,7 @@ _COUNTS = ("capacity", "begin", "min_trajectory_length")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SavedBuffer:
+class TrajectoryFile:
     """The contents of the file of a saved `TrajectoryBuffer`.
 
     Attributes:
@@ -45,7 +45,7 @@ class SavedBuffer:
     data: dict[str, NDArray[Any]]
 
 
-def write_npz(path: str | os.PathLike[str], saved: SavedBuffer) -> None:
+def write_npz(path: str | os.PathLike[str], saved: TrajectoryFile) -> None:
     """Write the file under a temporary name, sync it to the disk, and rename it.
 
     Raises:
@@ -67,7 +67,7 @@ def write_npz(path: str | os.PathLike[str], saved: SavedBuffer) -> None:
         raise StoreError(target, f"cannot be written: {exc.strerror or exc}") from exc
 
 
-def read_npz(path: str | os.PathLike[str]) -> SavedBuffer:
+def read_npz(path: str | os.PathLike[str]) -> TrajectoryFile:
     """Read a file that `write_npz` wrote.
 
     Raises:
@@ -82,7 +82,7 @@ def read_npz(path: str | os.PathLike[str]) -> SavedBuffer:
         ended = bool(arrays.pop(_META + "ended"))
         starts = arrays.pop(_META + "starts").astype(np.int64, casting="safe")
         data = {name.removeprefix(_DATA): block for name, block in arrays.items()}
-        saved = SavedBuffer(**counts, ended=ended, starts=starts, data=data)
+        saved = TrajectoryFile(**counts, ended=ended, starts=starts, data=data)
         _check(saved)
     except OSError as exc:
         raise StoreError(path, f"cannot be read: {exc.strerror or exc}") from exc
@@ -91,7 +91,7 @@ def read_npz(path: str | os.PathLike[str]) -> SavedBuffer:
     return saved
 
 
-def _check(saved: SavedBuffer) -> None:
+def _check(saved: TrajectoryFile) -> None:
     sizes = {len(block) for block in saved.data.values()}
     if len(sizes) > 1 or max(sizes, default=0) > saved.capacity:
         raise ValueError("its columns differ in length, or are longer than the capacity")

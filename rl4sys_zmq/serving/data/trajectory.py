@@ -14,7 +14,7 @@ from rl4sys_zmq.errors import ConfigError, DataError, StoreEmpty, StoreError
 from rl4sys_zmq.serving.data.base import as_batch
 from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, memory_error_as_data_error
 from rl4sys_zmq.serving.data.layout import DataShape, Leaf, StoreLayout, as_leaf, flag
-from rl4sys_zmq.serving.data.npz import SavedBuffer, read_npz, write_npz
+from rl4sys_zmq.serving.data.npz import TrajectoryFile, read_npz, write_npz
 from rl4sys_zmq.serving.data.priorities import Priorities
 from rl4sys_zmq.serving.data.ring import Ids
 from rl4sys_zmq.serving.data.samplers import PrioritySampler, Sampler, check_rows
@@ -241,7 +241,7 @@ class TrajectoryBuffer(ColumnStore):
         with self._open():
             held = np.arange(self._ring.begin, self._ring.end)
             leaves = self._layout.leaves if self._layout is not None else {}
-            saved = SavedBuffer(
+            saved = TrajectoryFile(
                 capacity=self.capacity,
                 begin=self._ring.begin,
                 min_trajectory_length=self._min_length,

@@ -14,23 +14,23 @@ import numpy as np
 from harness.talk import obey, options, say
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.actor.io import ActorIO
+from rl4sys_zmq.actor.io import ActorIOThread
 
 PERIOD_S = 0.001
 EPISODE_STEPS = 200
 
 given = options()
 turns = itertools.count()
-turn = ActorIO._turn
+turn = ActorIOThread._turn
 
 
-def counted_turn(io: ActorIO) -> None:
+def counted_turn(io: ActorIOThread) -> None:
     """A turn of the I/O thread's loop."""
     next(turns)
     turn(io)
 
 
-setattr(ActorIO, "_turn", counted_turn)  # noqa: B010 a method cannot be assigned to
+setattr(ActorIOThread, "_turn", counted_turn)  # noqa: B010 a method cannot be assigned to
 agent = RL4SysAgent(config=AgentConfig.from_mapping(given["agent"])) if given["agent"] is not None else None
 
 

@@ -28,7 +28,7 @@ LAW_EVERY_S = 0.2
 JOIN_S = 60.0
 
 
-class Acting:
+class ActionSelector:
     def __init__(self, options: dict[str, Any]) -> None:
         self._options = options
         self._rng = random.Random(options["seed"])
@@ -143,7 +143,7 @@ def main() -> int:
     if SPARE in os.environ and not sys.stdin.readline():
         return 0
     step_clock(json.loads(sys.argv[1]).get("clock_s", 0.0))
-    acting: list[Acting] = []
+    acting: list[ActionSelector] = []
     stop_early = threading.Event()
 
     def listen() -> None:
@@ -156,7 +156,7 @@ def main() -> int:
             os._exit(3)  # whoever started this is gone
 
     threading.Thread(target=listen, daemon=True).start()
-    acting.append(Acting(json.loads(sys.argv[1])))
+    acting.append(ActionSelector(json.loads(sys.argv[1])))
     if stop_early.is_set():
         acting[0].stopping.set()
     acting[0].run()

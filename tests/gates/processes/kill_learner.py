@@ -31,7 +31,7 @@ from harness.trace import TraceWriter
 import rl4sys_zmq.learner.checkpoints as checkpoints
 from rl4sys_zmq.delivery import JournalEntry
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
-from rl4sys_zmq.delivery.journal_marks import MarksFile
+from rl4sys_zmq.delivery.journal_marks import MarksWriter
 from rl4sys_zmq.delivery.journal_rows import Tables
 from rl4sys_zmq.errors import AddressInUse, RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
@@ -160,8 +160,8 @@ POINTS: dict[str, Callable[[Fuse], None]] = {
     "checkpoint.untold": after(checkpoints.CheckpointStore, "write"),
     "commit.applied": after(Tables, "apply"),
     "commit.done": after(DiskJournal, "_transact"),
-    "marks.note": after(MarksFile, "note"),
-    "marks.renew": before(MarksFile, "renew"),
+    "marks.note": after(MarksWriter, "note"),
+    "marks.renew": before(MarksWriter, "renew"),
     "trim": after(Tables, "_trim"),
     "page": after(Tables, "read"),
     "start.open": after(DiskJournal, "open"),

@@ -16,7 +16,7 @@ from harness.talk import obey, options, say
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor import segment_queue
-from rl4sys_zmq.cli.act import Tally, play
+from rl4sys_zmq.cli.act import EpisodeCounts, play
 from rl4sys_zmq.errors import RewardError
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import pack_segment
@@ -103,7 +103,7 @@ class Poisoned:
                 spoilt["rewards late"] += 1
 
 
-class Aim(Tally):
+class Aim(EpisodeCounts):
     """Is done when the mean of a hundred returns is reached, or it is told to stop."""
 
     @property

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from rl4sys_zmq.serving import QueuedDataStore, ReplayBuffer, TrainerConfig, TrainerServer
-from rl4sys_zmq.serving.store_ingest import StoreIngest
+from rl4sys_zmq.serving.store_ingest import StoreInserter
 from rl4sys_zmq.serving.trainer_journal import StoreJournal
 
 CAPACITY = 100_000
@@ -60,7 +60,7 @@ def main() -> None:
             if point == "commit":
                 StoreJournal.commit = die_after(StoreJournal.commit, int(count))  # type: ignore[method-assign]
             else:
-                StoreIngest._insert_waiting = die_after(StoreIngest._insert_waiting, int(count))  # type: ignore[method-assign]
+                StoreInserter._insert_waiting = die_after(StoreInserter._insert_waiting, int(count))  # type: ignore[method-assign]
         server.start(threaded=True)
         sys.stdin.read()  # until its owner is gone, or ends it
     disk.close()

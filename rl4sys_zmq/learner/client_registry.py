@@ -157,7 +157,7 @@ class ClientRegistry:
             True if the client was removed.
         """
         # A configuration error needs one log line only. Other errors need their trace.
-        trace = "" if message.error.startswith(f"{ConfigError.__name__}:") else f"\n{message.trace}"
+        trace = f"\n{message.trace}" if message.trace else ""
         log.error("client %s failed: %s%s", client.client_id, message.error, trace)
         self._by_key.pop(client.key, None)
         client.state, client.error = LearnerThreadState.FAILED, message.error

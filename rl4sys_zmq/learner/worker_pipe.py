@@ -65,8 +65,10 @@ class LearnerThread(Worker):
                 except Closed:
                     raise
                 except Exception as exc:  # noqa: BLE001 - an error of an algorithm stops its client only
-                    words = str(exc) if isinstance(exc, ConfigError) else f"{type(exc).__name__}: {exc}"
-                    upstream.send(Failed(plain_text(words[:1000]), plain_text(traceback.format_exc()[-8000:])))
+                    text, trace = f"{type(exc).__name__}: {exc}", traceback.format_exc()[-8000:]
+                    if isinstance(exc, ConfigError):  # the user's mistake: its text says everything
+                        text, trace = str(exc), ""
+                    upstream.send(Failed(plain_text(text[:1000]), plain_text(trace)))
             except Closed as exc:
                 log.warning("%s ends without a report to the gateway: %s", self.name, exc)
 

@@ -46,6 +46,7 @@ def test_a_learner_that_comes_back_is_joined_again(lab: Any) -> None:
     agent = lab.agent(learner)
     lab.episode(agent, 16)
     agent.wait_version(1, 20.0)
+    agent.flush(20.0)  # else the first learner can end before its ack
     generation, address, pub = agent.generation, learner.address, learner.pub_address
     learner.close()
     lab.episode(agent, 16)  # the host goes on, on its cached weights

@@ -170,7 +170,7 @@ class Server(Resource):
             ConfigError: If a name is invalid or already registered, or a number is out of range.
         """
         if not isinstance(batching, BatchLimits | None):
-            raise ConfigError(f"{name!r:.60}: batching is {batching!r:.60}; expected a Batching or None", key="batching")
+            raise ConfigError(f"{name!r:.60}: batching is {batching!r:.60}; expected BatchLimits or None", key="batching")
         handler: Handler = run if batching is not None else per_call(run)
         size, wait_s = (batching.max_size, batching.max_wait_s) if batching is not None else (1, 0.0)
         with self._lock:

@@ -27,7 +27,7 @@ class Wakeup(Resource):
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
-        self._token: deque[None] = deque([None])
+        self._token: deque[None] = deque([None], maxlen=1)  # one, even if a forked child writes to the pair that it shares
         self._closed = False
 
     def set(self) -> None:

@@ -33,6 +33,16 @@ def test_after_close_nothing_happens() -> None:
         wakeup.set()
 
 
+def test_a_byte_of_a_forked_child_adds_no_token() -> None:
+    wakeup = Wakeup()
+    wakeup._writer.send(b"\0")  # what `set` does in a child, which shares the pair but has a token of its own
+    assert wakeup.clear()
+    wakeup.set()
+    assert wakeup.clear()
+    wakeup.close()
+    wakeup.set()  # a second token would be sent on the closed descriptor
+
+
 def test_no_wakeup_is_lost() -> None:
     """Producers hand over and ring; the loop clears, then looks. Every item is seen although it only looks when woken."""
     each, producers = 5_000, 4

@@ -187,8 +187,6 @@ class SegmentWriter:
         self.write(step)
         if last is not None:
             self.write(last)
-        if self.steps == self.rows:
-            self._grow()
         if bootstrap is not None:
             self.close(bootstrap, bootstrap_mask)
 
@@ -361,7 +359,8 @@ class LateRewardQueue:
         Args:
             writer: The segment.
             step: The step.
-            last: The step that ends the episode, which stays the last; None if `step` is to be the last.
+            last: The step with which the host ended the episode. It stays the last row, if it is the last row now. Otherwise
+                `step` becomes the last row.
             episode_steps: The steps of the whole episode, without `step`.
             limit: The longest segment that the learner accepts, in steps.
 
@@ -371,7 +370,8 @@ class LateRewardQueue:
         with self._lock:
             if writer.left or not writer.steps or writer.steps >= limit or writer.generation != step.stamp.generation:
                 return False
-            writer.insert(step, last)
+            is_last = last is not None and last.writer is writer and last.row == writer.steps - 1
+            writer.insert(step, last if is_last else None)
             writer.episode_length = episode_steps + 1
             return True
 

@@ -285,6 +285,30 @@ def test_actions_are_added_after_the_end_while_the_segment_waits(bench: Bench, l
     assert "late_actions_dropped" not in agent.stats()["counters"]
 
 
+@pytest.mark.parametrize("how", ["without an action", "with an earlier action", "with an idle action"])
+def test_a_late_action_moves_no_step_but_the_one_that_ended_the_episode(bench: Bench, how: str) -> None:
+    agent = bench.agent(on_bad_input="drop")
+    traj, first = agent.request_for_action(None, obs(0))
+    traj, second = agent.request_for_action(traj, obs(1))
+    traj, late = agent.request_for_action(traj, obs(2))
+    agent.add_to_trajectory(traj, first)
+    agent.add_to_trajectory(traj, second)
+    first.update_reward(1)
+    idle = agent.request_for_action(traj, np.full(4, np.nan))[1]
+    ended = {"without an action": None, "with an earlier action": first, "with an idle action": idle}[how]
+    agent.mark_end_of_trajectory(traj, ended)
+    late.update_reward(3)
+    if how == "with an idle action":  # it is not stored, so the steps before it were cut from the end
+        agent.add_to_trajectory(traj, late)
+        second.update_reward(2)
+        assert [s.rewards.tolist() for s in bench.segments(agent, 1)] == [[1, 2]]
+        return
+    agent.add_to_trajectory(traj, late)
+    second.update_reward(2)
+    (segment,) = bench.segments(agent, 1)
+    assert (segment.rewards.tolist(), segment.observations[:, 0].tolist()) == ([1, 2, 3], [0, 1, 2])
+
+
 def test_masks_stay_with_their_steps_when_actions_are_added_late(bench: Bench) -> None:
     agent = bench.agent()
     traj, first = agent.request_for_action(None, obs(0), [1, 0, 0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,9 @@ class Lab:
         self.stack = stack
         self.new_address = new_address
 
-    def learner(self, bind: str | None = None, **options: Any) -> Learner:
-        """A running learner without files."""
-        config = LearnerConfig(bind=bind or self.new_address(), run_dir=None, **options)
+    def learner(self, bind: str | None = None, run_dir: Path | None = None, **options: Any) -> Learner:
+        """A running learner, without files if `run_dir` is None."""
+        config = LearnerConfig(bind=bind or self.new_address(), run_dir=run_dir, **options)
         return self.stack.enter_context(Learner(config))
 
     def agent(self, learner: Learner | str, client_id: str = "lab", **options: Any) -> RL4SysAgent:

@@ -134,8 +134,7 @@ def test_segments_of_an_earlier_policy_in_the_journal_are_quarantined(
     inproc_lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start() -> Learner:
-        options: dict[str, Any] = {"run_dir": tmp_path / "run", "checkpoint_every_s": 1e6}
-        return inproc_lab.stack.enter_context(Learner(LearnerConfig(bind=inproc_lab.new_address(), **options)))
+        return inproc_lab.learner(run_dir=tmp_path / "run", checkpoint_every_s=1e6)
 
     cls: Any = Memory
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused, ObservationError
-from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.learner import Learner, register_algorithm
 from rl4sys_zmq.learner.algorithms.registry import planned_policy
 from rl4sys_zmq.policies import Sampler, register_policy
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters, check_algorithm, check_policy
@@ -163,8 +163,7 @@ def test_a_batch_of_trees(inproc_lab: Lab) -> None:
 
 def test_trees_outlive_a_restart_in_the_journal(inproc_lab: Lab, tmp_path: Path) -> None:
     def start() -> Learner:
-        config = LearnerConfig(bind=inproc_lab.new_address(), run_dir=tmp_path / "run", checkpoint_every_s=1e6)
-        return inproc_lab.stack.enter_context(Learner(config))
+        return inproc_lab.learner(run_dir=tmp_path / "run", checkpoint_every_s=1e6)
 
     first = start()
     agent = joined(inproc_lab, first, compression="zstd", algorithm_parameters={"steps_per_update": 1000})

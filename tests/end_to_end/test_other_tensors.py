@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq.config import WeightsConfig
 from rl4sys_zmq.errors import ConfigError, MaskError
-from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.learner import Learner, register_algorithm
 from rl4sys_zmq.policies import POLICIES, PolicyEntry
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters, check_algorithm, check_policy
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec, TensorSpec
@@ -156,8 +155,7 @@ def test_a_restarted_actor_acts_by_its_cache(inproc_lab: Lab, tmp_path: Path) ->
 
 def test_a_learner_goes_on_with_the_same_blob_only(inproc_lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def start() -> Learner:
-        config = LearnerConfig(bind=inproc_lab.new_address(), run_dir=tmp_path / "run", weights=WeightsConfig())
-        return inproc_lab.stack.enter_context(Learner(config))
+        return inproc_lab.learner(run_dir=tmp_path / "run")
 
     first = start()
     agent = inproc_lab.agent(first, algorithm_name="GRAPH")

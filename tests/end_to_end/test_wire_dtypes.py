@@ -13,7 +13,7 @@ from harness.chaos_pub import ChaosPub
 
 from rl4sys_zmq.config import WeightsConfig
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused
-from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.learner import Learner, register_algorithm
 from rl4sys_zmq.learner.weight_history import WeightHistory
 from rl4sys_zmq.testing import ChaosProxy, FakeAlgorithm, FakeParameters, fake_spec
 from rl4sys_zmq.transports import Address
@@ -166,8 +166,7 @@ def learned(updates: int) -> Any:
 @WIRES
 def test_a_learner_that_goes_on_publishes_the_same_state(inproc_lab: Lab, tmp_path: Path, weights: dict[str, Any]) -> None:
     def start() -> Learner:
-        config = LearnerConfig(bind=inproc_lab.new_address(), run_dir=tmp_path / "run", weights=WeightsConfig(**weights))
-        return inproc_lab.stack.enter_context(Learner(config))
+        return inproc_lab.learner(run_dir=tmp_path / "run", weights=WeightsConfig(**weights))
 
     first = start()
     agent = inproc_lab.agent(first, algorithm_name="DRIFTING")

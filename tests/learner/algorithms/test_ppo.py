@@ -176,10 +176,10 @@ def test_traj_per_epoch_counts_steps_and_waits_for_the_end_of_a_trajectory() -> 
     assert ours.demand() == 64, "keys of our own win"
 
 
-def test_rl4sys_update_trains_the_policy_first_and_then_the_value_network() -> None:
-    algorithm = make({"train_pi_iters": 3, "train_v_iters": 5, "batch_size": 4, "minibatch_size": None, "ent_coef": 0.7})
-    policy, value = algorithm._network.parts
+def moved_networks(algorithm: PPO, monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
+    """A list that grows with each gradient step: whether it moved the policy, and the value network."""
     seen = []
+    policy, value = algorithm._network.parts
     step = algorithm._optimizer.step
 
     def watched(grad: torch.Tensor, rates: Any, *, max_norm: float | None = None) -> None:
@@ -188,7 +188,13 @@ def test_rl4sys_update_trains_the_policy_first_and_then_the_value_network() -> N
         moved = algorithm._network.flat != before
         seen.append((bool(moved[policy].any()), bool(moved[value].any())))
 
-    algorithm._optimizer.step = watched  # type: ignore[method-assign]
+    monkeypatch.setattr(algorithm._optimizer, "step", watched)
+    return seen
+
+
+def test_rl4sys_update_trains_the_policy_first_and_then_the_value_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = make({"train_pi_iters": 3, "train_v_iters": 5, "batch_size": 4, "minibatch_size": None, "ent_coef": 0.7})
+    seen = moved_networks(algorithm, monkeypatch)
     assert np.isfinite(feed(algorithm)["losses/value_loss"])
     assert seen == [(True, False)] * 3 + [(False, True)] * 5, "one step each on the whole batch"
     assert algorithm._optimizer.steps == [3, 5]
@@ -440,19 +446,9 @@ def test_an_update_stops_at_the_target_kl() -> None:
 
 def test_value_passes_of_their_own_go_on_without_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = make({"update_epochs": 1, "value_epochs": 3})
-    policy, value = algorithm._network.parts
-    moments = []
-    step = algorithm._optimizer.step
-
-    def watched(grad: torch.Tensor, rates: Any, *, max_norm: float | None = None) -> None:
-        before = algorithm._network.flat.clone()
-        step(grad, rates, max_norm=max_norm)
-        moved = algorithm._network.flat != before
-        moments.append((bool(moved[policy].any()), bool(moved[value].any())))
-
-    monkeypatch.setattr(algorithm._optimizer, "step", watched)
+    moved = moved_networks(algorithm, monkeypatch)
     metrics = feed(algorithm)
-    assert moments == [(True, True)] * 2 + [(False, True)] * 4
+    assert moved == [(True, True)] * 2 + [(False, True)] * 4
     assert np.isfinite(metrics["losses/value_loss"])
     fewer = feed(make({"update_epochs": 3, "value_epochs": 1}))
     assert np.isfinite(fewer["losses/value_loss"])

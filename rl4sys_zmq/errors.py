@@ -12,7 +12,7 @@
     │   └── DataError               data that do not fit a data store (with the key, and both shapes or dtypes)
     ├── CallError                   a call to a service returned no result
     │   ├── CallTimeout             no reply before the deadline (with the stage that was reached)
-    │   ├── CallRefused             the server refused to run the call (with a `CallRefusal` code)
+    │   ├── CallRefused             the server refused to run the call (with a `CallRefusalReason` code)
     │   ├── CallFailed              the server's callback raised an exception (with its type and text)
     │   └── CallLost                the server no longer has the session; the call may or may not have run
     ├── InvalidReply                 a server's callback returned an invalid result
@@ -26,7 +26,7 @@
     ├── TrainingDiverged            several updates in a row were not finite
     ├── TransportError              an address cannot be bound, connected to or parsed
     │   └── AddressInUse            another socket is already bound to the address
-    ├── ProtocolError               bytes that are not a valid message (with a `Refusal` code)
+    ├── ProtocolError               bytes that are not a valid message (with a `RefusalReason` code)
     ├── WeightsError                a weight diff or snapshot does not fit, or its digest is wrong
     ├── WorkerDied                  a thread of this library ended with an exception
     ├── MemoryExceeded              the learner's process is over its memory limit
@@ -55,7 +55,7 @@ __all__ = [
     "CallError",
     "CallFailed",
     "CallLost",
-    "CallRefusal",
+    "CallRefusalReason",
     "CallRefused",
     "CallTimeout",
     "CallbackStuck",
@@ -75,7 +75,7 @@ __all__ = [
     "PolicyStale",
     "ProtocolError",
     "RL4SysError",
-    "Refusal",
+    "RefusalReason",
     "RewardError",
     "RunDirectoryError",
     "SpoolError",
@@ -170,7 +170,7 @@ class CallTimeout(CallError):
         super().__init__(method, address, f"no answer within {timeout_s:g} s (waiting for {stage})")
 
 
-class CallRefusal(StrEnum):
+class CallRefusalReason(StrEnum):
     """The reason for which a server refused to run a call. The server has a counter for each reason."""
 
     UNKNOWN = "unknown"  # no such method, interface, key or request
@@ -195,7 +195,7 @@ class CallRefused(CallError):
         detail: The reason, as text from the server.
     """
 
-    def __init__(self, method: str, address: str, code: CallRefusal, detail: str) -> None:
+    def __init__(self, method: str, address: str, code: CallRefusalReason, detail: str) -> None:
         self.code, self.detail = code, detail
         super().__init__(method, address, f"refused ({code.value}): {detail}")
 
@@ -296,7 +296,7 @@ class HandshakeRefused(RL4SysError):
         field: The configuration field whose values differ between actor and learner; empty if there is another reason.
     """
 
-    def __init__(self, code: Refusal, reason: str, field: str = "") -> None:
+    def __init__(self, code: RefusalReason, reason: str, field: str = "") -> None:
         self.code = code
         self.field = field
         super().__init__(f"the learner refused this actor ({code.value}): {reason}")
@@ -348,7 +348,7 @@ class AddressInUse(TransportError):
         )
 
 
-class Refusal(StrEnum):
+class RefusalReason(StrEnum):
     """The reason for which a message, or one segment in a message, was refused. The side that refuses counts each reason."""
 
     FRAMES = "frames"  # the message has no frames, or more than the limit
@@ -390,7 +390,7 @@ class ProtocolError(RL4SysError):
             the actor may try again with a higher number; else 0.
     """
 
-    def __init__(self, code: Refusal, detail: str, *, incarnation: int = 0) -> None:
+    def __init__(self, code: RefusalReason, detail: str, *, incarnation: int = 0) -> None:
         self.code = code
         self.detail = detail
         self.incarnation = incarnation

@@ -72,7 +72,7 @@ CALL_RESEND = Backoff(0.5, 4.0)  # up to shorter pauses, because a thread can be
 IO_RESTART = Backoff(0.2, 5.0)  # before an actor creates its sockets again after an exception
 
 
-class Timer:
+class SilenceTimer:
     """A timer of fixed length that expires unless it is restarted in time, for example at each received message.
 
     Attributes:

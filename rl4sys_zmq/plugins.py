@@ -22,12 +22,12 @@ from rl4sys_zmq.errors import ConfigError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["Named", "Registry", "import_plugins", "load_object"]
+__all__ = ["NamedEntry", "Registry", "import_plugins", "load_object"]
 
 log = logging.getLogger(__name__)
 
 
-class Named(Protocol):
+class NamedEntry(Protocol):
     """The type of a registry's entries: any object with a name."""
 
     @property
@@ -35,7 +35,7 @@ class Named(Protocol):
         """The name of the entry, as users write it in a configuration."""
 
 
-E = TypeVar("E", bound=Named)
+E = TypeVar("E", bound=NamedEntry)
 
 
 def load_object(target: str) -> Any:

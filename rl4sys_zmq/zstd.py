@@ -20,7 +20,7 @@ class DecompressionError(RL4SysError):
     """Bytes that are not a valid zstd frame of the expected size."""
 
 
-class _Tools(threading.local):
+class _ThreadCompressors(threading.local):
     """The compressors and the decompressor of one thread. They are expensive to create, and threads must not share them."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ def _compressor(**options: int) -> zstandard.ZstdCompressor:
     return zstandard.ZstdCompressor(compression_params=zstandard.ZstdCompressionParameters.from_level(1, **options))
 
 
-_tools = _Tools()
+_tools = _ThreadCompressors()
 
 
 def compress(data: Buffer, *, repeats: bool = True) -> bytes:

@@ -52,7 +52,7 @@ LIVENESS = re.compile(r"_?(\w+_)?(SILEN\w*|HEARTBEAT|BEACON|RESEND|RECONNECT|RED
 """The names of constants that say when a peer is asked, silent or dialled again. Their numbers are in liveness.py."""
 IO = {
     *(f"rl4sys_zmq.transports.{name}" for name in ("Endpoint", "Poller", "Socket", "Wakeup")),
-    *(f"rl4sys_zmq.learner.{name}" for name in ("checkpoints", "gateway", "trainer_worker", "worker_pipe")),
+    *(f"rl4sys_zmq.learner.{name}" for name in ("checkpoints", "gateway", "trainer_worker", "learner_thread")),
     "rl4sys_zmq.resource",
 }
 EXECUTING = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
@@ -363,7 +363,7 @@ PLANTED = [
     ("transports/a.py", "_RECONNECT_MS = (50, 500)", "sets _RECONNECT_MS"),
     ("rpc/session.py", "import time", "imports time, and is one of the modules that do no I/O"),
     ("learner/core.py", "import time", "imports time, and is one of the modules that do no I/O"),
-    ("learner/client_registry.py", "from rl4sys_zmq.learner.worker_pipe import LearnerThread", "that do no I/O"),
+    ("learner/client_registry.py", "from rl4sys_zmq.learner.learner_thread import LearnerThread", "that do no I/O"),
     ("ops/a.py", "__all__ = ['missing']", "exports missing, which does not exist"),
 ]
 

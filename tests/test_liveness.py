@@ -7,7 +7,7 @@ import random
 import pytest
 
 from rl4sys_zmq import liveness
-from rl4sys_zmq.liveness import CALL_RESEND, IO_RESTART, SEGMENT_RESEND, Backoff, Timer, is_silent, jittered
+from rl4sys_zmq.liveness import CALL_RESEND, IO_RESTART, SEGMENT_RESEND, Backoff, SilenceTimer, is_silent, jittered
 
 
 def test_pauses_double_up_to_the_longest() -> None:
@@ -26,7 +26,7 @@ def test_jitter_is_within_a_fifth() -> None:
 
 
 def test_a_timer_expires_at_its_deadline_and_starts_again() -> None:
-    timer = Timer(3.0, 10.0)
+    timer = SilenceTimer(3.0, 10.0)
     assert timer.deadline == 13.0
     assert not timer.expired(12.9) and timer.expired(13.0)
     timer.restart(13.0)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.action import RL4SysAction, new_action, new_actions
-from rl4sys_zmq.actor.context import AgentContext
+from rl4sys_zmq.actor.components import AgentComponents
 from rl4sys_zmq.actor.inputs import InputValidator, inputs_for
 from rl4sys_zmq.actor.recorded import ColumnActionSelector
 from rl4sys_zmq.actor.segments import PolicyStamp
@@ -47,7 +47,7 @@ class FallbackActions:
     """
 
     def __init__(
-        self, context: AgentContext, spec: PolicySpec, baseline: Baseline | None, recorder: ColumnActionSelector | None
+        self, context: AgentComponents, spec: PolicySpec, baseline: Baseline | None, recorder: ColumnActionSelector | None
     ) -> None:
         config = context.config
         self._context = context
@@ -165,7 +165,7 @@ class ActionSelector:
         episodes: The object that starts the trajectories, and cuts them into segments.
     """
 
-    def __init__(self, context: AgentContext, spec: PolicySpec, rollout: int, baseline: Baseline | None) -> None:
+    def __init__(self, context: AgentComponents, spec: PolicySpec, rollout: int, baseline: Baseline | None) -> None:
         self._context = context
         self._inputs: InputValidator = inputs_for(spec.observation_space, spec.action_space)
         self.episodes = TrajectoryManager(context, spec, self._inputs, rollout)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.segments import PolicyStamp, Step
+from rl4sys_zmq.actor.segments import EpisodeStep, PolicyStamp
 from rl4sys_zmq.errors import RewardError
 from rl4sys_zmq.values.trees import Tree
 
@@ -20,7 +20,7 @@ LEAST = -LARGEST
 """The lowest reward that a float32 column can hold."""
 
 
-class RL4SysAction(Step):
+class RL4SysAction(EpisodeStep):
     """One decision of the policy, created by the agent.
 
     Attributes:

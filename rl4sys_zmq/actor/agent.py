@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.acting import ActionSelector
 from rl4sys_zmq.actor.action import RL4SysAction
-from rl4sys_zmq.actor.context import AgentContext
+from rl4sys_zmq.actor.components import AgentComponents
 from rl4sys_zmq.actor.io import ActorIOThread
 from rl4sys_zmq.actor.session_parameters import SessionParameters
 from rl4sys_zmq.actor.trajectory import RL4SysTrajectory
@@ -119,7 +119,7 @@ class RL4SysAgent(Resource):
         self._forked = False
         self._reopening = threading.Lock()
         self._open: ActionSelector | None = None
-        self._context = AgentContext(config, self._keys, self._counters)
+        self._context = AgentComponents(config, self._keys, self._counters)
         try:
             self._context.join(config.connect_timeout_s)
             self._spec = cast(PolicySpec, self._io.spec)
@@ -423,7 +423,7 @@ class RL4SysAgent(Resource):
                 log.warning("a forked child has no spool: its parent uses it")
             self._counters.add("forks")
             config = replace(self.config, actor_id=None, spool=None, policy_cache=None)
-            self._context = AgentContext(config, self._keys, self._counters, parent=self._context)
+            self._context = AgentComponents(config, self._keys, self._counters, parent=self._context)
             return self._begin()
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from rl4sys_zmq.actor.batch_sender import BatchSender
 from rl4sys_zmq.actor.io_scheduler import REST_S, IOThrottle
 from rl4sys_zmq.actor.segment_queue import MemorySegmentQueue, Outbox, SegmentQueue
-from rl4sys_zmq.actor.session_parameters import CreditGate, SessionParameters
+from rl4sys_zmq.actor.session_parameters import SegmentAdmission, SessionParameters
 from rl4sys_zmq.actor.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
@@ -27,14 +27,14 @@ from rl4sys_zmq.delivery import (
     ActorSession,
     IncarnationRaised,
     Reconnect,
-    Send,
+    SendMessage,
     SessionJoined,
     SessionRefused,
     SessionState,
     StreamRestarted,
     TemporaryRefusal,
 )
-from rl4sys_zmq.errors import ClientFailed, HandshakeRefused, ProtocolError, Refusal, RL4SysError
+from rl4sys_zmq.errors import ClientFailed, HandshakeRefused, ProtocolError, RefusalReason, RL4SysError
 from rl4sys_zmq.liveness import IO_RESTART
 from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.resource import Worker
@@ -42,7 +42,7 @@ from rl4sys_zmq.transports import Address, Wakeup, explain
 from rl4sys_zmq.transports.network import ConnectingSocket, Keys, LocalNetwork, Network, SocketPoller
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.wire import decode, encode
-from rl4sys_zmq.wire.messages import Fetch, Hello, Message, Refused, Weights, Welcome
+from rl4sys_zmq.wire.messages import FetchWeights, Hello, Message, Refused, WeightsReply, Welcome
 
 if TYPE_CHECKING:  # modules for optional features are imported only by actors that use them
     from rl4sys_zmq.actor.policy_cache import ActorPolicyCache
@@ -92,7 +92,7 @@ class ActorIOThread(Worker):
         self.current_at = float("-inf")
         self.changed = threading.Condition()
         self.counters = Counters()
-        self.credit_gate = CreditGate(0, 0, 0, None, "the learner to answer")
+        self.credit_gate = SegmentAdmission(0, 0, 0, None, "the learner to answer")
         self.want_steps = 0
         self.flushing = 0
         self.waiting = 0
@@ -396,13 +396,17 @@ class ActorIOThread(Worker):
                 if frames is None:
                     return
                 message = decode(frames)
-                if isinstance(message, Weights):
+                if isinstance(message, WeightsReply):
                     self._weight_subscriber.on_fetched(message)
             except ProtocolError as exc:
                 self.counters.add(f"refused.{exc.code.value}")
-                self._version_errors += exc.code is Refusal.VERSION
+                self._version_errors += exc.code is RefusalReason.VERSION
                 # A single one can be a flipped bit, and a learner that has sent a Welcome uses this version.
-                if exc.code is Refusal.VERSION and self._version_errors > 1 and self._session.state is not SessionState.JOINED:
+                if (
+                    exc.code is RefusalReason.VERSION
+                    and self._version_errors > 1
+                    and self._session.state is not SessionState.JOINED
+                ):
                     self._set_error(HandshakeRefused(exc.code, f"it uses {exc.detail}; install the same major version"))
                 continue
             self._version_errors = 0
@@ -421,7 +425,7 @@ class ActorIOThread(Worker):
             words = explain(event, "actor")
             if event.is_final:
                 self._session.reject(time.monotonic())
-                self._set_error(HandshakeRefused(Refusal.FORBIDDEN, words, "keys"))
+                self._set_error(HandshakeRefused(RefusalReason.FORBIDDEN, words, "keys"))
             else:
                 self._set_stage(words)
 
@@ -429,7 +433,7 @@ class ActorIOThread(Worker):
         for action in actions:
             self._io_scheduler.yield_to_host()
             match action:
-                case Send(message):
+                case SendMessage(message):
                     self._send(message)
                 case SessionJoined(welcome):
                     self._on_joined(welcome)
@@ -441,7 +445,7 @@ class ActorIOThread(Worker):
                 case SessionRefused(refused):
                     self._on_rejected(refused)
                 case TemporaryRefusal(refused):
-                    if refused.code != Refusal.NO_SESSION:
+                    if refused.code != RefusalReason.NO_SESSION:
                         self._set_stage(f"the learner to accept this actor: {refused.reason}")
                 case Reconnect():
                     self.counters.add("redials")
@@ -455,7 +459,7 @@ class ActorIOThread(Worker):
         if not self._dealer.send(encode(message)):
             self.counters.add("sends_refused.full")  # the session's timers resend the messages that need it
 
-    def _fetch(self, message: Fetch) -> None:
+    def _fetch(self, message: FetchWeights) -> None:
         if self._session.state is SessionState.JOINED:
             self._send(message)
 
@@ -505,10 +509,10 @@ class ActorIOThread(Worker):
         self._reconnect = True
 
     def _on_rejected(self, refused: Refused) -> None:
-        if refused.code == Refusal.FAILED:
+        if refused.code == RefusalReason.FAILED:
             self._set_error(ClientFailed(self._config.client_id, refused.reason))
         else:
-            code = Refusal(refused.code) if refused.code in set(Refusal) else Refusal.MALFORMED
+            code = RefusalReason(refused.code) if refused.code in set(RefusalReason) else RefusalReason.MALFORMED
             self._set_error(HandshakeRefused(code, refused.reason, refused.field))
 
     # ---- the credit gate
@@ -521,7 +525,7 @@ class ActorIOThread(Worker):
         stage = "credit or newer weights" if joined else self._stage
         if joined and self.policy is None:
             stage = "the first weights"
-        credit_gate = CreditGate(limit, generation, session.min_version, self._error, stage)
+        credit_gate = SegmentAdmission(limit, generation, session.min_version, self._error, stage)
         if credit_gate != self.credit_gate or self.flushing:
             with self.changed:
                 self.credit_gate = credit_gate
@@ -532,12 +536,12 @@ class ActorIOThread(Worker):
             log.warning("%s: %s", self._config.client_id, error)
         self._error = error
         with self.changed:
-            self.credit_gate = CreditGate(0, self.credit_gate.generation, 0, error, self.credit_gate.stage)
+            self.credit_gate = SegmentAdmission(0, self.credit_gate.generation, 0, error, self.credit_gate.stage)
             self._notify()
 
     def _set_stage(self, stage: str) -> None:
         self._stage = stage
-        self.credit_gate = CreditGate(0, self.credit_gate.generation, 0, self._error, stage)
+        self.credit_gate = SegmentAdmission(0, self.credit_gate.generation, 0, self._error, stage)
 
     def _notify(self) -> None:
         """Wake the host threads that wait. The caller holds the lock of `changed`, which requests for actions never take."""
@@ -556,6 +560,6 @@ def _last_policy(config: AgentConfig, weight_subscriber: WeightSubscriber, count
 def _network(config: AgentConfig) -> Network:
     if not config.sidecar:
         return LocalNetwork()
-    from rl4sys_zmq.transports.relay import Relay
+    from rl4sys_zmq.transports.relay import SidecarNetwork
 
-    return Relay()
+    return SidecarNetwork()

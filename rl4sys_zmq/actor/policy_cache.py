@@ -131,7 +131,7 @@ _KEYS = {
 }
 
 
-class _Unusable(Exception):
+class _InvalidCacheFile(Exception):
     """The error for a file that cannot be used. Its message is the reason."""
 
 
@@ -223,7 +223,7 @@ class PolicyCacheFile:
         try:
             data = self._read()
             cached = _decode(data) if data is not None else None
-        except _Unusable as exc:
+        except _InvalidCacheFile as exc:
             self._refuse(str(exc), aside=True)
             return None
         except OSError as exc:
@@ -241,7 +241,7 @@ class PolicyCacheFile:
         with open(descriptor, "rb") as file:
             size = os.fstat(descriptor).st_size
             if not _FIXED <= size <= MAX_BYTES:
-                raise _Unusable(f"its size is {size} bytes, out of range")
+                raise _InvalidCacheFile(f"its size is {size} bytes, out of range")
             fixed = file.read(_FIXED)
             _check_lengths(fixed, size)
             return fixed + file.read(size - _FIXED)
@@ -319,14 +319,14 @@ def _check_lengths(fixed: bytes, size: int) -> tuple[int, int, int, int]:
         _Unusable: If the lengths do not add up to `size`, or the file has another format.
     """
     if len(fixed) != _FIXED:
-        raise _Unusable("it is cut off in its fixed fields")
+        raise _InvalidCacheFile("it is cut off in its fixed fields")
     magic, form, header, elements, others, blob = _FIELDS.unpack_from(fixed)
     if magic != MAGIC:
-        raise _Unusable("it is not a policy file of this library")
+        raise _InvalidCacheFile("it is not a policy file of this library")
     if form != FORMAT:
-        raise _Unusable(f"it has format {form}; this library reads {FORMAT}")
+        raise _InvalidCacheFile(f"it has format {form}; this library reads {FORMAT}")
     if header > MAX_HEADER_BYTES or _FIXED + header + 4 * elements + others + blob != size:
-        raise _Unusable("the lengths in it do not match the size of the file")
+        raise _InvalidCacheFile("the lengths in it do not match the size of the file")
     return header, 4 * elements, others, blob
 
 
@@ -340,19 +340,19 @@ def _decode(data: bytes) -> CachedPolicy:
     header, weights, blob = parts[0], parts[1], parts[3]
     others = bytes(parts[2])
     if _CHECKSUM.unpack_from(view, _FIELDS.size)[0] != _checksum(view[: _FIELDS.size], *parts):
-        raise _Unusable("its checksum does not match")
+        raise _InvalidCacheFile("its checksum does not match")
     try:
         form = unpack_header(header)
         if type(form) is not dict or set(form) != set(_KEYS) or any(type(form[k]) is not kind for k, kind in _KEYS.items()):
-            raise _Unusable("its header has unexpected keys or types")
+            raise _InvalidCacheFile("its header has unexpected keys or types")
         if form["library"].partition(".")[0] != _library().partition(".")[0]:
-            raise _Unusable(f"version {form['library']} of the library wrote it")
+            raise _InvalidCacheFile(f"version {form['library']} of the library wrote it")
         spec = spec_from_document(form["spec"], [blob] if blob else [])
         verify_others(spec.others, others)
     except (ProtocolError, WeightsError) as exc:
-        raise _Unusable(str(exc)) from exc
+        raise _InvalidCacheFile(str(exc)) from exc
     flat = np.frombuffer(weights, dtype="<f4").astype(np.float32)
     if spec.size != flat.size or digest(flat, others) != form["digest"] or not np.isfinite(flat).all():
-        raise _Unusable("its weights do not match its policy")
+        raise _InvalidCacheFile("its weights do not match its policy")
     snapshot = PolicySnapshot(form["generation"], form["version"], form["digest"], flat, others)
     return CachedPolicy(spec, snapshot, form["extras"], form["saved_unix_s"])

@@ -13,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.action import RL4SysAction
-from rl4sys_zmq.actor.segments import SegmentWriter, Step
+from rl4sys_zmq.actor.segments import EpisodeStep, SegmentWriter
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.policies import ColumnPolicy, Policy
+from rl4sys_zmq.policies import ExtraColumnPolicy, Policy
 from rl4sys_zmq.values import ColumnSpec, ObservationSpace, PolicySpec, Segment, Space
 from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.trees import Tree
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.actor.context import ThreadState
+    from rl4sys_zmq.actor.components import ThreadState
 
 __all__ = ["ColumnSegmentWriter", "ColumnAction", "ColumnActionSelector"]
 
@@ -69,7 +69,7 @@ class ColumnActionSelector:
         Raises:
             ConfigError: If the columns that the policy returns differ from its spec in name, shape or dtype.
         """
-        parts = cast(ColumnPolicy, policy).step(observation, mask, thread.sampler, self._explore, state)
+        parts = cast(ExtraColumnPolicy, policy).step(observation, mask, thread.sampler, self._explore, state)
         raw, act, log_prob, columns, after = parts
         return _action(observation, (raw, act, log_prob, self._checked(columns, ()), after), thread, mask, state)
 
@@ -93,7 +93,7 @@ class ColumnActionSelector:
         Raises:
             ConfigError: If the columns that the policy returns differ from its spec in name, shape or dtype.
         """
-        parts = cast(ColumnPolicy, policy).step_batch(observations, masks, thread.sampler, self._explore, states)
+        parts = cast(ExtraColumnPolicy, policy).step_batch(observations, masks, thread.sampler, self._explore, states)
         raws, acts, log_probs, columns, after = parts
         found = self._checked(columns, (len(states),))
         return [
@@ -179,7 +179,7 @@ class ColumnSegmentWriter(SegmentWriter):
         self._initial: dict[str, NDArray[Any]] = {}
         self.state: Any = None
 
-    def write(self, step: Step) -> None:
+    def write(self, step: EpisodeStep) -> None:
         """Write one step as the next row of all columns."""
         assert isinstance(step, ColumnAction)
         row, columns = self.steps, step.columns
@@ -191,7 +191,7 @@ class ColumnSegmentWriter(SegmentWriter):
             self._initial = {c.name: np.array(columns[c.name], dtype=c.dtype) for c in self._specs if c.per == "segment"}
         self.state = step.state
 
-    def continues(self, step: Step) -> bool:
+    def continues(self, step: EpisodeStep) -> bool:
         """Return True if the policy chose this step from the state that it had after the last row."""
         return isinstance(step, ColumnAction) and step.before is self.state
 

@@ -15,7 +15,7 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import (
     CallError,
     CallFailed,
-    CallRefusal,
+    CallRefusalReason,
     CallRefused,
     CallTimeout,
     Closed,
@@ -23,7 +23,7 @@ from rl4sys_zmq.errors import (
     RL4SysError,
 )
 from rl4sys_zmq.liveness import INFERENCE_RETRY_S
-from rl4sys_zmq.policies import Sampler
+from rl4sys_zmq.policies import RandomSource
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports import Address
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
@@ -31,7 +31,7 @@ from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 if TYPE_CHECKING:
     from rl4sys_zmq.rpc import Caller
 
-__all__ = ["Answer", "RemotePolicyStub", "RemoteInference"]
+__all__ = ["Answer", "RemotePolicyStub", "InferenceCaller"]
 
 log = logging.getLogger(__name__)
 
@@ -56,14 +56,14 @@ class RemotePolicyStub:
         self.snapshot = PolicySnapshot(generation, version, digest, np.empty(0, np.float32))
         self.generation, self.version = generation, version
 
-    def act(self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: Sampler, explore: bool) -> Any:
+    def act(self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool) -> Any:
         """Raise LearnerUnavailable, because there are no weights to act by."""
         raise LearnerUnavailable("the learner", "an action: this actor has no policy of its own", 0.0)
 
     act_batch = act
 
 
-class RemoteInference(Resource):
+class InferenceCaller(Resource):
     """The connection to the learner's inference service, which chooses actions for this actor.
 
     Any host thread can call `ask`. Each call waits for its own answer, for at most ``inference_timeout_s``.
@@ -138,7 +138,7 @@ class RemoteInference(Resource):
                 new_address = self._new_address  # another thread has the new address of the service
             except CallRefused as exc:
                 left_s = deadline - time.monotonic()
-                if exc.code is not CallRefusal.UNKNOWN or left_s <= 0:
+                if exc.code is not CallRefusalReason.UNKNOWN or left_s <= 0:
                     raise
                 time.sleep(min(NOT_READY_RETRY_S, left_s))  # a restarted learner serves before it has its policies
         try:

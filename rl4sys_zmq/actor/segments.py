@@ -19,7 +19,7 @@ from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space
 from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire import action_dtype
 
-__all__ = ["EpisodePendingSegments", "LateRewardQueue", "SegmentWriter", "PolicyStamp", "Step"]
+__all__ = ["EpisodePendingSegments", "LateRewardQueue", "SegmentWriter", "PolicyStamp", "EpisodeStep"]
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class PolicyStamp:
     owner: object
 
 
-class Step:
+class EpisodeStep:
     """One step of an episode: an observation, an action, and its reward. `SegmentWriter.write` copies the step into columns.
 
     Attributes:
@@ -148,7 +148,7 @@ class SegmentWriter:
         self.terminated = self.truncated = self.capped = False
         self.episode_length: int | None = None
 
-    def write(self, step: Step) -> None:
+    def write(self, step: EpisodeStep) -> None:
         """Write one step as the next row of all columns."""
         row = self.steps
         if row == self.rows:
@@ -172,11 +172,11 @@ class SegmentWriter:
         step.row = row
         self.steps = row + 1
 
-    def continues(self, step: Step) -> bool:
+    def continues(self, step: EpisodeStep) -> bool:
         """Return True if `step` can be the next row. A subclass for policies with a state compares that state."""
         return True
 
-    def insert(self, step: Step, last: Step | None) -> None:
+    def insert(self, step: EpisodeStep, last: EpisodeStep | None) -> None:
         """Write a row into a segment that has ended: before the row of `last`, or at the end if `last` is None."""
         bootstrap = self._row(self.steps) if self._bootstrap else None
         bootstrap_mask = self.masks[self.steps].copy() if self._bootstrap and self.masks is not None else None
@@ -353,7 +353,7 @@ class LateRewardQueue:
             for closed in complete.values():
                 self._release(closed)
 
-    def join(self, writer: SegmentWriter, step: Step, last: Step | None, episode_steps: int, limit: int) -> bool:
+    def join(self, writer: SegmentWriter, step: EpisodeStep, last: EpisodeStep | None, episode_steps: int, limit: int) -> bool:
         """Write a step into the last segment of an ended episode, if that still waits for rewards.
 
         Args:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rl4sys_zmq.errors import RL4SysError
 from rl4sys_zmq.wire.messages import Welcome
 
-__all__ = ["CreditGate", "SessionParameters"]
+__all__ = ["SegmentAdmission", "SessionParameters"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class SessionParameters:
 
 
 @dataclass(frozen=True, slots=True)
-class CreditGate:
+class SegmentAdmission:
     """The conditions under which a host thread can start a new segment, with ``overflow: wait``. It is immutable.
 
     Attributes:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.action import RL4SysAction
-from rl4sys_zmq.actor.context import AgentContext
+from rl4sys_zmq.actor.components import AgentComponents
 from rl4sys_zmq.actor.inputs import InputValidator
 from rl4sys_zmq.actor.recorded import ColumnAction, ColumnSegmentWriter
 from rl4sys_zmq.actor.segments import EpisodePendingSegments, SegmentWriter
@@ -87,7 +87,7 @@ class TrajectoryManager:
         inputs: The checks of observations.
     """
 
-    def __init__(self, context: AgentContext, spec: PolicySpec, inputs: InputValidator, rollout: int) -> None:
+    def __init__(self, context: AgentComponents, spec: PolicySpec, inputs: InputValidator, rollout: int) -> None:
         config = context.config
         self.owner = context.owner
         self.rollout = rollout

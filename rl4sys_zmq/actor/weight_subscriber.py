@@ -11,15 +11,15 @@ from collections.abc import Callable
 
 from rl4sys_zmq.actor.remote import RemotePolicyStub
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import ConfigError, HandshakeRefused, ProtocolError, Refusal, RL4SysError, WeightsError
-from rl4sys_zmq.liveness import BEACON_TOPIC, FETCH_RETRY_S, PUBLISHER_SILENCE_S, WEIGHTS_TOPIC, Timer, jittered
+from rl4sys_zmq.errors import ConfigError, HandshakeRefused, ProtocolError, RefusalReason, RL4SysError, WeightsError
+from rl4sys_zmq.liveness import BEACON_TOPIC, FETCH_RETRY_S, PUBLISHER_SILENCE_S, WEIGHTS_TOPIC, SilenceTimer, jittered
 from rl4sys_zmq.policies import Policy, build_policy, require_policy
 from rl4sys_zmq.transports import MAX_FRAME_BYTES, Address, Frame
 from rl4sys_zmq.transports.network import ConnectingSocket, Keys, Network, SocketPoller
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.weights import TRAILER_BYTES, WeightsHeader, apply_update
 from rl4sys_zmq.wire import decode, spec_from_document
-from rl4sys_zmq.wire.messages import Beacon, Fetch, Weights, Welcome
+from rl4sys_zmq.wire.messages import Beacon, FetchWeights, WeightsReply, Welcome
 
 __all__ = ["WeightSubscriber"]
 
@@ -57,7 +57,7 @@ class WeightSubscriber:
         keys: Keys | None,
         counters: Counters,
         rng: random.Random,
-        fetch: Callable[[Fetch], None],
+        fetch: Callable[[FetchWeights], None],
         swapped: Callable[[], None],
         acts: bool = True,
     ) -> None:
@@ -68,7 +68,7 @@ class WeightSubscriber:
             keys: The keys to use, None for a learner without keys.
             counters: The counters of the I/O thread.
             rng: Source of the random variation of retry intervals.
-            fetch: Sends a `Fetch` message to the learner if there is a session. It must not raise.
+            fetch: Sends a `FetchWeights` message to the learner if there is a session. It must not raise.
             swapped: Called after each change to a new policy.
             acts: False if the learner chooses all actions of this actor. It then needs no weights (`RemotePolicyStub`).
         """
@@ -81,7 +81,7 @@ class WeightSubscriber:
         self._previous: deque[Policy] = deque(maxlen=PREVIOUS_KEPT)
         self._rejected = (0, -1)
         self._pub: Address | None = None
-        self._silence = Timer(PUBLISHER_SILENCE_S)
+        self._silence = SilenceTimer(PUBLISHER_SILENCE_S)
         self._sub: ConnectingSocket | None = None
         self._poller: SocketPoller | None = None
         self._fetch_at = 0.0
@@ -147,7 +147,7 @@ class WeightSubscriber:
             spec = spec_from_document(welcome.spec, welcome.body, self.spec)
             pub = Address.parse(welcome.pub)
         except (ProtocolError, RL4SysError) as exc:
-            raise HandshakeRefused(Refusal.SPEC, f"its Welcome message is invalid: {exc}", "spec") from exc
+            raise HandshakeRefused(RefusalReason.SPEC, f"its Welcome message is invalid: {exc}", "spec") from exc
         if not self._acts and not welcome.inference:
             message = (
                 "this actor has inference: remote, but the learner offers no inference; start the learner with inference: auto "
@@ -160,17 +160,21 @@ class WeightSubscriber:
                 if entry.check is not None:
                     entry.check(spec)
             except ConfigError as exc:
-                raise HandshakeRefused(Refusal.SPEC, f"its Welcome message is invalid: {exc}", "spec") from exc
+                raise HandshakeRefused(RefusalReason.SPEC, f"its Welcome message is invalid: {exc}", "spec") from exc
         if spec.nbytes > MAX_WEIGHT_BYTES:
             reason = f"its policy has {spec.nbytes} bytes of weights; this actor accepts at most {MAX_WEIGHT_BYTES}"
-            raise HandshakeRefused(Refusal.TOO_LARGE, reason, "spec")
+            raise HandshakeRefused(RefusalReason.TOO_LARGE, reason, "spec")
         if self.spec is not None and (spec.observation_space, spec.action_space) != (
             self.spec.observation_space,
             self.spec.action_space,
         ):
-            raise HandshakeRefused(Refusal.MISMATCH, "it now has other spaces than in the last session", "observation_space")
+            raise HandshakeRefused(
+                RefusalReason.MISMATCH, "it now has other spaces than in the last session", "observation_space"
+            )
         if self.spec is not None and spec.columns != self.spec.columns:
-            raise HandshakeRefused(Refusal.MISMATCH, "its policy now has other extra columns than in the last session", "spec")
+            raise HandshakeRefused(
+                RefusalReason.MISMATCH, "its policy now has other extra columns than in the last session", "spec"
+            )
         if pub.host == "*":
             pub = Address("tcp", self._learner.host, pub.port)
         self.spec, self._welcome, self._pub = spec, dataclasses.replace(welcome, body=()), pub  # the spec has the blob
@@ -214,14 +218,14 @@ class WeightSubscriber:
             self._counters.add(f"refused.{exc.code.value}")
         return True
 
-    def on_fetched(self, message: Weights) -> None:
+    def on_fetched(self, message: WeightsReply) -> None:
         """Process the learner's answer to a fetch: one or more updates of the weights.
 
         Raises:
             ProtocolError: If the answer is malformed.
         """
         if len(message.body) % 2 or not message.body:
-            raise ProtocolError(Refusal.FRAMES, f"{len(message.body)} frames of weights; expected pairs of them")
+            raise ProtocolError(RefusalReason.FRAMES, f"{len(message.body)} frames of weights; expected pairs of them")
         for header, payload in zip(message.body[::2], message.body[1::2], strict=True):
             self._on_update(header, payload)
 
@@ -240,7 +244,7 @@ class WeightSubscriber:
         self._whole = whole
         self._fetch_at = time.monotonic() + jittered(FETCH_RETRY_S, self._rng)
         self._counters.add("fetches")
-        self._send_fetch(Fetch(*((0, 0) if whole else self.held)))
+        self._send_fetch(FetchWeights(*((0, 0) if whole else self.held)))
 
     def _on_update(self, header: Frame, payload: Frame) -> None:
         if self.spec is None or self._welcome is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rl4sys_zmq.bench.pairs import PairedFigures, measure_pairs
 
-__all__ = ["Footprint", "Overhead", "measure_footprint", "measure_overhead", "measure_running"]
+__all__ = ["Footprint", "LoopOverhead", "measure_footprint", "measure_overhead", "measure_running"]
 
 PACKAGE = Path(__file__).resolve().parents[1]
 _RESIDENT = "int(next(l for l in open('/proc/self/status') if l.startswith('VmRSS')).split()[1])"
@@ -81,7 +81,7 @@ class Footprint:
 
 
 @dataclass(frozen=True, slots=True)
-class Overhead:
+class LoopOverhead:
     """The CPU time divided by the wall time of control loops. The baseline of both attributes is an empty loop.
 
     After a pause of a millisecond the CPU caches are cold, so a step costs several times as much as in a loop without pauses.
@@ -121,7 +121,7 @@ def measure_running(address: str, steps: int = 2000) -> float:
     return _fresh(f"import json\n{_ACTOR.format(address=address, steps=steps)}took = 0.0\n{_SAY}")[1]
 
 
-def measure_overhead(address: str, pairs: int, seconds: float = 5.0, rate_hz: int = 1000) -> Overhead:
+def measure_overhead(address: str, pairs: int, seconds: float = 5.0, rate_hz: int = 1000) -> LoopOverhead:
     """Measure the CPU time divided by the wall time of three control loops: with an actor, with a plain function, and empty.
 
     The CPU time is that of the whole process, including the I/O thread. Compare the differences between the loops, not the
@@ -137,7 +137,7 @@ def measure_overhead(address: str, pairs: int, seconds: float = 5.0, rate_hz: in
         order = (address, "plain", None) if number % 2 == 0 else (None, "plain", address)
         rounds.append({what: share(what) for what in order})
     ours, plain, bare = (tuple(shares[what] for shares in rounds) for what in (address, "plain", None))
-    return Overhead(PairedFigures(ours, bare), PairedFigures(plain, bare))
+    return LoopOverhead(PairedFigures(ours, bare), PairedFigures(plain, bare))
 
 
 def _fresh(code: str, seconds: float = 0.0) -> tuple[float, float]:

@@ -25,7 +25,7 @@ from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
 from rl4sys_zmq.values import BoxSpace, ObservationSpace, Segment, Space, space_to_json
 
-__all__ = ["Rate", "append_rate", "ours", "raw"]
+__all__ = ["IngressRate", "append_rate", "ours", "raw"]
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ ALGORITHM = "COUNTS"
 
 
 @dataclass(frozen=True)
-class Rate:
+class IngressRate:
     """The speed of one measurement.
 
     Attributes:
@@ -49,11 +49,11 @@ class Rate:
     items_per_commit: float = 0.0
 
 
-class CountingAlgorithm(FakeAlgorithm):
+class IngressCountingAlgorithm(FakeAlgorithm):
     """An algorithm that only counts segments and steps, and never makes actors wait."""
 
     kind: ClassVar[str] = "offpolicy"
-    made: ClassVar[list[CountingAlgorithm]] = []
+    made: ClassVar[list[IngressCountingAlgorithm]] = []
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
         self.segments += 1
@@ -66,15 +66,19 @@ class CountingAlgorithm(FakeAlgorithm):
         return None
 
 
-def _build(observations: ObservationSpace, actions: Space, parameters: Mapping[str, object], seed: int) -> CountingAlgorithm:
+def _build(
+    observations: ObservationSpace, actions: Space, parameters: Mapping[str, object], seed: int
+) -> IngressCountingAlgorithm:
     head = "gaussian" if isinstance(actions, BoxSpace) else "categorical"
-    CountingAlgorithm.made.append(CountingAlgorithm(mlp_spec(observations, actions, head, (8,)), FakeParameters(), seed))
-    return CountingAlgorithm.made[-1]
+    IngressCountingAlgorithm.made.append(
+        IngressCountingAlgorithm(mlp_spec(observations, actions, head, (8,)), FakeParameters(), seed)
+    )
+    return IngressCountingAlgorithm.made[-1]
 
 
 def ours(
     payload: TrajectoryKind, *, batch: int, actors: int, seconds: float, fsync: str = "", folder: Path | None = None
-) -> Rate:
+) -> IngressRate:
     """Measure a learner of this library.
 
     Args:
@@ -103,16 +107,16 @@ def ours(
         learner = stack.enter_context(Learner(LearnerConfig.from_mapping(config)))
         senders = [(send_ours, (learner.address, payload, batch, f"a{n}")) for n in range(actors)]
         with _processes(senders, seconds):
-            _wait_for(lambda: CountingAlgorithm.made and CountingAlgorithm.made[-1].steps)
-            counting = CountingAlgorithm.made[-1]
+            _wait_for(lambda: IngressCountingAlgorithm.made and IngressCountingAlgorithm.made[-1].steps)
+            counting = IngressCountingAlgorithm.made[-1]
             rate = _measure(lambda: counting.steps, seconds)
             journal = learner.status()["journal"] if fsync else None
         per = counting.segments / journal["commits"] if journal else 0.0
-    CountingAlgorithm.made.clear()
-    return Rate(*rate, per)
+    IngressCountingAlgorithm.made.clear()
+    return IngressRate(*rate, per)
 
 
-def raw(payload: TrajectoryKind, *, batch: int, actors: int, seconds: float) -> Rate:
+def raw(payload: TrajectoryKind, *, batch: int, actors: int, seconds: float) -> IngressRate:
     """Measure the reference for a learner in memory: a plain ROUTER loop that receives the same number of bytes and frames."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     router = context.socket(zmq.ROUTER)
@@ -133,7 +137,7 @@ def raw(payload: TrajectoryKind, *, batch: int, actors: int, seconds: float) -> 
     try:
         with _processes([(send_raw, (f"tcp://127.0.0.1:{port}", sizes))] * actors, seconds):
             _wait_for(lambda: messages[0])
-            return Rate(*_measure(lambda: messages[0] * batch * payload.steps, seconds))
+            return IngressRate(*_measure(lambda: messages[0] * batch * payload.steps, seconds))
     finally:
         ending.set()
         thread.join()
@@ -143,7 +147,7 @@ def raw(payload: TrajectoryKind, *, batch: int, actors: int, seconds: float) -> 
 
 def append_rate(
     payload: TrajectoryKind, *, batch: int, items_per_commit: float, seconds: float, folder: Path | None = None
-) -> Rate:
+) -> IngressRate:
     """Measure the reference for a learner with a journal on disk: a loop that appends the same bytes to a file.
 
     The loop calls `fdatasync` after each `items_per_commit` trajectories, the number in a commit of the learner's journal.
@@ -157,7 +161,7 @@ def append_rate(
             done += 1
         took = time.monotonic() - began
     steps = done * items_per_commit * payload.steps
-    return Rate(steps / took, (time.process_time() - cpu) / took, items_per_commit)
+    return IngressRate(steps / took, (time.process_time() - cpu) / took, items_per_commit)
 
 
 def _measure(count: Callable[[], int], seconds: float) -> tuple[float, float]:

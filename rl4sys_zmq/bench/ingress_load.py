@@ -132,7 +132,7 @@ def send_ours(address: str, payload: TrajectoryKind, batch: int, name: str, unti
     """Join a learner as an actor, and send trajectories as fast as its flow control allows, until `until_s` (Unix time)."""
     with Socket.dealer(address, send_hwm=100_000) as dealer, Poller() as poller:
         poller.register(dealer)
-        hear = _AckReader(dealer, poller)
+        hear = _MessageReader(dealer, poller)
         dealer.send(encode(Hello("lab", name, 1, 0, 0, 0)))
         while not isinstance(welcome := hear(10.0), Welcome):
             if isinstance(welcome, Refused) or welcome is None:
@@ -159,7 +159,7 @@ def send_ours(address: str, payload: TrajectoryKind, batch: int, name: str, unti
                 message = hear(0.0)
 
 
-class _AckReader:
+class _MessageReader:
     """A callable that returns the next message from the learner, or None if none arrives within `timeout_s` seconds."""
 
     def __init__(self, dealer: Socket, poller: Poller) -> None:

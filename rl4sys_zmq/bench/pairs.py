@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-__all__ = ["PairedFigures", "Spread", "measure_pairs", "spread"]
+__all__ = ["PairedFigures", "MedianRange", "measure_pairs", "spread"]
 
 LEAST_PAIRS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class MedianRange:
     """The median, the lowest and the highest of several figures."""
 
     median: float
@@ -28,9 +28,9 @@ class Spread:
         return f"{self.median:.{digits}f} [{self.least:.{digits}f}, {self.greatest:.{digits}f}]"
 
 
-def spread(figures: Sequence[float]) -> Spread:
+def spread(figures: Sequence[float]) -> MedianRange:
     """Return the median, the lowest and the highest of the given figures, of which there must be at least one."""
-    return Spread(median(figures), min(figures), max(figures))
+    return MedianRange(median(figures), min(figures), max(figures))
 
 
 @dataclass(frozen=True, slots=True)

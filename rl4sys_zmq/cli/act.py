@@ -14,13 +14,13 @@ import numpy as np
 
 from rl4sys_zmq.actor import RL4SysAgent
 from rl4sys_zmq.cli.app import as_config_error, configure_logging, print_line, require
-from rl4sys_zmq.cli.signals import Signals, end_with_stdin
+from rl4sys_zmq.cli.signals import SignalHandlers, end_with_stdin
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.values import space_from
 
-__all__ = ["Run", "act", "make_environments", "play"]
+__all__ = ["RunOptions", "act", "make_environments", "play"]
 
 LAST_FLUSH_S = 10.0
 SIGNALLED_FLUSH_S = 0.5
@@ -29,7 +29,7 @@ CHECK_STEPS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RunOptions:
     """The values of the options of the command ``rl4sys-actor run``. The help of the command describes them."""
 
     env_id: str
@@ -49,7 +49,7 @@ class Run:
     sidecar: bool = False
 
 
-def act(run: Run) -> None:
+def act(run: RunOptions) -> None:
     """Run an actor with Gymnasium environments, until the given number of episodes have ended or a signal arrives.
 
     Raises:
@@ -89,7 +89,7 @@ def act(run: Run) -> None:
             env.close()
 
 
-def agent_config(run: Run, env: Any, seed: int) -> AgentConfig:
+def agent_config(run: RunOptions, env: Any, seed: int) -> AgentConfig:
     """Return the configuration of the actor.
 
     Options of the command line override the file. The environment sets spaces that the file does not set. ``overflow`` and
@@ -193,7 +193,7 @@ def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: E
     steps = [env.step for env in envs]
     obs = np.stack([env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)])
     totals = [0.0] * len(envs)
-    signals = Signals.current
+    signals = SignalHandlers.current
     trajs: Any = None
     rounds = 0
     while not tally.done:

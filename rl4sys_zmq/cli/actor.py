@@ -46,9 +46,9 @@ def main() -> None:
 @option("--debug", is_flag=True, help="Log everything.")
 def run(env: str, config: Path | None, connect_timeout: float | None, **options: Any) -> None:
     """Run environments with a learner, until --episodes have ended, Ctrl-C or SIGTERM."""
-    from rl4sys_zmq.cli.act import Run, act
+    from rl4sys_zmq.cli.act import RunOptions, act
 
-    act(Run(env_id=env, config_path=config, connect_timeout_s=connect_timeout, **options))
+    act(RunOptions(env_id=env, config_path=config, connect_timeout_s=connect_timeout, **options))
 
 
 @main.command(name="serve-env")

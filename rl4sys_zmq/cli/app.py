@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from rl4sys_zmq.cli.signals import INTERRUPTED, Signals, Stopping
+from rl4sys_zmq.cli.signals import INTERRUPTED, SignalHandlers, StopSignalReceived
 from rl4sys_zmq.errors import (
     CheckpointError,
     ConfigError,
@@ -114,7 +114,7 @@ class CommandGroup(click.Group):
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         name = prog_name or self.name
-        with Signals() as signals:
+        with SignalHandlers() as signals:
             code = _exit_code(
                 name or "", lambda: super(CommandGroup, self).main(args, name, complete_var, standalone_mode=False, **extra)
             )
@@ -126,7 +126,7 @@ class CommandGroup(click.Group):
 def _exit_code(name: str, run: Callable[[], object]) -> int:
     try:
         result = run()
-    except Stopping as stopping:
+    except StopSignalReceived as stopping:
         return stopping.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED

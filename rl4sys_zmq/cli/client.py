@@ -12,13 +12,13 @@ from pathlib import Path
 from rl4sys_zmq.cli.app import print_line
 from rl4sys_zmq.ops.status import request_command
 from rl4sys_zmq.security import read_user_keys
-from rl4sys_zmq.wire.messages import Command
+from rl4sys_zmq.wire.messages import OperatorCommand
 
-__all__ = ["Target", "run_command"]
+__all__ = ["CommandTarget", "run_command"]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CommandTarget:
     """The learner and the client to which a command applies.
 
     Attributes:
@@ -36,7 +36,9 @@ class Target:
         return path if path.is_dir() else None
 
 
-def run_command(target: Target, command: str, actor_id: str, *, keys: Path | None, timeout_s: float, as_json: bool) -> None:
+def run_command(
+    target: CommandTarget, command: str, actor_id: str, *, keys: Path | None, timeout_s: float, as_json: bool
+) -> None:
     """Send a command to a learner, or carry it out in a run directory, and print the result.
 
     Raises:
@@ -45,7 +47,7 @@ def run_command(target: Target, command: str, actor_id: str, *, keys: Path | Non
         ProtocolError: If the learner refuses the command, for example because of the key, or a restarted client fails again.
         RunDirectoryError, JournalError, CheckpointError: If the run directory cannot be used or written.
     """
-    message = Command(command, target.client_id, actor_id)
+    message = OperatorCommand(command, target.client_id, actor_id)
     if target.run_dir is not None:
         from rl4sys_zmq.learner.offline import command_on_directory
 

@@ -22,17 +22,17 @@ from rl4sys_zmq.cli.app import FAILED, USAGE, print_line, require
 from rl4sys_zmq.cli.progress import make_progress
 from rl4sys_zmq.cli.rundir import fresh_run_dir
 from rl4sys_zmq.cli.serve import await_status, warm_up
-from rl4sys_zmq.cli.signals import Signals
+from rl4sys_zmq.cli.signals import SignalHandlers
 from rl4sys_zmq.config import ClientConfig, LearnerConfig
 from rl4sys_zmq.errors import ClientFailed, ConfigError, RL4SysError
 from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, TaskPreset, planned_policy
-from rl4sys_zmq.ops.curves import WINDOW, Curve, draw_curves, read_curves
+from rl4sys_zmq.ops.curves import WINDOW, LearningCurve, draw_curves, read_curves
 from rl4sys_zmq.private import open_private
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.values import space_from
 
-__all__ = ["Demo", "demo"]
+__all__ = ["DemoOptions", "demo"]
 
 POLL_S = 0.1
 LINES_S = 1.0
@@ -42,7 +42,7 @@ SHUTDOWN_S = 1.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demo:
+class DemoOptions:
     """The values of the options of the command ``rl4sys-learner demo``. The help of the command describes them."""
 
     env_id: str
@@ -58,7 +58,7 @@ class Demo:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class DemoTask:
     """The task that a demo trains: an environment, an algorithm, and the settings for both.
 
     Attributes:
@@ -79,7 +79,7 @@ class Task:
         return "".join(c if c.isalnum() or c in "-_." else "-" for c in self.env_id).strip(".")
 
 
-def demo(options: Demo) -> int:
+def demo(options: DemoOptions) -> int:
     """Train until the target is reached or the time limit is over, and return the exit code.
 
     The exit code is 0 if the target was reached, or if the task has no known target. Otherwise it is 1.
@@ -100,7 +100,7 @@ def demo(options: Demo) -> int:
     with fresh_run_dir(preferred) as run_dir:
         learner = Learner(learner_config(task, options, run_dir)).start()
     outcome = DemoProgress()
-    with learner, Actors(learner.address, task, options, run_dir) as actors:
+    with learner, ActorProcesses(learner.address, task, options, run_dir) as actors:
         print_line(f"learner at {learner.address}, files in {run_dir}; loading torch and Gymnasium ...")
         with make_progress(debug=options.debug, every_s=LINES_S) as progress:
             warm_up(task.algorithm)
@@ -113,7 +113,7 @@ def demo(options: Demo) -> int:
     return summarise(task, options, run_dir, outcome)
 
 
-def find_task(options: Demo) -> Task:
+def find_task(options: DemoOptions) -> DemoTask:
     """Return the task that the options describe. An environment without a preset of the algorithm gets default settings.
 
     Raises:
@@ -130,7 +130,7 @@ def find_task(options: Demo) -> Task:
         target = preset.target_return
     if options.actors is not None:
         preset = replace(preset, actors=options.actors)
-    return Task(options.env_id, name, preset, target)
+    return DemoTask(options.env_id, name, preset, target)
 
 
 def _probe(env_id: str, algorithm: str) -> float | None:
@@ -151,7 +151,7 @@ def _probe(env_id: str, algorithm: str) -> float | None:
         env.close()
 
 
-def learner_config(task: Task, options: Demo, run_dir: Path) -> LearnerConfig:
+def learner_config(task: DemoTask, options: DemoOptions, run_dir: Path) -> LearnerConfig:
     """Return the configuration of a learner on a free port of this machine, with an entry for its one client."""
     client = ClientConfig(
         algorithm_name=task.algorithm,
@@ -168,14 +168,14 @@ def learner_config(task: Task, options: Demo, run_dir: Path) -> LearnerConfig:
     )
 
 
-class Actors(Resource):
+class ActorProcesses(Resource):
     """The actor processes of a demo.
 
     Each actor process ends when the pipe at its stdin closes. Therefore it ends with this process, even if this process is
     killed.
     """
 
-    def __init__(self, address: str, task: Task, options: Demo, run_dir: Path) -> None:
+    def __init__(self, address: str, task: DemoTask, options: DemoOptions, run_dir: Path) -> None:
         self._logs = [run_dir / f"actor-{i}.log" for i in range(task.preset.actors)]
         self._processes: list[subprocess.Popen[bytes]] = []
         self._stopped = False
@@ -253,7 +253,7 @@ class DemoProgress:
         self.reached_steps: int | None = None
         self.client: Mapping[str, Any] = {}
 
-    def take(self, report: Mapping[str, Any], task: Task) -> None:
+    def take(self, report: Mapping[str, Any], task: DemoTask) -> None:
         """Update the result from a status report of the learner. Raise `ClientFailed` if the client has failed."""
         self.client = report["clients"].get(task.client_id, {})
         if self.client and self.client["state"] == "failed":
@@ -267,19 +267,19 @@ class DemoProgress:
         """True if the mean return has ever reached the target."""
         return self.reached_steps is not None
 
-    def done(self, options: Demo) -> bool:
+    def done(self, options: DemoOptions) -> bool:
         """Return True if the target was reached. With ``--hold``, return True only after twice as many steps."""
         return self.reached_steps is not None and (not options.hold or self.client["steps"] >= 2 * self.reached_steps)
 
 
-def _reports(learner: Learner, actors: Actors, client_id: str) -> Iterator[tuple[dict[str, Any], float]]:
+def _reports(learner: Learner, actors: ActorProcesses, client_id: str) -> Iterator[tuple[dict[str, Any], float]]:
     """Yield pairs of a status report of the learner and the seconds since the first actor joined (0 before that).
 
     Raises:
         RL4SysError: If an actor process ends by itself, or a thread of the learner ends with an error.
     """
     began: float | None = None
-    signals = Signals.current
+    signals = SignalHandlers.current
     while True:
         actors.check()
         report = await_status(learner)
@@ -293,12 +293,12 @@ def _reports(learner: Learner, actors: Actors, client_id: str) -> Iterator[tuple
             signals.check()
 
 
-def _note(elapsed_s: float, task: Task) -> str:
+def _note(elapsed_s: float, task: DemoTask) -> str:
     goal = f"target {task.target:g}" if task.target is not None else "no known target"
     return f"{elapsed_s:.1f} s, {goal}" if elapsed_s else "waiting for the actors to join"
 
 
-def summarise(task: Task, options: Demo, run_dir: Path, outcome: DemoProgress) -> int:
+def summarise(task: DemoTask, options: DemoOptions, run_dir: Path, outcome: DemoProgress) -> int:
     """Draw the learning curve, print a summary from the run's log, and return the exit code of the command."""
     curves = [curve for curve in read_curves(run_dir) if curve.client_id == task.client_id]
     print_line()
@@ -319,7 +319,7 @@ def summarise(task: Task, options: Demo, run_dir: Path, outcome: DemoProgress) -
     return FAILED
 
 
-def _facts(task: Task, curve: Curve | None, outcome: DemoProgress) -> Iterator[tuple[str, str]]:
+def _facts(task: DemoTask, curve: LearningCurve | None, outcome: DemoProgress) -> Iterator[tuple[str, str]]:
     client = outcome.client
     if curve is None or not client:
         yield "episodes", "none ended"
@@ -340,7 +340,7 @@ def _facts(task: Task, curve: Curve | None, outcome: DemoProgress) -> Iterator[t
     )
 
 
-def _actors(task: Task) -> str:
+def _actors(task: DemoTask) -> str:
     count, envs = task.preset.actors, task.preset.num_envs
     return f"{count} actor process{'es' if count != 1 else ''} with {envs} environment{'s' if envs != 1 else ''} each"
 

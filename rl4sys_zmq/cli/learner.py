@@ -11,7 +11,7 @@ import click
 from rl4sys_zmq.cli.app import CommandGroup, option, plugin_option, settings, size, version_option
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.cli.client import Target
+    from rl4sys_zmq.cli.client import CommandTarget
 
 __all__ = ["main"]
 
@@ -110,10 +110,10 @@ def demo(env: str, **options: Any) -> int:
     The results are a summary, a PNG learning curve and a TensorBoard directory. The exit code is 0 if the target was reached,
     else 1.
     """
-    from rl4sys_zmq.cli.demo import Demo
+    from rl4sys_zmq.cli.demo import DemoOptions
     from rl4sys_zmq.cli.demo import demo as run
 
-    return run(Demo(env_id=env, **options))
+    return run(DemoOptions(env_id=env, **options))
 
 
 @main.command()
@@ -132,7 +132,7 @@ def status(address: str, json: bool, watch: bool, keys: Path | None, timeout: fl
     show_status(address, timeout, keys=keys, as_json=json, watch=watch)
 
 
-class _OfClient(click.Group):
+class _ClientCommandGroup(click.Group):
     """A click group with arguments of its own. The help of its commands is also available without these arguments."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -141,7 +141,7 @@ class _OfClient(click.Group):
         return super().parse_args(ctx, ["ADDRESS", "ID", *args] if asks else args)
 
 
-@main.group(cls=_OfClient)
+@main.group(cls=_ClientCommandGroup)
 @click.argument("address")
 @click.argument("client_id", metavar="ID")
 @click.pass_context
@@ -151,12 +151,12 @@ def client(context: click.Context, address: str, client_id: str) -> None:
     ADDRESS can also be the run directory of a learner that is not running. The effect of a command that has returned survives
     kill -9.
     """
-    from rl4sys_zmq.cli.client import Target
+    from rl4sys_zmq.cli.client import CommandTarget
 
-    context.obj = Target(address, client_id)
+    context.obj = CommandTarget(address, client_id)
 
 
-class ClientOptions(TypedDict):
+class ClientCommandOptions(TypedDict):
     """The values of the options that all commands under ``rl4sys-learner client`` have."""
 
     json: bool
@@ -175,7 +175,7 @@ def _client_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def _run_on_client(target: Target, command: str, actor_id: str, options: ClientOptions) -> None:
+def _run_on_client(target: CommandTarget, command: str, actor_id: str, options: ClientCommandOptions) -> None:
     from rl4sys_zmq.cli.client import run_command
 
     keys, timeout_s, as_json = options["keys"], options["timeout"], options["json"]
@@ -184,7 +184,7 @@ def _run_on_client(target: Target, command: str, actor_id: str, options: ClientO
 
 @client.command()
 @_client_options
-def restart(target: Target, **options: Unpack[ClientOptions]) -> None:
+def restart(target: CommandTarget, **options: Unpack[ClientCommandOptions]) -> None:
     """Start a new learner thread for the client, from its newest checkpoint and with the data accepted since then.
 
     This also restarts a failed client. The command needs a running learner. A learner that is started does the same for all of
@@ -195,14 +195,14 @@ def restart(target: Target, **options: Unpack[ClientOptions]) -> None:
 
 @client.command("give-up-pending")
 @_client_options
-def give_up_pending(target: Target, **options: Unpack[ClientOptions]) -> None:
+def give_up_pending(target: CommandTarget, **options: Unpack[ClientCommandOptions]) -> None:
     """Roll back the data accepted since the client's newest checkpoint, for a client that fails on it repeatedly."""
     _run_on_client(target, "give-up-pending", "", options)
 
 
 @client.command()
 @_client_options
-def forget(target: Target, **options: Unpack[ClientOptions]) -> None:
+def forget(target: CommandTarget, **options: Unpack[ClientCommandOptions]) -> None:
     """Remove the client with its learner thread and its data in the journal.
 
     Checkpoints are renamed to NUMBER.abandoned, not deleted. The client's actors are refused; the next one that joins creates a
@@ -214,7 +214,7 @@ def forget(target: Target, **options: Unpack[ClientOptions]) -> None:
 @client.command("drop-actor")
 @click.argument("actor_id")
 @_client_options
-def drop_actor(target: Target, actor_id: str, **options: Unpack[ClientOptions]) -> None:
+def drop_actor(target: CommandTarget, actor_id: str, **options: Unpack[ClientCommandOptions]) -> None:
     """Remove the record of an actor that is fenced, belongs to a lost key or occupies a slot. It can then join again.
 
     Its accepted segments stay, and pending ones will be trained on.

@@ -13,21 +13,21 @@ from dataclasses import replace
 from typing import Any
 
 from rl4sys_zmq.cli.app import configure_logging, print_line
-from rl4sys_zmq.ops.status import HEADINGS, ClientRow, client_rows, text_table
+from rl4sys_zmq.ops.status import HEADINGS, ClientStatusRow, client_rows, text_table
 from rl4sys_zmq.resource import Resource
 
-__all__ = ["Progress", "make_progress"]
+__all__ = ["StatusDisplay", "make_progress"]
 
 RATE_WINDOW_S = 3.0
 REFRESH_S = 0.25
 LINES_S = 3.0
 
 
-class Progress(Resource):
+class StatusDisplay(Resource):
     """The display of a running learner's status, which each status report updates."""
 
     def __init__(self) -> None:
-        self._rates = _Rates()
+        self._rates = _StepRates()
 
     def show(self, report: Mapping[str, Any], note: str = "") -> None:
         """Show a status report, followed by a note. The display limits how often it prints, so call this at any rate.
@@ -39,10 +39,10 @@ class Progress(Resource):
         self._show(self._rates.applied(client_rows(report)), note)
 
     @abstractmethod
-    def _show(self, rows: list[ClientRow], note: str) -> None: ...
+    def _show(self, rows: list[ClientStatusRow], note: str) -> None: ...
 
 
-def make_progress(*, debug: bool = False, every_s: float = LINES_S) -> Progress:
+def make_progress(*, debug: bool = False, every_s: float = LINES_S) -> StatusDisplay:
     """Configure logging, and return a display: a table if stdout is a terminal and ``rich`` is installed, otherwise lines.
 
     Args:
@@ -51,22 +51,22 @@ def make_progress(*, debug: bool = False, every_s: float = LINES_S) -> Progress:
     """
     if sys.stdout.isatty():
         with contextlib.suppress(ModuleNotFoundError):
-            return _Table(debug)
+            return _TableDisplay(debug)
     configure_logging(debug)
-    return _Lines(every_s)
+    return _LineDisplay(every_s)
 
 
-class _Rates:
+class _StepRates:
     """The measurement of each client's steps per second, over the last `RATE_WINDOW_S` seconds."""
 
     def __init__(self) -> None:
         self._seen: dict[str, deque[tuple[float, int]]] = {}
 
-    def applied(self, rows: list[ClientRow]) -> list[ClientRow]:
+    def applied(self, rows: list[ClientStatusRow]) -> list[ClientStatusRow]:
         now = time.monotonic()
         return [replace(row, steps_per_s=self._rate(row, now)) for row in rows]
 
-    def _rate(self, row: ClientRow, now: float) -> float:
+    def _rate(self, row: ClientStatusRow, now: float) -> float:
         seen = self._seen.setdefault(row.client_id, deque())
         if seen and seen[-1][1] > row.steps:  # the client was restarted
             seen.clear()
@@ -77,7 +77,7 @@ class _Rates:
         return (s1 - s0) / (t1 - t0) if t1 - t0 > 0.2 else row.steps_per_s
 
 
-class _Lines(Progress):
+class _LineDisplay(StatusDisplay):
     """The display for pipes and files.
 
     It prints a line about a client at once if its state has changed, and every few seconds if its figures have changed.
@@ -86,9 +86,9 @@ class _Lines(Progress):
     def __init__(self, every_s: float) -> None:
         super().__init__()
         self._every_s = every_s
-        self._said: dict[str, tuple[float, ClientRow]] = {}
+        self._said: dict[str, tuple[float, ClientStatusRow]] = {}
 
-    def _show(self, rows: list[ClientRow], note: str) -> None:
+    def _show(self, rows: list[ClientStatusRow], note: str) -> None:
         now = time.monotonic()
         for row in rows:
             at, last = self._said.get(row.client_id, (0.0, None))
@@ -103,15 +103,15 @@ class _Lines(Progress):
         """Do nothing; there is nothing to release."""
 
 
-def _style(row: ClientRow) -> str:
+def _style(row: ClientStatusRow) -> str:
     return "bold red" if row.state == "failed" else ""
 
 
-def _news(row: ClientRow | None) -> object:
+def _news(row: ClientStatusRow | None) -> object:
     return row and replace(row, steps_per_s=0.0)
 
 
-class _Table(Progress):
+class _TableDisplay(StatusDisplay):
     """The display for terminals: a table that is redrawn in place."""
 
     def __init__(self, debug: bool) -> None:
@@ -127,9 +127,9 @@ class _Table(Progress):
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
         self._live.start()
         self._drawn_at = 0.0
-        self._last: tuple[list[ClientRow], str] = ([], "")
+        self._last: tuple[list[ClientStatusRow], str] = ([], "")
 
-    def _show(self, rows: list[ClientRow], note: str) -> None:
+    def _show(self, rows: list[ClientStatusRow], note: str) -> None:
         self._last = rows, note
         now = time.monotonic()
         if now - self._drawn_at >= REFRESH_S:

@@ -13,7 +13,7 @@ from typing import Any
 from rl4sys_zmq.cli.app import print_line, require
 from rl4sys_zmq.cli.progress import make_progress
 from rl4sys_zmq.cli.rundir import fresh_run_dir
-from rl4sys_zmq.cli.signals import Signals
+from rl4sys_zmq.cli.signals import SignalHandlers
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable
 from rl4sys_zmq.learner import Learner
@@ -52,7 +52,7 @@ def serve(config_path: Path | None, options: Mapping[str, Any], *, debug: bool, 
     if config.torch_threads is None:
         config = replace(config, torch_threads=1)
     keep_freed_memory()
-    signals = Signals.current
+    signals = SignalHandlers.current
     if signals is not None:
         signals.patience_s = config.shutdown_timeout_s + 0.35
     with start(config) as learner:

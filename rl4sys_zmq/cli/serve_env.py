@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rl4sys_zmq.cli.app import configure_logging, print_line, require
-from rl4sys_zmq.cli.signals import Signals, end_with_stdin
+from rl4sys_zmq.cli.signals import SignalHandlers, end_with_stdin
 
 if TYPE_CHECKING:
     from rl4sys_zmq.serving import GymEnvServer
@@ -74,7 +74,7 @@ def serve_env(options: ServeEnvOptions) -> None:
 
 
 def _watch(server: GymEnvServer, verbose: bool) -> None:
-    signals = Signals.current
+    signals = SignalHandlers.current
     said_s = time.monotonic()
     while True:
         time.sleep(POLL_S)

@@ -8,14 +8,14 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-__all__ = ["INTERRUPTED", "Signals", "Stopping", "end_with_stdin"]
+__all__ = ["INTERRUPTED", "SignalHandlers", "StopSignalReceived", "end_with_stdin"]
 
 INTERRUPTED = 130
 PATIENCE_S = 1.85
 _ASKED_TO_END = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
-class Stopping(BaseException):
+class StopSignalReceived(BaseException):
     """Raised in the main thread when a signal asks this process to end.
 
     Like KeyboardInterrupt, this class does not derive from Exception, so that ``except Exception`` does not catch it.
@@ -31,23 +31,23 @@ class Stopping(BaseException):
         return INTERRUPTED if self.signum == signal.SIGINT else 0
 
 
-class Signals:
+class SignalHandlers:
     """A context manager that handles Ctrl-C, SIGTERM and SIGHUP.
 
-    The first signal raises `Stopping` in the main thread. A second signal, or `patience_s` seconds after the first, ends the
-    process.
+    The first signal raises `StopSignalReceived` in the main thread. A second signal, or `patience_s` seconds after the first,
+    ends the process.
 
     Attributes:
         current: The active instance, or None outside of the ``with`` block.
         patience_s: Longest time for cleaning up after the first signal, in seconds.
     """
 
-    current: Signals | None = None
+    current: SignalHandlers | None = None
 
     def __init__(self) -> None:
         self.patience_s = PATIENCE_S
         self._before: dict[int, Any] = {}
-        self._stopping: Stopping | None = None
+        self._stopping: StopSignalReceived | None = None
         self._timer: threading.Timer | None = None
 
     def __enter__(self) -> Self:
@@ -55,11 +55,11 @@ class Signals:
             for number in (getattr(signal, name) for name in _ASKED_TO_END):
                 if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP:  # respect nohup
                     self._before[number] = signal.signal(number, self._on_signal)
-        Signals.current = self
+        SignalHandlers.current = self
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        Signals.current = None
+        SignalHandlers.current = None
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self._timer is not None:
@@ -71,7 +71,7 @@ class Signals:
         return self._stopping is not None
 
     def check(self) -> None:
-        """Raise `Stopping` if a signal has arrived.
+        """Raise `StopSignalReceived` if a signal has arrived.
 
         The exception that the signal itself raised can be lost, for example in a finaliser.
         """
@@ -81,7 +81,7 @@ class Signals:
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if self._stopping is not None:
             os._exit(self._stopping.exit_code)
-        self._stopping = Stopping(signum)
+        self._stopping = StopSignalReceived(signum)
         self._timer = threading.Timer(self.patience_s, os._exit, [self._stopping.exit_code])
         self._timer.daemon = True
         self._timer.start()

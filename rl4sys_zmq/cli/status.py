@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rl4sys_zmq.cli.app import print_line, require
-from rl4sys_zmq.cli.signals import Signals
-from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, Refusal
+from rl4sys_zmq.cli.signals import SignalHandlers
+from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, RefusalReason
 from rl4sys_zmq.ops.curves import WINDOW, draw_curves, moving_mean, read_curves
 from rl4sys_zmq.ops.report import report_lines
 from rl4sys_zmq.ops.status import request_status
@@ -31,7 +31,7 @@ def show_status(address: str, timeout_s: float, *, keys: Path | None, as_json: b
         ProtocolError: If the learner refuses, for example because of the key.
         ConfigError: If the keys cannot be used.
     """
-    signals = Signals.current
+    signals = SignalHandlers.current
     ours = read_user_keys(keys)[1] if keys is not None else None
     while True:
         try:
@@ -52,7 +52,7 @@ def show_status(address: str, timeout_s: float, *, keys: Path | None, as_json: b
         _pause(signals)
 
 
-def _pause(signals: Signals | None) -> None:
+def _pause(signals: SignalHandlers | None) -> None:
     time.sleep(WATCH_S)
     if signals is not None:
         signals.check()
@@ -63,7 +63,7 @@ def _lines(report: Mapping[str, Any]) -> list[str]:
         return report_lines(report, time.time())
     except (LookupError, TypeError, ValueError) as exc:
         words = "this version cannot read the status; print it with --json, or use the same version on both sides"
-        raise ProtocolError(Refusal.MALFORMED, words) from exc
+        raise ProtocolError(RefusalReason.MALFORMED, words) from exc
 
 
 def plot(runs: Sequence[Path], output: Path, target: float | None) -> None:

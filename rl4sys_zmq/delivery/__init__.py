@@ -1,7 +1,7 @@
 """The delivery protocol, without network I/O: sequence numbers, acknowledgements, credit, and the journal.
 
 - `ActorSession`: the actor's side: handshake, segments that are sent but not acknowledged, resends, credit.
-- `Stream`: the learner's record of the segments of one actor. `StreamTable`: the streams of one client.
+- `SegmentStream`: the learner's record of the segments of one actor. `StreamTable`: the streams of one client.
 - `take_submit`: separates the new, duplicate and malformed segments of a message. `replay_entry`: prepares segments of the
   journal for the learner thread after a rollback to a checkpoint.
 - `CreditPool`: divides the steps that a learner thread can use among its actors. `TransitCounts`: counts the data between the
@@ -28,7 +28,7 @@ from rl4sys_zmq._lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from rl4sys_zmq.delivery.credit import CreditPool
-    from rl4sys_zmq.delivery.intake import Replay, SubmitResult, replay_entry, take_submit
+    from rl4sys_zmq.delivery.intake import ResentPart, SubmitResult, replay_entry, take_submit
     from rl4sys_zmq.delivery.journal import (
         ClientRow,
         Journal,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         ActorSession,
         IncarnationRaised,
         Reconnect,
-        Send,
+        SendMessage,
         SessionJoined,
         SessionRefused,
         SessionState,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         TemporaryRefusal,
     )
     from rl4sys_zmq.delivery.stall import STALL_S, StallTimer, stall_reason
-    from rl4sys_zmq.delivery.stream import Key, Stream
+    from rl4sys_zmq.delivery.stream import Key, SegmentStream
     from rl4sys_zmq.delivery.table import HelloResult, StreamTable
     from rl4sys_zmq.delivery.transit import DataAmount, TransitCounts
 
@@ -78,12 +78,12 @@ __all__ = [
     "Reconnect",
     "SessionRefused",
     "StreamRestarted",
-    "Replay",
+    "ResentPart",
     "JournalContent",
-    "Send",
+    "SendMessage",
     "SessionState",
     "StallTimer",
-    "Stream",
+    "SegmentStream",
     "StreamRow",
     "StreamTable",
     "TransitCounts",
@@ -99,7 +99,7 @@ __getattr__ = lazy_getattr(
         "credit": ("CreditPool",),
         "intake": (
             "SubmitResult",
-            "Replay",
+            "ResentPart",
             "replay_entry",
             "take_submit",
         ),
@@ -122,7 +122,7 @@ __getattr__ = lazy_getattr(
             "Reconnect",
             "SessionRefused",
             "StreamRestarted",
-            "Send",
+            "SendMessage",
             "SessionState",
             "TemporaryRefusal",
         ),
@@ -133,7 +133,7 @@ __getattr__ = lazy_getattr(
         ),
         "stream": (
             "Key",
-            "Stream",
+            "SegmentStream",
         ),
         "table": (
             "HelloResult",

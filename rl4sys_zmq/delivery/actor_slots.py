@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rl4sys_zmq.delivery.stream import Stream
+from rl4sys_zmq.delivery.stream import SegmentStream
 from rl4sys_zmq.liveness import is_silent
 
 __all__ = ["ActorSlots"]
@@ -23,18 +23,18 @@ class ActorSlots:
         """Create `max_actors` free slots. `lease_s` is the time in seconds after which a silent actor loses its slot."""
         self._max_actors, self._lease_s = max_actors, lease_s
         self._live: set[str] = set()
-        self._silent: dict[str, Stream] = {}  # in the order in which the actors became silent; so is `_empty`
-        self._empty: dict[str, Stream] = {}
+        self._silent: dict[str, SegmentStream] = {}  # in the order in which the actors became silent; so is `_empty`
+        self._empty: dict[str, SegmentStream] = {}
         self.spooled: set[str] = set()
 
-    def take(self, stream: Stream) -> None:
+    def take(self, stream: SegmentStream) -> None:
         """Record that the actor of a stream is live (connected)."""
         self.drop(stream.actor_id)
         self._live.add(stream.actor_id)
         if stream.spooled:
             self.spooled.add(stream.actor_id)
 
-    def leave(self, stream: Stream) -> None:
+    def leave(self, stream: SegmentStream) -> None:
         """Record that the actor of a stream is no longer live. The actor keeps its slot until its lease is over."""
         self.drop(stream.actor_id)
         self._silent[stream.actor_id] = stream
@@ -59,7 +59,7 @@ class ActorSlots:
             del self._silent[actor_id]
         return len(self._live) >= self._max_actors
 
-    def oldest_empty(self, *, spooled: bool = False) -> Stream | None:
+    def oldest_empty(self, *, spooled: bool = False) -> SegmentStream | None:
         """Return the empty stream whose actor has been silent for longest, or None.
 
         A stream is empty if no segment was ever received. With `spooled`, only streams whose actor has a spool are considered.

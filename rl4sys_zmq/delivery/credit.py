@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rl4sys_zmq.delivery.stream import Stream
+from rl4sys_zmq.delivery.stream import SegmentStream
 from rl4sys_zmq.delivery.transit import TransitCounts
 
 __all__ = ["IDLE_S", "CreditPool"]
@@ -58,7 +58,7 @@ class CreditPool:
         self.limit_steps = max(self.limit_steps, self.transit.taken.steps + usable_steps)
         self.min_version = max(self.min_version, min_version)
 
-    def grant(self, streams: Iterable[Stream], now: float) -> list[Stream]:
+    def grant(self, streams: Iterable[SegmentStream], now: float) -> list[SegmentStream]:
         """Raise the credit of streams whose actors request more. Return the streams whose credit was raised.
 
         The streams with the fewest accepted steps come first, so that slow and fast actors get equal shares. Credit that an actor
@@ -84,7 +84,7 @@ class CreditPool:
         return granted
 
     @staticmethod
-    def reclaim(stream: Stream) -> None:
+    def reclaim(stream: SegmentStream) -> None:
         """Take back the credit that a silent actor has not used, so that other actors can get it."""
         stream.credit_steps = min(stream.credit_steps, stream.accepted_steps)
         stream.want_steps = min(stream.want_steps, stream.accepted_steps)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rl4sys_zmq.delivery.journal import ClientRow, JournalContent, JournalEntry, JournalHealth, JournalPage, StreamRow
-from rl4sys_zmq.delivery.journal_backlog import Backlog, Operation
-from rl4sys_zmq.delivery.journal_cache import Changes
+from rl4sys_zmq.delivery.journal_backlog import JournalQueue, Operation
+from rl4sys_zmq.delivery.journal_cache import RowChanges
 from rl4sys_zmq.delivery.journal_file import (
     NO_RECOVERY,
     Connect,
@@ -26,7 +26,7 @@ from rl4sys_zmq.delivery.journal_file import (
     open_journal_file,
     reopen,
 )
-from rl4sys_zmq.delivery.journal_loss import Loss
+from rl4sys_zmq.delivery.journal_loss import JournalLoss
 from rl4sys_zmq.delivery.journal_rows import (
     CountGap,
     DropClient,
@@ -97,7 +97,7 @@ class DiskJournal(Worker):
         """
         super().__init__("rl4sys-journal")
         self.journal_id = 0
-        self.loss: Loss | None = None
+        self.loss: JournalLoss | None = None
         self._path = Path(path)
         self._opening = JournalOpenOptions(self._path, fsync, connect, recovery)
         self._max_bytes, self._retry_s, self._wake = max_bytes, retry_s, wake
@@ -105,9 +105,9 @@ class DiskJournal(Worker):
         self._restored: JournalContent | None = None
         self._refusal: JournalError | None = None
         # Used by the journal's thread only.
-        self._backlog = Backlog()
+        self._backlog = JournalQueue()
         self._file: JournalFile
-        self._unmarked: list[Changes] = []
+        self._unmarked: list[RowChanges] = []
         self._unreported: list[JournalEntry | JournalPage] = []
         self._look_at = 0.0
         # Shared between threads, protected by `_condition`.

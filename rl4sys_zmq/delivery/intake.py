@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rl4sys_zmq.delivery.journal import JournalEntry
-from rl4sys_zmq.delivery.stream import Stream
+from rl4sys_zmq.delivery.stream import SegmentStream
 from rl4sys_zmq.delivery.transit import DataAmount
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
-from rl4sys_zmq.wire import Batch, SegmentSchema, decode
+from rl4sys_zmq.wire import SegmentSchema, SubmitReader, decode
 from rl4sys_zmq.wire.messages import Frame, Submit
 
-__all__ = ["SubmitResult", "Replay", "replay_entry", "take_submit"]
+__all__ = ["SubmitResult", "ResentPart", "replay_entry", "take_submit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class SubmitResult:
     accepted: int
 
 
-def take_submit(stream: Stream, schema: SegmentSchema, message: Submit, frames: Sequence[Frame]) -> SubmitResult:
+def take_submit(stream: SegmentStream, schema: SegmentSchema, message: Submit, frames: Sequence[Frame]) -> SubmitResult:
     """Validate a message from an actor, and accept its new segments.
 
-    `Stream.received` is the next sequence number that the learner expects. Segments below this number are duplicates. The new
-    segments advance it. If a new segment is malformed, only that segment is refused. It keeps its sequence number.
+    `SegmentStream.received` is the next sequence number that the learner expects. Segments below this number are duplicates. The
+    new segments advance it. If a new segment is malformed, only that segment is refused. It keeps its sequence number.
 
     Args:
         stream: The stream of the actor that sent the message.
@@ -48,11 +48,11 @@ def take_submit(stream: Stream, schema: SegmentSchema, message: Submit, frames: 
     Raises:
         ProtocolError: If the whole message is refused, with the code ``GAP`` (segments before it are missing), ``EQUIVOCATION``
             (a duplicate has other content), ``FEATURE`` (the message has images, and Pillow is not installed), or the code for
-            a malformed message. `Stream.received` is then unchanged.
+            a malformed message. `SegmentStream.received` is then unchanged.
     """
-    batch = Batch(message)
+    batch = SubmitReader(message)
     if batch.has_images and not has_pillow():
-        raise ProtocolError(Refusal.FEATURE, f"this learner cannot decode image_codec: {NEEDS_PILLOW}")
+        raise ProtocolError(RefusalReason.FEATURE, f"this learner cannot decode image_codec: {NEEDS_PILLOW}")
     checks = batch.checks.tolist()
     skip = stream.admit(message.first_seq, checks)
     first = stream.received
@@ -72,7 +72,7 @@ def take_submit(stream: Stream, schema: SegmentSchema, message: Submit, frames: 
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class ResentPart:
     """The part of a journal entry that is sent again to a learner thread.
 
     Attributes:
@@ -84,7 +84,7 @@ class Replay:
     load: DataAmount
 
 
-def replay_entry(stream: Stream, schema: SegmentSchema, entry: JournalEntry) -> Replay | None:
+def replay_entry(stream: SegmentStream, schema: SegmentSchema, entry: JournalEntry) -> ResentPart | None:
     """Prepare a journal entry for replay to a learner thread that was rolled back to a checkpoint.
 
     If the checkpoint covers only the first segments of the entry, these segments are skipped and not counted.
@@ -97,13 +97,13 @@ def replay_entry(stream: Stream, schema: SegmentSchema, entry: JournalEntry) -> 
         return None
     skip = entry.skip + known
     if not entry.refused and not known:
-        return Replay(skip, DataAmount(entry.steps, entry.accepted, entry.nbytes))
+        return ResentPart(skip, DataAmount(entry.steps, entry.accepted, entry.nbytes))
     message = decode(entry.frames, verify=False)
     assert isinstance(message, Submit)  # it was one when it was accepted, and the journal has verified the checksum
-    batch = Batch(message)
+    batch = SubmitReader(message)
     refused = [place for place in (batch.errors(schema) if entry.refused else ()) if place >= skip]
     for place in refused:
         stream.refuse_again(message.first_seq + place)
     steps = batch.steps
     load = DataAmount(int(steps[skip:].sum()) - int(steps[refused].sum()), len(batch) - skip - len(refused), entry.nbytes)
-    return Replay(skip, load)
+    return ResentPart(skip, load)

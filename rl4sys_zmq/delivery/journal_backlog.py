@@ -18,7 +18,7 @@ from rl4sys_zmq.delivery.journal_rows import (
     stored_bytes,
 )
 
-__all__ = ["Backlog", "Operation"]
+__all__ = ["JournalQueue", "Operation"]
 
 GROUP_ITEMS = 512
 GROUP_BYTES = 8 << 20
@@ -27,7 +27,7 @@ GROUP_BYTES = 8 << 20
 Operation = Write | PageRequest
 
 
-class Backlog:
+class JournalQueue:
     """The queued operations of a journal, in the order of their calls. An operation stays in the queue until it is done."""
 
     def __init__(self) -> None:

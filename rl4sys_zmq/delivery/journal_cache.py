@@ -9,7 +9,7 @@ from typing import Any
 
 from rl4sys_zmq.delivery.journal import ClientRow, JournalContent, StreamRow
 
-__all__ = ["Changes", "JournalCache", "JournalRows", "RowKey"]
+__all__ = ["RowChanges", "JournalCache", "JournalRows", "RowKey"]
 
 MOST = (1 << 63) - 1
 """The largest integer that a column can store. SQLite would convert a larger sum to a float."""
@@ -52,7 +52,7 @@ class JournalRows:
 
 
 @dataclass(slots=True)
-class Changes:
+class RowChanges:
     """The changes of one transaction to clients and streams.
 
     Attributes:
@@ -95,18 +95,18 @@ class JournalCache:
 
     def __init__(self, rows: JournalRows) -> None:
         self.rows = rows
-        self.changes = Changes()
+        self.changes = RowChanges()
         self._texts: dict[str, tuple[Mapping[str, Any], str]] = {}
 
-    def commit(self) -> Changes:
+    def commit(self) -> RowChanges:
         """Apply the changes of the transaction to `rows`, begin a new transaction, and return the changes."""
-        done, self.changes = self.changes, Changes()
+        done, self.changes = self.changes, RowChanges()
         done.apply_to(self.rows.clients, self.rows.streams)
         return done
 
     def revert(self) -> None:
         """Discard the changes of the present transaction."""
-        self.changes = Changes()
+        self.changes = RowChanges()
 
     # ---- operations
 

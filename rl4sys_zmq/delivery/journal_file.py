@@ -15,9 +15,9 @@ from typing import Literal
 from rl4sys_zmq.delivery.journal import new_journal_id
 from rl4sys_zmq.delivery.journal_cache import JournalRows
 from rl4sys_zmq.delivery.journal_lock import JournalLock
-from rl4sys_zmq.delivery.journal_loss import CheckpointSummary, Loss, find_loss, merge
+from rl4sys_zmq.delivery.journal_loss import CheckpointSummary, JournalLoss, find_loss, merge
 from rl4sys_zmq.delivery.journal_marks import MarksContent, MarksWriter, marks_path, read_marks
-from rl4sys_zmq.delivery.journal_rows import SCHEMA_VERSION, Tables
+from rl4sys_zmq.delivery.journal_rows import SCHEMA_VERSION, JournalTables
 from rl4sys_zmq.errors import JournalError, JournalLost
 from rl4sys_zmq.private import create_private, make_private, sync_folder
 
@@ -111,10 +111,10 @@ class JournalFile:
     opening: JournalOpenOptions
     lock: JournalLock
     db: sqlite3.Connection
-    tables: Tables
+    tables: JournalTables
     marks: MarksWriter
     used_bytes: int
-    loss: Loss | None = None
+    loss: JournalLoss | None = None
     repaired: int = 0
     _places: dict[str, tuple[int, int]] = field(default_factory=dict)
     _folder: tuple[int, int, int] = (0, 0, 0)
@@ -227,7 +227,7 @@ class JournalInspection:
     broken: str = ""
     rewrite: bool = False
     repaired: int = 0
-    loss: Loss | None = None
+    loss: JournalLoss | None = None
 
 
 def _examine(opening: JournalOpenOptions) -> JournalInspection:
@@ -257,7 +257,7 @@ def _examine(opening: JournalOpenOptions) -> JournalInspection:
     return found
 
 
-def _report_loss(opening: JournalOpenOptions, found: JournalInspection, loss: Loss) -> None:
+def _report_loss(opening: JournalOpenOptions, found: JournalInspection, loss: JournalLoss) -> None:
     path = opening.path
     if found.broken:
         what = f"is damaged ({found.broken})"
@@ -314,7 +314,7 @@ def _look(path: Path, db: sqlite3.Connection) -> JournalInspection:
     if version != SCHEMA_VERSION:
         problem = f"is a database with the schema version {version}; this version of rl4sys_zmq expects {SCHEMA_VERSION}"
         raise JournalError(str(path), problem, "open it with the version that wrote it, or move it away to start a new one")
-    tables = Tables(db)
+    tables = JournalTables(db)
     known, bad = tables.known()
     used_bytes, last_row = tables.size()
     return JournalInspection(known, used_bytes=used_bytes, last_row=last_row, repaired=bad + (not known.journal_id))
@@ -354,7 +354,7 @@ def _open(opening: JournalOpenOptions, lock: JournalLock, found: JournalInspecti
     with contextlib.ExitStack() as stack:
         db = stack.enter_context(contextlib.closing(opening.connect(opening.path)))
         configure(db, opening.fsync)
-        tables = Tables(db)
+        tables = JournalTables(db)
         db.execute("BEGIN IMMEDIATE")
         if found.is_new:
             tables.create(found.known)
@@ -405,11 +405,11 @@ def rebuild(path: Path, found: JournalInspection) -> None:
     new = _new_file(path)
     with contextlib.closing(connect(new)) as db:
         db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-        tables = Tables(db)
+        tables = JournalTables(db)
         db.execute("BEGIN IMMEDIATE")
         tables.create(found.known)
         with contextlib.suppress(sqlite3.DatabaseError, ValueError), read_only(path) as old:  # as far as it can be read
-            tables.take_over(Tables(old).sound_entries())
+            tables.take_over(JournalTables(old).sound_entries())
         (count,) = db.execute("SELECT count(*) FROM entries").fetchone()
         db.execute("COMMIT")
     put_aside(path, "damaged")

@@ -13,7 +13,7 @@ from typing import Any
 from rl4sys_zmq.delivery.journal import ClientRow
 from rl4sys_zmq.delivery.journal_cache import JournalRows, RowKey
 
-__all__ = ["Loss", "CheckpointSummary", "find_loss", "merge"]
+__all__ = ["JournalLoss", "CheckpointSummary", "find_loss", "merge"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class CheckpointSummary:
 
 
 @dataclass(slots=True)
-class Loss:
+class JournalLoss:
     """A description of the data that a journal lacks. It is false (as a bool) if no data is missing.
 
     Attributes:
@@ -78,7 +78,7 @@ class Loss:
         return f"of which {gone} are in no checkpoint"
 
 
-def find_loss(found: JournalRows | None, remembered: JournalRows | None, witnesses: Sequence[CheckpointSummary]) -> Loss:
+def find_loss(found: JournalRows | None, remembered: JournalRows | None, witnesses: Sequence[CheckpointSummary]) -> JournalLoss:
     """Compare a journal with its marks file and the newest checkpoints. Return a description of the data that it lacks.
 
     Args:
@@ -87,7 +87,7 @@ def find_loss(found: JournalRows | None, remembered: JournalRows | None, witness
             removed on purpose are in neither file, because they are removed from the marks file first.
         witnesses: The information about the journal in the newest checkpoints.
     """
-    loss = Loss(whole=found is None and remembered is not None and bool(remembered.clients or remembered.streams))
+    loss = JournalLoss(whole=found is None and remembered is not None and bool(remembered.clients or remembered.streams))
     known = found or remembered or JournalRows()
     ours = {known.journal_id, *known.lineages}
     have = found or JournalRows()
@@ -107,7 +107,7 @@ def find_loss(found: JournalRows | None, remembered: JournalRows | None, witness
     return loss
 
 
-def _compare(have: JournalRows, remembered: JournalRows, loss: Loss) -> None:
+def _compare(have: JournalRows, remembered: JournalRows, loss: JournalLoss) -> None:
     for client_id, row in remembered.clients.items():
         known = have.clients.get(client_id)
         missing = row.accepted - (known.accepted if known is not None else 0)
@@ -118,7 +118,7 @@ def _compare(have: JournalRows, remembered: JournalRows, loss: Loss) -> None:
         loss.streams += other is None or other.received < stream.received
 
 
-def _compare_checkpoint(have: JournalRows, witness: CheckpointSummary, loss: Loss) -> None:
+def _compare_checkpoint(have: JournalRows, witness: CheckpointSummary, loss: JournalLoss) -> None:
     known = have.clients.get(witness.client_id)
     missing = witness.judged - (known.accepted if known is not None else 0)
     if missing > 0:
@@ -129,7 +129,7 @@ def _compare_checkpoint(have: JournalRows, witness: CheckpointSummary, loss: Los
 
 
 def _count_uncovered(
-    loss: Loss, have: JournalRows, remembered: JournalRows | None, witnesses: Sequence[CheckpointSummary]
+    loss: JournalLoss, have: JournalRows, remembered: JournalRows | None, witnesses: Sequence[CheckpointSummary]
 ) -> None:
     if remembered is None:
         return

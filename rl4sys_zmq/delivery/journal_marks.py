@@ -22,7 +22,7 @@ from typing import Any
 import xxhash
 
 from rl4sys_zmq.delivery.journal import ClientRow, StreamRow
-from rl4sys_zmq.delivery.journal_cache import Changes, JournalRows
+from rl4sys_zmq.delivery.journal_cache import JournalRows, RowChanges
 
 __all__ = ["MarksWriter", "MarksContent", "marks_path", "read_marks"]
 
@@ -74,7 +74,7 @@ def _read_line(line: bytes, rows: JournalRows) -> bool:
         return False
     said = json.loads(line[_DIGITS:])
     settings = {**{client_id: row.settings for client_id, row in rows.clients.items()}, **said["settings"]}
-    changes = Changes(
+    changes = RowChanges(
         {c[0]: ClientRow(c[0], c[1], settings.get(c[0], {}), *c[2:]) for c in said["clients"]},
         {(s[0], s[1], s[2]): StreamRow(*s) for s in said["streams"]},
         {(client_id, actor_id, origin) for client_id, actor_id, origin in said["gone"]},
@@ -134,7 +134,7 @@ class MarksWriter:
         status = os.fstat(file)
         self._identity = status.st_dev, status.st_ino
 
-    def drop(self, changes: Changes) -> None:
+    def drop(self, changes: RowChanges) -> None:
         """Write which clients and streams a transaction removes. Call this before the commit.
 
         In this order, an intended removal never looks like a loss of data, even if the process ends in between.
@@ -143,10 +143,10 @@ class MarksWriter:
             OSError: If the file cannot be written.
         """
         if changes.dropped_streams or changes.dropped_clients:
-            gone = Changes({}, {}, changes.dropped_streams, changes.dropped_clients)
+            gone = RowChanges({}, {}, changes.dropped_streams, changes.dropped_clients)
             self._append(self._line(gone, {}))
 
-    def note(self, changes: Changes) -> None:
+    def note(self, changes: RowChanges) -> None:
         """Write the changes of a transaction. Call this after the commit, and before the commit is reported to anyone.
 
         Raises:
@@ -186,14 +186,14 @@ class MarksWriter:
 
     def _lines_of_all(self) -> Iterator[bytes]:
         rows = self._rows
-        yield self._line(Changes(), {})
+        yield self._line(RowChanges(), {})
         self._settings = {c.client_id: c.settings for c in rows.clients.values()}
         for clients in _chunks(list(rows.clients.items())):
-            yield self._line(Changes(clients=dict(clients)), {name: row.settings for name, row in clients})
+            yield self._line(RowChanges(clients=dict(clients)), {name: row.settings for name, row in clients})
         for streams in _chunks(list(rows.streams.items())):
-            yield self._line(Changes(streams=dict(streams)), {})
+            yield self._line(RowChanges(streams=dict(streams)), {})
 
-    def _line(self, changes: Changes, settings: dict[str, dict[str, Any]]) -> bytes:
+    def _line(self, changes: RowChanges, settings: dict[str, dict[str, Any]]) -> bytes:
         said = {
             "journal": self._rows.journal_id,
             "lineages": sorted(self._rows.lineages),

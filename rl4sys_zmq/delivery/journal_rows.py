@@ -27,7 +27,7 @@ __all__ = [
     "CountGap",
     "PageRequest",
     "RetireActorStreams",
-    "Tables",
+    "JournalTables",
     "TrimEntries",
     "Write",
     "stored_bytes",
@@ -165,7 +165,7 @@ def _checksum(metadata: tuple[object, ...], blob: bytes) -> int:
     return int.from_bytes(hasher.digest(), "little", signed=True)
 
 
-class Tables:
+class JournalTables:
     """The SQLite tables of one journal. The caller begins and ends the transactions.
 
     Attributes:

@@ -13,7 +13,7 @@ reports two sequence numbers. Segments below `durable` are in its journal, and l
 that the learner expects; resends start there (go-back-N).
 
 Each start of an actor has a number, its *incarnation*. The incarnation that began the numbering of the segments is their
-*origin*. If the learner has discarded its record of an actor (`Refusal.EXPIRED`), the session starts again with a new
+*origin*. If the learner has discarded its record of an actor (`RefusalReason.EXPIRED`), the session starts again with a new
 incarnation. The segments in the window are then *in doubt*: it is unknown whether the learner accepted them.
 """
 
@@ -28,7 +28,7 @@ from typing import assert_never
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery.incarnation import next_incarnation
-from rl4sys_zmq.errors import Refusal
+from rl4sys_zmq.errors import RefusalReason
 from rl4sys_zmq.images import ImageCodec
 from rl4sys_zmq.liveness import (
     HEARTBEAT_LIMITS_S,
@@ -38,7 +38,7 @@ from rl4sys_zmq.liveness import (
     REFUSED_RETRY_S,
     SEGMENT_RESEND,
     SILENCE_S,
-    Timer,
+    SilenceTimer,
     jittered,
 )
 from rl4sys_zmq.wire import PackedSegment, join_submit, with_images
@@ -47,18 +47,18 @@ from rl4sys_zmq.wire.messages import (
     Ack,
     Beacon,
     Bye,
-    CommandDone,
-    FromWorker,
+    FromLearnerThread,
     Heartbeat,
     Hello,
     Message,
+    OperatorCommandDone,
     Refused,
-    Status,
+    StatusReply,
     Submit,
     ToLearner,
-    ToWorker,
+    ToLearnerThread,
     Verdict,
-    Weights,
+    WeightsReply,
     Welcome,
 )
 
@@ -71,21 +71,21 @@ __all__ = [
     "Reconnect",
     "SessionRefused",
     "StreamRestarted",
-    "Send",
+    "SendMessage",
     "SessionState",
     "TemporaryRefusal",
 ]
 
 MAX_BATCH_ITEMS = 64
 MAX_BATCH_BYTES = 1 << 20
-_TEMPORARY = {Refusal.NO_SESSION, Refusal.CLOSING, Refusal.CONFLICT, Refusal.GAP, Refusal.CHECKSUM}
+_TEMPORARY = {RefusalReason.NO_SESSION, RefusalReason.CLOSING, RefusalReason.CONFLICT, RefusalReason.GAP, RefusalReason.CHECKSUM}
 FIELD_RIGHTS = "keys"
 """The value of `Refused.field` if the actor lacks a right, so that not only one message is refused."""
 
 FIELD_RATE = "rate"
 """The value of `Refused.field` if a rate limit was exceeded. The learner accepts the same message later."""
 
-_SESSION_LOST = {Refusal.NO_SESSION, Refusal.CLOSING}
+_SESSION_LOST = {RefusalReason.NO_SESSION, RefusalReason.CLOSING}
 
 
 class SessionState(Enum):
@@ -98,7 +98,7 @@ class SessionState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendMessage:
     """An action: send a message on the DEALER socket."""
 
     message: Message
@@ -155,7 +155,7 @@ class IncarnationRaised:
     incarnation: int
 
 
-Action = Send | SessionJoined | SessionRefused | TemporaryRefusal | Reconnect | StreamRestarted | IncarnationRaised
+Action = SendMessage | SessionJoined | SessionRefused | TemporaryRefusal | Reconnect | StreamRestarted | IncarnationRaised
 
 
 @dataclass(slots=True)
@@ -219,7 +219,7 @@ class ActorSession:
         self._verdicts_of = 0
         self._earlier = dict.fromkeys(Verdict.ALL, 0)
         self._earlier_accepted = self._earlier_refused = 0
-        self._heartbeat, self._silence = Timer(HEARTBEAT_S), Timer(SILENCE_S)
+        self._heartbeat, self._silence = SilenceTimer(HEARTBEAT_S), SilenceTimer(SILENCE_S)
         self._next_hello = self._resend_at = 0.0
         self._resends = 0
         self._want_steps = 0
@@ -322,7 +322,15 @@ class ActorSession:
                 return []
             case Refused():
                 return self._on_refused(now, message)
-            case Weights() | Status() | Beacon() | CommandDone() | ToLearner() | ToWorker() | FromWorker():
+            case (
+                WeightsReply()
+                | StatusReply()
+                | Beacon()
+                | OperatorCommandDone()
+                | ToLearner()
+                | ToLearnerThread()
+                | FromLearnerThread()
+            ):
                 return []
             case _:
                 assert_never(message)
@@ -442,23 +450,23 @@ class ActorSession:
 
     def _on_refused(self, now: float, refused: Refused) -> list[Action]:
         try:
-            code = Refusal(refused.code)
+            code = RefusalReason(refused.code)
         except ValueError:
-            code = Refusal.MALFORMED
+            code = RefusalReason.MALFORMED
         self._counters.add(f"refused_by_learner.{code.value}")
         if self.state is SessionState.JOINED:
-            if code is Refusal.GAP:
+            if code is RefusalReason.GAP:
                 return self._on_gap(now, refused.expected_seq)
             if code in _SESSION_LOST:
                 self._counters.add("sessions_lost.learner")
                 self.state = SessionState.JOINING
                 self._next_hello = now
                 return []
-            if code is not Refusal.FAILED and refused.field != FIELD_RIGHTS:
+            if code is not RefusalReason.FAILED and refused.field != FIELD_RIGHTS:
                 return []  # a refusal of one message: the mark did not move, and the resend timer sends it again
-        if code is Refusal.EXPIRED:  # `_renew` sets journal_id to 0, so a repeated reply does nothing
+        if code is RefusalReason.EXPIRED:  # `_renew` sets journal_id to 0, so a repeated reply does nothing
             return self._renew(now) if self.journal_id and not self._hello.spooled else []
-        if code is Refusal.FENCED and refused.incarnation:
+        if code is RefusalReason.FENCED and refused.incarnation:
             return self._raise(now, refused.incarnation)
         if code in _TEMPORARY or refused.field == FIELD_RATE:
             if code in _SESSION_LOST and self.state is SessionState.REFUSED:
@@ -601,6 +609,6 @@ class ActorSession:
         while self._window and self._window[0].seq < self.durable:
             self._window.popleft()
 
-    def _send(self, now: float, message: Message) -> Send:
+    def _send(self, now: float, message: Message) -> SendMessage:
         self._heartbeat.restart(now)
-        return Send(message)
+        return SendMessage(message)

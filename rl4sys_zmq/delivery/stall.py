@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rl4sys_zmq.delivery.credit import CreditPool
-from rl4sys_zmq.delivery.stream import Stream
+from rl4sys_zmq.delivery.stream import SegmentStream
 
 __all__ = ["STALL_S", "StallTimer", "stall_reason"]
 
@@ -17,7 +17,7 @@ STALL_S = 1.0
 """The time in seconds without progress after which a client counts as stalled."""
 
 
-def stall_reason(pool: CreditPool, live: Sequence[Stream]) -> str:
+def stall_reason(pool: CreditPool, live: Sequence[SegmentStream]) -> str:
     """Return the reason why a client can make no progress, as text, or an empty string if it can.
 
     Call this only while the journal works, and while the learner thread runs and has received all replayed journal entries.

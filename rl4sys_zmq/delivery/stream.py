@@ -6,10 +6,10 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 from rl4sys_zmq.dedup import count_received
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.wire.messages import Ack, Verdict
 
-__all__ = ["Key", "Stream"]
+__all__ = ["Key", "SegmentStream"]
 
 CHECKSUMS_KEPT = 64
 
@@ -20,7 +20,7 @@ The origin is the incarnation (number of a start of the actor) that began the nu
 """
 
 
-class Stream:
+class SegmentStream:
     """The learner's record of one stream: the numbered segments that one actor sends to one client (a policy with its learner).
 
     `received`, `durable`, `trained` and `checkpointed` are *marks*: sequence numbers below which all segments have reached that
@@ -102,11 +102,13 @@ class Stream:
                 checksum than before.
         """
         if first_seq > self.received:
-            raise ProtocolError(Refusal.GAP, f"received segment {first_seq}; expected segment {self.received}")
+            raise ProtocolError(RefusalReason.GAP, f"received segment {first_seq}; expected segment {self.received}")
         skip = count_received(self.received, first_seq, len(checksums))
         for seq, checksum in enumerate(checksums[:skip], first_seq):
             if self._checksums.get(seq, checksum) != checksum:
-                raise ProtocolError(Refusal.EQUIVOCATION, f"segment {seq} of this actor was received before with other data")
+                raise ProtocolError(
+                    RefusalReason.EQUIVOCATION, f"segment {seq} of this actor was received before with other data"
+                )
         self.verdicts[Verdict.DUPLICATE] += skip
         return skip
 

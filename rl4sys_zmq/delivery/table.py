@@ -2,8 +2,8 @@
 
 Each start of an actor has a number, its *incarnation*. A *stream* is the numbered segments of one actor; its *origin* is the
 incarnation that began the numbering. Its *mark* is the next sequence number that the learner expects. *Fencing* refuses a start
-of an actor (`Refusal.FENCED`) if a newer start of the same actor is on record. An actor's *lease* is the time for which it can be
-silent before its slot is free.
+of an actor (`RefusalReason.FENCED`) if a newer start of the same actor is on record. An actor's *lease* is the time for which it
+can be silent before its slot is free.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from rl4sys_zmq.delivery.actor_slots import ActorSlots
 from rl4sys_zmq.delivery.incarnation import MAX_FIRST, MAX_STEP
 from rl4sys_zmq.delivery.journal import StreamRow
-from rl4sys_zmq.delivery.stream import Key, Stream
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.delivery.stream import Key, SegmentStream
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.liveness import is_silent
 from rl4sys_zmq.wire.messages import Hello
 
@@ -51,7 +51,7 @@ class HelloResult:
     """
 
     def __init__(
-        self, stream: Stream, previous_peer: bytes | None, gap: int, *, fresh: bool, evicted: Sequence[Stream] = ()
+        self, stream: SegmentStream, previous_peer: bytes | None, gap: int, *, fresh: bool, evicted: Sequence[SegmentStream] = ()
     ) -> None:
         self.stream, self.previous_peer, self.gap, self.fresh, self.evicted = stream, previous_peer, gap, fresh, evicted
 
@@ -83,15 +83,15 @@ class StreamTable:
         self._silence_s, self._lease_s, self._max_actors, self._journal_id = silence_s, lease_s, max_actors, journal_id
         self._slots = ActorSlots(max_actors, lease_s)
         self.expired = 0
-        self._streams: dict[Key, Stream] = {}
-        self._current: dict[str, Stream] = {}
+        self._streams: dict[Key, SegmentStream] = {}
+        self._current: dict[str, SegmentStream] = {}
         self._peers: dict[str, bytes] = {}
         self._dropped: dict[Key, int] = {}
 
     def restore(self, rows: Iterable[StreamRow], now: float) -> None:
         """Add the streams that a journal contained when it was opened. Their actors are not live (connected)."""
         for row in rows:
-            stream = Stream(
+            stream = SegmentStream(
                 row.client_id,
                 row.actor_id,
                 row.incarnation,
@@ -136,14 +136,16 @@ class StreamTable:
         actor_id, origin = hello.actor_id, hello.origin or hello.incarnation
         current = self._current.get(actor_id)
         if hello.incarnation > max(MAX_FIRST, current.incarnation if current is not None else 0) + MAX_STEP:
-            raise ProtocolError(Refusal.RANGE, f"incarnation {hello.incarnation} is too high")
+            raise ProtocolError(RefusalReason.RANGE, f"incarnation {hello.incarnation} is too high")
         if current is not None:
             self._check_turn(hello, origin, current, now)
         stream = self._streams.get((actor_id, origin))
         fresh, received = stream is None, 0 if stream is None else stream.received
         if hello.first_seq > received + MAX_GAP:
-            raise ProtocolError(Refusal.RANGE, f"first_seq {hello.first_seq} is too far above {received}, the next on record")
-        evicted: list[Stream] = []
+            raise ProtocolError(
+                RefusalReason.RANGE, f"first_seq {hello.first_seq} is too far above {received}, the next on record"
+            )
+        evicted: list[SegmentStream] = []
         if stream is None:
             stream, evicted = self._begin(hello, origin, now)
         self._current[actor_id] = stream
@@ -155,7 +157,7 @@ class StreamTable:
         self._slots.take(stream)
         return HelloResult(stream, old if old != peer else None, gap, fresh=fresh, evicted=evicted)
 
-    def _check_turn(self, hello: Hello, origin: int, current: Stream, now: float) -> None:
+    def _check_turn(self, hello: Hello, origin: int, current: SegmentStream, now: float) -> None:
         """Raise ProtocolError if a HELLO (the message that opens a session) does not come from the latest start of its actor.
 
         Only one process at a time can act as an actor. Each start of an actor takes its number, the incarnation, from its clock,
@@ -175,7 +177,7 @@ class StreamTable:
             if hello.previously_welcomed or hello.spooled or not current.received:
                 return
             another = f"another start uses the incarnation {hello.incarnation} and has sent {current.received} segments"
-            raise ProtocolError(Refusal.FENCED, another, incarnation=current.incarnation)
+            raise ProtocolError(RefusalReason.FENCED, another, incarnation=current.incarnation)
         silent_s = now - current.last_seen
         live = hello.actor_id in self._peers and silent_s < self._silence_s
         if hello.incarnation < current.incarnation:
@@ -183,17 +185,17 @@ class StreamTable:
             known = current.incarnation if ended or not hello.previously_welcomed else 0
             words = f"actor {hello.actor_id!r} is incarnation {current.incarnation}, last seen {silent_s:.1f} s ago"
             reason = f"{words}; this is incarnation {hello.incarnation}. Stop one of them, or give them different actor_ids"
-            raise ProtocolError(Refusal.FENCED, reason, incarnation=known)
+            raise ProtocolError(RefusalReason.FENCED, reason, incarnation=known)
         if live:
-            raise ProtocolError(Refusal.CONFLICT, f"actor {hello.actor_id!r} is live as incarnation {current.incarnation}")
+            raise ProtocolError(RefusalReason.CONFLICT, f"actor {hello.actor_id!r} is live as incarnation {current.incarnation}")
 
-    def _begin(self, hello: Hello, origin: int, now: float) -> tuple[Stream, list[Stream]]:
+    def _begin(self, hello: Hello, origin: int, now: float) -> tuple[SegmentStream, list[SegmentStream]]:
         ours = hello.journal_id and hello.journal_id == self._journal_id
         if ours and not hello.spooled and origin <= self.expired:
-            raise ProtocolError(Refusal.EXPIRED, f"the stream of origin {origin} was discarded when its lease was over")
+            raise ProtocolError(RefusalReason.EXPIRED, f"the stream of origin {origin} was discarded when its lease was over")
         evicted = self._make_room(hello, now) if hello.actor_id not in self._current else []
         first_seq = self._dropped.pop((hello.actor_id, origin), 0)  # the segments below it are counted already
-        stream = Stream(
+        stream = SegmentStream(
             self.client_id,
             hello.actor_id,
             hello.incarnation,
@@ -206,27 +208,29 @@ class StreamTable:
         self._streams[stream.key] = stream
         return stream, evicted
 
-    def _make_room(self, hello: Hello, now: float) -> list[Stream]:
+    def _make_room(self, hello: Hello, now: float) -> list[SegmentStream]:
         """Free a slot for a new actor. If necessary, discard streams of which no segment was received, and return them."""
-        slots, evicted = self._slots, list[Stream]()
+        slots, evicted = self._slots, list[SegmentStream]()
         while slots.full(now):
             empty = slots.oldest_empty()
             if empty is None:
-                raise ProtocolError(Refusal.QUOTA, f"client {self.client_id!r} has {self._max_actors} actors (max_actors)")
+                raise ProtocolError(RefusalReason.QUOTA, f"client {self.client_id!r} has {self._max_actors} actors (max_actors)")
             evicted.append(self._evict(empty))
         if hello.spooled and len(slots.spooled) >= MAX_SPOOLED:
             empty = slots.oldest_empty(spooled=True)
             if empty is None:
-                raise ProtocolError(Refusal.QUOTA, f"client {self.client_id!r} has {MAX_SPOOLED} streams with a spool, the limit")
+                raise ProtocolError(
+                    RefusalReason.QUOTA, f"client {self.client_id!r} has {MAX_SPOOLED} streams with a spool, the limit"
+                )
             evicted.append(self._evict(empty))
         return evicted
 
-    def _evict(self, stream: Stream) -> Stream:
+    def _evict(self, stream: SegmentStream) -> SegmentStream:
         self._slots.drop(stream.actor_id)
         del self._streams[stream.key], self._current[stream.actor_id]
         return stream
 
-    def retire(self, actor_id: str) -> list[Stream]:
+    def retire(self, actor_id: str) -> list[SegmentStream]:
         """Release the streams of an actor after an operator dropped it. The actor must not be connected. Return the streams.
 
         For a retired stream, any later start of the actor is accepted, no user is its owner, and the actor counts as one without
@@ -245,15 +249,15 @@ class StreamTable:
         stream = self._current.get(actor_id)
         return stream.owner if stream is not None else ""
 
-    def get(self, actor_id: str, origin: int) -> Stream | None:
+    def get(self, actor_id: str, origin: int) -> SegmentStream | None:
         """Return the stream of an actor whose numbering began with the incarnation `origin`, or None."""
         return self._streams.get((actor_id, origin))
 
-    def all(self) -> list[Stream]:
+    def all(self) -> list[SegmentStream]:
         """Return all streams: the current and the earlier streams of each actor."""
         return list(self._streams.values())
 
-    def current(self) -> list[Stream]:
+    def current(self) -> list[SegmentStream]:
         """Return the current stream of each actor, without the earlier streams."""
         return list(self._current.values())
 
@@ -266,7 +270,7 @@ class StreamTable:
         """Give up the accepted segments that have no verdict so far, in all streams. Return their number."""
         return sum(s.roll_back() for s in self._streams.values())
 
-    def live(self) -> list[Stream]:
+    def live(self) -> list[SegmentStream]:
         """Return the current streams of the actors that are live (connected)."""
         return [self._current[actor_id] for actor_id in self._peers]
 
@@ -279,24 +283,24 @@ class StreamTable:
         """Return True if an actor is live: it has opened a session, and the session was not closed."""
         return actor_id in self._peers
 
-    def is_live(self, stream: Stream) -> bool:
+    def is_live(self, stream: SegmentStream) -> bool:
         """Return True if the actor of a stream is live (connected) and now sends segments of this stream."""
         return stream.actor_id in self._peers and self._current.get(stream.actor_id) is stream
 
-    def peer_of(self, stream: Stream) -> bytes | None:
+    def peer_of(self, stream: SegmentStream) -> bytes | None:
         """Return the routing id of a stream's actor, or None if the actor is not live (connected)."""
         return self._peers.get(stream.actor_id)
 
-    def close_session(self, stream: Stream) -> None:
+    def close_session(self, stream: SegmentStream) -> None:
         """Record that the actor of a stream is no longer live, because its session ended. The actor keeps its slot at first."""
         if self._peers.pop(stream.actor_id, None) is not None:
             self._slots.leave(self._current[stream.actor_id])
 
-    def silent(self, now: float) -> list[Stream]:
+    def silent(self, now: float) -> list[SegmentStream]:
         """Return the streams of live actors whose last message is older than the silence timeout."""
         return [s for s in self.live() if is_silent(now, s.last_seen, self._silence_s)]
 
-    def expire(self, now: float, trimmed: Callable[[Stream], bool]) -> list[Stream]:
+    def expire(self, now: float, trimmed: Callable[[SegmentStream], bool]) -> list[SegmentStream]:
         """Discard the streams that will not continue and whose segments are no longer needed. Return these streams.
 
         These are the streams without a spool whose actors were silent for longer than the lease, and the earlier streams of each
@@ -328,7 +332,7 @@ class StreamTable:
                 self._slots.drop(stream.actor_id)
         return gone
 
-    def _remember_dropped(self, stream: Stream) -> None:
+    def _remember_dropped(self, stream: SegmentStream) -> None:
         """Keep the next sequence number of a stream that an operator dropped, for the newest `MAX_DROPPED` such streams.
 
         If the actor returns with its spool before this process ends, the stream continues from that number.
@@ -339,7 +343,7 @@ class StreamTable:
 
     def _earlier_spools(self) -> set[Key]:
         """Return the keys of the `EARLIER_SPOOLS` latest earlier streams of each actor with a spool."""
-        found: dict[str, list[Stream]] = {}
+        found: dict[str, list[SegmentStream]] = {}
         for stream in self._streams.values():
             if stream.spooled and stream.received and self._current.get(stream.actor_id) is not stream:
                 found.setdefault(stream.actor_id, []).append(stream)

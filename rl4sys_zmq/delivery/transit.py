@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 
 __all__ = ["DataAmount", "TransitCounts"]
 
@@ -110,7 +110,7 @@ class TransitCounts:
         fresh = messages - self.messages
         if not 0 <= fresh <= len(self._queue):
             problem = f"{messages} messages reported as received; {self.messages} were before, {len(self._queue)} are on the way"
-            raise ProtocolError(Refusal.RANGE, problem)
+            raise ProtocolError(RefusalReason.RANGE, problem)
         for _ in range(fresh):
             load = self._queue.popleft()
             self.in_transit.subtract(load)

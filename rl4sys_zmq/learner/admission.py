@@ -24,7 +24,7 @@ from rl4sys_zmq.learner.algorithms import ALGORITHMS
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space, observation_space_from, space_from, space_to_json
 from rl4sys_zmq.weights import EncodingOptions, WireDtype
-from rl4sys_zmq.wire.messages import Assign, Hello
+from rl4sys_zmq.wire.messages import AssignClient, Hello
 
 __all__ = [
     "ClientSettings",
@@ -94,7 +94,9 @@ class ClientSettings:
         dtype = WireDtype[complete.wire_dtype.upper()]
         return EncodingOptions(dtype, complete.level, *((spec.sizes, spec.others) if spec is not None else ()))
 
-    def assign(self, policy_id: bytes, generation: int, config: LearnerConfig, *, checkpoints: str, journal_id: int) -> Assign:
+    def assign(
+        self, policy_id: bytes, generation: int, config: LearnerConfig, *, checkpoints: str, journal_id: int
+    ) -> AssignClient:
         """Return the first message to this client's learner thread. It contains the settings.
 
         Args:
@@ -105,7 +107,7 @@ class ClientSettings:
             journal_id: Id of the journal, which the learner thread records in its checkpoints.
         """
         writing, entry = self.writing(), config.client(self.client_id)
-        return Assign(
+        return AssignClient(
             self.client_id,
             policy_id,
             generation,

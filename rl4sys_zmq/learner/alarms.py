@@ -1,9 +1,9 @@
 """Alarms of a client: named and counted problems that stop nothing.
 
 The gateway thread (the learner's network thread) has one `Alarms` object for each client. A learner thread raises an alarm with
-the wire message `Alarm`, and code in the gateway thread raises one with `Alarms.note`. The command ``status`` shows all alarms.
-The actors receive the number of alarms of each kind in beacons, messages that the learner sends once a second. The log has a line
-for the first alarm of a kind, then at most one line a minute.
+the wire message `OperatorAlarm`, and code in the gateway thread raises one with `Alarms.note`. The command ``status`` shows all
+alarms. The actors receive the number of alarms of each kind in beacons, messages that the learner sends once a second. The log
+has a line for the first alarm of a kind, then at most one line a minute.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = [
     "STALLED",
     "UPDATE_CHANGES_NOTHING",
     "UPDATE_UNDONE",
-    "Alarm",
+    "AlarmCount",
     "Alarms",
 ]
 
@@ -43,7 +43,7 @@ LOG_EVERY_S = 60.0
 
 
 @dataclass(slots=True)
-class Alarm:
+class AlarmCount:
     """All alarms of one kind since the learner's start.
 
     Attributes:
@@ -76,7 +76,7 @@ class Alarms:
             unix: Returns Unix time, in seconds. Used for the times in reports.
         """
         self._clock, self._unix = clock, unix
-        self._kinds: dict[str, Alarm] = {}
+        self._kinds: dict[str, AlarmCount] = {}
         self._news = False
 
     def note(self, name: str, text: str, count: int = 1) -> None:
@@ -93,12 +93,12 @@ class Alarms:
         now = self._unix()
         alarm = self._kinds.get(name)
         if alarm is None:
-            alarm = self._kinds[name] = Alarm(name, 0, "", now, now)
+            alarm = self._kinds[name] = AlarmCount(name, 0, "", now, now)
         alarm.count += count
         alarm.text, alarm.last_unix_s = text[:MAX_TEXT_CHARS], now
         self._news = True
 
-    def due(self) -> list[Alarm]:
+    def due(self) -> list[AlarmCount]:
         """Return the alarms that need a log line now, and record that they were logged.
 
         A kind needs a log line if there were alarms since its last line, and that line is at least `LOG_EVERY_S` old. The call

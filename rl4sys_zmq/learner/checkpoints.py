@@ -44,7 +44,7 @@ __all__ = [
     "CheckpointStore",
     "MANIFEST",
     "CheckpointManifest",
-    "Mark",
+    "CheckpointMark",
     "STATE",
     "encode_checkpoint",
     "read_checkpoint",
@@ -66,7 +66,7 @@ _TYPES = {"str": str, "int": int, "float": float, "dict[str, int]": dict}
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class CheckpointMark:
     """The position of a checkpoint in one stream, the numbered segments (pieces of episodes) of one actor.
 
     Attributes:
@@ -113,7 +113,7 @@ class CheckpointManifest:
     updates: int
     steps: int
     verdicts: dict[str, int]
-    marks: tuple[Mark, ...]
+    marks: tuple[CheckpointMark, ...]
     grid: tuple[int, ...] = ()
     blob: str = ""
     saved_unix_s: float = 0.0
@@ -199,7 +199,7 @@ def _manifest(path: Path, document: Mapping[str, Any]) -> CheckpointManifest:
         values = {field.name: document[field.name] for field in fields(CheckpointManifest) if field.name not in _LATER}
         values["grid"] = tuple(operator.index(step) for step in document.get("grid", ()))
         values["blob"] = document.get("blob", "")
-        values["marks"] = tuple(Mark(**mark) for mark in values["marks"])
+        values["marks"] = tuple(CheckpointMark(**mark) for mark in values["marks"])
         for thing in (CheckpointManifest(**values), *values["marks"]):
             for field in fields(thing):
                 expected = _TYPES.get(str(field.type))

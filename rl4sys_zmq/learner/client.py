@@ -18,8 +18,8 @@ from rl4sys_zmq.delivery import (
     Journal,
     JournalEntry,
     Key,
+    SegmentStream,
     StallTimer,
-    Stream,
     StreamRow,
     StreamTable,
     replay_entry,
@@ -27,14 +27,25 @@ from rl4sys_zmq.delivery import (
 )
 from rl4sys_zmq.learner.admission import ClientSettings
 from rl4sys_zmq.learner.alarms import Alarms
-from rl4sys_zmq.learner.ports import SYSTEM_CLOCK, Clock, LearnerThreadHandle, Ports
+from rl4sys_zmq.learner.core_callbacks import SYSTEM_CLOCK, Clock, CoreCallbacks, LearnerThreadHandle
 from rl4sys_zmq.learner.train_loop import MAX_SEGMENT_STEPS
 from rl4sys_zmq.learner.weight_history import WeightHistory
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.wire import SegmentSchema, encode, spec_from_document
-from rl4sys_zmq.wire.messages import Ack, Beacon, Checkpointed, Deliver, Demand, Frame, Hello, Metrics, Ready, Verdict
+from rl4sys_zmq.wire.messages import (
+    Ack,
+    Beacon,
+    CheckpointResult,
+    DataDemand,
+    DeliverSegments,
+    Frame,
+    Hello,
+    ThreadReady,
+    TrainingMetrics,
+    Verdict,
+)
 
-__all__ = ["Client", "LearnerThreadState", "new_topic"]
+__all__ = ["ClientState", "LearnerThreadState", "new_topic"]
 
 EPISODES_KEPT = 100
 CREDIT_ITEMS = 1024
@@ -57,7 +68,7 @@ NEWCOMER_ITEMS = 64
 
 FIRST_REQUEST_DIVISOR = 64
 """A new actor gets credit for at most 1/`FIRST_REQUEST_DIVISOR` of the steps that the learner thread can still use, or for one
-segment if that is more. The limit grows with the steps that the actor sends (`Client.limit_request`)."""
+segment if that is more. The limit grows with the steps that the actor sends (`ClientState.limit_request`)."""
 
 ACTORS_SHOWN = 100
 """Largest number of actors in the report of a client. Live actors come first, then those with the latest messages."""
@@ -76,7 +87,7 @@ class LearnerThreadState(StrEnum):
     FAILED = "failed"
 
 
-class Client:
+class ClientState:
     """The gateway's state of one client: a policy with its learner thread and its actors.
 
     Only the thread of `LearnerCore` uses this class. A *life* is one start of the client's learner thread. A *stream* is the
@@ -148,13 +159,13 @@ class Client:
         self.busy_at = clock.monotonic()
         self.replaying = self.replayed = 0
         self.page_after: int | None = None
-        self.saved = Checkpointed(0, 0, 0, [], 0.0, "")
+        self.saved = CheckpointResult(0, 0, 0, [], 0.0, "")
         self.saved_at = 0.0
         self.save_error = ""
         self._older_marks: dict[Key, int] = {}
         self._newer_marks: dict[Key, int] = {}
         self.life = 0
-        self._metrics = Metrics(0, 0, {}, [], 0)
+        self._metrics = TrainingMetrics(0, 0, {}, [], 0)
         self._returns: deque[tuple[float, float]] = deque(maxlen=EPISODES_KEPT)
         self._episodes = 0
         self._pace: deque[tuple[float, int]] = deque(maxlen=64)
@@ -208,7 +219,7 @@ class Client:
             return 0, 0
         return max(1, items // workers), max(1, free // senders)
 
-    def limit_request(self, stream: Stream, want_steps: int) -> int:
+    def limit_request(self, stream: SegmentStream, want_steps: int) -> int:
         """Return the credit that an actor can request at present: `want_steps`, up to a limit.
 
         Credit of one actor is not available to other actors. So the limit depends on the number of steps that the actor has sent.
@@ -223,7 +234,7 @@ class Client:
         first = max(1, self.rollout_length, free_steps // FIRST_REQUEST_DIVISOR)
         return min(want_steps, 2 * stream.accepted_steps + first)
 
-    def ack(self, stream: Stream, shares: tuple[int, int]) -> Ack:
+    def ack(self, stream: SegmentStream, shares: tuple[int, int]) -> Ack:
         """Return the `Ack` message (received segments and credit) for an actor.
 
         Args:
@@ -242,7 +253,7 @@ class Client:
         """Return the record of this client for the journal. Its totals are 0, since the journal keeps its own."""
         return ClientRow(self.client_id, self.weight_history.generation, self.settings.to_json(), 0, 0, 0)
 
-    def stream_row(self, stream: Stream) -> StreamRow:
+    def stream_row(self, stream: SegmentStream) -> StreamRow:
         """Return the record of a stream for the journal."""
         return StreamRow(
             self.client_id,
@@ -258,8 +269,8 @@ class Client:
             stream.owner,
         )
 
-    def start(self, ports: Ports, config: LearnerConfig, journal: Journal) -> None:
-        """Start a new learner thread for this client, and queue its first message, an `Assign` with all settings."""
+    def start(self, callbacks: CoreCallbacks, config: LearnerConfig, journal: Journal) -> None:
+        """Start a new learner thread for this client, and queue its first message, an `AssignClient` with all settings."""
         self.life += 1
         self.replaying = self.life if journal.durable else 0
         self._credit_items = DURABLE_CREDIT_ITEMS if journal.durable else CREDIT_ITEMS
@@ -270,7 +281,7 @@ class Client:
             self.policy_id, self.weight_history.generation, config, checkpoints=self.checkpoints, journal_id=journal.journal_id
         )
         self.backlog.append(encode(assign))
-        self.worker = ports.start_worker(self.client_id, self.key)
+        self.worker = callbacks.start_worker(self.client_id, self.key)
         self.workers.append(self.worker)
 
     @property
@@ -301,7 +312,7 @@ class Client:
             CreditPool.reclaim(stream)
         return lost
 
-    def ready(self, message: Ready) -> None:
+    def ready(self, message: ThreadReady) -> None:
         """Store the description of the policy that the learner thread has sent."""
         spec = self.spec = spec_from_document(message.spec, message.body)
         self.welcome_spec, self.welcome_body, self.algorithm_type = message.spec, message.body, message.kind
@@ -313,7 +324,7 @@ class Client:
 
     # ---- return to a checkpoint
 
-    def rewind(self, message: Ready) -> None:
+    def rewind(self, message: ThreadReady) -> None:
         """Reset the verdicts and stream positions to those of the learner thread's checkpoint, and begin the replay.
 
         Args:
@@ -330,7 +341,7 @@ class Client:
         self.replayed = 0
         self.page_after = 0
         if message.checkpoint:
-            self.saved, self.saved_at = Checkpointed(0, message.checkpoint, -1, [], 0.0, ""), self._clock.monotonic()
+            self.saved, self.saved_at = CheckpointResult(0, message.checkpoint, -1, [], 0.0, ""), self._clock.monotonic()
             for key, (seq, _) in marks.items():
                 known = self.table.get(*key)
                 if known is not None:
@@ -378,7 +389,7 @@ class Client:
             entry: The entry, with the whole message of the actor.
             skip: The number of segments at the start of the message that the learner thread must skip.
         """
-        self.backlog.append(encode(Deliver(entry.actor_id, entry.origin, skip, entry.refused, entry.frames)))
+        self.backlog.append(encode(DeliverSegments(entry.actor_id, entry.origin, skip, entry.refused, entry.frames)))
 
     def caught_up(self) -> int:
         """End the replay. Return the number of accepted segments that the journal has lost, which count as rolled back."""
@@ -394,7 +405,7 @@ class Client:
         judged = sum(self.verdicts[v] for v in (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED))
         self.rolled_back = max(0, self.accepted - judged - self.table.pending)
 
-    def checkpointed(self, message: Checkpointed) -> dict[Key, int]:
+    def checkpointed(self, message: CheckpointResult) -> dict[Key, int]:
         """Record the result of a checkpoint. Return the sequence numbers below which the journal can delete entries, by stream.
 
         These are the positions of the checkpoint before this one. So if this checkpoint is damaged later, the journal still has
@@ -410,11 +421,11 @@ class Client:
                 stream.checkpointed = max(stream.checkpointed, seq)
         return self._older_marks
 
-    def trimmed(self, stream: Stream) -> bool:
+    def trimmed(self, stream: SegmentStream) -> bool:
         """Return True if the journal has no entries of a stream, so that no replay can need the stream."""
         return not self.checkpoints or self._older_marks.get(stream.key, 0) >= stream.received
 
-    def on_demand(self, message: Demand) -> None:
+    def on_demand(self, message: DataDemand) -> None:
         """Record how many more steps the learner thread can use, and how many messages it has received."""
         self.pool.demand(message.usable_steps, message.messages, message.min_version)
         # An actor that has neither sent nor requested anything needs no ack now; all actors get one each second.
@@ -437,10 +448,10 @@ class Client:
         self.stalled_s = self._stall.look(now, progress, reason)
         return reason
 
-    def note(self, metrics: Metrics) -> None:
+    def note(self, metrics: TrainingMetrics) -> None:
         """Record the metrics that the learner thread has sent."""
         merged = {**self._metrics.scalars, **metrics.scalars}
-        self._metrics = Metrics(metrics.step, metrics.update, merged, [], 0)
+        self._metrics = TrainingMetrics(metrics.step, metrics.update, merged, [], 0)
         self._pace.append((self._clock.monotonic(), metrics.step))
         self._episodes += metrics.ended
         self._returns.extend((total, length) for _, total, length in metrics.episodes)
@@ -506,13 +517,13 @@ class Client:
             },
         }
 
-    def _shown(self, actors: list[Stream]) -> list[Stream]:
+    def _shown(self, actors: list[SegmentStream]) -> list[SegmentStream]:
         if len(actors) <= ACTORS_SHOWN:
             return actors
         return heapq.nlargest(ACTORS_SHOWN, actors, key=lambda s: (self.table.is_live(s), s.last_seen))
 
     def _steps_per_s(self, now: float) -> float:
-        """Return the environment steps per second since the oldest of the last 64 `Metrics` messages."""
+        """Return the environment steps per second since the oldest of the last 64 `TrainingMetrics` messages."""
         if len(self._pace) < 2:
             return 0.0
         (began, first), (_, last) = self._pace[0], self._pace[-1]

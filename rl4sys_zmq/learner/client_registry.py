@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import Journal, JournalContent, StreamTable
-from rl4sys_zmq.errors import ClientFailed, ConfigError, ProtocolError, Refusal, RL4SysError
+from rl4sys_zmq.errors import ClientFailed, ConfigError, ProtocolError, RefusalReason, RL4SysError
 from rl4sys_zmq.learner.admission import ClientSettings, resolve_configuration, restore_configuration
-from rl4sys_zmq.learner.client import Client, LearnerThreadState
-from rl4sys_zmq.learner.ports import Clock, LearnerThreadHandle, Ports
+from rl4sys_zmq.learner.client import ClientState, LearnerThreadState
+from rl4sys_zmq.learner.core_callbacks import Clock, CoreCallbacks, LearnerThreadHandle
 from rl4sys_zmq.learner.weight_history import WeightHistory
 from rl4sys_zmq.liveness import SILENCE_S
 from rl4sys_zmq.names import folder_name
-from rl4sys_zmq.wire.messages import Failed, Hello
+from rl4sys_zmq.wire.messages import Hello, ThreadFailed
 
 __all__ = ["ClientRegistry"]
 
@@ -37,26 +37,26 @@ class ClientRegistry:
     A *client* is a policy with its learner thread. The *key* of a learner thread is the first frame of its messages.
     """
 
-    def __init__(self, config: LearnerConfig, journal: Journal, ports: Ports) -> None:
+    def __init__(self, config: LearnerConfig, journal: Journal, callbacks: CoreCallbacks) -> None:
         """Create an empty registry.
 
         Args:
             config: The learner's configuration.
             journal: The record of the clients' accepted segments.
-            ports: Starts learner threads, and provides the clock.
+            callbacks: Starts learner threads, and provides the clock.
         """
-        self._config, self._journal, self._ports = config, journal, ports
-        self._clients: dict[str, Client] = {}
-        self._by_key: dict[bytes, Client] = {}
+        self._config, self._journal, self._callbacks = config, journal, callbacks
+        self._clients: dict[str, ClientState] = {}
+        self._by_key: dict[bytes, ClientState] = {}
         self._build_errors: dict[str, str] = {}
-        self._detached: dict[str, Client] = {}
+        self._detached: dict[str, ClientState] = {}
         self._retired: list[LearnerThreadHandle] = []
         self._policy_ids = itertools.count(1)
 
-    def __iter__(self) -> Iterator[Client]:
+    def __iter__(self) -> Iterator[ClientState]:
         return iter(list(self._clients.values()))
 
-    def get(self, client_id: str) -> Client | None:
+    def get(self, client_id: str) -> ClientState | None:
         """Return the client with this name, or None."""
         return self._clients.get(client_id)
 
@@ -65,11 +65,11 @@ class ClientRegistry:
         """True if the learner has as many clients as `max_clients` allows."""
         return len(self._clients) >= self._config.max_clients
 
-    def by_topic(self, topic: bytes) -> Client | None:
+    def by_topic(self, topic: bytes) -> ClientState | None:
         """Return the client whose weights are published under this topic, or None."""
         return next((client for client in self._clients.values() if client.topic == topic), None)
 
-    def by_key(self, key: bytes) -> Client | None:
+    def by_key(self, key: bytes) -> ClientState | None:
         """Return the client whose current learner thread has this key, or None, for example if that thread was replaced."""
         return self._by_key.get(key)
 
@@ -85,7 +85,7 @@ class ClientRegistry:
         error = self._build_errors.get(client_id)
         return ConfigError(f"client {client_id!r} could not be built: {error}", key="algorithm_parameters") if error else None
 
-    def found(self, hello: Hello) -> Client:
+    def found(self, hello: Hello) -> ClientState:
         """Create a client from the HELLO of its first actor, and start the client's learner thread.
 
         Raises:
@@ -94,10 +94,12 @@ class ClientRegistry:
                 removed.
         """
         if hello.client_id in self._detached:
-            raise ProtocolError(Refusal.CONFLICT, f"client {hello.client_id!r} is being forgotten; join again when that is done")
+            raise ProtocolError(
+                RefusalReason.CONFLICT, f"client {hello.client_id!r} is being forgotten; join again when that is done"
+            )
         if self.full:
             limit = self._config.max_clients
-            raise ProtocolError(Refusal.QUOTA, f"this learner already has {limit} clients; raise max_clients to allow more")
+            raise ProtocolError(RefusalReason.QUOTA, f"this learner already has {limit} clients; raise max_clients to allow more")
         client = self._make(resolve_configuration(self._config, hello), min(hello.held_generation, MAX_REPORTED_GENERATION))
         self._clients[hello.client_id] = client
         self._build_errors.pop(hello.client_id, None)
@@ -118,7 +120,7 @@ class ClientRegistry:
         Raises:
             ConfigError: If the configuration of a client contradicts its saved settings.
         """
-        now = self._ports.clock.monotonic()
+        now = self._callbacks.clock.monotonic()
         for row in restored.clients:
             client = self._make(restore_configuration(self._config, row.client_id, row.settings), row.generation)
             client.known = True
@@ -128,7 +130,7 @@ class ClientRegistry:
             self._clients[row.client_id] = client
             self._start(client)
 
-    def _make(self, settings: ClientSettings, last_generation: int) -> Client:
+    def _make(self, settings: ClientSettings, last_generation: int) -> ClientState:
         config, client_id = self._config, settings.client_id
         table = StreamTable(
             client_id,
@@ -141,10 +143,10 @@ class ClientRegistry:
         if self._journal.durable and config.run_dir is not None:
             folder = str(config.run_dir / "checkpoints" / folder_name(client_id))
         policy_id = next(self._policy_ids).to_bytes(8, "little")
-        clock = self._ports.clock
-        return Client(settings, policy_id, _generation(last_generation, clock), table, folder, clock)
+        clock = self._callbacks.clock
+        return ClientState(settings, policy_id, _generation(last_generation, clock), table, folder, clock)
 
-    def fail(self, client: Client, message: Failed) -> bool:
+    def fail(self, client: ClientState, message: ThreadFailed) -> bool:
         """Stop a client whose learner thread has failed.
 
         A client that was never ready is removed, so that the next actor can create it with a corrected configuration.
@@ -171,7 +173,7 @@ class ClientRegistry:
             del self._build_errors[next(iter(self._build_errors))]
         return True
 
-    def restart(self, client: Client, *, give_up_pending: bool) -> int:
+    def restart(self, client: ClientState, *, give_up_pending: bool) -> int:
         """Replace the learner thread of a client with a new one, which has a new generation number.
 
         Args:
@@ -187,30 +189,30 @@ class ClientRegistry:
         if give_up_pending:
             self._journal.drop_entries(client.client_id)
         rolled_back = 0 if self._journal.durable else client.roll_back()
-        client.weight_history = WeightHistory(_generation(client.weight_history.generation, self._ports.clock))
+        client.weight_history = WeightHistory(_generation(client.weight_history.generation, self._callbacks.clock))
         self._start(client)
         return rolled_back
 
-    def detach(self, client: Client) -> None:
+    def detach(self, client: ClientState) -> None:
         """Remove a client, and end its learner thread without a checkpoint. No other client can have its name until `release`."""
         self._by_key.pop(client.key, None)
         client.end_thread(replaced=True)
         del self._clients[client.client_id]
         self._detached[client.client_id] = client
 
-    def release(self, client: Client) -> None:
+    def release(self, client: ClientState) -> None:
         """Allow a new client to have the name of a client that was removed with `detach`."""
         del self._detached[client.client_id]
         self._retired = [worker for worker in (*self._retired, *client.workers) if worker.alive]
 
-    def put_back(self, client: Client, error: str) -> None:
+    def put_back(self, client: ClientState, error: str) -> None:
         """Add a client that was removed with `detach` again, in the state ``failed`` and with this error."""
         del self._detached[client.client_id]
         client.state, client.error = LearnerThreadState.FAILED, error
         self._clients[client.client_id] = client
 
-    def _start(self, client: Client) -> None:
-        client.start(self._ports, self._config, self._journal)
+    def _start(self, client: ClientState) -> None:
+        client.start(self._callbacks, self._config, self._journal)
         self._by_key[client.key] = client
 
 

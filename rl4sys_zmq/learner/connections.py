@@ -18,7 +18,7 @@ from collections.abc import Container, Sequence
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import FIELD_RATE
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
 from rl4sys_zmq.learner.train_loop import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.transports import Socket, TooManyFrames
@@ -306,7 +306,7 @@ class RouterReader:
             try:
                 sender = self._endpoint.admit(peer, self._router.user, sum(len(f) for f in frames), now)
             except ProtocolError as exc:
-                if rate is not None and exc.code is Refusal.QUOTA:
+                if rate is not None and exc.code is RefusalReason.QUOTA:
                     self._drop(peer, rate, frames, now, exc.detail)
                     return None
                 self._endpoint.refuse_error(peer, exc)
@@ -327,9 +327,9 @@ class RouterReader:
         if self._shares.count_excess(rate, sum(len(f) for f in frames)) and self._router.cut_off():
             self._counters.add("connections.cut")
         if self._shares.should_reply(rate, now):
-            self._endpoint.refuse(peer, Refusal.QUOTA, reason or "this connection exceeds its rate limit", field=FIELD_RATE)
+            self._endpoint.refuse(peer, RefusalReason.QUOTA, reason or "this connection exceeds its rate limit", field=FIELD_RATE)
         else:
-            self._counters.add(f"refused.{Refusal.QUOTA.value}")
+            self._counters.add(f"refused.{RefusalReason.QUOTA.value}")
 
     def each_second(self, now: float) -> None:
         """Close connections that complete no message, discard old records, and count events. Call this once a second."""

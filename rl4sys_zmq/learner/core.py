@@ -1,8 +1,8 @@
 """The learner's core: all decisions of the gateway thread, without a socket, a thread or a clock.
 
 The inputs are messages of actors, messages of learner threads, and the time. The outputs go to the journal (the record of
-accepted segments), to the event sink, and through `Ports` (functions that send messages and start threads). The gateway thread
-drives the core with sockets. The simulator in ``tests/simulation`` drives it with a simulated network.
+accepted segments), to the event sink, and through `CoreCallbacks` (functions that send messages and start threads). The gateway
+thread drives the core with sockets. The simulator in ``tests/simulation`` drives it with a simulated network.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from typing import Any, assert_never
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Journal, JournalContent
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.learner.alarms import SEGMENT_QUARANTINED
-from rl4sys_zmq.learner.client import Client, LearnerThreadState, new_topic
+from rl4sys_zmq.learner.client import ClientState, LearnerThreadState, new_topic
 from rl4sys_zmq.learner.client_registry import ClientRegistry
+from rl4sys_zmq.learner.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
 from rl4sys_zmq.learner.operator import CommandContext, CommandExecutor
-from rl4sys_zmq.learner.ports import Ports
 from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.liveness import BEACON_TOPIC, WEIGHTS_TOPIC
 from rl4sys_zmq.security import AccessList, Authorizer
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import (
-    Alarm,
-    Checkpointed,
-    Command,
-    CommandDone,
-    DeadLetter,
-    Demand,
-    Disposed,
-    Failed,
+    CheckpointResult,
+    DataDemand,
     Frame,
     Message,
-    Metrics,
-    Published,
-    Ready,
+    OperatorAlarm,
+    OperatorCommand,
+    OperatorCommandDone,
+    PolicyPublished,
+    QuarantinedSegment,
+    SegmentVerdicts,
+    ThreadFailed,
+    ThreadReady,
     ToActor,
     ToLearner,
-    ToWorker,
+    ToLearnerThread,
+    TrainingMetrics,
     Verdict,
 )
 
@@ -68,7 +68,9 @@ class LearnerCore:
             wait for a change.
     """
 
-    def __init__(self, config: LearnerConfig, journal: Journal, sink: EventSink, authorizer: Authorizer, ports: Ports) -> None:
+    def __init__(
+        self, config: LearnerConfig, journal: Journal, sink: EventSink, authorizer: Authorizer, callbacks: CoreCallbacks
+    ) -> None:
         """Create a core without clients.
 
         Args:
@@ -76,14 +78,14 @@ class LearnerCore:
             journal: Receives accepted segments. Its owner closes it.
             sink: Receives metrics and events.
             authorizer: Checks the rights and quotas of users.
-            ports: Gives access to sockets, threads and the clock.
+            callbacks: Gives access to sockets, threads and the clock.
         """
         self.counters = Counters()
         self.published = threading.Condition()
-        self._journal, self._sink, self._authorizer, self._ports = journal, sink, authorizer, ports
-        self.registry = ClientRegistry(config, journal, ports)
+        self._journal, self._sink, self._authorizer, self._callbacks = journal, sink, authorizer, callbacks
+        self.registry = ClientRegistry(config, journal, callbacks)
         self._dispatcher = SegmentDispatcher(self.registry, journal, self.counters, sink)
-        self.endpoint = ActorEndpoint(config, self.registry, journal, authorizer, self.counters, sink, ports)
+        self.endpoint = ActorEndpoint(config, self.registry, journal, authorizer, self.counters, sink, callbacks)
         self._operator = CommandExecutor(
             CommandContext(
                 registry=self.registry,
@@ -93,7 +95,7 @@ class LearnerCore:
                 counters=self.counters,
                 sink=sink,
                 published=self.published,
-                ports=ports,
+                callbacks=callbacks,
                 idle_client_s=config.idle_client_s,
             )
         )
@@ -128,35 +130,35 @@ class LearnerCore:
             self._on_message(client, decode(frames[1:]))
         except Exception as exc:  # an impossible message stops its client, not the learner
             log.exception("client %s: a message of its learner thread could not be handled", client.client_id)
-            self._on_failed(client, Failed(f"{type(exc).__name__}: {exc}"[:1000], ""))
+            self._on_failed(client, ThreadFailed(f"{type(exc).__name__}: {exc}"[:1000], ""))
 
-    def _on_message(self, client: Client, message: Message) -> None:
+    def _on_message(self, client: ClientState, message: Message) -> None:
         match message:
-            case Ready():
+            case ThreadReady():
                 self._on_ready(client, message)
-            case Published():
+            case PolicyPublished():
                 self._on_published(client, message)
-            case Disposed():
+            case SegmentVerdicts():
                 self._on_disposed(client, message)
-            case Demand():
+            case DataDemand():
                 client.on_demand(message)
-            case Metrics():
+            case TrainingMetrics():
                 client.note(message)
                 self._sink.metrics(client.client_id, message)
-            case Checkpointed():
+            case CheckpointResult():
                 self._dispatcher.checkpointed(client, message)
-            case DeadLetter():
+            case QuarantinedSegment():
                 self._sink.dead_letter(client.client_id, message)
-            case Alarm():
+            case OperatorAlarm():
                 client.alarms.note(message.name, message.text, message.count)
-            case Failed():
+            case ThreadFailed():
                 self._on_failed(client, message)
-            case ToLearner() | ToActor() | ToWorker():
-                raise ProtocolError(Refusal.DIRECTION, f"a learner thread must not send {type(message).__name__}")
+            case ToLearner() | ToActor() | ToLearnerThread():
+                raise ProtocolError(RefusalReason.DIRECTION, f"a learner thread must not send {type(message).__name__}")
             case _:
                 assert_never(message)
 
-    def _on_ready(self, client: Client, message: Ready) -> None:
+    def _on_ready(self, client: ClientState, message: ThreadReady) -> None:
         client.ready(message)
         if client.settings.algorithm_type not in ("", message.kind):
             words = "client %s: the configuration says type %r, but algorithm %s is of type %s"
@@ -170,7 +172,7 @@ class LearnerCore:
             if message.checkpoint:
                 self._sink.event("checkpoint_loaded", client_id=client.client_id, checkpoint=message.checkpoint)
 
-    def _on_published(self, client: Client, message: Published) -> None:
+    def _on_published(self, client: ClientState, message: PolicyPublished) -> None:
         with self.published:
             out = client.weight_history.publish(message)
             first, client.state = client.state is not LearnerThreadState.RUNNING, LearnerThreadState.RUNNING
@@ -178,12 +180,12 @@ class LearnerCore:
         if first:
             client.known = True
             self._journal.put_client(client.row())
-        self._ports.publish(WEIGHTS_TOPIC + client.topic, out)
-        if client.spec is not None and self._ports.offer_policy(client.client_id, client.spec, client.weight_history.newest):
+        self._callbacks.publish(WEIGHTS_TOPIC + client.topic, out)
+        if client.spec is not None and self._callbacks.offer_policy(client.client_id, client.spec, client.weight_history.newest):
             self._beacon(client)  # an actor that uses the inference service learns of a version from its beacon only
-        self.endpoint.admit_waiting(client, self._ports.clock.monotonic())
+        self.endpoint.admit_waiting(client, self._callbacks.clock.monotonic())
 
-    def _on_disposed(self, client: Client, message: Disposed) -> None:
+    def _on_disposed(self, client: ClientState, message: SegmentVerdicts) -> None:
         stream = client.table.get(message.actor_id, message.origin)
         count = sum(end - first for first, end in message.ranges)
         if message.replaces:
@@ -198,7 +200,7 @@ class LearnerCore:
             text = f"{message.reason or 'no reason given'} (actor {message.actor_id})"
             client.alarms.note(SEGMENT_QUARANTINED, text, sum(end - first for first, end in message.ranges))
 
-    def _on_failed(self, client: Client, message: Failed) -> None:
+    def _on_failed(self, client: ClientState, message: ThreadFailed) -> None:
         with self.published:
             stillborn = self.registry.fail(client, message)
             self.published.notify_all()
@@ -207,7 +209,7 @@ class LearnerCore:
         peers = [client.table.peer_of(s) for s in client.table.live()]
         for peer in (*peers, *client.waiting):
             if peer is not None:
-                self.endpoint.refuse(peer, Refusal.CONFIG if stillborn else Refusal.FAILED, message.error)
+                self.endpoint.refuse(peer, RefusalReason.CONFIG if stillborn else RefusalReason.FAILED, message.error)
         client.waiting.clear()
         self._dispatcher.give_up(client, message.error)
 
@@ -245,15 +247,15 @@ class LearnerCore:
         """
         self._dispatcher.relieve()
         self._dispatcher.check(now)
-        self._rotate_topics(self._authorizer.lapsed(self._ports.clock.unix()))
+        self._rotate_topics(self._authorizer.lapsed(self._callbacks.clock.unix()))
         self._operator.expire(now)
         for client in self.registry:
             if client.is_wanted:
                 client.busy_at = now
             if client.ended_unexpectedly:
-                self._ports.poll_workers()  # its last messages, if there are any
+                self._callbacks.poll_workers()  # its last messages, if there are any
                 if client.state is not LearnerThreadState.FAILED:
-                    self._on_failed(client, Failed("its learner thread ended without an error; see the learner's log", ""))
+                    self._on_failed(client, ThreadFailed("its learner thread ended without an error; see the learner's log", ""))
                 continue
             if client.state is LearnerThreadState.RUNNING:
                 self._beacon(client)
@@ -265,7 +267,7 @@ class LearnerCore:
             client.dirty.update(s.actor_id for s in client.table.live())
             self._dispatcher.expire(client, now)
 
-    def _report_alarms(self, client: Client) -> None:
+    def _report_alarms(self, client: ClientState) -> None:
         """Log the new alarms of a client, at most one line a minute for each kind, and send the counts to its actors."""
         for alarm in client.alarms.due():
             log.warning("client %s: alarm %s (%d so far): %s", client.client_id, alarm.name, alarm.count, alarm.text)
@@ -274,16 +276,16 @@ class LearnerCore:
             if client.state is LearnerThreadState.RUNNING:
                 self._beacon(client)
 
-    def _beacon(self, client: Client) -> None:
-        self._ports.publish(BEACON_TOPIC + client.topic, encode(client.beacon()))
+    def _beacon(self, client: ClientState) -> None:
+        self._callbacks.publish(BEACON_TOPIC + client.topic, encode(client.beacon()))
 
     # ---- subscribers and rights
 
-    def client_of_topic(self, topic: bytes) -> Client | None:
+    def client_of_topic(self, topic: bytes) -> ClientState | None:
         """Return the client whose weights or beacons are published under this topic, or None."""
         return self.registry.by_topic(topic[1:]) if topic[:1] in (WEIGHTS_TOPIC, BEACON_TOPIC) else None
 
-    def on_subscribed(self, client: Client, topic: bytes) -> None:
+    def on_subscribed(self, client: ClientState, topic: bytes) -> None:
         """Handle a new subscription: publish the beacon (the newest policy version) at once, if the topic is for beacons.
 
         Without this, the subscriber would have to wait for the next beacon, because it does not receive earlier publications.
@@ -308,7 +310,7 @@ class LearnerCore:
 
     # ---- operators
 
-    def do(self, command: Command) -> Future[CommandDone]:
+    def do(self, command: OperatorCommand) -> Future[OperatorCommandDone]:
         """Start an operator's command, and return a future for its result. See `CommandExecutor.do`."""
         return self._operator.do(command)
 

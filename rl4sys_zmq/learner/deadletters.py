@@ -24,7 +24,7 @@ from pathlib import Path
 
 from rl4sys_zmq.names import file_name
 from rl4sys_zmq.private import make_private, open_private
-from rl4sys_zmq.wire.messages import DeadLetter, Frame
+from rl4sys_zmq.wire.messages import Frame, QuarantinedSegment
 
 __all__ = ["DeadLetterFolder", "StoredDeadLetter", "list_letters", "read_letter"]
 
@@ -68,7 +68,7 @@ class DeadLetterFolder:
         self._held: deque[tuple[Path, int]] | None = None
         self._bytes = 0
 
-    def write(self, client_id: str, letter: DeadLetter, at_unix_s: float) -> Path:
+    def write(self, client_id: str, letter: QuarantinedSegment, at_unix_s: float) -> Path:
         """Write one letter, and return the path of its ``.msg`` file.
 
         Args:

@@ -13,11 +13,11 @@ from concurrent.futures import Future
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import STALL_S, Journal, JournalEntry, JournalPage
 from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
-from rl4sys_zmq.learner.client import Client, LearnerThreadState
+from rl4sys_zmq.learner.client import ClientState, LearnerThreadState
 from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.messages import Checkpointed, Forget, Save
+from rl4sys_zmq.wire.messages import CheckpointResult, SaveCheckpoint, StreamEnded
 
 __all__ = ["SegmentDispatcher"]
 
@@ -102,7 +102,7 @@ class SegmentDispatcher:
             if client.stalled_s > STALL_S:
                 client.alarms.note(STALLED, f"nothing has moved for {client.stalled_s:.1f} s: {reason}")
 
-    def _on_page(self, client: Client, page: JournalPage) -> None:
+    def _on_page(self, client: ClientState, page: JournalPage) -> None:
         if page.damaged:
             log.error("client %s: %d entries of the journal are damaged and are lost", client.client_id, page.damaged)
             self._counters.add("entries_damaged", page.damaged)
@@ -140,7 +140,7 @@ class SegmentDispatcher:
         partial = state.used_bytes + state.queued_bytes > PARTIAL_BATCH_FILL * state.max_bytes
         for client in self._registry:
             if client.state is LearnerThreadState.RUNNING and not client.replaying and not client.backlog and client.accepted:
-                client.backlog.append(encode(Save(0, partial)))
+                client.backlog.append(encode(SaveCheckpoint(0, partial)))
 
     def _after_rescue(self) -> None:
         """Request checkpoints of all clients after the journal's file was lost, since the earlier checkpoints may be lost too."""
@@ -148,9 +148,9 @@ class SegmentDispatcher:
         self._sink.event("journal_rescued", times=self._rescued)
         for client in self._registry:
             if client.state is LearnerThreadState.RUNNING and not client.replaying:
-                client.backlog.append(encode(Save(0, partial=False)))
+                client.backlog.append(encode(SaveCheckpoint(0, partial=False)))
 
-    def expire(self, client: Client, now: float) -> None:
+    def expire(self, client: ClientState, now: float) -> None:
         """Delete the streams of a client that can no longer continue and have no pending segments.
 
         A stream is the numbered segments of one actor. It can no longer continue if its actor was silent for longer than the
@@ -163,7 +163,7 @@ class SegmentDispatcher:
         for stream in client.table.expire(now, client.trimmed):
             self._journal.drop_stream(client.client_id, stream.actor_id, stream.origin)
             if client.worker is not None:
-                client.backlog.append(encode(Forget(stream.actor_id, stream.origin)))
+                client.backlog.append(encode(StreamEnded(stream.actor_id, stream.origin)))
 
     # ---- checkpoints
 
@@ -180,13 +180,13 @@ class SegmentDispatcher:
         future: Future[dict[str, str]] = Future()
         self._saves[token] = {c.client_id for c in running}, future, {}
         for client in running:
-            client.backlog.append(encode(Save(token, partial)))
+            client.backlog.append(encode(SaveCheckpoint(token, partial)))
         if not running:
             self._saves.pop(token)
             future.set_result({})
         return future
 
-    def give_up(self, client: Client, error: str) -> None:
+    def give_up(self, client: ClientState, error: str) -> None:
         """Complete all open requests for a checkpoint of a client that has failed or was removed, with this error."""
         for token in list(self._saves):
             self._saved(client.client_id, token, error)
@@ -197,7 +197,7 @@ class SegmentDispatcher:
             future.set_exception(error)
         self._saves.clear()
 
-    def checkpointed(self, client: Client, message: Checkpointed) -> None:
+    def checkpointed(self, client: ClientState, message: CheckpointResult) -> None:
         """Record the result of a checkpoint. The journal then deletes the entries that the checkpoint before it includes."""
         trim = client.checkpointed(message)
         if trim:

@@ -11,12 +11,12 @@ from typing import assert_never
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import DataAmount, Journal, Stream, take_submit
-from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError, Refusal, RL4SysError
+from rl4sys_zmq.delivery import DataAmount, Journal, SegmentStream, take_submit
+from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError, RefusalReason, RL4SysError
 from rl4sys_zmq.learner.admission import check_hello, require_match
-from rl4sys_zmq.learner.client import QUEUE_ITEMS, Client, LearnerThreadState
+from rl4sys_zmq.learner.client import QUEUE_ITEMS, ClientState, LearnerThreadState
 from rl4sys_zmq.learner.client_registry import ClientRegistry
-from rl4sys_zmq.learner.ports import Ports
+from rl4sys_zmq.learner.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.learner.train_loop import MAX_SEGMENT_STEPS
 from rl4sys_zmq.liveness import HEARTBEAT_S
@@ -26,20 +26,20 @@ from rl4sys_zmq.transports import Address, SendResult
 from rl4sys_zmq.wire import decode, encode, read_heads
 from rl4sys_zmq.wire.messages import (
     Bye,
-    Command,
-    CommandDone,
-    Fetch,
+    FetchWeights,
     Frame,
-    FromWorker,
+    FromLearnerThread,
     Heartbeat,
     Hello,
     Message,
+    OperatorCommand,
+    OperatorCommandDone,
     Refused,
-    Status,
+    StatusReply,
     StatusRequest,
     Submit,
     ToActor,
-    ToWorker,
+    ToLearnerThread,
     Verdict,
     Welcome,
 )
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 1 << 26
 
-MESSAGE_COST = {Hello: 20.0, StatusRequest: 10.0, Fetch: 5.0, Submit: 5.0}
+MESSAGE_COST = {Hello: 20.0, StatusRequest: 10.0, FetchWeights: 5.0, Submit: 5.0}
 """The cost of a message by its type, for the rate limit of its connection. Messages of all other types cost 1."""
 
 REFUSED_COST = 5.0
@@ -76,7 +76,7 @@ that the system suspended for 250 ms granted no credit for a second.
 
 
 class ActorEndpoint:
-    """The sessions of all actors. `receive` handles their messages; replies leave through `Ports.send`.
+    """The sessions of all actors. `receive` handles their messages; replies leave through `CoreCallbacks.send`.
 
     Attributes:
         sessions: For each peer with a session, by routing id: the client, and the stream (the numbered segments of the actor).
@@ -86,7 +86,7 @@ class ActorEndpoint:
         make_room: A function that removes an idle client if `max_clients` is reached. `LearnerCore` sets it.
     """
 
-    run_command: Callable[[Command], Future[CommandDone]]
+    run_command: Callable[[OperatorCommand], Future[OperatorCommandDone]]
     make_room: Callable[[float], None]
 
     def __init__(
@@ -97,7 +97,7 @@ class ActorEndpoint:
         authorizer: Authorizer,
         counters: Counters,
         sink: EventSink,
-        ports: Ports,
+        callbacks: CoreCallbacks,
     ) -> None:
         """Create an endpoint without sessions.
 
@@ -108,12 +108,12 @@ class ActorEndpoint:
             authorizer: Checks the rights and quotas of users.
             counters: The learner's counters.
             sink: Receives events.
-            ports: Gives access to sockets, threads and the clock.
+            callbacks: Gives access to sockets, threads and the clock.
         """
         self._config, self._registry, self._journal, self._authorizer = config, registry, journal, authorizer
-        self._counters, self._sink, self._ports = counters, sink, ports
-        self._clock = ports.clock.monotonic
-        self.sessions: dict[bytes, tuple[Client, Stream]] = {}
+        self._counters, self._sink, self._callbacks = counters, sink, callbacks
+        self._clock = callbacks.clock.monotonic
+        self.sessions: dict[bytes, tuple[ClientState, SegmentStream]] = {}
         self.pub_address = self.inference_address = ""
         self._live_by_user: Counter[str] = Counter()
         self._status_frames_kept: list[Frame] = []
@@ -140,16 +140,16 @@ class ActorEndpoint:
             return self._on_message(peer, sender, message, frames, now) or cost
         except ProtocolError as exc:
             # After a restart of the learner, each actor's queue arrives before its HELLO. This must cost little.
-            cost = NO_SESSION_COST if exc.code is Refusal.NO_SESSION else max(cost, REFUSED_COST)
+            cost = NO_SESSION_COST if exc.code is RefusalReason.NO_SESSION else max(cost, REFUSED_COST)
             self.refuse_error(peer, exc)
         except Exception as exc:  # a message of one peer must not end the service for all others
             log.exception("a message of one peer raised an unexpected error; it was refused")
-            self.refuse(peer, Refusal.INTERNAL, f"{type(exc).__name__} in the learner; see its log")
+            self.refuse(peer, RefusalReason.INTERNAL, f"{type(exc).__name__} in the learner; see its log")
         return cost
 
     def refuse_error(self, peer: bytes, exc: ProtocolError) -> None:
         """Send the refusal of a message that raised a protocol error."""
-        field = "keys" if exc.code in (Refusal.FORBIDDEN, Refusal.IDENTITY) else ""
+        field = "keys" if exc.code in (RefusalReason.FORBIDDEN, RefusalReason.IDENTITY) else ""
         self.refuse(peer, exc.code, exc.detail, field=field, incarnation=exc.incarnation)
 
     def admit(self, peer: bytes, user: str, nbytes: int, now: float) -> User | None:
@@ -169,7 +169,7 @@ class ActorEndpoint:
             return self._authorizer.admit(user, nbytes, now)
         except ProtocolError as exc:
             session = self.sessions.get(peer)
-            if exc.code is Refusal.FORBIDDEN and session is not None:
+            if exc.code is RefusalReason.FORBIDDEN and session is not None:
                 self.close_session(peer, *session)
             raise
 
@@ -185,29 +185,34 @@ class ActorEndpoint:
                 self._authorizer.check_role(sender, "admin")
                 self._send_frames(peer, self._status_frames())
                 return None
-            case Command():
+            case OperatorCommand():
                 self._on_command(peer, sender, message)
                 return None
-            case Submit() | Heartbeat() | Fetch() | Bye():
+            case Submit() | Heartbeat() | FetchWeights() | Bye():
                 return self._on_session_message(peer, sender, message, frames, now)
-            case ToActor() | ToWorker() | FromWorker():
-                raise ProtocolError(Refusal.DIRECTION, f"{type(message).__name__} is not for a learner")
+            case ToActor() | ToLearnerThread() | FromLearnerThread():
+                raise ProtocolError(RefusalReason.DIRECTION, f"{type(message).__name__} is not for a learner")
             case _:
                 assert_never(message)
 
     def _on_session_message(
-        self, peer: bytes, sender: User | None, message: Submit | Heartbeat | Fetch | Bye, frames: Sequence[Frame], now: float
+        self,
+        peer: bytes,
+        sender: User | None,
+        message: Submit | Heartbeat | FetchWeights | Bye,
+        frames: Sequence[Frame],
+        now: float,
     ) -> float | None:
         """Handle a message that needs a session. Return its cost as `_on_message` does."""
         session = self.sessions.get(peer)
         if session is None:
-            raise ProtocolError(Refusal.NO_SESSION, "this connection has no session; send HELLO first")
+            raise ProtocolError(RefusalReason.NO_SESSION, "this connection has no session; send HELLO first")
         client, stream = session
         if sender is not None and stream.owner != sender.name:
-            raise ProtocolError(Refusal.IDENTITY, "this session belongs to another key")
+            raise ProtocolError(RefusalReason.IDENTITY, "this session belongs to another key")
         stream.last_seen = now
         if client.state is LearnerThreadState.FAILED:
-            raise ProtocolError(Refusal.FAILED, client.error)
+            raise ProtocolError(RefusalReason.FAILED, client.error)
         match message:
             case Submit():
                 self._authorizer.check_role(sender, "submit")
@@ -220,7 +225,7 @@ class ActorEndpoint:
             case Heartbeat():
                 stream.request_credit(client.limit_request(stream, message.want_steps))
                 client.dirty.add(stream.actor_id)
-            case Fetch():
+            case FetchWeights():
                 try:
                     self._authorizer.check_fetch(sender, stream.last_seen)
                 except ProtocolError as exc:  # the session stays open: the actor can still submit
@@ -237,16 +242,18 @@ class ActorEndpoint:
         """Return the encoded status: a new one, or the last one if building statuses took too much time lately."""
         now = self._clock()
         if now + STATUS_BURST_S >= self._status_until:
-            self._status_frames_kept = encode(Status(self._ports.status()))
+            self._status_frames_kept = encode(StatusReply(self._callbacks.status()))
             done = self._clock()
             self._status_until = max(self._status_until, now) + STATUS_REST_FACTOR * (done - now)
         return self._status_frames_kept
 
-    def _on_submit(self, peer: bytes, client: Client, stream: Stream, message: Submit, frames: Sequence[Frame]) -> None:
+    def _on_submit(
+        self, peer: bytes, client: ClientState, stream: SegmentStream, message: Submit, frames: Sequence[Frame]
+    ) -> None:
         if not stream.submits:
-            raise ProtocolError(Refusal.QUOTA, "this actor joined for evaluation only and cannot submit")
+            raise ProtocolError(RefusalReason.QUOTA, "this actor joined for evaluation only and cannot submit")
         if client.queued + message.count > QUEUE_ITEMS:
-            raise ProtocolError(Refusal.QUOTA, f"{client.queued} segments are queued; the limit is {QUEUE_ITEMS}")
+            raise ProtocolError(RefusalReason.QUOTA, f"{client.queued} segments are queued; the limit is {QUEUE_ITEMS}")
         assert client.schema is not None  # a session begins after the learner thread is ready
         client.dirty.add(stream.actor_id)
         try:
@@ -267,40 +274,41 @@ class ActorEndpoint:
                 client.pool.transit.accept(DataAmount(intake.entry.steps, intake.accepted, intake.entry.nbytes))
             self._journal.append([intake.entry])
 
-    def _on_command(self, peer: bytes, sender: User | None, command: Command) -> None:
+    def _on_command(self, peer: bytes, sender: User | None, command: OperatorCommand) -> None:
         self._authorizer.check_role(sender, "admin")
         if sender is not None and not sender.may_act_for(command.client_id):
-            raise ProtocolError(Refusal.IDENTITY, f"the key of {sender.name} is not for client {command.client_id!r:.80}")
+            raise ProtocolError(RefusalReason.IDENTITY, f"the key of {sender.name} is not for client {command.client_id!r:.80}")
         if sender is None and not is_local(self._config.bind):
             raise ProtocolError(
-                Refusal.FORBIDDEN, "commands need keys on a learner that other machines can reach, and this learner has none"
+                RefusalReason.FORBIDDEN,
+                "commands need keys on a learner that other machines can reach, and this learner has none",
             )
         self._counters.add("commands")
         self.run_command(command).add_done_callback(lambda done: self._answer(peer, done))
 
-    def _answer(self, peer: bytes, done: Future[CommandDone]) -> None:
+    def _answer(self, peer: bytes, done: Future[OperatorCommandDone]) -> None:
         """Send an operator the result of a finished command, or a refusal with the error of the command."""
         error = done.exception()
         match error:
             case None:
                 self._send(peer, done.result())
             case ConfigError():
-                self.refuse(peer, Refusal.CONFIG, str(error), field=error.key)
+                self.refuse(peer, RefusalReason.CONFIG, str(error), field=error.key)
             case ProtocolError():
                 self.refuse(peer, error.code, error.detail)
             case Closed():
-                self.refuse(peer, Refusal.CLOSING, str(error))
+                self.refuse(peer, RefusalReason.CLOSING, str(error))
             case RL4SysError():
-                self.refuse(peer, Refusal.FAILED, str(error))
+                self.refuse(peer, RefusalReason.FAILED, str(error))
             case _:
                 log.error("an operator's command failed with an unexpected error", exc_info=error)
-                self.refuse(peer, Refusal.INTERNAL, f"{type(error).__name__} in the learner; see its log")
+                self.refuse(peer, RefusalReason.INTERNAL, f"{type(error).__name__} in the learner; see its log")
 
     # ---- joining
 
     def _on_hello(self, peer: bytes, sender: User | None, hello: Hello, now: float) -> None:
         self._counters.add("hellos")
-        code = Refusal.CONFIG
+        code = RefusalReason.CONFIG
         try:
             check_hello(hello)
             client = self._registry.get(hello.client_id)
@@ -310,7 +318,7 @@ class ActorEndpoint:
             if client is None:
                 client = self._create_client(hello, now)
             else:
-                code = Refusal.MISMATCH
+                code = RefusalReason.MISMATCH
                 require_match(client.settings, hello)
         except ConfigError as exc:
             self.refuse(peer, code, str(exc), field=exc.key)
@@ -319,11 +327,11 @@ class ActorEndpoint:
             case LearnerThreadState.STARTING:
                 client.waiting[peer] = hello, sender.name if sender is not None else ""
             case LearnerThreadState.FAILED:
-                raise ProtocolError(Refusal.FAILED, client.error)
+                raise ProtocolError(RefusalReason.FAILED, client.error)
             case LearnerThreadState.RUNNING:
                 self._welcome(peer, client, hello, sender.name if sender is not None else "", now)
 
-    def _live_actors(self, user: str, client: Client | None, replaces: str) -> int:
+    def _live_actors(self, user: str, client: ClientState | None, replaces: str) -> int:
         """Return the number of a user's live actors, over all clients, without the actor whose session a HELLO replaces.
 
         Args:
@@ -334,17 +342,17 @@ class ActorEndpoint:
         this = client is not None and client.table.is_actor_live(replaces) and client.table.owner_of(replaces) == user
         return self._live_by_user[user] - this
 
-    def _create_client(self, hello: Hello, now: float) -> Client:
+    def _create_client(self, hello: Hello, now: float) -> ClientState:
         self.make_room(now)
         client = self._registry.found(hello)
         settings = client.settings
         self._sink.event("client_started", client_id=client.client_id, algorithm=settings.algorithm_name, seed=settings.seed)
         return client
 
-    def _welcome(self, peer: bytes, client: Client, hello: Hello, user: str, now: float) -> None:
+    def _welcome(self, peer: bytes, client: ClientState, hello: Hello, user: str, now: float) -> None:
         owner = client.table.owner_of(hello.actor_id)
         if owner not in ("", user):  # two users with one actor name may have waited for the learner thread
-            raise ProtocolError(Refusal.IDENTITY, f"actor {hello.actor_id!r:.80} belongs to another key")
+            raise ProtocolError(RefusalReason.IDENTITY, f"actor {hello.actor_id!r:.80} belongs to another key")
         before = self.sessions.get(peer)
         if before is not None and (before[0] is not client or before[1].actor_id != hello.actor_id):
             self.close_session(peer, *before)  # a connection has a session for one actor
@@ -400,7 +408,7 @@ class ActorEndpoint:
         if before is None or before[1] is not stream:  # a HELLO that was resent joins once
             self._sink.event("actor_joined", client_id=client.client_id, actor_id=hello.actor_id, first_seq=hello.first_seq)
 
-    def _on_gap(self, client: Client, stream: Stream, gap: int) -> None:
+    def _on_gap(self, client: ClientState, stream: SegmentStream, gap: int) -> None:
         """Count segments that were acknowledged and are not in this journal, because the journal was replaced or lost."""
         log.error(
             "client %s: %d acknowledged segments of actor %s are not in the journal (gap)", client.client_id, gap, stream.actor_id
@@ -411,7 +419,7 @@ class ActorEndpoint:
         self._journal.add_gap(client.client_id, gap, client.stream_row(stream))
         self._sink.event("gap", client_id=client.client_id, actor_id=stream.actor_id, segments=gap)
 
-    def close_session(self, peer: bytes, client: Client, stream: Stream) -> None:
+    def close_session(self, peer: bytes, client: ClientState, stream: SegmentStream) -> None:
         """Close the session of an actor, and give its unused credit to other actors."""
         self.sessions.pop(peer, None)
         if client.table.is_actor_live(stream.actor_id):
@@ -419,19 +427,19 @@ class ActorEndpoint:
         client.table.close_session(stream)
         client.pool.reclaim(stream)
 
-    def close_client_sessions(self, client: Client, reason: str) -> None:
+    def close_client_sessions(self, client: ClientState, reason: str) -> None:
         """Close the sessions of all actors of a client, and send them a refusal with the reason. They then send HELLO again."""
         for stream in client.table.live():
             self.remove_actor(client, stream, reason)
 
-    def remove_actor(self, client: Client, stream: Stream, reason: str) -> None:
+    def remove_actor(self, client: ClientState, stream: SegmentStream, reason: str) -> None:
         """Close the session of one actor, and send it a refusal with the reason. The actor then sends HELLO again."""
         peer = client.table.peer_of(stream)
         if peer is not None:
             self.close_session(peer, client, stream)
-            self.refuse(peer, Refusal.NO_SESSION, reason)
+            self.refuse(peer, RefusalReason.NO_SESSION, reason)
 
-    def admit_waiting(self, client: Client, now: float) -> None:
+    def admit_waiting(self, client: ClientState, now: float) -> None:
         """Answer the HELLOs that arrived while the learner thread of a client was starting."""
         waiting, client.waiting = client.waiting, {}
         for peer, (hello, user) in waiting.items():
@@ -443,11 +451,11 @@ class ActorEndpoint:
     def close_sessions(self) -> None:
         """Send a refusal with the code ``CLOSING`` to every actor that has a session."""
         for peer in list(self.sessions):
-            self.refuse(peer, Refusal.CLOSING, "the learner is shutting down")
+            self.refuse(peer, RefusalReason.CLOSING, "the learner is shutting down")
 
     # ---- replies
 
-    def send_acks(self, client: Client, room_bytes: int) -> None:
+    def send_acks(self, client: ClientState, room_bytes: int) -> None:
         """Grant credit (permission to send) to the actors of a client, and send the acks that are due.
 
         Args:
@@ -469,7 +477,7 @@ class ActorEndpoint:
         client.next_ack_at = done + rest_s if done - began > ACK_LONG_S else 0.0
 
     def refuse(
-        self, peer: bytes, code: Refusal, reason: str, *, field: str = "", expected_seq: int = 0, incarnation: int = 0
+        self, peer: bytes, code: RefusalReason, reason: str, *, field: str = "", expected_seq: int = 0, incarnation: int = 0
     ) -> None:
         """Send a refusal, and count it under its code.
 
@@ -489,7 +497,7 @@ class ActorEndpoint:
         self._send_frames(peer, encode(message))
 
     def _send_frames(self, peer: bytes, frames: Sequence[Frame]) -> None:
-        sent = self._ports.send(peer, frames)
+        sent = self._callbacks.send(peer, frames)
         if sent is SendResult.OK:
             return
         self._counters.add(f"replies_dropped.{sent.value}")

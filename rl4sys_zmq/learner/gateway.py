@@ -22,18 +22,18 @@ from rl4sys_zmq.errors import Closed, RL4SysError
 from rl4sys_zmq.learner.client import LearnerThreadState
 from rl4sys_zmq.learner.connections import RouterReader
 from rl4sys_zmq.learner.core import LearnerCore
+from rl4sys_zmq.learner.core_callbacks import SYSTEM_CLOCK, CoreCallbacks, LearnerThreadHandle
 from rl4sys_zmq.learner.endpoint import MAX_MESSAGE_BYTES
 from rl4sys_zmq.learner.inference import InferenceService
-from rl4sys_zmq.learner.ports import SYSTEM_CLOCK, LearnerThreadHandle, Ports
+from rl4sys_zmq.learner.learner_thread import CheckpointRenamer, LearnerThreadPipe
 from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.learner.weight_history import WeightHistory
-from rl4sys_zmq.learner.worker_pipe import CheckpointRenamer, LearnerThreadPipe
-from rl4sys_zmq.liveness import BEACON_S, Timer
+from rl4sys_zmq.liveness import BEACON_S, SilenceTimer
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security import AccessList, Authenticator, Authorizer
 from rl4sys_zmq.transports import Address, Poller, SendResult, Socket, TooManyFrames, Wakeup, read_subscription
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
-from rl4sys_zmq.wire.messages import Command, CommandDone, Frame
+from rl4sys_zmq.wire.messages import Frame, OperatorCommand, OperatorCommandDone
 
 __all__ = ["Gateway", "EventSink"]
 
@@ -89,7 +89,7 @@ class Gateway(Worker):
         self._started_at = time.monotonic()
         self._up = f"inproc://rl4sys-up-{os.getpid()}-{next(_unique)}"
         self._tasks: list[CheckpointRenamer] = []
-        ports = Ports(
+        callbacks = CoreCallbacks(
             clock=SYSTEM_CLOCK,
             send=self._send,
             publish=self._publish,
@@ -100,7 +100,7 @@ class Gateway(Worker):
             forget_policy=self._forget_policy,
             status=self.status,
         )
-        self._core = LearnerCore(config, journal, sink, self._authorizer, ports)
+        self._core = LearnerCore(config, journal, sink, self._authorizer, callbacks)
         self.published = self._core.published
 
     # ---- for other threads
@@ -232,7 +232,7 @@ class Gateway(Worker):
         return True
 
     def _loop(self, poller: Poller) -> None:
-        beacon, resting = Timer(BEACON_S, time.monotonic() - BEACON_S), False
+        beacon, resting = SilenceTimer(BEACON_S, time.monotonic() - BEACON_S), False
         while not self._stopping.is_set():
             rest_s = self._connections.rest_s
             if resting is not (rest_s > 0):  # during a rest, messages that wait in the ROUTER must not end the poll
@@ -298,7 +298,7 @@ class Gateway(Worker):
             self._xpub.grant(topic)
             self._core.on_subscribed(client, topic)
 
-    # ---- the ports of the core
+    # ---- the callbacks of the core
 
     def _send(self, peer: bytes, frames: Sequence[Frame]) -> SendResult:
         return self._router.send([peer, *frames])
@@ -324,7 +324,7 @@ class Gateway(Worker):
 
     # ---- calls that other threads make through `call`
 
-    def do(self, command: Command) -> Future[CommandDone]:
+    def do(self, command: OperatorCommand) -> Future[OperatorCommandDone]:
         """Start an operator's command, and return a future for its result."""
         return self._core.do(command)
 

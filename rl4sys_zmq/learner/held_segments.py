@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.values import Segment
-from rl4sys_zmq.wire import Batch, encode
-from rl4sys_zmq.wire.messages import DeadLetter
+from rl4sys_zmq.wire import SubmitReader, encode
+from rl4sys_zmq.wire.messages import QuarantinedSegment
 
 __all__ = ["ObservedSegment", "SegmentMessage", "to_ranges", "streams_of"]
 
@@ -35,21 +35,21 @@ class SegmentMessage:
     """
 
     key: Key
-    batch: Batch
+    batch: SubmitReader
     segments: list[Segment]
     refused: dict[int, ProtocolError]
     bad: dict[int, str]
     oldest: NDArray[np.int64]
     segment_bytes: int
 
-    def dead_letter(self, place: int, reason: str) -> DeadLetter:
+    def dead_letter(self, place: int, reason: str) -> QuarantinedSegment:
         """Return the message that records a segment as quarantined (unfit for training).
 
         Args:
             place: The index of the segment in the message.
             reason: The reason for the quarantine.
         """
-        return DeadLetter(*self.key, self.batch.first_seq + place, reason, tuple(encode(self.batch.alone(place))))
+        return QuarantinedSegment(*self.key, self.batch.first_seq + place, reason, tuple(encode(self.batch.alone(place))))
 
 
 @dataclass(slots=True, eq=False)

@@ -30,10 +30,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.errors import CallbackStuck, CallRefusal, MaskError
-from rl4sys_zmq.policies import Policy, Sampler, build_policy, local_only_reason
+from rl4sys_zmq.errors import CallbackStuck, CallRefusalReason, MaskError
+from rl4sys_zmq.policies import Policy, RandomSource, build_policy, local_only_reason
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.rpc import BatchLimits, RefuseCall, Server
+from rl4sys_zmq.rpc import BatchLimits, CallRefusedByCallback, Server
 from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, PolicySpec
 
 __all__ = ["InferenceService", "method_of"]
@@ -70,7 +70,7 @@ class InferenceService(Resource):
         self._policies: dict[str, Policy] = {}
         self._concurrency_groups: dict[str, str] = {}
         self._lock = threading.Lock()
-        self._sampler = Sampler(secrets.randbits(64))
+        self._sampler = RandomSource(secrets.randbits(64))
 
     def start(self) -> None:
         """Bind the server and start its threads.
@@ -136,21 +136,21 @@ class InferenceService(Resource):
         """Compute the actions for a batch of calls: one forward pass for each value of `explore` that occurs.
 
         Returns:
-            One reply for each payload, in the same order. An invalid call gets a `RefuseCall`.
+            One reply for each payload, in the same order. An invalid call gets a `CallRefusedByCallback`.
         """
         try:
             policy, spec = self._policy(client_id)
         except KeyError:  # the client was forgotten while these calls waited
-            return [RefuseCall(CallRefusal.UNKNOWN, f"client {client_id!r} was forgotten") for _ in payloads]
+            return [CallRefusedByCallback(CallRefusalReason.UNKNOWN, f"client {client_id!r} was forgotten") for _ in payloads]
         if reason := local_only_reason(spec):
-            return [RefuseCall(CallRefusal.INVALID, reason) for _ in payloads]
+            return [CallRefusedByCallback(CallRefusalReason.INVALID, reason) for _ in payloads]
         self.asked.add(client_id)
         answers: list[Any] = [None] * len(payloads)
         groups: dict[bool, dict[int, Rows]] = {}
         for index, payload in enumerate(payloads):
             try:
                 rows = _read(payload, spec)
-            except RefuseCall as refusal:
+            except CallRefusedByCallback as refusal:
                 answers[index] = refusal
             else:
                 groups.setdefault(rows[2], {})[index] = rows
@@ -187,28 +187,28 @@ def _read(payload: Any, spec: PolicySpec) -> Rows:
         RefuseCall: If the payload is invalid.
     """
     if not isinstance(payload, dict) or set(payload) != {"obs", "mask", "explore"}:
-        raise RefuseCall(CallRefusal.INVALID, "the payload must be a dict with the keys obs, mask and explore")
+        raise CallRefusedByCallback(CallRefusalReason.INVALID, "the payload must be a dict with the keys obs, mask and explore")
     obs, mask, explore = payload["obs"], payload["mask"], payload["explore"]
     shape = spec.observation_space.shape
     if not isinstance(obs, np.ndarray) or obs.shape[1:] != shape or not 1 <= len(obs) <= MAX_ROWS:
         found = getattr(obs, "shape", type(obs).__name__)
-        raise RefuseCall(
-            CallRefusal.INVALID, f"obs is {found}; expected the shape [N, *{list(shape or ())}], N from 1 to {MAX_ROWS}"
+        raise CallRefusedByCallback(
+            CallRefusalReason.INVALID, f"obs is {found}; expected the shape [N, *{list(shape or ())}], N from 1 to {MAX_ROWS}"
         )
     if obs.dtype.kind == "f" and not np.isfinite(obs).all():
-        raise RefuseCall(CallRefusal.INVALID, "obs has a number that is not finite")
+        raise CallRefusedByCallback(CallRefusalReason.INVALID, "obs has a number that is not finite")
     if type(explore) is not bool:
-        raise RefuseCall(CallRefusal.INVALID, "explore must be true or false")
+        raise CallRefusedByCallback(CallRefusalReason.INVALID, "explore must be true or false")
     if mask is None:
         return obs, None, explore
     space = spec.action_space
     if not isinstance(space, DiscreteSpace):
         return obs, None, explore
     if not isinstance(mask, np.ndarray) or mask.shape != (len(obs), space.n):
-        raise RefuseCall(CallRefusal.INVALID, f"mask must have the shape [N, {space.n}]")
+        raise CallRefusedByCallback(CallRefusalReason.INVALID, f"mask must have the shape [N, {space.n}]")
     allowed = mask.astype(np.bool_)
     if not allowed.any(axis=1).all():
-        raise RefuseCall(CallRefusal.INVALID, str(MaskError("a mask forbids every action")))
+        raise CallRefusedByCallback(CallRefusalReason.INVALID, str(MaskError("a mask forbids every action")))
     return obs, allowed, explore
 
 

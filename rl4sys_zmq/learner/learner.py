@@ -14,19 +14,19 @@ from typing import Any, Self, TypeVar
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import MemoryJournal
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
-from rl4sys_zmq.delivery.journal_loss import Loss
+from rl4sys_zmq.delivery.journal_loss import JournalLoss
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, LearnerUnavailable, MemoryExceeded
 from rl4sys_zmq.learner.gateway import Gateway
 from rl4sys_zmq.learner.memory_watch import MemoryWatch
 from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, GIVE_UP, RESTART
 from rl4sys_zmq.learner.recorder import EventSink, NullEventSink, Recorder
-from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL, Rollback, open_journal, return_to_checkpoint
+from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL, RollbackSummary, open_journal, return_to_checkpoint
 from rl4sys_zmq.learner.run_paths import move_old_files
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.private import others_can_write
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.security import AccessList, Authenticator
-from rl4sys_zmq.wire.messages import Command
+from rl4sys_zmq.wire.messages import OperatorCommand
 
 __all__ = ["Learner"]
 
@@ -65,8 +65,8 @@ class Learner(Resource):
 
     def __init__(self, config: LearnerConfig | None = None) -> None:
         self.config = config if config is not None else LearnerConfig()
-        self.rollback: Rollback | None = None
-        self.loss: Loss | None = None
+        self.rollback: RollbackSummary | None = None
+        self.loss: JournalLoss | None = None
         self.resumed_clients: tuple[str, ...] = ()
         self._gateway: Gateway | None = None
         self._authenticator: Authenticator | None = None
@@ -269,7 +269,7 @@ class Learner(Resource):
             Closed: If the learner is not running.
         """
         gateway = self._running
-        command = Command(GIVE_UP if give_up_pending else RESTART, client_id)
+        command = OperatorCommand(GIVE_UP if give_up_pending else RESTART, client_id)
         begun = self._ask(lambda: gateway.do(command))
         error = begun.exception() if begun.done() else None
         if isinstance(error, ConfigError):  # if the client fails again, `wait` raises that
@@ -296,7 +296,7 @@ class Learner(Resource):
             LearnerUnavailable: If the removal takes longer than `timeout_s`. It continues after the error.
             Closed: If the learner is closed.
         """
-        return self._command(Command(FORGET, client_id), timeout_s)
+        return self._command(OperatorCommand(FORGET, client_id), timeout_s)
 
     def drop_actor(self, client_id: str, actor_id: str, *, timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Any]:
         """Close the session of an actor, and release its name, so that any process can join with this `actor_id` again.
@@ -323,9 +323,9 @@ class Learner(Resource):
             LearnerUnavailable: If the command takes longer than `timeout_s`. It continues after the error.
             Closed: If the learner is closed.
         """
-        return self._command(Command(DROP_ACTOR, client_id, actor_id), timeout_s)
+        return self._command(OperatorCommand(DROP_ACTOR, client_id, actor_id), timeout_s)
 
-    def _command(self, command: Command, timeout_s: float) -> dict[str, Any]:
+    def _command(self, command: OperatorCommand, timeout_s: float) -> dict[str, Any]:
         gateway = self._running
         begun = self._ask(lambda: gateway.do(command))
         try:

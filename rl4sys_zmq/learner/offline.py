@@ -18,7 +18,7 @@ from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore, 
 from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, GIVE_UP, LAST_ROW, RESTART, unknown_name_error
 from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL, open_journal
 from rl4sys_zmq.names import folder_name
-from rl4sys_zmq.wire.messages import Command, CommandDone
+from rl4sys_zmq.wire.messages import OperatorCommand, OperatorCommandDone
 
 __all__ = ["command_on_directory"]
 
@@ -29,7 +29,7 @@ LOOK_S = 0.1
 PAGE_BYTES = 16 << 20
 
 
-def command_on_directory(run_dir: Path, command: Command) -> CommandDone:
+def command_on_directory(run_dir: Path, command: OperatorCommand) -> OperatorCommandDone:
     """Carry out an operator's command on the files of a run directory, and return the result.
 
     When this function returns, the change is on the disk. The next learner that starts in the directory works with the
@@ -57,13 +57,13 @@ def command_on_directory(run_dir: Path, command: Command) -> CommandDone:
     return done
 
 
-class _Directory:
+class _OpenRunDirectory:
     """A run directory with its open journal. It carries out one command."""
 
     def __init__(self, run_dir: Path, journal: DiskJournal, restored: JournalContent, news: threading.Event) -> None:
         self._run_dir, self._journal, self._restored, self._news = run_dir, journal, restored, news
 
-    def carry_out(self, command: Command) -> CommandDone:
+    def carry_out(self, command: OperatorCommand) -> OperatorCommandDone:
         """Carry out a command, wait until its changes are on the disk, and return the result."""
         client_id = command.client_id
         row = next((row for row in self._restored.clients if row.client_id == client_id), None)
@@ -100,7 +100,7 @@ class _Directory:
                 f"pending and are lost\n{figures['checkpoints']} checkpoints were put aside"
             )
         self._ask(client_id, LAST_ROW)
-        return CommandDone(text, figures)
+        return OperatorCommandDone(text, figures)
 
     def _pending(self, client_id: str, newest: CheckpointManifest | None, actor_id: str | None = None) -> int:
         """Return how many accepted segments of a client are not covered by its newest checkpoint.
@@ -143,7 +143,7 @@ class _Directory:
 
 
 @contextmanager
-def _opened(run_dir: Path) -> Iterator[_Directory]:
+def _opened(run_dir: Path) -> Iterator[_OpenRunDirectory]:
     if not (run_dir / JOURNAL).is_file():
         raise RunDirectoryError(f"{run_dir} is not a run directory: it has no {JOURNAL}; give a run directory or an address")
     news = threading.Event()
@@ -156,7 +156,7 @@ def _opened(run_dir: Path) -> Iterator[_Directory]:
         ) from exc
     assert isinstance(journal, DiskJournal) and restored is not None  # since there is a run directory
     try:
-        yield _Directory(run_dir, journal, restored, news)
+        yield _OpenRunDirectory(run_dir, journal, restored, news)
     finally:
         journal.stop()
         journal.join()
@@ -171,7 +171,7 @@ def _newest(store: CheckpointStore) -> CheckpointManifest | None:
     return None
 
 
-def _note(run_dir: Path, command: Command, done: CommandDone) -> None:
+def _note(run_dir: Path, command: OperatorCommand, done: OperatorCommandDone) -> None:
     """Append an event that describes the command and its result to the run's log."""
     names = {GIVE_UP: "given_up", FORGET: "client_forgotten", DROP_ACTOR: "actor_dropped"}
     actor = {"actor_id": command.actor_id} if command.actor_id else {}

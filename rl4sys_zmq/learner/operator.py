@@ -17,14 +17,14 @@ from dataclasses import dataclass
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Journal, JournalPage
-from rl4sys_zmq.errors import CheckpointError, ClientFailed, ConfigError, ProtocolError, Refusal
-from rl4sys_zmq.learner.client import Client, LearnerThreadState
+from rl4sys_zmq.errors import CheckpointError, ClientFailed, ConfigError, ProtocolError, RefusalReason
+from rl4sys_zmq.learner.client import ClientState, LearnerThreadState
 from rl4sys_zmq.learner.client_registry import ClientRegistry
+from rl4sys_zmq.learner.core_callbacks import CheckpointRenameTask, CoreCallbacks
 from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
-from rl4sys_zmq.learner.ports import CheckpointRenameTask, Ports
 from rl4sys_zmq.learner.recorder import EventSink
-from rl4sys_zmq.wire.messages import Command, CommandDone
+from rl4sys_zmq.wire.messages import OperatorCommand, OperatorCommandDone
 
 __all__ = ["DROP_ACTOR", "FORGET", "GIVE_UP", "RESTART", "CommandExecutor", "CommandContext", "unknown_name_error"]
 
@@ -47,7 +47,7 @@ MAX_RUNNING = 64
 NAMED = 10
 """Largest number of names that an error message lists."""
 
-Steps = Generator[Callable[[], bool], None, CommandDone]
+Steps = Generator[Callable[[], bool], None, OperatorCommandDone]
 """A generator that carries out one command. It yields each condition that it waits for, and returns the command's result."""
 
 
@@ -63,7 +63,7 @@ class CommandContext:
         counters: The learner's counters.
         sink: Receives events for the log.
         published: The condition variable to hold while the registry changes, because other threads read the registry.
-        ports: The functions for sockets, threads and the clock.
+        callbacks: The functions for sockets, threads and the clock.
         idle_client_s: Time after which an idle client without data is removed, in seconds.
     """
 
@@ -74,7 +74,7 @@ class CommandContext:
     counters: Counters
     sink: EventSink
     published: threading.Condition
-    ports: Ports
+    callbacks: CoreCallbacks
     idle_client_s: float
 
 
@@ -91,7 +91,7 @@ def unknown_name_error(kind: str, name: str, known: Sequence[str]) -> ConfigErro
 
 
 @dataclass(slots=True)
-class _Running:
+class _RunningCommand:
     """A command in progress.
 
     Attributes:
@@ -102,7 +102,7 @@ class _Running:
 
     steps: Steps
     ready: Callable[[], bool]
-    future: Future[CommandDone]
+    future: Future[OperatorCommandDone]
 
 
 class CommandExecutor:
@@ -114,14 +114,14 @@ class CommandExecutor:
 
     def __init__(self, parts: CommandContext) -> None:
         self._parts = parts
-        self._running: list[_Running] = []
+        self._running: list[_RunningCommand] = []
         self._tasks: list[CheckpointRenameTask] = []
         self._tokens = itertools.count(FIRST_TOKEN)
         self._safe: set[int] = set()
 
     # ---- commands
 
-    def do(self, command: Command) -> Future[CommandDone]:
+    def do(self, command: OperatorCommand) -> Future[OperatorCommandDone]:
         """Start a command, and return a future for its result.
 
         Returns:
@@ -133,16 +133,16 @@ class CommandExecutor:
             - `CheckpointError` if checkpoints cannot be renamed, or
             - the error passed to `close`.
         """
-        future: Future[CommandDone] = Future()
+        future: Future[OperatorCommandDone] = Future()
         if len(self._running) >= MAX_RUNNING:
-            future.set_exception(ProtocolError(Refusal.QUOTA, f"{MAX_RUNNING} commands are in progress; try again later"))
+            future.set_exception(ProtocolError(RefusalReason.QUOTA, f"{MAX_RUNNING} commands are in progress; try again later"))
             return future
         try:
             steps = self._steps(command)
         except ConfigError as exc:  # there is no such command
             future.set_exception(exc)
             return future
-        running = _Running(steps, lambda: True, future)
+        running = _RunningCommand(steps, lambda: True, future)
         if self._advance(running):
             self._running.append(running)
         return future
@@ -171,7 +171,7 @@ class CommandExecutor:
         for errand in self._tasks:
             errand.stop()
 
-    def _advance(self, running: _Running) -> bool:
+    def _advance(self, running: _RunningCommand) -> bool:
         """Run the next step of a command. Return False if the command has ended, and set the result of its future then."""
         try:
             running.ready = next(running.steps)
@@ -182,7 +182,7 @@ class CommandExecutor:
             running.future.set_exception(exc)
         return False
 
-    def _steps(self, command: Command) -> Steps:
+    def _steps(self, command: OperatorCommand) -> Steps:
         match command.command:
             case "restart" | "give-up-pending":
                 return self._restart(command.client_id, give_up_pending=command.command == GIVE_UP)
@@ -204,7 +204,7 @@ class CommandExecutor:
 
         return safe
 
-    def _client(self, client_id: str) -> Client:
+    def _client(self, client_id: str) -> ClientState:
         client = self._parts.registry.get(client_id)
         if client is None:
             raise unknown_name_error("client", client_id, [c.client_id for c in self._parts.registry])
@@ -235,14 +235,14 @@ class CommandExecutor:
             f"client {client_id} was restarted {start}, at version {figures['version']} of generation {figures['generation']}\n"
             f"{figures['fed_again']} segments are replayed to it, {figures['rolled_back']} are rolled back"
         )
-        return CommandDone(text, figures)
+        return OperatorCommandDone(text, figures)
 
     def _forget(self, client_id: str) -> Steps:
         parts, client = self._parts, self._client(client_id)
         figures = {"accepted": client.accepted, "pending": client.table.pending, "actors": len(client.table.current())}
         self._detach(client, "an operator removed this client; send HELLO again")
         if client.checkpoints:
-            errand = parts.ports.abandon_checkpoints(client_id, client.workers, client.checkpoints)
+            errand = parts.callbacks.abandon_checkpoints(client_id, client.workers, client.checkpoints)
             self._tasks.append(errand)
             yield lambda: errand.done
             if errand.problem:
@@ -263,7 +263,7 @@ class CommandExecutor:
             f"and are lost\nits {figures['actors']} actors can join again, which creates the client anew; "
             f"{figures.get('checkpoints', 0)} checkpoints were put aside"
         )
-        return CommandDone(text, figures)
+        return OperatorCommandDone(text, figures)
 
     def _drop_actor(self, client_id: str, actor_id: str) -> Steps:
         parts, client = self._parts, self._client(client_id)
@@ -277,7 +277,7 @@ class CommandExecutor:
         figures = {"streams": len(streams), "live": len(live), "pending": sum(stream.pending for stream in streams)}
         table.retire(actor_id)
         parts.journal.retire_actor(client_id, actor_id)
-        parts.dispatcher.expire(client, parts.ports.clock.monotonic())
+        parts.dispatcher.expire(client, parts.callbacks.clock.monotonic())
         yield self._until_safe(client_id)
         parts.counters.add("actors_dropped")
         parts.sink.event("actor_dropped", client_id=client_id, actor_id=actor_id, **figures)
@@ -286,7 +286,7 @@ class CommandExecutor:
             f"actor {actor_id} of client {client_id} is dropped; {was}\n"
             f"{figures['pending']} of its segments are pending and will be trained on"
         )
-        return CommandDone(text, figures)
+        return OperatorCommandDone(text, figures)
 
     # ---- idle clients
 
@@ -303,7 +303,7 @@ class CommandExecutor:
             if idle:
                 self._remove_idle(min(idle, key=lambda client: client.busy_at), now)
 
-    def _remove_idle(self, client: Client, now: float) -> None:
+    def _remove_idle(self, client: ClientState, now: float) -> None:
         """Remove a client that has no data, no checkpoint and no live actor. There is nothing to save, so this does not wait."""
         self._detach(client, "the client was idle and was removed; send HELLO again")
         if client.known:
@@ -312,7 +312,7 @@ class CommandExecutor:
         self._parts.counters.add("clients_expired")
         self._parts.sink.event("client_expired", client_id=client.client_id, idle_s=round(now - client.busy_at, 3))
 
-    def _detach(self, client: Client, reason: str) -> None:
+    def _detach(self, client: ClientState, reason: str) -> None:
         """Close a client's sessions and end its learner thread. Its name stays reserved until `ClientRegistry.release`."""
         parts = self._parts
         with parts.published:
@@ -320,8 +320,8 @@ class CommandExecutor:
             parts.published.notify_all()
         parts.endpoint.close_client_sessions(client, reason)
         for peer in client.waiting:
-            parts.endpoint.refuse(peer, Refusal.NO_SESSION, reason)
+            parts.endpoint.refuse(peer, RefusalReason.NO_SESSION, reason)
         client.waiting.clear()
         parts.dispatcher.give_up(client, "the client was forgotten")
-        parts.ports.forget_policy(client.client_id)
+        parts.callbacks.forget_policy(client.client_id)
         parts.sink.forget(client.client_id)

@@ -11,15 +11,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rl4sys_zmq.delivery import Key
-from rl4sys_zmq.learner.checkpoints import Mark
+from rl4sys_zmq.learner.checkpoints import CheckpointMark
 from rl4sys_zmq.wire.messages import Verdict
 
-__all__ = ["Progress"]
+__all__ = ["StreamProgress"]
 
 _COUNTED = (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED, Verdict.REFUSED)
 
 
-class _Tally:
+class _StreamCounts:
     """The progress in one stream of segments.
 
     Attributes:
@@ -34,7 +34,7 @@ class _Tally:
         self.verdicts = {verdict: verdicts.get(verdict, 0) for verdict in _COUNTED}
 
 
-class Progress:
+class StreamProgress:
     """The mark (next sequence number) and the counts of verdicts of each stream, as a checkpoint stores them.
 
     A *barrier* is a moment when every received segment has a verdict, for example right after an update. A checkpoint stores
@@ -50,10 +50,10 @@ class Progress:
             checkpoint.
     """
 
-    def __init__(self, marks: Iterable[Mark] = (), verdicts: Mapping[str, int] | None = None) -> None:
+    def __init__(self, marks: Iterable[CheckpointMark] = (), verdicts: Mapping[str, int] | None = None) -> None:
         self.verdicts = {verdict: (verdicts or {}).get(verdict, 0) for verdict in _COUNTED}
-        self._marks = {(m.actor_id, m.origin): _Tally(m.next_seq, m.verdicts) for m in marks}
-        self._since: dict[Key, _Tally] = {}
+        self._marks = {(m.actor_id, m.origin): _StreamCounts(m.next_seq, m.verdicts) for m in marks}
+        self._since: dict[Key, _StreamCounts] = {}
         self.steps = 0
         self.moved = False
 
@@ -61,7 +61,7 @@ class Progress:
         """Record that segments with the numbers ``[first, end)`` were received. They are the next ones of their stream."""
         since = self._since.get(key)
         if since is None:
-            since = self._since[key] = _Tally(first, {})
+            since = self._since[key] = _StreamCounts(first, {})
         since.next_seq = end
 
     def record_verdict(self, key: Key, verdict: str, count: int = 1, replaces: str = "") -> None:
@@ -95,7 +95,7 @@ class Progress:
         """
         self.moved |= bool(self._since)
         for key, since in self._since.items():
-            tally = self._marks.setdefault(key, _Tally(0, {}))
+            tally = self._marks.setdefault(key, _StreamCounts(0, {}))
             tally.next_seq = since.next_seq
             for verdict, count in since.verdicts.items():
                 tally.verdicts[verdict] += count
@@ -106,10 +106,10 @@ class Progress:
         """Remove the mark (next sequence number) of a stream, because the journal has removed the stream."""
         self._marks.pop(key, None)
 
-    def marks(self) -> tuple[Mark, ...]:
+    def marks(self) -> tuple[CheckpointMark, ...]:
         """Return the mark (next sequence number) of each stream, as of the last call of `barrier`, for a checkpoint."""
-        return tuple(Mark(actor, origin, t.next_seq, dict(t.verdicts)) for (actor, origin), t in self._marks.items())
+        return tuple(CheckpointMark(actor, origin, t.next_seq, dict(t.verdicts)) for (actor, origin), t in self._marks.items())
 
     def as_documents(self) -> list[Any]:
-        """Return `marks` as JSON values: ``[actor_id, origin, next_seq, verdicts]`` for each stream, for the message `Ready`."""
+        """Return `marks` for the message `ThreadReady`: ``[actor_id, origin, next_seq, verdicts]`` for each stream."""
         return [[m.actor_id, m.origin, m.next_seq, m.verdicts] for m in self.marks()]

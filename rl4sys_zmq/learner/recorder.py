@@ -20,7 +20,7 @@ from rl4sys_zmq.learner.record_series import RecordSeries
 from rl4sys_zmq.learner.run_paths import CONFIG, DEAD
 from rl4sys_zmq.private import make_private, write_private
 from rl4sys_zmq.resource import Resource, Worker
-from rl4sys_zmq.wire.messages import DeadLetter, Metrics
+from rl4sys_zmq.wire.messages import QuarantinedSegment, TrainingMetrics
 
 __all__ = ["EventSink", "NullEventSink", "Recorder", "RunDirectoryWriter"]
 
@@ -63,7 +63,7 @@ class RunDirectoryWriter(Resource):
         write_private(self._run_dir / CONFIG, text.encode())
         self._log.open()
 
-    def metrics(self, client_id: str, metrics: Metrics, at_unix_s: float) -> None:
+    def metrics(self, client_id: str, metrics: TrainingMetrics, at_unix_s: float) -> None:
         """Write the metrics of a client's learner thread to the log and to the client's TensorBoard files.
 
         Raises:
@@ -96,7 +96,7 @@ class RunDirectoryWriter(Resource):
         """
         self._write(self._log, json.dumps({"t": round(at_unix_s, 3), "event": name, **fields}).encode() + b"\n", at_unix_s)
 
-    def dead_letter(self, client_id: str, letter: DeadLetter, at_unix_s: float) -> None:
+    def dead_letter(self, client_id: str, letter: QuarantinedSegment, at_unix_s: float) -> None:
         """Write a quarantined segment to the folder ``dead`` of the run directory.
 
         Raises:
@@ -138,7 +138,7 @@ class RunDirectoryWriter(Resource):
         if error is not None:
             raise error
 
-    def _write_curves(self, client_id: str, metrics: Metrics, at_unix_s: float) -> None:
+    def _write_curves(self, client_id: str, metrics: TrainingMetrics, at_unix_s: float) -> None:
         series = self._curves.get(client_id)
         if series is None:
             series = event_series(self._run_dir, client_id, self._form, self._config["tensorboard_max_bytes"])
@@ -166,13 +166,13 @@ FLUSH_S = 1.0
 class EventSink(Protocol):
     """The interface of an object that records a learner's metrics and events for people to read. No method blocks."""
 
-    def metrics(self, client_id: str, metrics: Metrics) -> None:
+    def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
         """Record metrics of a client's learner thread: scalars by name, and the episodes that have ended."""
 
     def event(self, name: str, **fields: Any) -> None:
         """Record an event, such as the restart of a client. The fields are JSON values."""
 
-    def dead_letter(self, client_id: str, letter: DeadLetter) -> None:
+    def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
         """Record a quarantined segment: accepted by the learner, but unfit for training."""
 
     def forget(self, client_id: str) -> None:
@@ -182,14 +182,14 @@ class EventSink(Protocol):
 class NullEventSink:
     """An event sink that writes no files, for a learner without a run directory. It only logs events with `logging`."""
 
-    def metrics(self, client_id: str, metrics: Metrics) -> None:
+    def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
         """Ignore the metrics."""
 
     def event(self, name: str, **fields: Any) -> None:
         """Log the event with `logging`."""
         log.info("%s %s", name, fields)
 
-    def dead_letter(self, client_id: str, letter: DeadLetter) -> None:
+    def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
         """Ignore the segment."""
 
     def forget(self, client_id: str) -> None:
@@ -226,7 +226,7 @@ class Recorder(Worker):
 
     # ---- called by the gateway; never blocks
 
-    def metrics(self, client_id: str, metrics: Metrics) -> None:
+    def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
         """Queue the metrics of a client's learner thread for writing."""
         self._put((client_id, metrics, time.time()))
 
@@ -235,7 +235,7 @@ class Recorder(Worker):
         log.info("%s %s", name, fields)
         self._put((name, fields, time.time()))
 
-    def dead_letter(self, client_id: str, letter: DeadLetter) -> None:
+    def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
         """Queue a quarantined segment for writing."""
         self._put((client_id, letter, time.time()))
 
@@ -279,10 +279,10 @@ class Recorder(Worker):
             except queue.Full:
                 log.warning("the recorder of %s is too slow: its queue is full, and the last records are lost", self.run_dir)
 
-    def _write(self, name: str, what: Metrics | DeadLetter | dict[str, Any] | None, at: float) -> None:
+    def _write(self, name: str, what: TrainingMetrics | QuarantinedSegment | dict[str, Any] | None, at: float) -> None:
         if what is None:
             self._files.forget(name)
-        elif isinstance(what, DeadLetter):
+        elif isinstance(what, QuarantinedSegment):
             self._files.dead_letter(name, what, at)
         elif isinstance(what, dict):
             self._files.event(name, what, at)

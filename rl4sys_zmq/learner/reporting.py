@@ -17,7 +17,7 @@ from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import Closed
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.messages import Demand, Disposed, Message, Metrics
+from rl4sys_zmq.wire.messages import DataDemand, Message, SegmentVerdicts, TrainingMetrics
 
 __all__ = ["GatewaySender", "ProgressReporter", "plain_text"]
 
@@ -57,12 +57,12 @@ class GatewaySender:
             raise Closed(f"the gateway has read no message for {GATEWAY_TIMEOUT_S:g} s")
 
 
-class _Reported(NamedTuple):
+class _ReportedDemand(NamedTuple):
     """The contents of a learner thread's last report of demand. All numbers count from the start of the thread.
 
     Attributes:
         limit_steps: The number of steps that the algorithm can use in all.
-        messages: The number of `Deliver` messages taken.
+        messages: The number of `DeliverSegments` messages taken.
         items: The number of segments taken.
         nbytes: The size of these messages, in bytes.
         version: The lowest policy version with which actors should start a segment.
@@ -78,11 +78,11 @@ class _Reported(NamedTuple):
 class ProgressReporter:
     """A collector of a learner thread's verdicts, demand and metrics. It sends them to the gateway when they are due.
 
-    The thread takes segments from the gateway in messages called `Deliver`. The four counters ``taken_...`` begin with the start
-    of the thread.
+    The thread takes segments from the gateway in messages called `DeliverSegments`. The four counters ``taken_...`` begin with
+    the start of the thread.
 
     Attributes:
-        taken_messages: Number of `Deliver` messages taken.
+        taken_messages: Number of `DeliverSegments` messages taken.
         taken_steps: Number of steps in these messages, without the segments that the gateway refused.
         taken_items: Number of segments in these messages, without the refused ones.
         taken_bytes: Size of these messages, in bytes, including refused segments.
@@ -101,7 +101,7 @@ class ProgressReporter:
         self.taken_messages = self.taken_steps = self.taken_items = self.taken_bytes = 0
         self.observed_steps = self._said_steps = self._first_steps = observed_steps
         self.scalars: dict[str, float] = {}
-        self._reported = _Reported(0, 0, 0, 0, 0)
+        self._reported = _ReportedDemand(0, 0, 0, 0, 0)
         self._disposed: dict[tuple[str, int, str, str, str], list[list[int]]] = {}
         self._episodes: deque[list[float]] = deque(maxlen=MAX_EPISODES)
         self._ended = 0
@@ -141,7 +141,7 @@ class ProgressReporter:
     def report_verdicts(self) -> None:
         """Send all verdicts recorded since the last report to the gateway now."""
         for (actor_id, origin, verdict, reason, replaces), ranges in self._disposed.items():
-            self._send(Disposed(actor_id, origin, ranges, verdict, reason, replaces))
+            self._send(SegmentVerdicts(actor_id, origin, ranges, verdict, reason, replaces))
         self._disposed.clear()
 
     # ---- demand
@@ -155,7 +155,7 @@ class ProgressReporter:
             at_once: True to send changes even if they are not due.
         """
         limit_steps = max(self._reported.limit_steps, self.taken_steps + usable_steps)
-        now_true = _Reported(limit_steps, self.taken_messages, self.taken_items, self.taken_bytes, version)
+        now_true = _ReportedDemand(limit_steps, self.taken_messages, self.taken_items, self.taken_bytes, version)
         self._gathers = bool(self._disposed) or now_true != self._reported
         now = time.monotonic()
         if self._gathers and (at_once or now - self._reported_at >= GATHER_S or self._is_pressing(now_true)):
@@ -163,9 +163,9 @@ class ProgressReporter:
             self.report_verdicts()
             if now_true != self._reported:
                 self._reported = now_true
-                self._send(Demand(limit_steps - self.taken_steps, self.taken_messages, version))
+                self._send(DataDemand(limit_steps - self.taken_steps, self.taken_messages, version))
 
-    def _is_pressing(self, now_true: _Reported) -> bool:
+    def _is_pressing(self, now_true: _ReportedDemand) -> bool:
         """Return True if an actor may soon have to wait for this report.
 
         This is the case if the last report leaves actors less than half of the steps that they could send now, if the version
@@ -209,7 +209,7 @@ class ProgressReporter:
             self._said_steps = self.observed_steps
             self.scalars["charts/SPS"] = (self.observed_steps - self._first_steps) / max(now - self._began, 1e-3)
             scalars = {k: float(v) for k, v in self.scalars.items()}
-            self._send(Metrics(self.observed_steps, updates, scalars, list(self._episodes), self._ended))
+            self._send(TrainingMetrics(self.observed_steps, updates, scalars, list(self._episodes), self._ended))
             self.scalars, self._ended = {}, 0
             self._episodes.clear()
 

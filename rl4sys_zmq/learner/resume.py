@@ -29,7 +29,7 @@ __all__ = [
     "CHECKPOINTS",
     "JOURNAL",
     "NEVER",
-    "Rollback",
+    "RollbackSummary",
     "return_to_checkpoint",
     "has_state",
     "open_journal",
@@ -48,7 +48,7 @@ REMEDY = (
 
 
 @dataclass(frozen=True, slots=True)
-class Rollback:
+class RollbackSummary:
     """A description of what was undone to return one client to an earlier checkpoint.
 
     Attributes:
@@ -85,7 +85,7 @@ def state_dir(checkpoint: Path) -> Path:
     return path.parent.parent.parent
 
 
-def return_to_checkpoint(config: LearnerConfig) -> Rollback | None:
+def return_to_checkpoint(config: LearnerConfig) -> RollbackSummary | None:
     """Make the checkpoint that `LearnerConfig.resume` names the newest one of its client, by renaming all newer ones.
 
     Call this while the journal is open, so that no other learner uses the directory.
@@ -106,7 +106,7 @@ def return_to_checkpoint(config: LearnerConfig) -> Rollback | None:
     store = CheckpointStore(path.resolve().parent)
     newest = _newest(store)
     abandoned = tuple(store.abandon_after(manifest.number))
-    return Rollback(
+    return RollbackSummary(
         manifest.client_id,
         manifest.number,
         manifest.version,

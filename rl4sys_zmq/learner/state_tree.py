@@ -48,7 +48,7 @@ def pack_state(state: Mapping[str, Any]) -> tuple[Any, dict[str, Array]]:
     Raises:
         CheckpointError: If the state contains anything else. The error names the path of the value within the state.
     """
-    packer = _Packer()
+    packer = _StatePacker()
     try:
         return packer.pack(state, "state"), packer.arrays
     except RecursionError as exc:
@@ -71,7 +71,7 @@ def unpack_state(tree: Any, arrays: Mapping[str, Array]) -> Any:
     return _READERS[tag](tree, arrays)
 
 
-class _Packer:
+class _StatePacker:
     """A converter of one state into JSON values.
 
     Attributes:

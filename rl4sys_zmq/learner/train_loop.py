@@ -21,30 +21,30 @@ from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, planned_policy
 from rl4sys_zmq.learner.algorithms.entry import readings
 from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore
 from rl4sys_zmq.learner.held_segments import ObservedSegment, SegmentMessage, streams_of, to_ranges
-from rl4sys_zmq.learner.progress import Progress
+from rl4sys_zmq.learner.progress import StreamProgress
 from rl4sys_zmq.learner.quantizer import Quantizer
 from rl4sys_zmq.learner.reporting import GatewaySender, ProgressReporter, plain_text
 from rl4sys_zmq.learner.suspects import CrashSuspects
 from rl4sys_zmq.learner.training import UpdateOutcome, UpdateRunner
-from rl4sys_zmq.learner.validation import Bounds, ContentRules, content_errors
+from rl4sys_zmq.learner.validation import ColumnRanges, ContentRules, content_errors
 from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec, observation_space_from, space_from
 from rl4sys_zmq.weights import digest, encode_update
-from rl4sys_zmq.wire import Batch, SegmentSchema, blob_digest, decode, spec_body, spec_to_document
+from rl4sys_zmq.wire import SegmentSchema, SubmitReader, blob_digest, decode, spec_body, spec_to_document
 from rl4sys_zmq.wire.messages import (
-    Alarm,
-    Assign,
-    Checkpointed,
-    Deliver,
-    Forget,
+    AssignClient,
+    CheckpointResult,
+    DeliverSegments,
     Frame,
-    FromWorker,
+    FromLearnerThread,
     Message,
-    Published,
-    Ready,
-    Save,
-    Stop,
+    OperatorAlarm,
+    PolicyPublished,
+    SaveCheckpoint,
+    StopThread,
+    StreamEnded,
     Submit,
+    ThreadReady,
     ToActor,
     ToLearner,
     Verdict,
@@ -84,7 +84,7 @@ class TrainLoop:
         own_limit = -1 if self._algorithm.max_policy_lag is None else self._algorithm.max_policy_lag
         self._max_policy_lag = self._assign.max_policy_lag if self._assign.max_policy_lag >= 0 else own_limit
         self._schema = SegmentSchema.of(self._spec, MAX_SEGMENT_STEPS)
-        self._bounds = Bounds(self._schema, self._assign.max_magnitude, self._assign.max_reward)
+        self._bounds = ColumnRanges(self._schema, self._assign.max_magnitude, self._assign.max_reward)
         self._snapshot: PolicySnapshot | None = None
         self._before: PolicySnapshot | None = None
         self._published_master_digest = 0
@@ -93,7 +93,7 @@ class TrainLoop:
         self._lag_sum = self._lag_steps = 0
         self._slack_steps = 0
         self._rejected_in_a_row = 0
-        self._progress = Progress()
+        self._progress = StreamProgress()
         self._store = CheckpointStore(Path(self._assign.checkpoints)) if self._assign.checkpoints else None
         self._saved_updates = 0  # an algorithm without data is rebuilt from its seed and needs no checkpoint
         self._save_at = time.monotonic() + self._assign.checkpoint_every_s
@@ -105,7 +105,7 @@ class TrainLoop:
         self._reporter = ProgressReporter(self._send, self._progress.steps)
 
     def run(self) -> None:
-        """Receive messages and train until the message `Stop` arrives."""
+        """Receive messages and train until the message `StopThread` arrives."""
         self._send(self._ready)
         self._publish()
         if self._suspects.finding:
@@ -119,7 +119,7 @@ class TrainLoop:
                 message = self._read()
                 if message is None:
                     break
-                if isinstance(message, Stop):
+                if isinstance(message, StopThread):
                     self._finish()
                     return
                 self._handle(message)
@@ -147,18 +147,18 @@ class TrainLoop:
         self._suspects.expect_end(disable=replaced)
 
     def _alarm(self, name: str, text: str, count: int = 1) -> None:
-        self._send(Alarm(name, plain_text(text), count))
+        self._send(OperatorAlarm(name, plain_text(text), count))
 
     def _handle(self, message: Message) -> None:
         match message:
-            case Deliver():
+            case DeliverSegments():
                 self._take(message)
-            case Save():
+            case SaveCheckpoint():
                 self._train(partial=message.partial)
                 self._save(message.token, asked=True)
-            case Forget():
+            case StreamEnded():
                 self._progress.forget((message.actor_id, message.origin))
-            case Assign() | Stop() | ToLearner() | ToActor() | FromWorker():
+            case AssignClient() | StopThread() | ToLearner() | ToActor() | FromLearnerThread():
                 log.warning("ignored a %s: it is not a message for a learner thread", type(message).__name__)
             case _:
                 assert_never(message)
@@ -174,12 +174,12 @@ class TrainLoop:
 
     # ---- building
 
-    def _wait_for_assignment(self) -> Assign:
+    def _wait_for_assignment(self) -> AssignClient:
         while True:
             message = self._read()
-            if isinstance(message, Assign):
+            if isinstance(message, AssignClient):
                 return message
-            if isinstance(message, Stop):
+            if isinstance(message, StopThread):
                 raise Closed("the learner thread was stopped before it was assigned a client")
             self._poller.poll(ASSIGN_S)
 
@@ -187,7 +187,7 @@ class TrainLoop:
         frames = self._down.recv(MAX_MESSAGE_FRAMES)
         if frames is not None:
             return decode(frames)
-        return Stop() if self._stopping.is_set() else None
+        return StopThread() if self._stopping.is_set() else None
 
     def _build(self) -> Algorithm:
         a = self._assign
@@ -215,7 +215,7 @@ class TrainLoop:
 
     # ---- checkpoints
 
-    def _resume(self) -> Ready:
+    def _resume(self) -> ThreadReady:
         """Load the newest valid checkpoint into the algorithm, if there is one. Return the message that reports the result."""
         algorithm, number = self._algorithm, 0
         found = self._store.load() if self._store is not None else None
@@ -234,14 +234,14 @@ class TrainLoop:
             self._quantizer.steps = manifest.grid
             number = manifest.number
             if manifest.journal_id == self._assign.journal_id:
-                self._progress = Progress(manifest.marks, manifest.verdicts)
+                self._progress = StreamProgress(manifest.marks, manifest.verdicts)
             else:
                 words = "client %s: checkpoint %d belongs to another journal; its weights are used, its counts are not"
                 log.warning(words, self._assign.client_id, manifest.number)
             self._progress.steps = manifest.steps
             self._version, self._resumed_version = manifest.version - 1, manifest.version
             self._saved_updates = manifest.updates
-        return Ready(
+        return ThreadReady(
             spec_to_document(self._spec),
             algorithm.kind,
             algorithm.rollout_length,
@@ -263,7 +263,7 @@ class TrainLoop:
         if self._store is None:
             if asked:
                 self._reporter.report_verdicts()
-                self._send(Checkpointed(token, 0, max(self._version, 0), [], 0.0, ""))
+                self._send(CheckpointResult(token, 0, max(self._version, 0), [], 0.0, ""))
             return
         self._save_at = time.monotonic() + self._assign.checkpoint_every_s
         if self._replaced.is_set() or (not asked and self._trainer.updates == self._saved_updates and not self._progress.moved):
@@ -274,14 +274,14 @@ class TrainLoop:
             manifest = self._store.write(self._manifest(), self._algorithm.state(), wanted=wanted)
         except CheckpointError as exc:
             log.error("client %s: %s", self._assign.client_id, exc)
-            self._send(Checkpointed(token, 0, 0, [], time.monotonic() - began, plain_text(str(exc)[:500])))
+            self._send(CheckpointResult(token, 0, 0, [], time.monotonic() - began, plain_text(str(exc)[:500])))
             return
         duration_s = time.monotonic() - began
         self._save_at = max(self._save_at, time.monotonic() + CHECKPOINT_SHARE * duration_s)
         self._saved_updates, self._progress.moved = self._trainer.updates, False
         self._reporter.report_verdicts()
         marks = [[m.actor_id, m.origin, m.next_seq] for m in manifest.marks]
-        self._send(Checkpointed(token, manifest.number, manifest.version, marks, duration_s, ""))
+        self._send(CheckpointResult(token, manifest.number, manifest.version, marks, duration_s, ""))
 
     def _manifest(self) -> CheckpointManifest:
         """Return the manifest (the description) of a checkpoint of the current state.
@@ -311,12 +311,12 @@ class TrainLoop:
 
     # ---- data in
 
-    def _take(self, message: Deliver) -> None:
+    def _take(self, message: DeliverSegments) -> None:
         self._reporter.begin()
         nbytes = sum(len(frame) for frame in message.body)
         self._reporter.taken_bytes += nbytes
         submit = cast(Submit, decode(message.body, verify=False))
-        batch = Batch(submit, self._schema)
+        batch = SubmitReader(submit, self._schema)
         segments = batch.segments()
         refused = batch.errors(self._schema) if message.refused else {}  # the same check as in the gateway
         bad = content_errors(
@@ -377,7 +377,7 @@ class TrainLoop:
         self._note(key, batch, lags, observed)
         return place + 1
 
-    def _note(self, key: Key, batch: Batch, lags: NDArray[np.int64], observed: Sequence[int]) -> None:
+    def _note(self, key: Key, batch: SubmitReader, lags: NDArray[np.int64], observed: Sequence[int]) -> None:
         """Update the verdicts and metrics for segments that the algorithm has accepted.
 
         Args:
@@ -511,7 +511,7 @@ class TrainLoop:
         if others:
             state = b"".join((state, others))
         self._before, self._snapshot = self._snapshot, new
-        self._send(Published(new.version, new.digest, (state, header) if is_state else (state, header, payload)))
+        self._send(PolicyPublished(new.version, new.digest, (state, header) if is_state else (state, header, payload)))
         self._reporter.scalars["dist/version"] = new.version
         self._slack_steps = round(self._assign.pacing_lag * self._algorithm.demand())
         if self._lag_steps:

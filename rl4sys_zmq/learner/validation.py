@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 from rl4sys_zmq.values.observations import integer_bounds
 from rl4sys_zmq.values.spaces import LeafSpace
-from rl4sys_zmq.wire import Batch, SegmentSchema
+from rl4sys_zmq.wire import SegmentSchema, SubmitReader
 
-__all__ = ["Bounds", "ContentRules", "MAX_LOG_PROB", "ColumnRange", "content_error", "content_errors", "is_finite"]
+__all__ = ["ColumnRanges", "ContentRules", "MAX_LOG_PROB", "ColumnRange", "content_error", "content_errors", "is_finite"]
 
 
 MAX_LOG_PROB = 100.0
@@ -97,7 +97,7 @@ def _fits(table: NDArray[Any], low: NDArray[np.float64], high: NDArray[np.float6
     return bool((np.minimum.reduce(table) >= low).all() and (np.maximum.reduce(table) <= high).all())
 
 
-class Bounds:
+class ColumnRanges:
     """The allowed ranges of all columns in a client's segments.
 
     Attributes:
@@ -175,12 +175,12 @@ class ContentRules:
     """
 
     schema: SegmentSchema
-    bounds: Bounds
+    bounds: ColumnRanges
     generation: int
     version: int
 
 
-def content_errors(batch: Batch, segments: Sequence[Segment], skip: Container[int], rules: ContentRules) -> dict[int, str]:
+def content_errors(batch: SubmitReader, segments: Sequence[Segment], skip: Container[int], rules: ContentRules) -> dict[int, str]:
     """Check the content of all segments in a message.
 
     Args:
@@ -202,7 +202,7 @@ def content_errors(batch: Batch, segments: Sequence[Segment], skip: Container[in
     return {**{place: reason for place, reason in found if reason}, **undecodable, **unfit}
 
 
-def _is_sound(batch: Batch, rules: ContentRules) -> bool:
+def _is_sound(batch: SubmitReader, rules: ContentRules) -> bool:
     """Check a whole message at once, which is fast. True means that no segment has an error; False means that one can have."""
     heads, generation, version = batch.heads, rules.generation, rules.version
     made, by = heads["generation"], heads["version"]

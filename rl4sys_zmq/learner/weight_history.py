@@ -9,7 +9,7 @@ import numpy as np
 
 from rl4sys_zmq.values import PolicySnapshot
 from rl4sys_zmq.weights import EncodingOptions, WeightsHeader, encode_update
-from rl4sys_zmq.wire.messages import Beacon, Frame, Published, Weights
+from rl4sys_zmq.wire.messages import Beacon, Frame, PolicyPublished, WeightsReply
 
 __all__ = ["WeightHistory"]
 
@@ -54,7 +54,7 @@ class WeightHistory:
         """Set the policy id (8 bytes) and the options for encoding updates. Call this before the first `publish`."""
         self._policy_id, self._writing = policy_id, writing
 
-    def publish(self, message: Published) -> Frames:
+    def publish(self, message: PolicyPublished) -> Frames:
         """Add a new version, and return the frames to send to all subscribers: a diff, or all weights.
 
         Args:
@@ -89,7 +89,7 @@ class WeightHistory:
         """The weights of the newest version. There are none before the first `publish`."""
         return self._ring[-1]
 
-    def catch_up(self, generation: int, version: int) -> Weights:
+    def catch_up(self, generation: int, version: int) -> WeightsReply:
         """Return the update for an actor: from the version that the actor has to the newest one.
 
         The update is a diff if the weights of the actor's version are kept here; otherwise it contains all weights.
@@ -106,8 +106,8 @@ class WeightHistory:
         if self._predicted and len(self._ring) > 1:
             last = self.version - 1
             first = () if held == last else self._step(held, last)
-            return Weights((*first, *self._step(last, self.version)))
-        return Weights(self._step(held, self.version))
+            return WeightsReply((*first, *self._step(last, self.version)))
+        return WeightsReply(self._step(held, self.version))
 
     def _step(self, held: int, version: int) -> Frames:
         """Return the frames of an encoded update to a version that is kept.

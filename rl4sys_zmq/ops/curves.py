@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError, RunDirectoryError
 from rl4sys_zmq.learner.log_files import read_log
 
-__all__ = ["WINDOW", "Curve", "draw_curves", "moving_mean", "read_curves"]
+__all__ = ["WINDOW", "LearningCurve", "draw_curves", "moving_mean", "read_curves"]
 
 WINDOW = 100
 """Number of episodes in a moving mean of returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class LearningCurve:
     """The learning curve of one client: ``N`` training episodes in the order in which they ended. Arrays are float64 ``[N]``.
 
     Attributes:
@@ -57,7 +57,7 @@ def moving_mean(values: NDArray[np.float64], window: int = WINDOW) -> NDArray[np
     return np.asarray((sums[ends] - sums[starts]) / (ends - starts), dtype=np.float64)
 
 
-def read_curves(run_dir: Path) -> list[Curve]:
+def read_curves(run_dir: Path) -> list[LearningCurve]:
     """Read the log of a run directory, and return a curve for each client with at least one finished episode.
 
     Raises:
@@ -84,11 +84,11 @@ def read_curves(run_dir: Path) -> list[Curve]:
         returns, steps, seconds = np.asarray(found, dtype=np.float64).T
         label = run_dir.name if run_dir.name == client or len(rows) == 1 else f"{run_dir.name}/{client}"
         lag = float(np.mean(lags[client])) if client in lags else None
-        curves.append(Curve(label=label, client_id=client, returns=returns, steps=steps, seconds=seconds, policy_lag=lag))
+        curves.append(LearningCurve(label=label, client_id=client, returns=returns, steps=steps, seconds=seconds, policy_lag=lag))
     return curves
 
 
-def draw_curves(curves: Sequence[Curve], path: Path, *, target: float | None = None) -> None:
+def draw_curves(curves: Sequence[LearningCurve], path: Path, *, target: float | None = None) -> None:
     """Draw learning curves into a picture file: episode returns and their moving mean, over steps and over seconds.
 
     The suffix of the file determines the format.

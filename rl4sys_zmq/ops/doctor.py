@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.config.addresses import connect_uri
-from rl4sys_zmq.errors import Refusal, RL4SysError
+from rl4sys_zmq.errors import RefusalReason, RL4SysError
 from rl4sys_zmq.liveness import BEACON_S, BEACON_TOPIC
 from rl4sys_zmq.ops.requests import ask, evaluating_hello, next_beacon, until
 from rl4sys_zmq.ops.status import handshake_error
@@ -32,7 +32,7 @@ from rl4sys_zmq.security import UserKeys, curve_client
 from rl4sys_zmq.transports import Address, Secure, Socket
 from rl4sys_zmq.transports.greeting import LearnerUnreachable, ZmtpGreeting, dial, greet, look_up
 from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.messages import Bye, Message, Refused, Status, StatusRequest, Welcome
+from rl4sys_zmq.wire.messages import Bye, Message, Refused, StatusReply, StatusRequest, Welcome
 from rl4sys_zmq.wire.prefix import MAJOR, MINOR
 
 __all__ = ["STAGES", "StageResult", "diagnose"]
@@ -64,7 +64,7 @@ class StageResult:
     remedy: str = ""
 
 
-class _Skipped(Exception):
+class _StageSkipped(Exception):
     """Raised by a stage that does not apply, such as name resolution for an ipc address. The text is the reason."""
 
 
@@ -91,7 +91,7 @@ def diagnose(
                 continue
             try:
                 yield StageResult(stage, "ok", getattr(diagnosis, stage)())
-            except _Skipped as exc:
+            except _StageSkipped as exc:
                 yield StageResult(stage, "skipped", str(exc))
             except LearnerUnreachable as exc:
                 failed = True
@@ -126,7 +126,7 @@ class _Diagnosis:
 
     def name(self) -> str:
         if self._address.scheme != "tcp":
-            raise _Skipped(f"{self._address.scheme} has no host name")
+            raise _StageSkipped(f"{self._address.scheme} has no host name")
         found = look_up(self._address, self._timeout_s)
         found_at = ", ".join(where[0] for _, where in found[:4])
         return found_at if found_at == self._address.host else f"{self._address.host} is {found_at}"
@@ -144,14 +144,14 @@ class _Diagnosis:
 
     def _within_reach(self) -> None:
         if self._address.scheme == "inproc":
-            raise _Skipped("inproc exists only within one process")
+            raise _StageSkipped("inproc exists only within one process")
 
     # ---- keys
 
     def keys(self) -> str:
         self._dealer = Socket.dealer(self._address, secure=self._secure, watch=True)
         if self._address.scheme == "inproc":
-            raise _Skipped("inproc has no keys")
+            raise _StageSkipped("inproc has no keys")
         wanted = self._greeting.mechanism
         if wanted not in ("NULL", "CURVE"):
             raise LearnerUnreachable(f"the peer requires the mechanism {wanted!r}", "it is not a learner: correct the port")
@@ -197,7 +197,7 @@ class _Diagnosis:
     # ---- messages
 
     def protocol(self) -> str:
-        answer = self._ask(StatusRequest(), Status, Refused)
+        answer = self._ask(StatusRequest(), StatusReply, Refused)
         if answer is None:
             if self._address.scheme == "inproc":
                 raise LearnerUnreachable("no reply", "for a learner in another process, use a tcp or ipc address")
@@ -205,10 +205,10 @@ class _Diagnosis:
             raise LearnerUnreachable(words, "check that the address belongs to a learner; if it does, see the learner's log")
         speaks = f"a learner replies, protocol {MAJOR}.{MINOR}"
         if isinstance(answer, Refused):
-            if answer.code == Refusal.FORBIDDEN:
+            if answer.code == RefusalReason.FORBIDDEN:
                 return f"{speaks}; this key may not read its status"
             raise LearnerUnreachable(f"the learner refuses ({answer.code}): {answer.reason}", "see the log of the learner")
-        assert isinstance(answer, Status)
+        assert isinstance(answer, StatusReply)
         self._report_pub = str(answer.report.get("pub", ""))
         clients = answer.report.get("clients")
         count = len(clients) if isinstance(clients, dict) else 0
@@ -216,14 +216,14 @@ class _Diagnosis:
 
     def configuration(self) -> str:
         if self._config is None:
-            raise _Skipped("no --config was given")
+            raise _StageSkipped("no --config was given")
         client_id = self._config.client_id
         hello = evaluating_hello(self._config)
         probe = self._ask(replace(hello, algorithm_name=NO_ALGORITHM, algorithm_parameters={}), Welcome, Refused)
         if isinstance(probe, Refused):
-            if probe.code == Refusal.CONFIG and probe.field not in ("client_id", "actor_id"):
-                raise _Skipped(f"client {client_id!r} does not exist; its first actor creates it")
-            if probe.code != Refusal.MISMATCH:
+            if probe.code == RefusalReason.CONFIG and probe.field not in ("client_id", "actor_id"):
+                raise _StageSkipped(f"client {client_id!r} does not exist; its first actor creates it")
+            if probe.code != RefusalReason.MISMATCH:
                 raise _refused(probe)
         answer = self._ask(hello, Welcome, Refused)
         if answer is None:
@@ -238,7 +238,7 @@ class _Diagnosis:
     def weights(self) -> str:
         told = self._welcome.pub if self._welcome is not None else self._report_pub
         if not told:
-            raise _Skipped("the address is unknown; give --config, or keys with the role admin")
+            raise _StageSkipped("the address is unknown; give --config, or keys with the role admin")
         pub = _pub_address(told, self._address)
         try:
             if pub.scheme != "inproc":
@@ -272,19 +272,19 @@ class _Diagnosis:
     def _say_bye(self) -> None:
         if self._welcome is not None and self._dealer is not None:
             self._dealer.send(encode(Bye()))
-            self._ask(StatusRequest(), Status, Refused)  # the reply to it comes after the Bye was processed
+            self._ask(StatusRequest(), StatusReply, Refused)  # the reply to it comes after the Bye was processed
 
 
 def _refused(answer: Refused) -> LearnerUnreachable:
     remedies = {
-        Refusal.MISMATCH: "use the same value on both sides, or give the client another name",
-        Refusal.IDENTITY: "add this client to the client_ids of the key on the learner, or correct client_id",
-        Refusal.FORBIDDEN: "give the key that role on the learner, in users.toml",
-        Refusal.FAILED: "find out why its learner thread ended, and restart the client",
-        Refusal.QUOTA: "wait until another actor has ended, or raise the limit on the learner",
-        Refusal.CONFIG: f"correct {answer.field}" if answer.field else "correct the configuration",
+        RefusalReason.MISMATCH: "use the same value on both sides, or give the client another name",
+        RefusalReason.IDENTITY: "add this client to the client_ids of the key on the learner, or correct client_id",
+        RefusalReason.FORBIDDEN: "give the key that role on the learner, in users.toml",
+        RefusalReason.FAILED: "find out why its learner thread ended, and restart the client",
+        RefusalReason.QUOTA: "wait until another actor has ended, or raise the limit on the learner",
+        RefusalReason.CONFIG: f"correct {answer.field}" if answer.field else "correct the configuration",
     }
-    code = Refusal(answer.code) if answer.code in set(Refusal) else Refusal.INTERNAL
+    code = RefusalReason(answer.code) if answer.code in set(RefusalReason) else RefusalReason.INTERNAL
     field = f", {answer.field}" if answer.field else ""
     return LearnerUnreachable(
         f"refused ({answer.code}{field}): {answer.reason}", remedies.get(code, "see the log of the learner")

@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.delivery.incarnation import first_incarnation
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.ops.status import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.transports.greeting import LearnerUnreachable
@@ -37,7 +37,7 @@ def ask(dealer: Socket, message: Message, answers: tuple[type[Message], ...], ti
             try:
                 found = decode(frames)
             except ProtocolError as exc:
-                other = exc.code is Refusal.VERSION
+                other = exc.code is RefusalReason.VERSION
                 remedy = "install the same major version on both sides" if other else "it is not a learner: correct the port"
                 raise LearnerUnreachable(f"the reply cannot be read ({exc})", remedy) from exc
             if type(found) in answers:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl4sys_zmq.config import AgentConfig
-from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, Refusal
+from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, RefusalReason
 from rl4sys_zmq.security import UserKeys, curve_client
 from rl4sys_zmq.transports import Address, MonitorEvent, Poller, Socket, explain
 from rl4sys_zmq.wire import decode, encode
-from rl4sys_zmq.wire.messages import Command, CommandDone, Message, Refused, Status, StatusRequest
+from rl4sys_zmq.wire.messages import Message, OperatorCommand, OperatorCommandDone, Refused, StatusReply, StatusRequest
 
-__all__ = ["HEADINGS", "ClientRow", "client_rows", "handshake_error", "request_command", "request_status", "text_table"]
+__all__ = ["HEADINGS", "ClientStatusRow", "client_rows", "handshake_error", "request_command", "request_status", "text_table"]
 
 MAX_MESSAGE_FRAMES = 256
 LOOK_S = 0.1
@@ -35,12 +35,14 @@ def request_status(address: str, timeout_s: float, keys: UserKeys | None = None)
         ConfigError: If `address` is not a valid address.
     """
     answer = _request(address, StatusRequest(), timeout_s, keys)
-    if not isinstance(answer, Status):
-        raise ProtocolError(Refusal.DIRECTION, f"the reply to a status request was a {type(answer).__name__}")
+    if not isinstance(answer, StatusReply):
+        raise ProtocolError(RefusalReason.DIRECTION, f"the reply to a status request was a {type(answer).__name__}")
     return answer.report
 
 
-def request_command(address: str, command: Command, timeout_s: float, keys: UserKeys | None = None) -> CommandDone:
+def request_command(
+    address: str, command: OperatorCommand, timeout_s: float, keys: UserKeys | None = None
+) -> OperatorCommandDone:
     """Send a command to a learner and return the result.
 
     Args:
@@ -56,12 +58,12 @@ def request_command(address: str, command: Command, timeout_s: float, keys: User
             client fails again.
     """
     answer = _request(address, command, timeout_s, keys)
-    if not isinstance(answer, CommandDone):
-        raise ProtocolError(Refusal.DIRECTION, f"the reply to a command was a {type(answer).__name__}")
+    if not isinstance(answer, OperatorCommandDone):
+        raise ProtocolError(RefusalReason.DIRECTION, f"the reply to a command was a {type(answer).__name__}")
     return answer
 
 
-def _request(address: str, message: StatusRequest | Command, timeout_s: float, keys: UserKeys | None) -> Message:
+def _request(address: str, message: StatusRequest | OperatorCommand, timeout_s: float, keys: UserKeys | None) -> Message:
     """Send a status request or a command on a new connection, and return the reply. Raise an exception for a refusal."""
     what = "a status request" if isinstance(message, StatusRequest) else f"{message.command}, which continues if it was received"
     uri = AgentConfig(client_id="status", train_server_address=address).address
@@ -77,15 +79,15 @@ def _request(address: str, message: StatusRequest | Command, timeout_s: float, k
                 answer = decode(frames)
                 if not isinstance(answer, Refused):
                     return answer
-                if answer.code == Refusal.CONFIG:
+                if answer.code == RefusalReason.CONFIG:
                     raise ConfigError(answer.reason, key=answer.field)
-                code = Refusal(answer.code) if answer.code in set(Refusal) else Refusal.MALFORMED
+                code = RefusalReason(answer.code) if answer.code in set(RefusalReason) else RefusalReason.MALFORMED
                 raise ProtocolError(code, answer.reason)
             for event in dealer.events():
                 if event.is_failure:
                     hint = handshake_error(event, keys is not None)
                     if event.is_final:
-                        raise ProtocolError(Refusal.FORBIDDEN, f"{uri}: {hint}")
+                        raise ProtocolError(RefusalReason.FORBIDDEN, f"{uri}: {hint}")
     raise LearnerUnavailable(uri, f"the reply to {what}", timeout_s, hint)
 
 
@@ -103,7 +105,7 @@ def handshake_error(event: MonitorEvent, have_keys: bool) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientRow:
+class ClientStatusRow:
     """The main figures of one client in a status report, as a row of a table.
 
     Attributes:
@@ -182,15 +184,15 @@ HEADINGS = (
     "actors",
     "refused/stale",
 )
-"""The headings of the table of clients, in the order of `ClientRow.cells`."""
+"""The headings of the table of clients, in the order of `ClientStatusRow.cells`."""
 
 
-def client_rows(report: Mapping[str, Any]) -> list[ClientRow]:
+def client_rows(report: Mapping[str, Any]) -> list[ClientStatusRow]:
     """Return a row for each client in a status report, sorted by name."""
     return [_row(name, client) for name, client in sorted(report["clients"].items())]
 
 
-def text_table(rows: Sequence[ClientRow]) -> list[str]:
+def text_table(rows: Sequence[ClientStatusRow]) -> list[str]:
     """Return the table of clients as lines of aligned plain text, followed by a line for the error of each failed client."""
     table = [HEADINGS, *(row.cells() for row in rows)]
     widths = [max(len(cells[i]) for cells in table) for i in range(len(HEADINGS))]
@@ -204,9 +206,9 @@ def text_table(rows: Sequence[ClientRow]) -> list[str]:
     return [*lines, *(f"{row.client_id}: {row.error}" for row in rows if row.error)]
 
 
-def _row(name: str, client: Mapping[str, Any]) -> ClientRow:
+def _row(name: str, client: Mapping[str, Any]) -> ClientStatusRow:
     verdicts = client["verdicts"]
-    return ClientRow(
+    return ClientStatusRow(
         client_id=name,
         state=client["state"],
         algorithm=client["algorithm"],

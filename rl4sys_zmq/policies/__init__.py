@@ -1,30 +1,30 @@
 """Policies in numpy, built from a `PolicySpec` and a `PolicySnapshot`. Actors run them without torch.
 
 - `Policy`: the interface. `act` chooses one action, `act_batch` many; `build_policy` builds a policy.
-- `ColumnPolicy`: the base class of policies that carry a state from step to step, such as recurrent ones, or that record further
-  values with each step (extra columns).
+- `ExtraColumnPolicy`: the base class of policies that carry a state from step to step, such as recurrent ones, or that record
+  further values with each step (extra columns).
 - `PolicyEntry`: one kind of policy in the registry `POLICIES`. `register_policy` adds an entry, `require_policy` looks one up.
 - `bind`: returns a policy's `act` for one thread, which can then use buffers of that thread.
-- `Sampler`: the random numbers for acting, one object for each host thread.
+- `RandomSource`: the random numbers for acting, one object for each host thread.
 
-A policy is immutable, so threads can share it. They must not share a `Sampler`. Each new version of the weights is a new policy
-object with a new buffer.
+A policy is immutable, so threads can share it. They must not share a `RandomSource`. Each new version of the weights is a new
+policy object with a new buffer.
 """
 
 from rl4sys_zmq.policies.base import Act, Action, Policy, PolicyFactory, bind
-from rl4sys_zmq.policies.column_policy import ColumnPolicy, local_only_reason
+from rl4sys_zmq.policies.column_policy import ExtraColumnPolicy, local_only_reason
 from rl4sys_zmq.policies.registry import POLICIES, PolicyEntry, build_policy, register_policy, require_policy
-from rl4sys_zmq.policies.sampler import Sampler
+from rl4sys_zmq.policies.sampler import RandomSource
 
 __all__ = [
     "POLICIES",
     "Act",
     "Action",
-    "ColumnPolicy",
+    "ExtraColumnPolicy",
     "Policy",
     "PolicyEntry",
     "PolicyFactory",
-    "Sampler",
+    "RandomSource",
     "bind",
     "build_policy",
     "local_only_reason",

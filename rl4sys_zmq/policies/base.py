@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.policies.sampler import Sampler
+from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 
 __all__ = ["Act", "Action", "Policy", "PolicyFactory", "bind"]
@@ -25,7 +25,7 @@ It returns the raw action (trained on), the action for the environment, and the 
 
 
 class Policy(Protocol):
-    """One version of a policy. It is immutable, so threads can share it, each with its own `Sampler`.
+    """One version of a policy. It is immutable, so threads can share it, each with its own `RandomSource`.
 
     A policy can also have a method ``bind(rng, explore) -> Act``. It returns a faster form of `act` for one thread, with buffers
     that no other thread uses.
@@ -44,7 +44,7 @@ class Policy(Protocol):
         """The version of the weights: the number of the publication. Generation and version together identify the weights."""
 
     def act(
-        self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: Sampler, explore: bool
+        self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[Action, Action, float]:
         """Choose one action.
 
@@ -68,7 +68,7 @@ class Policy(Protocol):
         """
 
     def act_batch(
-        self, observations: NDArray[Any], masks: NDArray[Any] | None, rng: Sampler, explore: bool
+        self, observations: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
         """Choose ``N`` actions with one forward pass.
 
@@ -86,12 +86,12 @@ class Policy(Protocol):
         """
 
 
-def bind(policy: Policy, rng: Sampler, explore: bool) -> Act:
+def bind(policy: Policy, rng: RandomSource, explore: bool) -> Act:
     """Return a function that calls ``policy.act`` with `rng` and `explore`, for one thread.
 
     If the policy has a method `bind`, return the result of that method instead.
     """
-    own: Callable[[Sampler, bool], Act] | None = getattr(policy, "bind", None)
+    own: Callable[[RandomSource, bool], Act] | None = getattr(policy, "bind", None)
     if own is not None:
         return own(rng, explore)
     act = policy.act

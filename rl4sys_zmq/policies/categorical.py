@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import MaskError
 from rl4sys_zmq.policies.base import Act, Action
-from rl4sys_zmq.policies.network import Network
-from rl4sys_zmq.policies.sampler import Sampler
+from rl4sys_zmq.policies.network import PolicyNetwork
+from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, PolicySpec
 
 __all__ = ["CategoricalPolicy", "EpsilonGreedyPolicy", "draw"]
@@ -38,16 +38,16 @@ class CategoricalPolicy:
     snapshot: PolicySnapshot
     generation: int
     version: int
-    _network: Network
+    _network: PolicyNetwork
     _actions: tuple[np.int64, ...]
 
     @classmethod
-    def of(cls, spec: PolicySpec, snapshot: PolicySnapshot, network: Network) -> CategoricalPolicy:
+    def of(cls, spec: PolicySpec, snapshot: PolicySnapshot, network: PolicyNetwork) -> CategoricalPolicy:
         """Return the policy of `spec`. `network` must have been built from the weights in `snapshot`."""
         return cls(snapshot, snapshot.generation, snapshot.version, network, _actions(spec))
 
     def act(
-        self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: Sampler, explore: bool
+        self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[Action, Action, float]:
         """Choose one action, as `Policy.act` describes."""
         outputs = self._network.single(observation)
@@ -61,7 +61,7 @@ class CategoricalPolicy:
         action = actions[index]
         return action, action, log_prob
 
-    def bind(self, rng: Sampler, explore: bool) -> Act:
+    def bind(self, rng: RandomSource, explore: bool) -> Act:
         """Return a faster form of `act` for one thread, with the given `rng` and `explore`."""
         fused, actions = self._network.fused, self._actions
         if fused is None or len(actions) > PYTHON_MAX_ACTIONS:
@@ -95,7 +95,7 @@ class CategoricalPolicy:
         return act
 
     def act_batch(
-        self, observations: NDArray[Any], masks: NDArray[Any] | None, rng: Sampler, explore: bool
+        self, observations: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
         """Choose ``N`` actions, as `Policy.act_batch` describes."""
         logits = self._network.batch(observations)
@@ -118,30 +118,30 @@ class EpsilonGreedyPolicy:
     snapshot: PolicySnapshot
     generation: int
     version: int
-    _network: Network
+    _network: PolicyNetwork
     _actions: tuple[np.int64, ...]
     _epsilon: float
 
     @classmethod
-    def of(cls, spec: PolicySpec, snapshot: PolicySnapshot, network: Network) -> EpsilonGreedyPolicy:
+    def of(cls, spec: PolicySpec, snapshot: PolicySnapshot, network: PolicyNetwork) -> EpsilonGreedyPolicy:
         """Return the policy of `spec`. `network` must have been built from the weights in `snapshot`."""
         epsilon = min(max(float(spec.views(snapshot.flat)["epsilon"][0]), 0.0), 1.0)
         return cls(snapshot, snapshot.generation, snapshot.version, network, _actions(spec), epsilon)
 
     def act(
-        self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: Sampler, explore: bool
+        self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[Action, Action, float]:
         """Choose one action, as `Policy.act` describes."""
         return self._choose(self._network.single(observation), mask, rng, explore)
 
-    def bind(self, rng: Sampler, explore: bool) -> Act:
+    def bind(self, rng: RandomSource, explore: bool) -> Act:
         """Return a faster form of `act` for one thread, with the given `rng` and `explore`."""
         fused, choose = self._network.fused, self._choose
         forward = self._network.single if fused is None else fused.forward()
         return lambda observation, mask: choose(forward(observation), mask, rng, explore)
 
     def _choose(
-        self, values: NDArray[Any], mask: NDArray[Any] | None, rng: Sampler, explore: bool
+        self, values: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[Action, Action, float]:
         epsilon = self._epsilon
         if mask is None:
@@ -162,7 +162,7 @@ class EpsilonGreedyPolicy:
         return action, action, log(probability)
 
     def act_batch(
-        self, observations: NDArray[Any], masks: NDArray[Any] | None, rng: Sampler, explore: bool
+        self, observations: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
         """Choose ``N`` actions, as `Policy.act_batch` describes."""
         values, epsilon = self._network.batch(observations), self._epsilon

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.policies.base import Action
-from rl4sys_zmq.policies.sampler import Sampler
+from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.values.trees import Tree, flatten, unflatten_each
 
-__all__ = ["BatchChoice", "ColumnPolicy", "StepChoice", "local_only_reason"]
+__all__ = ["BatchChoice", "ExtraColumnPolicy", "StepChoice", "local_only_reason"]
 
 StepChoice = tuple[Action, Action, float, Mapping[str, Any], Any]
 """The result of one step: the raw action to train on, the action for the environment, the log-probability of the raw action, the
@@ -27,7 +27,7 @@ BatchChoice = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], Mapping[str
 """The result of one step in each of ``N`` environments: the parts of `StepChoice` as arrays ``[N, ...]``, and ``N`` states."""
 
 
-class ColumnPolicy(ABC):
+class ExtraColumnPolicy(ABC):
     """One version of a policy with extra columns (`PolicySpec.columns`), and possibly with a state. It is immutable.
 
     A subclass implements `step`. The state can be any object. It is None at the start of an episode. The actor keeps the state
@@ -46,7 +46,7 @@ class ColumnPolicy(ABC):
         self.generation, self.version = snapshot.generation, snapshot.version
 
     @abstractmethod
-    def step(self, observation: Any, mask: NDArray[Any] | None, rng: Sampler, explore: bool, state: Any) -> StepChoice:
+    def step(self, observation: Any, mask: NDArray[Any] | None, rng: RandomSource, explore: bool, state: Any) -> StepChoice:
         """Choose one action.
 
         Args:
@@ -74,7 +74,7 @@ class ColumnPolicy(ABC):
         self,
         observations: Tree,
         masks: NDArray[Any] | None,
-        rng: Sampler,
+        rng: RandomSource,
         explore: bool,
         states: Sequence[Any],
     ) -> BatchChoice:
@@ -102,13 +102,13 @@ class ColumnPolicy(ABC):
         columns = {name: np.stack([np.asarray(row[name]) for row in values]) for name in values[0]}
         return np.stack(raws), np.stack(acts), np.array(log_probs, dtype=np.float32), columns, after
 
-    def act(self, observation: Any, mask: NDArray[Any] | None, rng: Sampler, explore: bool) -> tuple[Action, Action, float]:
+    def act(self, observation: Any, mask: NDArray[Any] | None, rng: RandomSource, explore: bool) -> tuple[Action, Action, float]:
         """Choose the first action of an episode, as `Policy.act` describes."""
         raw, act, log_prob, _, _ = self.step(observation, mask, rng, explore, None)
         return raw, act, log_prob
 
     def act_batch(
-        self, observations: Tree, masks: NDArray[Any] | None, rng: Sampler, explore: bool
+        self, observations: Tree, masks: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
         """Choose the first actions of ``N`` episodes, as `Policy.act_batch` describes."""
         count = len(flatten(observations)[0][0])

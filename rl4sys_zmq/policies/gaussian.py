@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.policies.base import Act, Action
 from rl4sys_zmq.policies.mlp import MLPParameters
-from rl4sys_zmq.policies.network import Network
-from rl4sys_zmq.policies.sampler import Sampler
+from rl4sys_zmq.policies.network import PolicyNetwork
+from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import BoxSpace, PolicySnapshot, PolicySpec
 
 __all__ = ["GaussianPolicy"]
@@ -39,7 +39,7 @@ class GaussianPolicy:
     snapshot: PolicySnapshot
     generation: int
     version: int
-    _network: Network
+    _network: PolicyNetwork
     _shape: tuple[int, ...] | None
     _bound: _Bounder
     _std: NDArray[np.float32]
@@ -47,7 +47,7 @@ class GaussianPolicy:
     _constant: float
 
     @classmethod
-    def of(cls, spec: PolicySpec, document: MLPParameters, snapshot: PolicySnapshot, network: Network) -> GaussianPolicy:
+    def of(cls, spec: PolicySpec, document: MLPParameters, snapshot: PolicySnapshot, network: PolicyNetwork) -> GaussianPolicy:
         """Return the policy of `spec`. `network` must have been built from the weights in `snapshot`."""
         space = spec.action_space
         assert isinstance(space, BoxSpace)
@@ -67,12 +67,12 @@ class GaussianPolicy:
         )
 
     def act(
-        self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: Sampler, explore: bool
+        self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[Action, Action, float]:
         """Choose one action, as `Policy.act` describes."""
         return self._sample(self._network.single(observation), rng, explore)
 
-    def bind(self, rng: Sampler, explore: bool) -> Act:
+    def bind(self, rng: RandomSource, explore: bool) -> Act:
         """Return a faster form of `act` for one thread, with the given `rng` and `explore`."""
         fused, sample = self._network.fused, self._sample
         if fused is None:
@@ -82,7 +82,7 @@ class GaussianPolicy:
             return lambda observation, mask: sample(forward(observation), rng, True)
         return lambda observation, mask: sample(forward(observation).copy(), rng, False)  # the raw action is the mean itself
 
-    def _sample(self, mean: NDArray[Any], rng: Sampler, explore: bool) -> tuple[Action, Action, float]:
+    def _sample(self, mean: NDArray[Any], rng: RandomSource, explore: bool) -> tuple[Action, Action, float]:
         log_prob = self._constant
         raw = mean
         if explore:
@@ -97,7 +97,7 @@ class GaussianPolicy:
         return raw, env, log_prob
 
     def act_batch(
-        self, observations: NDArray[Any], masks: NDArray[Any] | None, rng: Sampler, explore: bool
+        self, observations: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
         """Choose ``N`` actions, as `Policy.act_batch` describes."""
         mean = self._network.batch(observations)

@@ -6,21 +6,21 @@ from rl4sys_zmq.policies.base import Policy
 from rl4sys_zmq.policies.categorical import CategoricalPolicy, EpsilonGreedyPolicy
 from rl4sys_zmq.policies.gaussian import GaussianPolicy
 from rl4sys_zmq.policies.mlp import mlp_document
-from rl4sys_zmq.policies.network import Network
+from rl4sys_zmq.policies.network import PolicyNetwork
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 
 __all__ = ["build_mlp"]
 
 
 def build_mlp(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
-    """Build the policy of a spec of the kind ``mlp``, with views of the weights. A small network also copies them (`Fused`).
+    """Build the policy of a spec of the kind ``mlp``. It uses views of the weights; `FusedNetwork` also copies them.
 
     Raises:
         ConfigError: If the spec is not a valid ``mlp`` spec, or `snapshot` has another size than the spec.
     """
     document = mlp_document(spec)
     tensors = spec.views(snapshot.flat)
-    network = Network.of(spec, document, tensors)
+    network = PolicyNetwork.of(spec, document, tensors)
     if document.head == "gaussian":
         return GaussianPolicy.of(spec, document, snapshot, network)
     if document.head == "q_values":

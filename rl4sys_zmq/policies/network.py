@@ -1,7 +1,7 @@
 """The forward pass of a multilayer perceptron in numpy.
 
-`Network` computes it from views of the weights. `Fused` is a faster form for a single observation and a small network, whose cost
-is mainly the number of numpy calls.
+`PolicyNetwork` computes it from views of the weights. `FusedNetwork` is a faster form for a single observation and a small
+network, whose cost is mainly the number of numpy calls.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rl4sys_zmq.policies.mlp import OBS_CLIP, MLPParameters
 from rl4sys_zmq.values import DiscreteSpace, PolicySpec, feature_size
 from rl4sys_zmq.values.observations import flat_space
 
-__all__ = ["Forward", "Fused", "MOST_WEIGHTS", "Network", "Tensors"]
+__all__ = ["Forward", "FusedNetwork", "MOST_WEIGHTS", "PolicyNetwork", "Tensors"]
 
 
 MOST_WEIGHTS = 1 << 17
-"""The largest number of weights for which a `Fused` is built. It needs a copy of the weights.
+"""The largest number of weights for which a `FusedNetwork` is built. It needs a copy of the weights.
 
 In a larger network the arithmetic takes most of the time, so fewer numpy calls would save little.
 """
@@ -33,7 +33,7 @@ Forward = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fused:
+class FusedNetwork:
     """A fast form of a small multilayer perceptron, for one observation at a time.
 
     The bias of each layer is one more column of the weights, whose input is always 1. So a layer takes one product and one
@@ -56,7 +56,7 @@ class Fused:
         shape: tuple[int, ...],
         prepare: Forward | None,
         activation: str,
-    ) -> Fused | None:
+    ) -> FusedNetwork | None:
         """Build the fast form with a copy of the weights. Return None if there are more than `MOST_WEIGHTS` weights.
 
         Args:
@@ -104,8 +104,8 @@ _Step = Callable[[Any], NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Network:
-    """A multilayer perceptron, from observations to the values of the output layer. Built by `Network.of`.
+class PolicyNetwork:
+    """A multilayer perceptron, from observations to the values of the output layer. Built by `PolicyNetwork.of`.
 
     Several threads can use it, because each call creates new arrays. It stores the bound method ``dot`` of each weight matrix:
     that is the fastest product in numpy without a buffer for the result (0.33 us for 64x8, whereas ``@`` takes 0.64 us).
@@ -114,7 +114,7 @@ class Network:
         fused: A faster form for one observation at a time. None if the network is too large, or looks up discrete observations.
     """
 
-    fused: Fused | None
+    fused: FusedNetwork | None
     _prepare: _Step | None
     _hidden: tuple[tuple[_Step, NDArray[np.float32]], ...]
     _output: _Step
@@ -125,7 +125,7 @@ class Network:
     _activation: Activation
 
     @classmethod
-    def of(cls, spec: PolicySpec, document: MLPParameters, tensors: Tensors) -> Network:
+    def of(cls, spec: PolicySpec, document: MLPParameters, tensors: Tensors) -> PolicyNetwork:
         """Build the network that `document` describes for the spaces of `spec`.
 
         Args:
@@ -147,7 +147,7 @@ class Network:
             # Without normalisation, filling the input buffer flattens and casts.
             plain = not document.normalise_observations
             shape = space.shape if plain else (feature_size(space),)
-            fused = Fused.of(weights, biases, shape, None if plain else prepare, document.activation)
+            fused = FusedNetwork.of(weights, biases, shape, None if plain else prepare, document.activation)
         return cls(
             fused=fused,
             _prepare=prepare,

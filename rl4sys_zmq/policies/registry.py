@@ -13,7 +13,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.plugins import Registry, load_object
 from rl4sys_zmq.policies.base import Policy, PolicyFactory
-from rl4sys_zmq.policies.column_policy import ColumnPolicy
+from rl4sys_zmq.policies.column_policy import ExtraColumnPolicy
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 
 __all__ = ["POLICIES", "PolicyEntry", "build_policy", "register_policy", "require_policy"]
@@ -113,10 +113,10 @@ def build_policy(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
 
     Raises:
         ConfigError: If the kind is not registered in this process, if the snapshot and the spec differ in size, if the spec has
-            extra columns and the policy is not a `ColumnPolicy`, or the reverse.
+            extra columns and the policy is not a `ExtraColumnPolicy`, or the reverse.
     """
     policy = require_policy(spec.kind).load()(spec, snapshot)
-    if isinstance(policy, ColumnPolicy) != bool(spec.columns):
+    if isinstance(policy, ExtraColumnPolicy) != bool(spec.columns):
         names = ", ".join(column.name for column in spec.columns)
         problem = f"does not record the extra columns {names}" if names else "records extra columns, and its spec has none"
         expected = "the policy must be a ColumnPolicy exactly if PolicySpec.columns is not empty"

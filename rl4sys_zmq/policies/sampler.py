@@ -12,13 +12,13 @@ from math import prod, tau
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Sampler"]
+__all__ = ["RandomSource"]
 
 POOL = 1024
 """The number of normally distributed numbers drawn at once. A large draw needs as few numpy calls as a small one."""
 
 
-class Sampler:
+class RandomSource:
     """The source of the random numbers with which one host thread chooses actions.
 
     The sequence depends only on the seed and the order of the calls. Threads must not share a sampler without a lock.

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.dedup import ServerCalls
-from rl4sys_zmq.errors import CallRefusal, ConfigError
+from rl4sys_zmq.errors import CallRefusalReason, ConfigError
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import MAX_NAME, Call, is_name
 from rl4sys_zmq.wire.trees import Tree
 
-__all__ = ["CallQueue", "Job", "Method", "RefuseCall", "Request"]
+__all__ = ["CallQueue", "Job", "ServerMethod", "CallRefusedByCallback", "QueuedCall"]
 
 BATCH_WAIT_SHARE = 0.25
 """The time that a batch waits for further calls by default, as a share of the duration of the last batch."""
@@ -41,20 +41,20 @@ Handler = Callable[[Sequence[Tree]], Sequence[Tree]]
 """A callback that takes a list of payloads and returns one result for each. An `Exception` as a result counts as an error."""
 
 
-class RefuseCall(Exception):
+class CallRefusedByCallback(Exception):
     """The exception with which a callback refuses a call with a code of its choice, instead of failing.
 
     Raises:
-        ValueError: If the code is not a `CallRefusal`.
+        ValueError: If the code is not a `CallRefusalReason`.
     """
 
-    def __init__(self, code: CallRefusal | str, detail: object) -> None:
-        self.code, self.detail = CallRefusal(code), str(detail)
+    def __init__(self, code: CallRefusalReason | str, detail: object) -> None:
+        self.code, self.detail = CallRefusalReason(code), str(detail)
         super().__init__(self.detail)
 
 
 @dataclass(frozen=True)
-class Method:
+class ServerMethod:
     """A method of a server that callers can call.
 
     Attributes:
@@ -80,7 +80,7 @@ class Method:
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class QueuedCall:
     """A call that waits or runs at the server. Requests compare by identity.
 
     Attributes:
@@ -93,7 +93,7 @@ class Request:
 
     peer: bytes
     call: Call
-    method: Method
+    method: ServerMethod
     arrived_s: float
     again: int = 0
 
@@ -112,8 +112,8 @@ class Job:
     """
 
     concurrency_group: str
-    method: Method
-    requests: list[Request]
+    method: ServerMethod
+    requests: list[QueuedCall]
     began_s: float
     long: bool = False
 
@@ -123,19 +123,19 @@ class _ConcurrencyGroup:
     """The waiting calls of one concurrency group (methods that never run at the same time), and the size of the next batch.
 
     Assume callers that call again as soon as they get a reply. Without a pause between batches, they would split into two sets:
-    while the batch of one set runs, the other set waits. If `Method.max_wait_s` is None, the group therefore waits after a batch
-    until there are `expected` calls, but at most until the time `until_s`. `expected` is the number of calls that the callers of
-    the last two batches made at once.
+    while the batch of one set runs, the other set waits. If `ServerMethod.max_wait_s` is None, the group therefore waits after a
+    batch until there are `expected` calls, but at most until the time `until_s`. `expected` is the number of calls that the
+    callers of the last two batches made at once.
     """
 
-    queue: deque[Request] = field(default_factory=deque)
+    queue: deque[QueuedCall] = field(default_factory=deque)
     busy: bool = False
     last_job_s: float = 0.0
     last: Counter[int] = field(default_factory=Counter)
     expected: int = 1
     until_s: float = 0.0
 
-    def on_batch_finished(self, requests: Sequence[Request], began_s: float, now: float) -> None:
+    def on_batch_finished(self, requests: Sequence[QueuedCall], began_s: float, now: float) -> None:
         before, self.last = self.last, Counter([r.call.session for r in requests])
         self.expected = (before | self.last).total()
         patience_s = min(BATCH_WAIT_SHARE * (now - began_s), BATCH_WAIT_MAX_S)
@@ -159,12 +159,12 @@ class CallQueue:
 
     def __init__(self, counters: Counters) -> None:
         self.counters = counters
-        self.methods: dict[str, Method] = {}
+        self.methods: dict[str, ServerMethod] = {}
         self.run_now = False
         self._concurrency_groups: dict[str, _ConcurrencyGroup] = {}
-        self.windows: ServerCalls[Request, list[Frame]] = ServerCalls()
+        self.windows: ServerCalls[QueuedCall, list[Frame]] = ServerCalls()
 
-    def register(self, method: Method) -> None:
+    def register(self, method: ServerMethod) -> None:
         """Add a method.
 
         Raises:
@@ -205,11 +205,15 @@ class CallQueue:
         method = self.methods.get(call.method)
         if method is None:
             known = ", ".join(sorted(n for n in self.methods if not n.startswith("$"))) or "none"
-            raise RefuseCall(CallRefusal.UNKNOWN, f"this server has no method {call.method!r}; its methods: {known}")
+            raise CallRefusedByCallback(
+                CallRefusalReason.UNKNOWN, f"this server has no method {call.method!r}; its methods: {known}"
+            )
         window = self.windows.find(call.session, call.acked, now)
         if window is None:
             if call.once:
-                raise RefuseCall(CallRefusal.NO_SESSION, "this server has no session for the caller; send $hello first")
+                raise CallRefusedByCallback(
+                    CallRefusalReason.NO_SESSION, "this server has no session for the caller; send $hello first"
+                )
         else:
             waiting = window.waiting.get(call.number)
             if waiting is not None:
@@ -224,10 +228,10 @@ class CallQueue:
                 return None  # a copy that was under way while the caller received the reply
         concurrency_group = self._concurrency_groups[method.concurrency_group]
         if len(concurrency_group.queue) >= method.max_queue:
-            raise RefuseCall(
-                CallRefusal.BUSY, f"{len(concurrency_group.queue)} calls already wait in the group of {method.name!r}"
+            raise CallRefusedByCallback(
+                CallRefusalReason.BUSY, f"{len(concurrency_group.queue)} calls already wait in the group of {method.name!r}"
             )
-        request = Request(peer, call, method, now)
+        request = QueuedCall(peer, call, method, now)
         concurrency_group.queue.append(request)
         if window is not None:
             window.waiting[call.number] = request
@@ -282,7 +286,7 @@ class CallQueue:
         for request, answer in zip(job.requests, answers, strict=True):
             self.windows.finish(request.call.session, request.call.number, answer if request.call.once else None)
 
-    def drop_all(self) -> list[Request]:
+    def drop_all(self) -> list[QueuedCall]:
         """Remove and return all waiting requests, when the server stops."""
         dropped = [request for concurrency_group in self._concurrency_groups.values() for request in concurrency_group.queue]
         for concurrency_group in self._concurrency_groups.values():

@@ -23,7 +23,7 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallTimeout, Closed, ConfigError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc.caller_thread import CallerThread, Subscription
-from rl4sys_zmq.rpc.session import HELLO, Session
+from rl4sys_zmq.rpc.session import HELLO, CallerSession
 from rl4sys_zmq.security import curve_client, read_user_keys
 from rl4sys_zmq.transports import Address, Secure, SendResult, Socket, TooManyFrames
 from rl4sys_zmq.wire.rpc import Call, check_topic, encode_call
@@ -40,7 +40,7 @@ MAX_TIMEOUT_S = 86_400.0
 class _Connection(Resource):
     """One connection to a server, for one call at a time. The socket is created at the first call."""
 
-    def __init__(self, address: Address, session: Session, secure: Secure | None) -> None:
+    def __init__(self, address: Address, session: CallerSession, secure: Secure | None) -> None:
         self._address, self._secure = address, secure
         self.session = session
         self._socket: Socket | None = None
@@ -102,8 +102,9 @@ class Caller(Resource):
     """A caller of the methods of one server. Several threads can use it at the same time.
 
     Attributes:
-        counters: The counters of `Session`, and ``notices`` (publications that a callback got), ``skipped`` (publications that
-            a newer one replaced before the callback got them), ``callback_failed`` (exceptions in such a callback).
+        counters: The counters of `CallerSession`, and ``notices`` (publications that a callback got), ``skipped``
+            (publications that a newer one replaced before the callback got them), ``callback_failed`` (exceptions in such
+            a callback).
     """
 
     def __init__(
@@ -223,9 +224,9 @@ class Caller(Resource):
         if caller_thread is not None:
             caller_thread.close()
 
-    def new_session(self) -> Session:
-        """Return a new `Session`, the protocol state for one more connection to the server."""
-        return Session(self._address.uri, self.counters, self._terms)
+    def new_session(self) -> CallerSession:
+        """Return a new `CallerSession`, the protocol state for one more connection to the server."""
+        return CallerSession(self._address.uri, self.counters, self._terms)
 
     def _after_fork(self) -> None:
         """Forget the connections and subscriptions of the parent process in a forked child, which creates new ones."""

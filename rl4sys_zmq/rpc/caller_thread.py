@@ -10,9 +10,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from rl4sys_zmq.errors import Closed, ProtocolError, TransportError, WorkerDied
-from rl4sys_zmq.liveness import LATEST_RETRY_S, PUBLISHER_SILENCE_S, Timer
+from rl4sys_zmq.liveness import LATEST_RETRY_S, PUBLISHER_SILENCE_S, SilenceTimer
 from rl4sys_zmq.resource import Resource, Worker
-from rl4sys_zmq.rpc.session import WINDOW, PendingCall, Session
+from rl4sys_zmq.rpc.session import WINDOW, CallerSession, CallHandle
 from rl4sys_zmq.rpc.topics import topic_frame
 from rl4sys_zmq.transports import Address, Frame, Poller, Secure, SendResult, Socket, TooManyFrames, Wakeup
 from rl4sys_zmq.wire.rpc import Publication, decode_call
@@ -38,7 +38,7 @@ class Subscription(Worker):
         asked_s: The time of the last request for the newest publication, in seconds.
     """
 
-    def __init__(self, topic: str, callback: Callable[[Tree, int], None], session: Session) -> None:
+    def __init__(self, topic: str, callback: Callable[[Tree, int], None], session: CallerSession) -> None:
         super().__init__(f"rl4sys-notices-{topic}")
         self.topic = topic
         self.number = 0
@@ -104,7 +104,7 @@ class Subscription(Worker):
 class CallerThread(Worker, Resource):
     """The background thread of a `Caller`, with a DEALER socket for calls and, after the first subscription, a SUB socket."""
 
-    def __init__(self, address: Address, session: Session, secure: Secure | None) -> None:
+    def __init__(self, address: Address, session: CallerSession, secure: Secure | None) -> None:
         super().__init__("rl4sys-calls")
         self._address, self._session, self._secure = address, session, secure
         self._lock = threading.Lock()  # guards the session: any thread begins calls, this one does the rest
@@ -114,13 +114,13 @@ class CallerThread(Worker, Resource):
         self._wanted: deque[Subscription] = deque()
         self._pub = ("", b"")  # the publisher's address, and the channel
         self._sub: Socket | None = None
-        self._silence = Timer(PUBLISHER_SILENCE_S)
+        self._silence = SilenceTimer(PUBLISHER_SILENCE_S)
 
     def submit(self, method: str, payload: Tree, timeout_s: float, once: bool) -> Future[Tree]:
         """Start a call, and return a future for its result, as `Caller.submit` describes. Any thread can call this."""
         future: Future[Tree] = Future()
 
-        def tell(pending: PendingCall) -> None:
+        def tell(pending: CallHandle) -> None:
             if future.set_running_or_notify_cancel():
                 if pending.error is not None:
                     future.set_exception(pending.error)
@@ -349,7 +349,7 @@ class CallerThread(Worker, Resource):
         now = time.monotonic()
         subscription.asking, subscription.asked_s = True, now
 
-        def tell(pending: PendingCall) -> None:
+        def tell(pending: CallHandle) -> None:
             subscription.asking = False
             if pending.error is not None:
                 log.info("cannot get the newest publication of %s: %s", subscription.topic, pending.error)

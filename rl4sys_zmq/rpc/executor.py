@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import CallRefusal
-from rl4sys_zmq.rpc.call_queue import Handler, Job, RefuseCall, Request
+from rl4sys_zmq.errors import CallRefusalReason
+from rl4sys_zmq.rpc.call_queue import CallRefusedByCallback, Handler, Job, QueuedCall
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import ANSWERED, FAILED, Call, Reply, check_size, encode_reply
 from rl4sys_zmq.wire.trees import Tree
@@ -54,8 +54,8 @@ class CallExecutor:
         return encode_reply(Reply(call.number, call.session, self._server, code, text, None))
 
     def _too_late(self, call: Call) -> list[Frame]:
-        self._counters.add(f"refused.{CallRefusal.EXPIRED}")
-        return self.refusal(call, CallRefusal.EXPIRED, "the caller's timeout passed before the call could run")
+        self._counters.add(f"refused.{CallRefusalReason.EXPIRED}")
+        return self.refusal(call, CallRefusalReason.EXPIRED, "the caller's timeout passed before the call could run")
 
     def _answer(self, call: Call, result: Tree | BaseException) -> list[Frame]:
         if not isinstance(result, BaseException):
@@ -65,7 +65,7 @@ class CallExecutor:
                 return frames
             except BaseException as exc:  # noqa: BLE001 (a result that cannot be encoded counts as a failure of the callback)
                 result = exc
-        if isinstance(result, RefuseCall):
+        if isinstance(result, CallRefusedByCallback):
             self._counters.add(f"refused.{result.code}")
             return self.refusal(call, result.code, result.detail)
         return self._failed(call, result)
@@ -85,12 +85,12 @@ def per_call(run: Callable[[Tree], Tree]) -> Handler:
     return handler
 
 
-def _expired(request: Request, now: float) -> bool:
+def _expired(request: QueuedCall, now: float) -> bool:
     """Return True if the timeout that the caller set for a call has passed."""
     return (now - request.arrived_s) * 1000 > request.call.timeout_ms
 
 
-def _results(run: Handler, requests: list[Request]) -> list[Tree | BaseException]:
+def _results(run: Handler, requests: list[QueuedCall]) -> list[Tree | BaseException]:
     """Run a callback for the given calls. Return a list with the result of each call, or the exception that it raised."""
     given = _call(run, [request.call.payload for request in requests]) if requests else []
     if not isinstance(given, BaseException):

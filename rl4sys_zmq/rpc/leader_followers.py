@@ -39,7 +39,7 @@ Made = TypeVar("Made")
 
 
 @dataclass(slots=True)
-class _Running:
+class _RunningJob:
     """The record of a job that the leader runs. Two records are compared with ``is``."""
 
     what: str
@@ -54,7 +54,7 @@ class _PoolThread(Worker):
     def __init__(self, name: str, body: Callable[[_PoolThread], None], over: Callable[[], None]) -> None:
         super().__init__(name)
         self._body, self._over = body, over
-        self.job: _Running | None = None
+        self.job: _RunningJob | None = None
 
     def run(self) -> None:
         try:
@@ -99,7 +99,7 @@ class LeaderFollowerPool:
         self._threads: list[_PoolThread] = []
         self._made = self._at_work = 0
         self._leader: _PoolThread | None = None
-        self._running: _Running | None = None
+        self._running: _RunningJob | None = None
 
     def start(self) -> None:
         """Start the leader and the thread that stands by. From now on, only the threads of the pool may use the sockets."""
@@ -122,7 +122,7 @@ class LeaderFollowerPool:
         thread = self._leader
         assert thread is not None
         now = time.monotonic()
-        running = thread.job = self._running = _Running(what, now, now if long else now + TAKEOVER_S)
+        running = thread.job = self._running = _RunningJob(what, now, now if long else now + TAKEOVER_S)
         if not self._active.is_set():
             self._active.set()
         if long:
@@ -226,7 +226,7 @@ class LeaderFollowerPool:
             self._look.wait(TICK_S)
             self._look.clear()
 
-    def _take_over(self, thread: _PoolThread, running: _Running) -> bool:
+    def _take_over(self, thread: _PoolThread, running: _RunningJob) -> bool:
         with self._lock:
             if self._running is not running or self.stopping.is_set():
                 return False

@@ -22,11 +22,11 @@ from typing import Any, Self
 import numpy as np
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import CallRefusal, Closed, ConfigError, ProtocolError, Refusal
-from rl4sys_zmq.liveness import BEACON_S, Timer
+from rl4sys_zmq.errors import CallRefusalReason, Closed, ConfigError, ProtocolError, RefusalReason
+from rl4sys_zmq.liveness import BEACON_S, SilenceTimer
 from rl4sys_zmq.loopback import is_local
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.rpc.call_queue import CallQueue, Handler, Job, Method, RefuseCall
+from rl4sys_zmq.rpc.call_queue import CallQueue, CallRefusedByCallback, Handler, Job, ServerMethod
 from rl4sys_zmq.rpc.executor import CallExecutor, per_call
 from rl4sys_zmq.rpc.leader_followers import LeaderFollowerPool
 from rl4sys_zmq.rpc.topics import TopicPublisher
@@ -132,14 +132,14 @@ class Server(Resource):
         self._pool = LeaderFollowerPool(name, self._lead, self._adopt, self._close_sockets, self.counters)
         self._wakeup = Wakeup()
         self._poller = Poller()
-        self._beacon, self._look = Timer(BEACON_S), Timer(CLOSE_CHECK_S)  # a new leader goes on with them
+        self._beacon, self._look = SilenceTimer(BEACON_S), SilenceTimer(CLOSE_CHECK_S)  # a new leader goes on with them
         self._finished: deque[tuple[Job, list[list[Frame]]]] = deque()
         self._router: Socket | None = None
         self._xpub: Socket | None = None
         self._address: Address | None = None
         self._pub_address: Address | None = None
         for system, run in ((LATEST, self._publisher.latest), (STATUS, self._status)):
-            self._call_queue.register(Method(system, per_call(run), "$", CALL_ROLE))
+            self._call_queue.register(ServerMethod(system, per_call(run), "$", CALL_ROLE))
 
     def register(
         self,
@@ -175,7 +175,7 @@ class Server(Resource):
         size, wait_s = (batching.max_size, batching.max_wait_s) if batching is not None else (1, 0.0)
         with self._lock:
             self._call_queue.register(
-                Method(
+                ServerMethod(
                     name,
                     handler,
                     name if concurrency_group is None else concurrency_group,
@@ -401,7 +401,7 @@ class Server(Resource):
         try:
             frames = router.recv(MAX_TREE_FRAMES + 2)
         except TooManyFrames:
-            self.counters.add(f"refused.{Refusal.FRAMES}")
+            self.counters.add(f"refused.{RefusalReason.FRAMES}")
             return True
         if frames is None:
             return False
@@ -410,7 +410,7 @@ class Server(Resource):
             user = self._authorizer.admit(router.user, sum(len(f) for f in frames), now) if router.authenticated else None
             call = decode_call(frames[1:])
             if not isinstance(call, Call):
-                raise ProtocolError(Refusal.DIRECTION, "only a server sends this message")
+                raise ProtocolError(RefusalReason.DIRECTION, "only a server sends this message")
         except ProtocolError as exc:
             self.counters.add(f"refused.{exc.code}")
             log.debug("%s: refused a message: %s", self.name, exc)
@@ -423,20 +423,20 @@ class Server(Resource):
                 answer = self._executor.alone(call, partial(self._hello, call, now))
             else:
                 answer = self._call_queue.take(bytes(frames[0]), call, now)
-        except RefuseCall as refusal:
+        except CallRefusedByCallback as refusal:
             self.counters.add(f"refused.{refusal.code}")
             answer = self._executor.refusal(call, refusal.code, refusal.detail)
         if answer is not None:
             self._send(router, bytes(frames[0]), answer)
         return True
 
-    def _check_rights(self, user: User, method: Method | None) -> None:
+    def _check_rights(self, user: User, method: ServerMethod | None) -> None:
         try:
             self._authorizer.check_role(user, method.role if method is not None else CALL_ROLE)
             if method is not None and method.client_id:
                 self._authorizer.check_client(user, method.client_id)
         except ProtocolError as exc:
-            raise RefuseCall(CallRefusal.FORBIDDEN, exc.detail) from exc
+            raise CallRefusedByCallback(CallRefusalReason.FORBIDDEN, exc.detail) from exc
 
     # ---- jobs
 
@@ -473,7 +473,7 @@ class Server(Resource):
         """Refuse all waiting calls, then wait for callbacks in other threads and send their replies."""
         for request in self._call_queue.drop_all():
             self._send(
-                router, request.peer, self._executor.refusal(request.call, CallRefusal.CLOSING, f"{self.name} is stopping")
+                router, request.peer, self._executor.refusal(request.call, CallRefusalReason.CLOSING, f"{self.name} is stopping")
             )
         self._poller.unregister(router)
         if self._xpub is not None:
@@ -500,7 +500,7 @@ class Server(Resource):
                 if not _agree(theirs, ours)
             ]
             if other:
-                raise RefuseCall(CallRefusal.MISMATCH, "; ".join(other))
+                raise CallRefusedByCallback(CallRefusalReason.MISMATCH, "; ".join(other))
         return {
             "server": self._id,
             "name": self.name,

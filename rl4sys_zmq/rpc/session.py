@@ -14,7 +14,7 @@ from rl4sys_zmq.errors import (
     CallError,
     CallFailed,
     CallLost,
-    CallRefusal,
+    CallRefusalReason,
     CallRefused,
     CallTimeout,
     PayloadError,
@@ -26,7 +26,7 @@ from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import ANSWERED, FAILED, Call, Reply, check_size, decode_call, encode_call
 from rl4sys_zmq.wire.trees import Tree
 
-__all__ = ["HELLO", "PendingCall", "Session"]
+__all__ = ["HELLO", "CallHandle", "CallerSession"]
 
 HELLO = "$hello"
 WINDOW = 256
@@ -38,7 +38,7 @@ _rng = random.SystemRandom()
 
 
 @dataclass(slots=True)
-class PendingCall:
+class CallHandle:
     """A call that waits for its reply, or that is over and has a result.
 
     Attributes:
@@ -49,7 +49,7 @@ class PendingCall:
         timeout_s: The longest time to wait for the reply, in seconds.
         deadline_s: The time at which the call fails without a reply, in seconds.
         frames: The encoded message; empty when the call is over.
-        tell: A function to call with this object when the call is over, or None. See `Session.over`.
+        tell: A function to call with this object when the call is over, or None. See `CallerSession.over`.
         sent: The number of times that the message was sent.
         due_s: The time at which to send the message next, in seconds.
         done: True when the call is over.
@@ -63,7 +63,7 @@ class PendingCall:
     timeout_s: float
     deadline_s: float
     frames: list[Frame]
-    tell: Callable[[PendingCall], None] | None = None
+    tell: Callable[[CallHandle], None] | None = None
     sent: int = 0
     due_s: float = 0.0
     done: bool = False
@@ -72,7 +72,7 @@ class PendingCall:
 
 
 @dataclass(slots=True)
-class Session:
+class CallerSession:
     """The caller's side of one connection to a server: the unfinished calls, their resends, and their results.
 
     A session does no I/O and reads no clock. The code that uses it passes the time in seconds, always from the same clock.
@@ -105,13 +105,13 @@ class Session:
     id: int = field(default_factory=lambda: _rng.getrandbits(63))
     server: int = 0
     welcome: Tree = None
-    under_way: dict[int, PendingCall] = field(default_factory=dict)
-    over: deque[PendingCall] = field(default_factory=deque)
+    under_way: dict[int, CallHandle] = field(default_factory=dict)
+    over: deque[CallHandle] = field(default_factory=deque)
     _received_s: float = 0.0
     _expiry_s: float = math.inf
     """A time before which no call reaches its deadline, in seconds."""
     _next: int = 0
-    _hello: PendingCall | None = None
+    _hello: CallHandle | None = None
     _known: tuple[int, int] | None = None
     """The random number of the server, and the number of the ``$hello`` call with which its record of this session began."""
 
@@ -123,8 +123,8 @@ class Session:
         timeout_s: float,
         *,
         once: bool = False,
-        tell: Callable[[PendingCall], None] | None = None,
-    ) -> PendingCall:
+        tell: Callable[[CallHandle], None] | None = None,
+    ) -> CallHandle:
         """Start a call. From then on, `due` returns the call whenever its message must be sent.
 
         If the message is larger than the server accepts, the call fails without being sent (``too_large``).
@@ -141,7 +141,7 @@ class Session:
             self._check_size(pending)
         return pending
 
-    def due(self, now: float) -> list[PendingCall]:
+    def due(self, now: float) -> list[CallHandle]:
         """Return the calls whose messages must be sent now. A later `due` returns a call again until the call is over."""
         if not self.under_way:
             return []
@@ -158,7 +158,7 @@ class Session:
                 out.append(pending)
         return out
 
-    def not_sent(self, pending: PendingCall, now: float) -> None:
+    def not_sent(self, pending: CallHandle, now: float) -> None:
         """Record that the socket's queue had no room for a call. `due` returns the call again after `FULL_S` seconds."""
         self.counters.add("full")
         pending.sent -= 1
@@ -204,7 +204,7 @@ class Session:
         pending = self.under_way.get(reply.number)
         if pending is None:
             self.counters.add("late")
-        elif reply.code == CallRefusal.NO_SESSION and pending.once and pending.sent == 1:
+        elif reply.code == CallRefusalReason.NO_SESSION and pending.once and pending.sent == 1:
             pending.sent, pending.due_s = 0, now  # it has not run: it was sent once, and refused
             self.require_hello()
         else:
@@ -233,20 +233,20 @@ class Session:
             return 0.0
         return max(0.0, min([self._expiry_s, *(p.due_s for p in self._sendable())]) - now)
 
-    def end(self, pending: PendingCall, error: RL4SysError) -> None:
+    def end(self, pending: CallHandle, error: RL4SysError) -> None:
         """End a call with an error."""
         self._end(pending, None, error)
 
     def _make(
-        self, method: str, payload: Tree, now: float, timeout_s: float, once: bool, tell: Callable[[PendingCall], None] | None
-    ) -> PendingCall:
+        self, method: str, payload: Tree, now: float, timeout_s: float, once: bool, tell: Callable[[CallHandle], None] | None
+    ) -> CallHandle:
         number = self._next
         acked = next(iter(self.under_way)) if self.under_way else number
         frames = encode_call(Call(number, self.id, acked, round(timeout_s * 1000), once, method, payload))
         self._next += 1
-        return PendingCall(method, number, once, timeout_s, now + timeout_s, frames, tell, due_s=now)
+        return CallHandle(method, number, once, timeout_s, now + timeout_s, frames, tell, due_s=now)
 
-    def _sendable(self) -> Iterable[PendingCall]:
+    def _sendable(self) -> Iterable[CallHandle]:
         """Return the calls that may be sent at present: only the ``$hello`` while it has no reply, then the oldest calls."""
         if self._hello is not None:
             return (self._hello,)
@@ -254,7 +254,7 @@ class Session:
             return ()
         return self.under_way.values() if len(self.under_way) <= WINDOW else list(islice(self.under_way.values(), WINDOW))
 
-    def _on_hello_reply(self, hello: PendingCall, reply: Reply) -> None:
+    def _on_hello_reply(self, hello: CallHandle, reply: Reply) -> None:
         error = _error(hello, self.address, reply)
         if error is None and not _is_welcome(reply.payload):
             self.counters.add("refused")
@@ -273,7 +273,7 @@ class Session:
             else:
                 self._check_size(pending)
 
-    def _check_size(self, pending: PendingCall) -> None:
+    def _check_size(self, pending: CallHandle) -> None:
         """End a call (``too_large``) if one of its frames is larger than the server accepts.
 
         The server would close the connection if it received such a frame.
@@ -281,9 +281,9 @@ class Session:
         try:
             check_size(pending.frames, self.welcome["max_frame_bytes"])
         except PayloadError as exc:
-            self._end(pending, None, CallRefused(pending.method, self.address, CallRefusal.TOO_LARGE, exc.problem))
+            self._end(pending, None, CallRefused(pending.method, self.address, CallRefusalReason.TOO_LARGE, exc.problem))
 
-    def _end(self, pending: PendingCall, answer: Tree, error: RL4SysError | None) -> None:
+    def _end(self, pending: CallHandle, answer: Tree, error: RL4SysError | None) -> None:
         self.under_way.pop(pending.number, None)
         if not self.under_way:
             self._hello = None  # no call waits for it any more
@@ -294,7 +294,7 @@ class Session:
 
 
 def _is_welcome(payload: Tree) -> bool:
-    """Return True if the payload has the fields that a `Session` reads, with the right types."""
+    """Return True if the payload has the fields that a `CallerSession` reads, with the right types."""
     kinds = {"max_frame_bytes": int, "since": int, "pub": str, "channel": bytes}
     return isinstance(payload, dict) and all(type(payload.get(name)) is kind for name, kind in kinds.items())
 
@@ -303,12 +303,12 @@ def _size(frame: Frame) -> int:
     return frame.nbytes if isinstance(frame, memoryview) else len(frame)
 
 
-def _error(pending: PendingCall, address: str, reply: Reply) -> CallError | None:
+def _error(pending: CallHandle, address: str, reply: Reply) -> CallError | None:
     if reply.code == ANSWERED:
         return None
     if reply.code == FAILED:
         kind, _, text = reply.detail.partition("\n")
         return CallFailed(pending.method, address, kind, text)
-    if reply.code == CallRefusal.NO_SESSION:
+    if reply.code == CallRefusalReason.NO_SESSION:
         return CallLost(pending.method, address)
-    return CallRefused(pending.method, address, CallRefusal(reply.code), reply.detail)
+    return CallRefused(pending.method, address, CallRefusalReason(reply.code), reply.detail)

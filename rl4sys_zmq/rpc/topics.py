@@ -8,7 +8,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import CallRefusal, PayloadError
+from rl4sys_zmq.errors import CallRefusalReason, PayloadError
 from rl4sys_zmq.security import Authorizer
 from rl4sys_zmq.transports import Socket, read_subscription
 from rl4sys_zmq.wire.messages import Frame
@@ -34,7 +34,7 @@ def topic_frame(topic: str, channel: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Newest:
+class _NewestPublication:
     number: int
     frames: list[Frame]
 
@@ -54,7 +54,7 @@ class TopicPublisher:
     def __init__(self, server: int, counters: Counters, max_frame_bytes: int) -> None:
         self._server, self._counters, self._max_frame_bytes = server, counters, max_frame_bytes
         self._lock = threading.Lock()
-        self._newest: dict[str, _Newest] = {}
+        self._newest: dict[str, _NewestPublication] = {}
         self._posted: OrderedDict[str, None] = OrderedDict()
         """The topics whose newest publication must be sent, in order.
 
@@ -85,7 +85,7 @@ class TopicPublisher:
             number = held.number + 1 if held is not None else 1
             frames = encode_publication(Publication(number, self._server, number, topic, payload))
             check_size(frames, self._max_frame_bytes)
-            self._newest[topic] = _Newest(number, frames)
+            self._newest[topic] = _NewestPublication(number, frames)
             self._posted[topic] = None
         self._counters.add("notices")
         return number
@@ -134,10 +134,10 @@ class TopicPublisher:
             name, _, channel = subscription[1].partition(b"\0")
             topic = name.decode("utf-8", "replace")
             if channel != self.channel or (xpub.authenticated and not authorizer.may_read(xpub.user)):
-                self._counters.add(f"refused.{CallRefusal.FORBIDDEN}")
+                self._counters.add(f"refused.{CallRefusalReason.FORBIDDEN}")
                 continue
             if not is_name(topic):
-                self._counters.add(f"refused.{CallRefusal.INVALID}")
+                self._counters.add(f"refused.{CallRefusalReason.INVALID}")
                 continue
             xpub.grant(subscription[1])
             if len(self._asked) < MAX_TOPICS:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         write_user_keys,
     )
     from rl4sys_zmq.security.quota import Quota, TokenBucket
-    from rl4sys_zmq.security.zap import Check, Credentials, Denied, ZapDomain, register_domain
+    from rl4sys_zmq.security.zap import Check, Denied, PeerCredentials, ZapDomain, register_domain
 
 __all__ = [
     "AccessList",
@@ -47,7 +47,7 @@ __all__ = [
     "Authenticator",
     "Authorizer",
     "Check",
-    "Credentials",
+    "PeerCredentials",
     "Denied",
     "KeyPair",
     "LEARNER_PUBLIC",
@@ -97,6 +97,6 @@ __getattr__ = lazy_getattr(
             "write_user_keys",
         ),
         "quota": ("Quota", "TokenBucket"),
-        "zap": ("Check", "Credentials", "Denied", "ZapDomain", "register_domain"),
+        "zap": ("Check", "PeerCredentials", "Denied", "ZapDomain", "register_domain"),
     },
 )

@@ -19,7 +19,7 @@ from rl4sys_zmq.private import others_can_write
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.security.access import USERS_FILE, AccessList, load_access
 from rl4sys_zmq.security.keys import LEARNER_SECRET, curve_server, read_server_keys
-from rl4sys_zmq.security.zap import Credentials, Denied, register_domain
+from rl4sys_zmq.security.zap import Denied, PeerCredentials, register_domain
 from rl4sys_zmq.transports import Secure
 
 __all__ = ["AccessWatcher", "Authenticator"]
@@ -62,7 +62,7 @@ class AccessWatcher(Worker):
         self._warn()
         self._stopping = threading.Event()
 
-    def check(self, credentials: Credentials) -> str | Denied:
+    def check(self, credentials: PeerCredentials) -> str | Denied:
         """Return the public key of a connecting peer if it is in the access list, else the denial with the reason.
 
         The ZAP handler calls this method in its thread. The returned key, not the user's name, becomes the user id of the

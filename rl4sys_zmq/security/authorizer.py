@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.security.access import AccessList, User
 from rl4sys_zmq.security.quota import UserBuckets
 from rl4sys_zmq.wire.messages import Hello
@@ -81,14 +81,14 @@ class Authorizer:
             return None
         user = self._access.by_key.get(key)
         if user is None:
-            raise ProtocolError(Refusal.FORBIDDEN, "this key is no longer in the list of users")
+            raise ProtocolError(RefusalReason.FORBIDDEN, "this key is no longer in the list of users")
         if user.expired(time.time()):
-            raise ProtocolError(Refusal.FORBIDDEN, f"the key of {user.name} has expired")
+            raise ProtocolError(RefusalReason.FORBIDDEN, f"the key of {user.name} has expired")
         meter = self._meters.get(key) or self._new_meter(user, now)
         if meter.messages is not None and not meter.messages.take(1, now):
-            raise ProtocolError(Refusal.QUOTA, f"more than {user.quota.messages_per_s:g} messages/s from {user.name}")
+            raise ProtocolError(RefusalReason.QUOTA, f"more than {user.quota.messages_per_s:g} messages/s from {user.name}")
         if meter.nbytes is not None and not meter.nbytes.take(nbytes, now):
-            raise ProtocolError(Refusal.QUOTA, f"more than {user.quota.bytes_per_s:g} bytes/s from {user.name}")
+            raise ProtocolError(RefusalReason.QUOTA, f"more than {user.quota.bytes_per_s:g} bytes/s from {user.name}")
         return user
 
     # ---- roles and client_ids
@@ -97,13 +97,13 @@ class Authorizer:
     def check_role(user: User | None, role: str) -> None:
         """Raise ProtocolError (``FORBIDDEN``) if the user does not have this role. If the user is None, never raise."""
         if user is not None and role not in user.roles:
-            raise ProtocolError(Refusal.FORBIDDEN, f"the key of {user.name} does not have the role {role}")
+            raise ProtocolError(RefusalReason.FORBIDDEN, f"the key of {user.name} does not have the role {role}")
 
     @staticmethod
     def check_client(user: User | None, client_id: str) -> None:
         """Raise ProtocolError (``IDENTITY``) if the user may not act for this client. If the user is None, never raise."""
         if user is not None and not user.may_act_for(client_id):
-            raise ProtocolError(Refusal.IDENTITY, f"the key of {user.name} is not valid for client {client_id!r:.80}")
+            raise ProtocolError(RefusalReason.IDENTITY, f"the key of {user.name} is not valid for client {client_id!r:.80}")
 
     def may_read(self, key: str, client_id: str | None = None) -> bool:
         """Return True if the user with this public key may subscribe to the weights of a client.
@@ -138,10 +138,10 @@ class Authorizer:
             return
         self.check_client(user, hello.client_id)
         if owner not in ("", user.name):
-            raise ProtocolError(Refusal.IDENTITY, f"actor {hello.actor_id!r:.80} belongs to another key")
+            raise ProtocolError(RefusalReason.IDENTITY, f"actor {hello.actor_id!r:.80} belongs to another key")
         self.check_role(user, "submit" if hello.submits else READ_ROLE)
         if user.quota.actors is not None and live >= user.quota.actors:
-            raise ProtocolError(Refusal.QUOTA, f"{live} actors of {user.name} are live; its quota is {user.quota.actors}")
+            raise ProtocolError(RefusalReason.QUOTA, f"{live} actors of {user.name} are live; its quota is {user.quota.actors}")
 
     def check_fetch(self, user: User | None, now: float) -> None:
         """Check that an actor may request the complete weights.
@@ -159,7 +159,7 @@ class Authorizer:
         self.check_role(user, READ_ROLE)
         meter = self._meters.get(user.key) or self._new_meter(user, now)
         if meter.fetches is not None and not meter.fetches.take(1, now):
-            raise ProtocolError(Refusal.QUOTA, f"more than {user.quota.fetches_per_min:g} fetches/min from {user.name}")
+            raise ProtocolError(RefusalReason.QUOTA, f"more than {user.quota.fetches_per_min:g} fetches/min from {user.name}")
 
     @staticmethod
     def check_steps(user: User | None, steps: Iterable[int]) -> None:
@@ -171,7 +171,7 @@ class Authorizer:
         """
         limit = user.quota.segment_steps if user is not None else None
         if limit is not None and (longest := max(steps, default=0)) > limit:
-            raise ProtocolError(Refusal.QUOTA, f"a segment has {longest} steps; the quota of this key is {limit}")
+            raise ProtocolError(RefusalReason.QUOTA, f"a segment has {longest} steps; the quota of this key is {limit}")
 
     def _new_meter(self, user: User, now: float) -> UserBuckets:
         meter = self._meters[user.key] = UserBuckets(user.quota, now)

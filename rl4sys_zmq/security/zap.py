@@ -29,7 +29,7 @@ from rl4sys_zmq.transports.poller import Poller
 from rl4sys_zmq.transports.sockets import Socket
 from rl4sys_zmq.transports.wakeup import Wakeup
 
-__all__ = ["MAX_USER_ID_BYTES", "Check", "Credentials", "Denied", "ZapDomain", "register_domain"]
+__all__ = ["MAX_USER_ID_BYTES", "Check", "PeerCredentials", "Denied", "ZapDomain", "register_domain"]
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ _OK, _DENIED, _FAULT = b"200", b"400", b"500"
 
 
 @dataclass(frozen=True, slots=True)
-class Credentials:
+class PeerCredentials:
     """The credentials of a connecting peer.
 
     Attributes:
@@ -71,7 +71,7 @@ class Denied:
     reason: str
 
 
-Check = Callable[[Credentials], "str | Denied"]
+Check = Callable[[PeerCredentials], "str | Denied"]
 """A function that accepts or denies a connecting peer.
 
 It returns a `Denied`, or the user id of the peer (1 to 255 bytes in UTF-8). libzmq then adds this id to each message of the peer.
@@ -91,7 +91,7 @@ class ZapDomain(Resource):
             raised an error), and ``denied.REASON`` for each reason that the check function gives.
     """
 
-    def __init__(self, name: str, check: Check, handler: _Handler) -> None:
+    def __init__(self, name: str, check: Check, handler: _ZapThread) -> None:
         self.name = name
         self.check = check
         self.counters = Counters()
@@ -145,8 +145,8 @@ def register_domain(name: str, check: Check) -> ZapDomain:
     return domain
 
 
-def _start_handler() -> _Handler:
-    handler = _Handler()
+def _start_handler() -> _ZapThread:
+    handler = _ZapThread()
     handler.start()
     if not handler.bound.wait(_START_WAIT_S):
         handler.stop()
@@ -157,7 +157,7 @@ def _start_handler() -> _Handler:
     return handler
 
 
-class _Handler(Worker):
+class _ZapThread(Worker):
     """The thread that answers libzmq's authentication requests for all domains of the process.
 
     A malformed request is dropped or denied. It does not end the thread.
@@ -238,7 +238,7 @@ class _Handler(Worker):
             return _DENIED, b""
         try:
             where = bytes(address).decode("utf-8", "replace")
-            verdict = domain.check(Credentials(domain.name, where, "CURVE", z85.encode(shown[0]).decode("ascii")))
+            verdict = domain.check(PeerCredentials(domain.name, where, "CURVE", z85.encode(shown[0]).decode("ascii")))
             user = _user_id(verdict)
         except Exception:
             log.exception("the check of ZAP domain %r failed; the peer is denied", domain.name)
@@ -270,21 +270,21 @@ def _user_id(verdict: object) -> bytes | Denied:
     return user
 
 
-class _Process:
+class _ZapProcessState:
     """The ZAP handler of one process. A forked child gets a new object of this class and starts another handler."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.handler: _Handler | None = None
+        self.handler: _ZapThread | None = None
 
 
-_process = _Process()
-_inherited: list[_Process] = []  # keeps the parent's sockets referenced, so that the child never closes them
+_process = _ZapProcessState()
+_inherited: list[_ZapProcessState] = []  # keeps the parent's sockets referenced, so that the child never closes them
 
 
 def _after_fork() -> None:
     global _process
-    inherited, _process = _process, _Process()
+    inherited, _process = _process, _ZapProcessState()
     _inherited.append(inherited)
 
 

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.errors import CallRefusal, CallRefused, CallTimeout, ConfigError, InvalidReply, PayloadError, ProtocolError
-from rl4sys_zmq.errors import Refusal as WireRefusal
+from rl4sys_zmq.errors import CallRefusalReason, CallRefused, CallTimeout, ConfigError, InvalidReply, PayloadError, ProtocolError
+from rl4sys_zmq.errors import RefusalReason as WireRefusal
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.rpc import Caller, RefuseCall, Server, Subscription
+from rl4sys_zmq.rpc import Caller, CallRefusedByCallback, Server, Subscription
 from rl4sys_zmq.rpc.session import HELLO
 from rl4sys_zmq.serving.action_config import ActionConfig
 from rl4sys_zmq.serving.image_coding import code_images, read_images
@@ -161,12 +161,12 @@ class ActionServer(Resource):
     def _obs(self, keys: Tree) -> Tree:
         """Check a received call of the method ``obs``, run the callback for observations, and return the reply."""
         if self._obs_callback is None:
-            raise RefuseCall(CallRefusal.UNKNOWN, "this server has no obs_callback")
+            raise CallRefusedByCallback(CallRefusalReason.UNKNOWN, "this server has no obs_callback")
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-            raise RefuseCall(CallRefusal.INVALID, "obs takes a list of keys")
+            raise CallRefusedByCallback(CallRefusalReason.INVALID, "obs takes a list of keys")
         unknown = _unknown("observation", keys, self.config.observation_keys)
         if unknown:
-            raise RefuseCall(CallRefusal.UNKNOWN, unknown)
+            raise CallRefusedByCallback(CallRefusalReason.UNKNOWN, unknown)
         answer = self._obs_callback(set(keys))
         values = self._checked("obs_callback", answer)
         missing, extra = sorted(set(keys) - values.keys()), sorted(map(str, values.keys() - set(keys)))
@@ -179,19 +179,19 @@ class ActionServer(Resource):
     def _act(self, call: Tree) -> Tree:
         """Check a received call of the method ``act``, run the callback for actions, and return the reply."""
         if self._act_callback is None:
-            raise RefuseCall(CallRefusal.UNKNOWN, "this server has no act_callback")
+            raise CallRefusedByCallback(CallRefusalReason.UNKNOWN, "this server has no act_callback")
         match call:
             case {"key": str() as key, "payload": payload, "images": images, **rest} if not rest:
                 pass
             case _:
-                raise RefuseCall(CallRefusal.INVALID, "act takes key, payload and images")
+                raise CallRefusedByCallback(CallRefusalReason.INVALID, "act takes key, payload and images")
         unknown = _unknown("action", [key], self.config.action_keys)
         if unknown:
-            raise RefuseCall(CallRefusal.UNKNOWN, unknown)
+            raise CallRefusedByCallback(CallRefusalReason.UNKNOWN, unknown)
         try:
             payload = _joined(payload, images)
         except ProtocolError as exc:
-            raise RefuseCall(CallRefusal.INVALID, str(exc)) from exc
+            raise CallRefusedByCallback(CallRefusalReason.INVALID, str(exc)) from exc
         return self._coded(self._checked("act_callback", self._act_callback(key, payload)))
 
     def _coded(self, values: dict[str, Tree]) -> Tree:
@@ -374,7 +374,7 @@ class ActionClient(Resource):
     def _check(self, kind: str, method: str, keys: Iterable[str], known: Iterable[str]) -> None:
         unknown = _unknown(kind, keys, known)
         if unknown:
-            raise CallRefused(method, self.address, CallRefusal.UNKNOWN, unknown)
+            raise CallRefused(method, self.address, CallRefusalReason.UNKNOWN, unknown)
 
 
 def _unknown(kind: str, keys: Iterable[object], known: Iterable[str]) -> str:

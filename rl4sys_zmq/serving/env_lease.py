@@ -16,7 +16,16 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from rl4sys_zmq.errors import CallLost, CallRefusal, CallRefused, CallTimeout, Closed, ConfigError, PayloadError, RL4SysError
+from rl4sys_zmq.errors import (
+    CallLost,
+    CallRefusalReason,
+    CallRefused,
+    CallTimeout,
+    Closed,
+    ConfigError,
+    PayloadError,
+    RL4SysError,
+)
 from rl4sys_zmq.liveness import MISSED_MESSAGES, RENEWAL_LIMITS_S
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.rpc import Caller
@@ -183,7 +192,7 @@ class EnvLease(Resource):
             try:
                 return self.call("reset", payload)
             except CallRefused as refused:
-                if refused.code not in (CallRefusal.GONE, CallRefusal.OCCUPIED):
+                if refused.code not in (CallRefusalReason.GONE, CallRefusalReason.OCCUPIED):
                     raise
         self.take()
         return self.call("reset", payload)
@@ -201,7 +210,7 @@ class EnvLease(Resource):
         before = self._unsure
         if not self._taken or (before and verb == "step"):
             text = f"{before}, so the state of the episode is unknown; call reset()"
-            raise CallRefused(verb, self.client.address, CallRefusal.GONE, text)
+            raise CallRefused(verb, self.client.address, CallRefusalReason.GONE, text)
         if verb != "render":
             self._unsure = f"the last {verb} failed"
         try:

@@ -21,10 +21,10 @@ from typing import Any, Self
 
 import gymnasium
 
-from rl4sys_zmq.errors import CallRefusal, ConfigError
+from rl4sys_zmq.errors import CallRefusalReason, ConfigError
 from rl4sys_zmq.liveness import ENV_LEASE_S
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.rpc import RefuseCall, Server
+from rl4sys_zmq.rpc import CallRefusedByCallback, Server
 from rl4sys_zmq.serving.addresses import bind_address
 from rl4sys_zmq.serving.gymnasium_spaces import GymSpace, SpaceElementReader
 from rl4sys_zmq.serving.leases import LeaseTable
@@ -248,7 +248,9 @@ class GymEnvServer(Resource):
     def _take(self, payload: Tree) -> Tree:
         token, count, index = _fields(payload, token=int, count=int, index=int | None)
         if not 1 <= count <= self.count:
-            raise RefuseCall(CallRefusal.OCCUPIED, f"{count} requested; there are {self.count} environments in all")
+            raise CallRefusedByCallback(
+                CallRefusalReason.OCCUPIED, f"{count} requested; there are {self.count} environments in all"
+            )
         return list(self._leases.take(token, count, index))
 
     def _keep(self, payload: Tree) -> Tree:
@@ -280,7 +282,9 @@ class GymEnvServer(Resource):
         """
         only, seeds, options = _fields(payload, only=list, seeds=list, options=dict | None)
         if len(only) != len(slots) or len(seeds) != len(slots):
-            raise RefuseCall(CallRefusal.INVALID, f"{len(only)} flags and {len(seeds)} seeds for {len(slots)} environments")
+            raise CallRefusedByCallback(
+                CallRefusalReason.INVALID, f"{len(only)} flags and {len(seeds)} seeds for {len(slots)} environments"
+            )
         numbers = [_seed(text) for text in seeds]
         chosen = zip(slots, only, numbers, strict=True)
         return [self._reset_one(i, slot, number, options) if wanted else None for (i, slot), wanted, number in chosen]
@@ -296,13 +300,15 @@ class GymEnvServer(Resource):
         """Step each environment, or reset it if its flag in ``anew`` is True, as `AutoresetMode.NEXT_STEP` requires."""
         actions, anew = _fields(payload, actions=list, anew=list)
         if len(actions) != len(slots) or len(anew) != len(slots):
-            raise RefuseCall(CallRefusal.INVALID, f"{len(actions)} actions for {len(slots)} environments")
+            raise CallRefusedByCallback(CallRefusalReason.INVALID, f"{len(actions)} actions for {len(slots)} environments")
         for (index, slot), action, again in zip(slots, actions, anew, strict=True):
             if slot.pending and not again:
-                raise RefuseCall(CallRefusal.GONE, f"environment {index}: {slot.pending}; call reset()")
+                raise CallRefusedByCallback(CallRefusalReason.GONE, f"environment {index}: {slot.pending}; call reset()")
             wrong = "" if again else self._actions.mismatch(action)
             if wrong:
-                raise RefuseCall(CallRefusal.INVALID, f"the action for environment {index} does not fit: {wrong}")
+                raise CallRefusedByCallback(
+                    CallRefusalReason.INVALID, f"the action for environment {index} does not fit: {wrong}"
+                )
         out = []
         for (index, slot), action, again in zip(slots, actions, anew, strict=True):
             if again:
@@ -330,8 +336,8 @@ class GymEnvServer(Resource):
         if self._check and not space.contains(observation):
             slot.pending = "its last observation was outside its space"
             shown = f"{observation!r:.200}"
-            raise RefuseCall(
-                CallRefusal.INVALID, f"environment {index} returned an observation outside its space {space}: {shown}"
+            raise CallRefusedByCallback(
+                CallRefusalReason.INVALID, f"environment {index} returned an observation outside its space {space}: {shown}"
             )
         return self._observations.to_tree(observation, cast=True)
 
@@ -389,10 +395,12 @@ def _make(env: Env | str | Callable[[], Env], count: int, kwargs: dict[str, Any]
 def _fields(payload: Tree, **kinds: Any) -> list[Any]:
     """Return the named fields of a caller's payload, in order. Refuse the call if a field is missing or has the wrong type."""
     if not isinstance(payload, dict):
-        raise RefuseCall(CallRefusal.INVALID, f"the payload must be a dict, not a {type(payload).__name__}")
+        raise CallRefusedByCallback(CallRefusalReason.INVALID, f"the payload must be a dict, not a {type(payload).__name__}")
     for name, kind in kinds.items():
         if not isinstance(payload.get(name), kind):
-            raise RefuseCall(CallRefusal.INVALID, f"{name} has the wrong type {type(payload.get(name)).__name__}")
+            raise CallRefusedByCallback(
+                CallRefusalReason.INVALID, f"{name} has the wrong type {type(payload.get(name)).__name__}"
+            )
     return [payload.get(name) for name in kinds]
 
 
@@ -401,5 +409,5 @@ def _seed(text: Tree) -> int | None:
     if text is None:
         return None
     if not isinstance(text, str) or len(text) > MAX_SEED_DIGITS or not text.isascii() or not text.isdigit():
-        raise RefuseCall(CallRefusal.INVALID, f"the seed {text!r:.40} is not an integer of at least 0")
+        raise CallRefusedByCallback(CallRefusalReason.INVALID, f"the seed {text!r:.40} is not an integer of at least 0")
     return int(text)

@@ -15,7 +15,7 @@ from rl4sys_zmq.serving.remote_env import TIMEOUT_S, RemoteEnv
 __all__ = ["GymEnvClientWrapper", "GymEnvServerWrapper"]
 
 
-class _Guarded(gymnasium.Wrapper[Any, Any, Any, Any]):
+class _LockedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """An environment wrapper with a lock, so that calls of the server and of the local program never run at the same time."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -52,7 +52,7 @@ class GymEnvServerWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         Raises:
             ConfigError, TransportError: As `GymEnvServer`.
         """
-        super().__init__(_Guarded(env))
+        super().__init__(_LockedEnv(env))
         self.server = GymEnvServer(self.env, **{"bind": port, **options})
 
     def start(self, threaded: bool = False) -> None:

@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from rl4sys_zmq.errors import PayloadError, ProtocolError, Refusal
+from rl4sys_zmq.errors import PayloadError, ProtocolError, RefusalReason
 from rl4sys_zmq.images import NEEDS_PILLOW, BadImage, ImageCodec, decode_images, encode_images, has_pillow, image_size
 from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
 from rl4sys_zmq.values.trees import Tree
@@ -66,23 +66,23 @@ def read_images(images: Tree) -> dict[str, Tree]:
             (code ``feature``).
     """
     if not isinstance(images, dict):
-        raise ProtocolError(Refusal.MALFORMED, "the images are not a dict")
+        raise ProtocolError(RefusalReason.MALFORMED, "the images are not a dict")
     if images and not has_pillow():
-        raise ProtocolError(Refusal.FEATURE, NEEDS_PILLOW)
+        raise ProtocolError(RefusalReason.FEATURE, NEEDS_PILLOW)
     out, total = {}, 0
     for key, coded in images.items():
         match coded:
             case ["png" | "jpeg" as form, [*shape], bytes() as files] if _is_shape(shape):
                 total += prod(shape)
             case _:
-                raise ProtocolError(Refusal.MALFORMED, f"{key!r:.60} is not an encoded image")
+                raise ProtocolError(RefusalReason.MALFORMED, f"{key!r:.60} is not an encoded image")
         size = image_size(shape)
         if size is None or total > MAX_PIXEL_BYTES:
-            raise ProtocolError(Refusal.SHAPE, f"{key!r:.60}: images of shape {shape!r:.60} are invalid or too large")
+            raise ProtocolError(RefusalReason.SHAPE, f"{key!r:.60}: images of shape {shape!r:.60} are invalid or too large")
         try:
             out[key] = decode_images(files, shape, size, form)
         except BadImage as exc:
-            raise ProtocolError(Refusal.MALFORMED, f"{key!r:.60}: {exc}") from exc
+            raise ProtocolError(RefusalReason.MALFORMED, f"{key!r:.60}: {exc}") from exc
     return out
 
 

@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 
-from rl4sys_zmq.errors import CallRefusal
+from rl4sys_zmq.errors import CallRefusalReason
 from rl4sys_zmq.liveness import is_silent
-from rl4sys_zmq.rpc import RefuseCall
+from rl4sys_zmq.rpc import CallRefusedByCallback
 
-__all__ = ["Lease", "LeaseTable"]
+__all__ = ["SlotLease", "LeaseTable"]
 
 LONG_CALL_S = 1.0
 ENDED_LEASES = 1024
@@ -28,7 +28,7 @@ ENDED_LEASES = 1024
 
 
 @dataclass(slots=True)
-class Lease:
+class SlotLease:
     """The right of one caller to one or more environments of a server. Times are those of `time.monotonic`, in seconds.
 
     Attributes:
@@ -60,8 +60,8 @@ class LeaseTable:
         self.count = count
         self.lease_s = lease_s
         self._lock = threading.Lock()
-        self._slots: list[Lease | None] = [None] * count
-        self._leases: dict[int, Lease] = {}
+        self._slots: list[SlotLease | None] = [None] * count
+        self._leases: dict[int, SlotLease] = {}
         self._ended: OrderedDict[int, tuple[int, ...]] = OrderedDict()
 
     @property
@@ -74,7 +74,7 @@ class LeaseTable:
         """True while a call of any caller runs on its environments."""
         return any(lease is not None and lease.call_started_s is not None for lease in self._slots)
 
-    def holders(self) -> list[Lease | None]:
+    def holders(self) -> list[SlotLease | None]:
         """Return a list with the lease of each slot, or None for a free slot."""
         return list(self._slots)
 
@@ -96,7 +96,9 @@ class LeaseTable:
         """
         now = monotonic() if now is None else now
         if index is not None and not 0 <= index < self.count:
-            raise RefuseCall(CallRefusal.UNKNOWN, f"there is no environment {index}; there are {self.count}, counted from 0")
+            raise CallRefusedByCallback(
+                CallRefusalReason.UNKNOWN, f"there is no environment {index}; there are {self.count}, counted from 0"
+            )
         with self._lock:
             known = self._held(token)
             if known is not None:
@@ -108,20 +110,20 @@ class LeaseTable:
             free = [i for i in wanted if self._free(self._slots[i], now)]
             free.sort(key=lambda i: (self._slots[i] is not None, i))
             if len(free) < count:
-                raise RefuseCall(CallRefusal.OCCUPIED, self._why_not(count, index, len(free), now))
+                raise CallRefusedByCallback(CallRefusalReason.OCCUPIED, self._why_not(count, index, len(free), now))
             slots = tuple(sorted(free[:count]))
             for i in slots:
                 before = self._slots[i]
                 if before is not None:
                     self._end(before)
-            lease = Lease(token, slots, now)
+            lease = SlotLease(token, slots, now)
             self._leases[token] = lease
             for i in slots:
                 self._slots[i] = lease
             return slots
 
     @contextmanager
-    def use(self, token: int) -> Iterator[Lease]:
+    def use(self, token: int) -> Iterator[SlotLease]:
         """Mark the lease as in use during the ``with`` block. The lease does not end, and no second call can begin.
 
         Raises:
@@ -133,7 +135,7 @@ class LeaseTable:
             if lease is None:
                 raise self._gone(token)
             if lease.call_started_s is not None:
-                raise RefuseCall(CallRefusal.BUSY, "another call of this lease still runs")
+                raise CallRefusedByCallback(CallRefusalReason.BUSY, "another call of this lease still runs")
             lease.last_message_s = lease.call_started_s = monotonic()
         try:
             yield lease
@@ -162,15 +164,15 @@ class LeaseTable:
                 if lease.call_started_s is None:
                     self._end(lease)
 
-    def _held(self, token: int) -> Lease | None:
+    def _held(self, token: int) -> SlotLease | None:
         """Return the lease with this token, or None if there is none or its caller has returned it."""
         lease = self._leases.get(token)
         return lease if lease is not None and not lease.returned else None
 
-    def _free(self, lease: Lease | None, now: float) -> bool:
+    def _free(self, lease: SlotLease | None, now: float) -> bool:
         return lease is None or (lease.call_started_s is None and is_silent(now, lease.last_message_s, self.lease_s))
 
-    def _end(self, lease: Lease) -> None:
+    def _end(self, lease: SlotLease) -> None:
         del self._leases[lease.token]
         self._ended[lease.token] = lease.slots
         if len(self._ended) > ENDED_LEASES:
@@ -186,14 +188,14 @@ class LeaseTable:
         tail = f" ({', '.join(stuck)})" if stuck else ""
         return f"{what}; {self.taken} of {self.count} environments are taken{tail}"
 
-    def _gone(self, token: int) -> RefuseCall:
+    def _gone(self, token: int) -> CallRefusedByCallback:
         slots = self._ended.get(token)
         if slots is not None and any(self._slots[i] is not None for i in slots):
             names = ", ".join(map(str, slots))
             text = (
                 f"the lease of environment {names} expired after {self.lease_s:g} s of silence, and another caller has taken it"
             )
-            return RefuseCall(CallRefusal.OCCUPIED, f"{text}; call reset() to request a free one")
-        return RefuseCall(
-            CallRefusal.GONE, "the lease is unknown: the server was restarted, or another caller had it; call reset()"
+            return CallRefusedByCallback(CallRefusalReason.OCCUPIED, f"{text}; call reset() to request a free one")
+        return CallRefusedByCallback(
+            CallRefusalReason.GONE, "the lease is unknown: the server was restarted, or another caller had it; call reset()"
         )

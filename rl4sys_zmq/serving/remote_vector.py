@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from rl4sys_zmq.errors import CallRefusal, CallRefused, ConfigError
+from rl4sys_zmq.errors import CallRefusalReason, CallRefused, ConfigError
 from rl4sys_zmq.serving.env_lease import EnvLease
 from rl4sys_zmq.serving.remote_env import TIMEOUT_S, parse_seed
 from rl4sys_zmq.values.trees import Tree, copy_tree
@@ -72,7 +72,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
                     self.num_envs += len(self._parts[-1].slots)
             if num_envs is not None and self.num_envs < num_envs:
                 text = f"{num_envs} requested; there are {self.num_envs} environments in all"
-                raise CallRefused("take", ", ".join(addresses), CallRefusal.OCCUPIED, text)
+                raise CallRefused("take", ", ".join(addresses), CallRefusalReason.OCCUPIED, text)
             first = self._parts[0]
             for part in self._parts[1:]:
                 for name in ("observation_space", "action_space"):
@@ -165,7 +165,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         """
         if self._unsure and not self.closed:
             text = "the environments were not all reset at the beginning, or since a call failed; call reset()"
-            raise CallRefused("step", self._parts[0].client.address, CallRefusal.GONE, text)
+            raise CallRefused("step", self._parts[0].client.address, CallRefusalReason.GONE, text)
         to_tree = self._parts[0].actions.to_tree
         try:
             each = [to_tree(a) for a in iterate(self.action_space, actions)]

@@ -26,8 +26,8 @@ from typing import Any
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.dedup import count_received
 from rl4sys_zmq.delivery import StreamRow
-from rl4sys_zmq.errors import CallRefusal, Closed, StoreError
-from rl4sys_zmq.rpc import RefuseCall
+from rl4sys_zmq.errors import CallRefusalReason, Closed, StoreError
+from rl4sys_zmq.rpc import CallRefusedByCallback
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.trainer_journal import JournaledItems, StoreJournal, StorePosition, StreamKey
 
@@ -172,7 +172,9 @@ class StoreInserter:
             RefuseCall: If the store still does not accept items.
         """
         if self._waiting and (error := self._insert_waiting()) is not None and self._waiting:
-            raise RefuseCall(CallRefusal.BUSY, f"store {self.name} accepts nothing for now: {type(error).__name__}: {error}")
+            raise CallRefusedByCallback(
+                CallRefusalReason.BUSY, f"store {self.name} accepts nothing for now: {type(error).__name__}: {error}"
+            )
         return self._arrival()
 
     def take(self, offer: InsertRequest) -> InsertResult:
@@ -190,7 +192,9 @@ class StoreInserter:
         if first + len(fresh) <= acked + 1:
             return InsertResult(acked)
         if acked < 0 and len(self._marks) >= MAX_STREAMS:
-            raise RefuseCall(CallRefusal.BUSY, f"store {self.name} has {MAX_STREAMS} streams, the most that it can have")
+            raise CallRefusedByCallback(
+                CallRefusalReason.BUSY, f"store {self.name} has {MAX_STREAMS} streams, the most that it can have"
+            )
         if self._journal is not None:
             update = JournaledItems(self.name, offer.stream, first, fresh, self._place())
             self._keep(update, self._journal.commit(update))

@@ -18,7 +18,7 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import (
     CallFailed,
     CallLost,
-    CallRefusal,
+    CallRefusalReason,
     CallRefused,
     CallTimeout,
     Closed,
@@ -63,7 +63,7 @@ class UpdateResult:
     dropped_at_source: int = 0
 
 
-class _StoreFeed:
+class _StoreTransfer:
     """One data store of a trainer client, with the state of its transfer to the server.
 
     Attributes:
@@ -174,11 +174,11 @@ class TrainerClient(Resource):
         self.network_version = 0
         self.last_error: RL4SysError | None = None
         self.counters = Counters()
-        self._feeds = {key: _StoreFeed(store) for key, store in stores.items()}
+        self._feeds = {key: _StoreTransfer(store) for key, store in stores.items()}
         self._lock = threading.Lock()
         self._bucket = TokenBucket(config.rate_limit, time.monotonic()) if config.rate_limit is not None else None
         self._on_network: Callable[[Any], object] | None = None
-        self._updater: _Updater | None = None
+        self._updater: _UpdateThread | None = None
         self._stopped = False
         self._client = Caller(config.dial_address(server_ip), timeout_s=timeout_ms / 1000, terms=config.terms(), keys=keys)
         try:
@@ -211,7 +211,7 @@ class TrainerClient(Resource):
             try:
                 part = self._update(name, None)
             except (CallFailed, CallRefused, PayloadError) as exc:
-                if isinstance(exc, CallRefused) and exc.code is not CallRefusal.TOO_LARGE:
+                if isinstance(exc, CallRefused) and exc.code is not CallRefusalReason.TOO_LARGE:
                     raise
                 trouble = trouble or exc
             else:
@@ -280,14 +280,14 @@ class TrainerClient(Resource):
         if type not in self.config.request_types:
             known = ", ".join(self.config.request_types) or "none"
             raise CallRefused(
-                method, self._client.address, CallRefusal.UNKNOWN, f"no request type {type!r:.60}; the types are: {known}"
+                method, self._client.address, CallRefusalReason.UNKNOWN, f"no request type {type!r:.60}; the types are: {known}"
             )
         with self._lock:
             allowed = self._bucket is None or self._bucket.take(1.0, time.monotonic())
             self.counters.add("requests" if allowed else "refused.rate")
         if not allowed:
             detail = f"more than {self.config.rate_limit:g} requests a second"
-            raise CallRefused(method, self._client.address, CallRefusal.RATE, detail)
+            raise CallRefused(method, self._client.address, CallRefusalReason.RATE, detail)
         return self._client.call(method, {"client": self.name, "payload": payload}, once=True)
 
     def recv_network_callback(self, callback: Callable[[Any], object]) -> None:
@@ -321,7 +321,7 @@ class TrainerClient(Resource):
             if self._stopped:
                 raise Closed("the trainer client was stopped")
             if self._updater is None:
-                self._updater = _Updater(self, interval)
+                self._updater = _UpdateThread(self, interval)
                 self._updater.start()
 
     def stats(self) -> dict[str, float]:
@@ -354,7 +354,7 @@ class TrainerClient(Resource):
                 self._client.call(STORES)
                 self.update()
             except (CallTimeout, CallRefused) as exc:
-                if not wait or (isinstance(exc, CallRefused) and exc.code is not CallRefusal.CLOSING):
+                if not wait or (isinstance(exc, CallRefused) and exc.code is not CallRefusalReason.CLOSING):
                     raise
                 log.info("waiting for a trainer at %s", self._client.address)
             else:
@@ -376,14 +376,14 @@ class TrainerClient(Resource):
             raise trouble
         return done
 
-    def _feed(self, name: str) -> _StoreFeed:
+    def _feed(self, name: str) -> _StoreTransfer:
         feed = self._feeds.get(name)
         if feed is None:
             known = ", ".join(sorted(self._feeds)) or "none"
             raise ConfigError(f"this trainer client has no data store {name!r:.60}; it has: {known}", key=str(name)[:100])
         return feed
 
-    def _send_all(self, name: str, feed: _StoreFeed, from_id: int) -> tuple[UpdateResult, RL4SysError | None]:
+    def _send_all(self, name: str, feed: _StoreTransfer, from_id: int) -> tuple[UpdateResult, RL4SysError | None]:
         """Send all items after `from_id` that the store holds at the start of this call.
 
         Returns:
@@ -400,7 +400,7 @@ class TrainerClient(Resource):
                 try:
                     said = self._send(name, feed, acked, first, batch)
                 except (PayloadError, CallRefused) as exc:
-                    if isinstance(exc, CallRefused) and exc.code is not CallRefusal.TOO_LARGE:
+                    if isinstance(exc, CallRefused) and exc.code is not CallRefusalReason.TOO_LARGE:
                         raise
                     if len(batch) > 1:
                         batch = batch[: len(batch) // 2]
@@ -416,7 +416,7 @@ class TrainerClient(Resource):
         self._count("dropped_at_source", dropped)
         return UpdateResult(items, {name: acked}, dropped), trouble
 
-    def _send(self, name: str, feed: _StoreFeed, after: int, first: int, batch: list[Any]) -> dict[str, Any]:
+    def _send(self, name: str, feed: _StoreTransfer, after: int, first: int, batch: list[Any]) -> dict[str, Any]:
         payload = {
             **pack_items(batch),
             "client": self.name,
@@ -428,7 +428,7 @@ class TrainerClient(Resource):
         try:
             said: dict[str, Any] = self._client.call(INSERT + name, payload)
         except CallRefused as exc:
-            if exc.code is CallRefusal.TOO_LARGE:
+            if exc.code is CallRefusalReason.TOO_LARGE:
                 raise PayloadError("payload", exc.detail) from exc
             raise
         self._count("messages")
@@ -445,7 +445,7 @@ class TrainerClient(Resource):
             self.counters.add(name, amount)
 
 
-class _Updater(Worker):
+class _UpdateThread(Worker):
     """The background thread of `TrainerClient.start_async_update`, which calls `update` periodically."""
 
     def __init__(self, client: TrainerClient, interval_s: float) -> None:
@@ -486,7 +486,7 @@ def _as_store_error(store: DataStoreBase) -> Iterator[None]:
         raise StoreError(type(store).__qualname__, f"reading it failed: {type(exc).__name__}: {exc}") from exc
 
 
-def _cut(batch: list[Any], feed: _StoreFeed) -> list[Any]:
+def _cut(batch: list[Any], feed: _StoreTransfer) -> list[Any]:
     """Return the first items of the batch, as many as fit in one message, and set `feed.items` for the next read."""
     size = 0
     for count, item in enumerate(batch):

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from rl4sys_zmq.errors import CallRefusal
-from rl4sys_zmq.rpc import RefuseCall
+from rl4sys_zmq.errors import CallRefusalReason
+from rl4sys_zmq.rpc import CallRefusedByCallback
 from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
 from rl4sys_zmq.values.trees import MAX_ITEMS, Tree, flatten, unflatten_each
 
@@ -38,7 +38,7 @@ def unpack_items(payload: Tree) -> list[Any]:
     count, columns = (payload.get("count"), payload.get("columns")) if type(payload) is dict else (None, None)
     leaves, structure = flatten(columns, tuples=False)
     if type(count) is not int or not 0 <= count <= MAX_ITEMS or not all(_has_rows(leaf, count) for leaf in leaves):
-        raise RefuseCall(CallRefusal.INVALID, "the columns do not have as many rows as there are items")
+        raise CallRefusedByCallback(CallRefusalReason.INVALID, "the columns do not have as many rows as there are items")
     return unflatten_each(structure, leaves, count)
 
 

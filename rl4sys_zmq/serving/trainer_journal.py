@@ -24,10 +24,10 @@ from typing import Any
 from rl4sys_zmq.delivery import JournalEntry, JournalHealth, JournalPage, StreamRow
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal_file import Fsync
-from rl4sys_zmq.errors import CallRefusal, JournalError, ProtocolError, RunDirectoryError
+from rl4sys_zmq.errors import CallRefusalReason, JournalError, ProtocolError, RunDirectoryError
 from rl4sys_zmq.private import make_private
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.rpc import RefuseCall
+from rl4sys_zmq.rpc import CallRefusedByCallback
 from rl4sys_zmq.serving.trainer_items import pack_items, unpack_items
 from rl4sys_zmq.wire.rpc import Call, decode_call, encode_call
 
@@ -119,7 +119,7 @@ class StoreJournal(Resource):
             if id(entry) in self._waiting:
                 if self._journal.error is not None:
                     self._refuse_if_failing()
-                raise RefuseCall(CallRefusal.CLOSING, "the trainer stopped before its journal had the data")
+                raise CallRefusedByCallback(CallRefusalReason.CLOSING, "the trainer stopped before its journal had the data")
         return entry.nbytes
 
     def note(self, update: JournaledItems) -> None:
@@ -175,7 +175,7 @@ class StoreJournal(Resource):
     def _refuse_if_failing(self) -> None:
         error = self._journal.state().error
         if error:
-            raise RefuseCall(CallRefusal.BUSY, f"the trainer's journal accepts nothing: {error}")
+            raise CallRefusedByCallback(CallRefusalReason.BUSY, f"the trainer's journal accepts nothing: {error}")
 
     def _take_news(self) -> None:
         """Wake the threads that wait for written entries or for pages that were read. Called in the journal's thread."""
@@ -220,7 +220,7 @@ def _decode(entry: JournalEntry) -> JournaledItems:
         payload = decode_call(entry.frames).payload
         place = StorePosition(*payload["place"])
         return JournaledItems(entry.client_id, (entry.actor_id, entry.origin), entry.first_seq, unpack_items(payload), place)
-    except (ProtocolError, RefuseCall, KeyError, TypeError) as exc:
+    except (ProtocolError, CallRefusedByCallback, KeyError, TypeError) as exc:
         raise JournalError(
             "stores.db", f"has an entry that is not an update ({exc})", "open it with the version that wrote it"
         ) from exc

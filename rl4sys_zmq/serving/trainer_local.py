@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import CallFailed, CallRefusal, CallRefused, ConfigError
+from rl4sys_zmq.errors import CallFailed, CallRefusalReason, CallRefused, ConfigError
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.serving.data import DataStoreBase
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 ADDRESS = "this process"
 
 
-class _Listener:
+class _NetworkCallback:
     """A registered callback for networks.
 
     Attributes:
@@ -52,7 +52,7 @@ class TrainerSMInterface(Resource):
         self._requests = threading.Lock()
         self._telling = threading.RLock()  # reentrant: a callback can publish
         self._stores: dict[str, DataStoreBase] = {}
-        self._listeners: list[_Listener] = []
+        self._listeners: list[_NetworkCallback] = []
         self._on_request: Callable[[str, Any], Any] | None = None
         self._network: Any = None
         self._version = 0
@@ -95,7 +95,7 @@ class TrainerSMInterface(Resource):
         runs in two threads at once, and never gets an older network after a newer one. Its argument is its own copy of the
         network's parameters, as nested dicts and lists of numpy arrays. An exception of the callback is logged and counted.
         """
-        listener = _Listener(callback_fn)
+        listener = _NetworkCallback(callback_fn)
         with self._lock:
             self._listeners.append(listener)
             network, version = self._network, self._version
@@ -133,7 +133,7 @@ class TrainerSMInterface(Resource):
         if callback is None:
             with self._lock:
                 self.counters.add("refused.unknown")
-            raise CallRefused(method, ADDRESS, CallRefusal.UNKNOWN, "no callback for requests is registered")
+            raise CallRefused(method, ADDRESS, CallRefusalReason.UNKNOWN, "no callback for requests is registered")
         with self._requests:
             self.counters.add("requests")
             try:
@@ -168,7 +168,7 @@ class TrainerSMInterface(Resource):
         """Call `stop`."""
         self.stop()
 
-    def _tell(self, listeners: list[_Listener], arrays: Any, version: int) -> None:
+    def _tell(self, listeners: list[_NetworkCallback], arrays: Any, version: int) -> None:
         """Pass a network to each listener that has not received this version or a newer one."""
         with self._telling:
             for listener in listeners:

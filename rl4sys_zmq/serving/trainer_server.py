@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import CallRefusal, Closed, ConfigError
+from rl4sys_zmq.errors import CallRefusalReason, Closed, ConfigError
 from rl4sys_zmq.names import MAX_NAME, check_name
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.rpc import RefuseCall, Server
+from rl4sys_zmq.rpc import CallRefusedByCallback, Server
 from rl4sys_zmq.security import TokenBucket
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.store_ingest import InsertedItems, InsertRequest, StoreInserter
@@ -287,7 +287,7 @@ class TrainerServer(Resource):
         try:
             ingest = self._ingest(said.get("store"))
         except ConfigError as exc:
-            raise RefuseCall(CallRefusal.UNKNOWN, str(exc)) from exc
+            raise CallRefusedByCallback(CallRefusalReason.UNKNOWN, str(exc)) from exc
         return ingest.mark(_stream(said))
 
     def _insert(self, ingest: StoreInserter, payload: Tree) -> Tree:
@@ -296,8 +296,9 @@ class TrainerServer(Resource):
             _stream(said), _number(said, "after"), _number(said, "known"), _number(said, "first"), unpack_items(said)
         )
         if offer.first <= -1 or offer.after >= offer.first:
-            raise RefuseCall(
-                CallRefusal.INVALID, f"the first item has the number {offer.first}, which does not follow the mark {offer.after}"
+            raise CallRefusedByCallback(
+                CallRefusalReason.INVALID,
+                f"the first item has the number {offer.first}, which does not follow the mark {offer.after}",
             )
         self._tell(ingest, ingest.insert_waiting())
         taken = ingest.take(offer)
@@ -342,12 +343,12 @@ class TrainerServer(Resource):
         while len(self._buckets) > MAX_CALLERS:
             self._buckets.popitem(last=False)
         if not bucket.take(1.0, now):
-            raise RefuseCall(CallRefusal.RATE, f"more than {rate:g} requests a second from {client}")
+            raise CallRefusedByCallback(CallRefusalReason.RATE, f"more than {rate:g} requests a second from {client}")
 
 
 def _map(payload: Tree) -> dict[str, Any]:
     if type(payload) is not dict:
-        raise RefuseCall(CallRefusal.INVALID, "the payload is not that of a trainer client; expected a dict")
+        raise CallRefusedByCallback(CallRefusalReason.INVALID, "the payload is not that of a trainer client; expected a dict")
     return payload
 
 
@@ -355,18 +356,20 @@ def _client(said: dict[str, Any]) -> str:
     try:
         return check_name(said.get("client"), "client")
     except ConfigError as exc:
-        raise RefuseCall(CallRefusal.INVALID, str(exc)) from exc
+        raise CallRefusedByCallback(CallRefusalReason.INVALID, str(exc)) from exc
 
 
 def _stream(said: dict[str, Any]) -> StreamKey:
     lineage = said.get("lineage")
     if type(lineage) is not int or not 0 < lineage < 1 << 63:
-        raise RefuseCall(CallRefusal.INVALID, f"the lineage is {lineage!r:.60}; expected an integer in 1 .. 2^63 - 1")
+        raise CallRefusedByCallback(
+            CallRefusalReason.INVALID, f"the lineage is {lineage!r:.60}; expected an integer in 1 .. 2^63 - 1"
+        )
     return _client(said), lineage
 
 
 def _number(said: dict[str, Any], key: str) -> int:
     number = said.get(key)
     if type(number) is not int or not -1 <= number < 1 << 62:
-        raise RefuseCall(CallRefusal.INVALID, f"{key} is {number!r:.60}; expected an integer of at least -1")
+        raise CallRefusedByCallback(CallRefusalReason.INVALID, f"{key} is {number!r:.60}; expected an integer of at least -1")
     return number

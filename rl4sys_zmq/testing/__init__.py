@@ -4,13 +4,13 @@
 - `check_algorithm`: tests your own learning algorithm. `check_policy`: tests your own kind of policy.
 - `check_data_store`: tests your own subclass of `rl4sys_zmq.serving.DataStoreBase`.
 - `fresh_address`, `TransportUnderTest`: unused addresses for tests. `rl4sys_zmq.testing.plugin`: the pytest fixture `transport`.
-- `ChaosProxy`, `Faults`: a TCP proxy that simulates an unreliable network.
+- `ChaosProxy`, `NetworkFaults`: a TCP proxy that simulates an unreliable network.
 - `FakeAlgorithm`, `FakeFactory`, `FakeParameters`, `fake_spec`, `fake_weights`: an algorithm for tests that does not learn and
   needs no torch.
 """
 
 from rl4sys_zmq.testing.addresses import TransportUnderTest, fresh_address
-from rl4sys_zmq.testing.chaos import ChaosProxy, Faults
+from rl4sys_zmq.testing.chaos import ChaosProxy, NetworkFaults
 from rl4sys_zmq.testing.check_algorithm import check_algorithm
 from rl4sys_zmq.testing.check_data_store import DataStore, check_data_store
 from rl4sys_zmq.testing.check_policy import check_policy
@@ -24,7 +24,7 @@ __all__ = [
     "FakeAlgorithm",
     "FakeFactory",
     "FakeParameters",
-    "Faults",
+    "NetworkFaults",
     "TransportUnderTest",
     "check_algorithm",
     "check_data_store",

@@ -7,10 +7,10 @@ import random
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.testing.chaos_loop import ChaosLoop, Faults
+from rl4sys_zmq.testing.chaos_loop import ChaosThread, NetworkFaults
 from rl4sys_zmq.transports import Address
 
-__all__ = ["ChaosProxy", "Faults"]
+__all__ = ["ChaosProxy", "NetworkFaults"]
 
 _JOIN_S = 10.0
 
@@ -32,7 +32,7 @@ class ChaosProxy(Resource):
         upstream: Address | str,
         *,
         seed: int,
-        faults: Faults | None = None,
+        faults: NetworkFaults | None = None,
         listen: tuple[str, int] = ("127.0.0.1", 0),
     ) -> None:
         """Start the proxy.
@@ -49,17 +49,17 @@ class ChaosProxy(Resource):
         if target.scheme != "tcp" or target.is_fresh:
             raise TransportError(f"{target.uri} cannot be proxied; name a tcp address with its port")
         self.counters = Counters()
-        self._loop = ChaosLoop(target, random.Random(seed), faults or Faults(), self.counters, listen)
+        self._loop = ChaosThread(target, random.Random(seed), faults or NetworkFaults(), self.counters, listen)
         self.address = self._loop.address
         self._loop.start()
 
     @property
-    def faults(self) -> Faults:
-        """The current faults. Assign another `Faults` object to change them at any time."""
+    def faults(self) -> NetworkFaults:
+        """The current faults. Assign another `NetworkFaults` object to change them at any time."""
         return self._loop.faults
 
     @faults.setter
-    def faults(self, faults: Faults) -> None:
+    def faults(self, faults: NetworkFaults) -> None:
         self._loop.call(lambda: setattr(self._loop, "faults", faults))
 
     def pause(self) -> None:

@@ -19,7 +19,7 @@ from rl4sys_zmq.errors import Closed
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Address, Wakeup
 
-__all__ = ["ChaosLoop", "Faults"]
+__all__ = ["ChaosThread", "NetworkFaults"]
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ _TICK_S = 0.02  # a throttled link moves at most the bytes of this time at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Faults:
+class NetworkFaults:
     """The faults that a `ChaosProxy` injects. The defaults inject no faults.
 
     A chunk is what the proxy reads at once, at most 16 KiB.
@@ -52,7 +52,7 @@ class Faults:
     corrupt_probability: float = 0.0
 
 
-class _Flow:
+class _ProxyDirection:
     """One direction of a proxied connection: a queue of bytes from `source` that are due to be written to `sink`."""
 
     def __init__(self, name: str, source: socket.socket, sink: socket.socket) -> None:
@@ -65,7 +65,7 @@ class _Flow:
         self.ended = False
 
 
-class _Link:
+class _ProxyConnection:
     """A proxied connection: the peer's connection to the proxy, and the proxy's connection to the upstream."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
@@ -74,14 +74,14 @@ class _Link:
         self.connected = False
         self.holed = False  # it has lost bytes
         self.half = False  # the server's side is closed; the client's side is still open
-        self.flows = (_Flow("up", client, server), _Flow("down", server, client))
+        self.flows = (_ProxyDirection("up", client, server), _ProxyDirection("down", server, client))
 
 
-class ChaosLoop(Worker):
+class ChaosThread(Worker):
     """The thread of a `ChaosProxy`. It accepts connections, forwards bytes and injects faults."""
 
     def __init__(
-        self, upstream: Address, rng: random.Random, faults: Faults, counters: Counters, listen: tuple[str, int]
+        self, upstream: Address, rng: random.Random, faults: NetworkFaults, counters: Counters, listen: tuple[str, int]
     ) -> None:
         super().__init__("rl4sys-chaos")
         self._upstream = upstream
@@ -92,7 +92,7 @@ class ChaosLoop(Worker):
         self._holed = False
         self._stopping = False
         self._now = 0.0  # of this turn of the loop, so that all checks use the same time
-        self._links: set[_Link] = set()
+        self._links: set[_ProxyConnection] = set()
         self._commands: deque[Callable[[], None]] = deque()
         self._selector = selectors.DefaultSelector()
         self._wakeup = Wakeup()
@@ -141,7 +141,7 @@ class ChaosLoop(Worker):
                 for key, mask in ready:
                     if key.fileobj is self._listener:
                         self._accept()
-                    elif isinstance(key.data, _Link) and key.data in self._links:
+                    elif isinstance(key.data, _ProxyConnection) and key.data in self._links:
                         self._serve(key.data, key.fileobj, mask)
                 for link in list(self._links):
                     self._carry(link)
@@ -184,12 +184,12 @@ class ChaosLoop(Worker):
                 side.setblocking(False)
                 side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             server.connect_ex((self._upstream.host, self._upstream.port))  # the result is known when it becomes writable
-            link = _Link(client, server)
+            link = _ProxyConnection(client, server)
             self._links.add(link)
             self._counters.add("connections")
             self._interest(link)
 
-    def _serve(self, link: _Link, side: object, mask: int) -> None:
+    def _serve(self, link: _ProxyConnection, side: object, mask: int) -> None:
         """Read from one side of a proxied connection, or finish connecting to the upstream, when the selector reports it."""
         if side is link.server and not link.connected:
             if link.server.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
@@ -208,7 +208,7 @@ class ChaosLoop(Worker):
                 return
             self._take(link, flow, data)
 
-    def _take(self, link: _Link, flow: _Flow, data: bytes) -> None:
+    def _take(self, link: _ProxyConnection, flow: _ProxyDirection, data: bytes) -> None:
         """Queue bytes that were read, after a random decision to corrupt or cut them. Empty bytes mean the end of the stream."""
         if not data:
             flow.ended = True
@@ -231,7 +231,7 @@ class ChaosLoop(Worker):
         flow.chunks.append((flow.free_at + faults.latency_s, data, cut))
         flow.size += len(data)
 
-    def _carry(self, link: _Link) -> None:
+    def _carry(self, link: _ProxyConnection) -> None:
         """Write the bytes of a proxied connection that are due, then update the events to wait for."""
         if not self.paused and not self._holed and link.connected:
             for flow in link.flows:
@@ -239,7 +239,7 @@ class ChaosLoop(Worker):
                     return
         self._interest(link)
 
-    def _write(self, link: _Link, flow: _Flow) -> bool:
+    def _write(self, link: _ProxyConnection, flow: _ProxyDirection) -> bool:
         """Write the due bytes of one direction. Return False if this closed the proxied connection."""
         while flow.chunks and flow.chunks[0][0] <= self._now and not link.half:
             due, data, cut = flow.chunks[0]
@@ -263,7 +263,7 @@ class ChaosLoop(Worker):
             return False
         return True
 
-    def _cut(self, link: _Link) -> bool:
+    def _cut(self, link: _ProxyConnection) -> bool:
         self._counters.add("cuts")
         if not self.faults.half_open:
             self._end(link, reset=self.faults.reset)
@@ -278,7 +278,7 @@ class ChaosLoop(Worker):
 
     # ---- waiting and ending
 
-    def _interest(self, link: _Link) -> None:
+    def _interest(self, link: _ProxyConnection) -> None:
         """Update the selector for both sides: wait to read while the buffer has room, and to write if bytes are due."""
         swallowing = link.half or self._holed
         for flow, back in (link.flows, link.flows[::-1]):
@@ -293,7 +293,7 @@ class ChaosLoop(Worker):
                 mask |= selectors.EVENT_WRITE
             self._watch(side, mask, link)
 
-    def _watch(self, side: socket.socket, mask: int, link: _Link | None) -> None:
+    def _watch(self, side: socket.socket, mask: int, link: _ProxyConnection | None) -> None:
         known = self._selector.get_map().get(side.fileno()) if side.fileno() >= 0 else None
         if known is None:
             if mask:
@@ -314,7 +314,7 @@ class ChaosLoop(Worker):
         rate = self.faults.rate_bytes_s
         return max(1, min(_CHUNK_BYTES, int(rate * _TICK_S))) if rate else _CHUNK_BYTES
 
-    def _end(self, link: _Link, *, reset: bool) -> None:
+    def _end(self, link: _ProxyConnection, *, reset: bool) -> None:
         self._links.discard(link)
         self._shut(link.client, reset=reset)
         self._shut(link.server, reset=reset)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import Algorithm, AlgorithmEntry, AlgorithmFactory, UndoableAlgorithm
 from rl4sys_zmq.learner.state_tree import pack_state, unpack_state
-from rl4sys_zmq.policies import ColumnPolicy, Sampler, build_policy
+from rl4sys_zmq.policies import ExtraColumnPolicy, RandomSource, build_policy
 from rl4sys_zmq.testing.check_policy import random_observations
 from rl4sys_zmq.values import (
     NO_EXTRAS,
@@ -88,12 +88,12 @@ def check_algorithm(
     _check_partial(make(), seed)
 
 
-class _World:
+class _RandomEnvironment:
     """A random environment that produces segments, in which the newest policy of an algorithm acts."""
 
     def __init__(self, algorithm: Algorithm, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
-        self._sampler = Sampler(seed)
+        self._sampler = RandomSource(seed)
         self._episode, self._index, self._version = 1, 0, 0
         self._state: Any = None
         self.algorithm = algorithm
@@ -148,7 +148,7 @@ class _World:
 
     def _choose(self, observation: Any) -> tuple[Any, float, Mapping[str, Any]]:
         """Choose an action. Return the raw action, its log-probability, and the extra columns of the policy for this step."""
-        if isinstance(self._policy, ColumnPolicy):
+        if isinstance(self._policy, ExtraColumnPolicy):
             choice = self._policy.step(observation, None, self._sampler, True, self._state)
             raw, _, log_prob, columns, self._state = choice
             return raw, log_prob, columns
@@ -217,7 +217,7 @@ def _check_nothing_to_do(algorithm: Algorithm) -> None:
 def _check_training(make: Callable[[], Algorithm], seed: int, max_steps: int, log_probs: SegmentLogProbs | None) -> None:
     """Train for three updates, and compare the weights with a second run and with a run that resumes from a checkpoint."""
     states = _global_states()
-    world = _World(make(), seed)
+    world = _RandomEnvironment(make(), seed)
     segments: list[list[Segment]] = []
     while len(segments) < 3:
         before = sum(len(batch) for batch in segments)
@@ -251,7 +251,7 @@ def _check_training(make: Callable[[], Algorithm], seed: int, max_steps: int, lo
         assert _equal(held, spec.flatten(algorithm.snapshot())), "restore() does not restore the weights of checkpoint()"
 
 
-def _one_update(world: _World, max_steps: int, log_probs: SegmentLogProbs | None) -> list[Segment]:
+def _one_update(world: _RandomEnvironment, max_steps: int, log_probs: SegmentLogProbs | None) -> list[Segment]:
     """Pass segments to the algorithm until an update happens. Return these segments."""
     algorithm, given, steps = world.algorithm, list[Segment](), 0
     while True:
@@ -295,7 +295,7 @@ def _check_bad_state(algorithm: Algorithm) -> None:
 
 def _check_partial(algorithm: Algorithm, seed: int) -> None:
     if algorithm.kind == "onpolicy":
-        algorithm.observe(_World(algorithm, seed).segment(steps=1))
+        algorithm.observe(_RandomEnvironment(algorithm, seed).segment(steps=1))
         assert algorithm.update(partial=True) is not None, "update(partial=True) does not use the one step that was observed"
         assert algorithm.update(partial=True) is None, "update(partial=True) trains twice on the same data"
 

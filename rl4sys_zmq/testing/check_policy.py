@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, MaskError
-from rl4sys_zmq.policies import ColumnPolicy, Policy, Sampler, bind, build_policy
+from rl4sys_zmq.policies import ExtraColumnPolicy, Policy, RandomSource, bind, build_policy
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySnapshot, PolicySpec, other_bytes
 from rl4sys_zmq.values.observations import integer_bounds, leaves_of
 from rl4sys_zmq.values.spaces import LeafSpace
@@ -45,7 +45,7 @@ def check_policy(
     The kind of the policy must be registered. The spec is encoded and decoded as for the network. Then the policy is built and
     acts on random observations. The check requires:
 
-    - Actions depend only on the weights, the observations and the `Sampler` of random numbers.
+    - Actions depend only on the weights, the observations and the `RandomSource` of random numbers.
     - Log-probabilities agree with the frequencies of the drawn actions, with `act_batch` and with `log_probs`.
     - Extra columns have the shapes and dtypes of the spec, and depend only on the arguments of `step`.
 
@@ -75,14 +75,14 @@ def check_policy(
     observations = leaves.rows(batch)
     _check_single(policy, spec, observations, seed)
     _check_batch(policy, spec, observations, seed)
-    if isinstance(policy, ColumnPolicy):
+    if isinstance(policy, ExtraColumnPolicy):
         _check_columns(policy, spec, observations, seed)
     if isinstance(spec.action_space, DiscreteSpace):
         _check_frequencies(policy, spec, observations[0], seed)
         if masks and spec.action_space.n > 1:
             _check_masks(policy, spec, observations, seed)
     if log_probs is not None:
-        raw, _, ours = policy.act_batch(batch, None, Sampler(seed), True)
+        raw, _, ours = policy.act_batch(batch, None, RandomSource(seed), True)
         theirs = np.asarray(log_probs(spec.views(flat, others), batch, raw), dtype=np.float64)
         assert np.allclose(ours, theirs, rtol=_CLOSE, atol=_CLOSE), f"log-probabilities {ours}; the training side has {theirs}"
     assert flat.tobytes() == before, "the policy has changed its snapshot"
@@ -124,22 +124,24 @@ def _random_array(space: LeafSpace, count: int, rng: np.random.Generator) -> NDA
 
 
 def _check_single(policy: Policy, spec: PolicySpec, observations: Sequence[Any], seed: int) -> None:
-    draws: list[list[Any]] = [[policy.act(o, None, rng, True) for o in observations] for rng in (Sampler(seed), Sampler(seed))]
+    draws: list[list[Any]] = [
+        [policy.act(o, None, rng, True) for o in observations] for rng in (RandomSource(seed), RandomSource(seed))
+    ]
     assert _same(draws[0], draws[1]), "equal random numbers give different actions: the policy uses another random source"
-    bound = bind(policy, Sampler(seed), True)
+    bound = bind(policy, RandomSource(seed), True)
     own = [tuple(map(np.copy, bound(o, None))) for o in observations]
     assert _same(draws[0], own, _CLOSE), "`bind` and `act` give different actions"
     for raw, action, log_prob in draws[0]:
         _check_action(spec, np.asarray(raw), np.asarray(action))
         assert math.isfinite(log_prob), f"a log-probability is {log_prob}"
     for observation in observations:
-        modes = [policy.act(observation, None, Sampler(seed + i), False) for i in range(2)]
+        modes = [policy.act(observation, None, RandomSource(seed + i), False) for i in range(2)]
         assert _same(modes[:1], modes[1:]), "with explore=False the action depends on the random numbers"
 
 
 def _check_batch(policy: Policy, spec: PolicySpec, observations: Sequence[Any], seed: int) -> None:
     for explore in (True, False):
-        raw, actions, log_probs = policy.act_batch(_stack(spec, observations), None, Sampler(seed), explore)
+        raw, actions, log_probs = policy.act_batch(_stack(spec, observations), None, RandomSource(seed), explore)
         shape = (len(observations), *spec.action_space.shape)
         assert raw.shape == actions.shape == shape, f"act_batch returns {raw.shape} and {actions.shape}; expected {shape}"
         assert log_probs.shape == shape[:1], f"act_batch has log-probabilities of shape {log_probs.shape}, not {shape[:1]}"
@@ -147,14 +149,14 @@ def _check_batch(policy: Policy, spec: PolicySpec, observations: Sequence[Any], 
         for one_raw, one_action in zip(raw, actions, strict=True):
             _check_action(spec, np.asarray(one_raw), np.asarray(one_action))
     for index, observation in enumerate(observations):
-        one, action, log_prob = policy.act(observation, None, Sampler(seed), False)
+        one, action, log_prob = policy.act(observation, None, RandomSource(seed), False)
         said = f"row {index}: act gives {one} with log-probability {log_prob}, act_batch {raw[index]} with {log_probs[index]}"
         assert np.allclose(one, raw[index], rtol=_CLOSE, atol=_CLOSE), said
         assert np.allclose(action, actions[index], rtol=_CLOSE, atol=_CLOSE), said
         assert math.isclose(log_prob, log_probs[index], rel_tol=_CLOSE, abs_tol=_CLOSE), said
 
 
-def _check_columns(policy: ColumnPolicy, spec: PolicySpec, observations: Sequence[Any], seed: int) -> None:
+def _check_columns(policy: ExtraColumnPolicy, spec: PolicySpec, observations: Sequence[Any], seed: int) -> None:
     """Check the steps of a policy with extra columns.
 
     Act through one episode. Then repeat each step from the state before it, first alone, then all steps as a batch. The results
@@ -165,7 +167,7 @@ def _check_columns(policy: ColumnPolicy, spec: PolicySpec, observations: Sequenc
     states: list[Any] = [None]
     steps = []
     for n, observation in enumerate(observations):
-        step = policy.step(observation, None, Sampler(seed + n), False, states[-1])
+        step = policy.step(observation, None, RandomSource(seed + n), False, states[-1])
         columns = {name: np.array(value) for name, value in step[3].items()}
         found = {name: column.shape for name, column in columns.items()}
         assert found == shapes, f"step returns columns with the shapes {found}; the spec has {shapes}"
@@ -176,11 +178,11 @@ def _check_columns(policy: ColumnPolicy, spec: PolicySpec, observations: Sequenc
         steps.append((np.array(step[0]), step[2], columns))
         states.append(step[4])
     for n, observation in enumerate(observations):
-        raw, _, log_prob, again, _ = policy.step(observation, None, Sampler(seed + n), False, states[n])
+        raw, _, log_prob, again, _ = policy.step(observation, None, RandomSource(seed + n), False, states[n])
         words = f"a second step from the state after {n} steps differs: the policy changes a state, or depends on more than that"
         assert np.array_equal(raw, steps[n][0]) and log_prob == steps[n][1], words
         assert all(np.array_equal(value, steps[n][2][name]) for name, value in again.items()), words
-    raws, _, log_probs, batch, after = policy.step_batch(_stack(spec, observations), None, Sampler(seed), False, states[:-1])
+    raws, _, log_probs, batch, after = policy.step_batch(_stack(spec, observations), None, RandomSource(seed), False, states[:-1])
     assert len(after) == len(observations), f"step_batch returns {len(after)} states for {len(observations)} observations"
     for n, (raw, log_prob, columns) in enumerate(steps):
         words = f"row {n}: step gives {raw} with {log_prob} and the columns {columns}, step_batch differs"
@@ -207,7 +209,7 @@ def _check_action(spec: PolicySpec, raw: NDArray[Any], action: NDArray[Any]) -> 
 def _check_frequencies(policy: Policy, spec: PolicySpec, observation: Any, seed: int) -> None:
     """Check that the frequency of each drawn action agrees with its log-probability."""
     many = _stack(spec, [observation] * _DRAWS)
-    raw, _, log_probs = policy.act_batch(many, None, Sampler(seed), True)
+    raw, _, log_probs = policy.act_batch(many, None, RandomSource(seed), True)
     for action in np.unique(raw):
         chosen = raw == action
         chance = float(np.exp(log_probs[chosen][0]))
@@ -222,17 +224,17 @@ def _check_masks(policy: Policy, spec: PolicySpec, observations: Sequence[Any], 
     masks = np.zeros((len(observations), space.n), dtype=np.bool_)
     masks[np.arange(len(masks)), np.arange(len(masks)) % space.n] = True
     for explore in (True, False):
-        raw, _, log_probs = policy.act_batch(_stack(spec, observations), masks, Sampler(seed), explore)
+        raw, _, log_probs = policy.act_batch(_stack(spec, observations), masks, RandomSource(seed), explore)
         expected = space.start + np.arange(len(masks)) % space.n
         assert np.array_equal(raw, expected), f"with one action allowed in each row, act_batch chose {raw}; expected {expected}"
         assert np.allclose(log_probs, 0.0, atol=_CLOSE), f"the only allowed action has the log-probability {log_probs}, not 0"
         for index, observation in enumerate(observations):
-            one, _, _ = policy.act(observation, masks[index], Sampler(seed), explore)
+            one, _, _ = policy.act(observation, masks[index], RandomSource(seed), explore)
             assert one == expected[index], f"with only action {expected[index]} allowed, act chose {one}"
     nothing = np.zeros((1, space.n), dtype=np.bool_)
     for act in (
-        lambda: policy.act(observations[0], nothing[0], Sampler(seed), True),
-        lambda: policy.act_batch(_stack(spec, observations[:1]), nothing, Sampler(seed), True),
+        lambda: policy.act(observations[0], nothing[0], RandomSource(seed), True),
+        lambda: policy.act_batch(_stack(spec, observations[:1]), nothing, RandomSource(seed), True),
     ):
         try:
             act()

@@ -23,7 +23,7 @@ from rl4sys_zmq.errors import AddressInUse, TransportError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.address import Address
 
-__all__ = ["Binding", "bind_socket", "connect_socket"]
+__all__ = ["SocketBinding", "bind_socket", "connect_socket"]
 
 REBIND_WAIT_S = 2.0
 """Longest time to wait, when binding fails, for an address that this process has just released, in seconds.
@@ -48,14 +48,14 @@ _REMEDIES = {
 }
 
 
-class Binding(Resource):
+class SocketBinding(Resource):
     """The binding of a socket to an address, with the lock of an ipc path.
 
     Attributes:
         address: The bound address, with the actual port, path or name.
     """
 
-    def __init__(self, address: Address, raw: zmq.Socket[bytes], claim: _IpcClaim | None) -> None:
+    def __init__(self, address: Address, raw: zmq.Socket[bytes], claim: _IpcPathLock | None) -> None:
         self.address = address
         self._raw = raw
         self._claim = claim
@@ -75,7 +75,7 @@ class Binding(Resource):
             self._claim.abandon()
 
 
-def bind_socket(raw: zmq.Socket[bytes], address: Address) -> Binding:
+def bind_socket(raw: zmq.Socket[bytes], address: Address) -> SocketBinding:
     """Bind a socket to an address. All options of the socket must be set before.
 
     Raises:
@@ -86,7 +86,7 @@ def bind_socket(raw: zmq.Socket[bytes], address: Address) -> Binding:
         address = replace(address, name=f"rl4sys-{uuid.uuid4().hex}")
     if address.host == "localhost":
         address = replace(address, host="127.0.0.1")  # libzmq binds interfaces and addresses, not names
-    claim = _IpcClaim(address) if address.scheme == "ipc" else None
+    claim = _IpcPathLock(address) if address.scheme == "ipc" else None
     if claim is not None:
         address = claim.address
     try:
@@ -99,7 +99,7 @@ def bind_socket(raw: zmq.Socket[bytes], address: Address) -> Binding:
         raise
     if address.scheme == "tcp":
         address = Address.parse(raw.getsockopt_string(zmq.LAST_ENDPOINT))
-    return Binding(address, raw, claim)
+    return SocketBinding(address, raw, claim)
 
 
 def connect_socket(raw: zmq.Socket[bytes], address: Address) -> None:
@@ -136,7 +136,7 @@ def _just_released(uri: str) -> bool:
         return uri in _released
 
 
-class _IpcClaim(Resource):
+class _IpcPathLock(Resource):
     """A lock on the path of an ipc address, so that only one process binds there. The lock file has the suffix ``.lock``.
 
     Without it, a second learner could bind at the same path, because libzmq removes the existing socket file. The actors of the

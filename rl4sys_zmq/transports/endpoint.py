@@ -11,7 +11,7 @@ import zmq
 
 from rl4sys_zmq.errors import Closed, TransportError
 from rl4sys_zmq.transports.address import Address
-from rl4sys_zmq.transports.binding import Binding
+from rl4sys_zmq.transports.binding import SocketBinding
 from rl4sys_zmq.transports.context import TrackedResource, track, untrack
 from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, MAX_FRAMES, Frame, Frames, SendResult, TooManyFrames
 from rl4sys_zmq.transports.monitor import MAX_EVENTS, Monitor, MonitorEvent
@@ -39,7 +39,7 @@ class Endpoint(TrackedResource):
             empty on other sockets.
     """
 
-    def __init__(self, raw: zmq.Socket[bytes], role: str, address: Address, binding: Binding | None) -> None:
+    def __init__(self, raw: zmq.Socket[bytes], role: str, address: Address, binding: SocketBinding | None) -> None:
         self.owner = threading.get_ident()
         self.role = role
         self.raw = raw

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 
 __all__ = ["LARGE_FRAME_BYTES", "MAX_FRAMES", "Frame", "Frames", "SendResult", "TooManyFrames", "read_subscription"]
 
@@ -41,7 +41,7 @@ class TooManyFrames(ProtocolError):
 
     def __init__(self, count: int, limit: int, first: bytes) -> None:
         self.count, self.first = count, first
-        super().__init__(Refusal.FRAMES, f"a message of {count} frames; the limit is {limit}")
+        super().__init__(RefusalReason.FRAMES, f"a message of {count} frames; the limit is {limit}")
 
 
 def read_subscription(frames: Frames) -> tuple[bool, bytes] | None:

@@ -19,13 +19,13 @@ from rl4sys_zmq.transports.relay_pipe import LIMITS, RelayMessageKind
 from rl4sys_zmq.transports.relayed_connection import RelayedSocket, RelayPoller
 from rl4sys_zmq.transports.sidecar import Sidecar
 
-__all__ = ["Relay"]
+__all__ = ["SidecarNetwork"]
 
 _NO_OWNER = -1
 _KEY_BYTES = 40
 
 
-class Relay(Network, TrackedResource):
+class SidecarNetwork(Network, TrackedResource):
     """A `Network` whose sockets are in a sidecar process. It starts the process and passes messages to it and back.
 
     Create, use and close a relay, its sockets and its pollers in one thread. When the sidecar has ended, all their methods except

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, Frame, Frames
 from rl4sys_zmq.transports.options import MAX_FRAME_BYTES
 
@@ -30,8 +30,8 @@ __all__ = [
     "SEND_WINDOW_BYTES",
     "TOTAL",
     "RelayMessageKind",
-    "InputBuffer",
-    "OutputBuffer",
+    "CommandReader",
+    "CommandQueue",
     "RelayMessage",
     "cost_bytes",
     "frame_bytes",
@@ -110,7 +110,7 @@ def size_fault(sizes: Sequence[int]) -> str | None:
     return None
 
 
-class OutputBuffer:
+class CommandQueue:
     """A queue of commands that were not written to the socketpair so far.
 
     Attributes:
@@ -150,7 +150,7 @@ class OutputBuffer:
                 written -= len(chunk)
 
 
-class InputBuffer:
+class CommandReader:
     """A reader of commands from the socketpair. It keeps the bytes of a command that was received only in part.
 
     Small frames are copied out of one shared buffer. A large frame is read directly into a separate buffer, which becomes the
@@ -219,12 +219,12 @@ class InputBuffer:
             return False
         command, line, count = _HEAD.unpack_from(self._stage, self._begin)
         if count > MAX_MESSAGE_FRAMES:
-            raise ProtocolError(Refusal.TOO_LARGE, f"a command of {count} frames")
+            raise ProtocolError(RefusalReason.TOO_LARGE, f"a command of {count} frames")
         if have < _HEAD.size + 4 * count:
             return False
         self._sizes = struct.unpack_from(f"<{count}I", self._stage, self._begin + _HEAD.size)
         if fault := size_fault(self._sizes):
-            raise ProtocolError(Refusal.TOO_LARGE, fault)
+            raise ProtocolError(RefusalReason.TOO_LARGE, fault)
         self._begin += _HEAD.size + 4 * count
         self._said = RelayMessage(command, line, [])
         return True

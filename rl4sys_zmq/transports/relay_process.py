@@ -26,8 +26,8 @@ from rl4sys_zmq.transports.relay_pipe import (
     RECEIVE_WINDOW_BYTES,
     SEND_WINDOW_BYTES,
     TOTAL,
-    InputBuffer,
-    OutputBuffer,
+    CommandQueue,
+    CommandReader,
     RelayMessage,
     RelayMessageKind,
     cost_bytes,
@@ -45,7 +45,7 @@ _READS_PER_TURN = 16
 _PR_SET_PDEATHSIG = 1
 
 
-class _ConnectingSocket:
+class _SidecarSocket:
     """A ZeroMQ socket of the sidecar.
 
     Attributes:
@@ -68,13 +68,13 @@ class _ConnectingSocket:
         self.interest = (False, False)
 
 
-class _Sidecar:
+class _SidecarLoop:
     """The poll loop of the sidecar. It passes messages between the host and the ZeroMQ sockets, in both directions."""
 
     def __init__(self, pair: socket.socket) -> None:
         self._pair = pair
-        self._input, self._output = InputBuffer(), OutputBuffer()
-        self._connections: dict[int, _ConnectingSocket] = {}
+        self._input, self._output = CommandReader(), CommandQueue()
+        self._connections: dict[int, _SidecarSocket] = {}
         self._done = False
 
     def serve(self) -> None:
@@ -112,7 +112,7 @@ class _Sidecar:
             else:
                 self._poller.unregister(line.socket)
 
-    def _may_receive(self, line: _ConnectingSocket) -> bool:
+    def _may_receive(self, line: _SidecarSocket) -> bool:
         return self._output.nbytes < _OUTLET_BYTES and line.sent_bytes - line.confirmed_bytes < RECEIVE_WINDOW_BYTES
 
     # ---- from the host
@@ -138,7 +138,7 @@ class _Sidecar:
             except TransportError as exc:
                 self._fail(line, exc)
 
-    def _do_on_line(self, line: _ConnectingSocket, said: RelayMessage) -> None:
+    def _do_on_line(self, line: _SidecarSocket, said: RelayMessage) -> None:
         if said.command == RelayMessageKind.MESSAGE:
             if line.held or not line.socket.send(said.frames):
                 line.held.append(said.frames)
@@ -166,9 +166,9 @@ class _Sidecar:
         except TransportError as exc:
             self._output.put(RelayMessageKind.FAILED, said.line, [str(exc).encode()])
             return
-        self._connections[said.line] = _ConnectingSocket(said.line, made)
+        self._connections[said.line] = _SidecarSocket(said.line, made)
 
-    def _take(self, line: _ConnectingSocket, frames: list[Frame]) -> None:
+    def _take(self, line: _SidecarSocket, frames: list[Frame]) -> None:
         """Count a message that the ZeroMQ socket has accepted. Send `TAKEN` to the host once per half a window."""
         line.taken_bytes += cost_bytes(frames)
         if line.taken_bytes - line.reported_bytes >= SEND_WINDOW_BYTES // 2:
@@ -177,7 +177,7 @@ class _Sidecar:
 
     # ---- to the host
 
-    def _serve_connection(self, line: _ConnectingSocket) -> None:
+    def _serve_connection(self, line: _SidecarSocket) -> None:
         try:
             while line.held and line.socket.send(line.held[0]):
                 self._take(line, line.held.popleft())
@@ -187,7 +187,7 @@ class _Sidecar:
         except TransportError as exc:
             self._fail(line, exc)
 
-    def _receive(self, line: _ConnectingSocket) -> bool:
+    def _receive(self, line: _SidecarSocket) -> bool:
         try:
             frames = line.socket.recv(MAX_MESSAGE_FRAMES)
         except TooManyFrames as exc:  # the host gets only a lower bound on the number of frames
@@ -202,16 +202,16 @@ class _Sidecar:
         self._output.put(RelayMessageKind.MESSAGE, line.number, frames)
         return True
 
-    def _refuse(self, line: _ConnectingSocket, count: int, first: bytes) -> None:
+    def _refuse(self, line: _SidecarSocket, count: int, first: bytes) -> None:
         frames = [TOTAL.pack(count), first[:64]]
         line.sent_bytes += cost_bytes(frames)
         self._output.put(RelayMessageKind.REFUSED, line.number, frames)
 
-    def _fail(self, line: _ConnectingSocket, error: TransportError) -> None:
+    def _fail(self, line: _SidecarSocket, error: TransportError) -> None:
         self._output.put(RelayMessageKind.FAILED, line.number, [str(error).encode()])
         self._close(line)
 
-    def _close(self, line: _ConnectingSocket) -> None:
+    def _close(self, line: _SidecarSocket) -> None:
         self._poller.unregister(line.socket)
         line.socket.close()
         del self._connections[line.number]
@@ -223,7 +223,7 @@ def main() -> None:
     pair = socket.socket(fileno=int(sys.argv[1]))
     pair.setblocking(False)
     try:
-        _Sidecar(pair).serve()
+        _SidecarLoop(pair).serve()
         context().term()  # no socket lingers; this sends the last message
     except (EOFError, ConnectionError):
         os._exit(0)  # the host has ended; there is nothing to report to

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from typing import NamedTuple, Protocol, cast
 
-from rl4sys_zmq.errors import Closed, ProtocolError, Refusal, TransportError
+from rl4sys_zmq.errors import Closed, ProtocolError, RefusalReason, TransportError
 from rl4sys_zmq.liveness import PING_S
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.address import Address
@@ -32,7 +32,7 @@ __all__ = ["RelayInterface", "RelayPoller", "RelayedSocket"]
 
 
 class RelayInterface(Protocol):
-    """The interface through which a relayed socket or poller uses its sidecar. `Relay` implements it.
+    """The interface through which a relayed socket or poller uses its sidecar. `SidecarNetwork` implements it.
 
     The host and the sidecar process are connected by a socketpair, which carries the messages of all sockets in the sidecar.
     """
@@ -67,7 +67,7 @@ class RelayedSocket(Resource):
         role: ``dealer`` or ``sub``.
         address: The address to which the socket connects.
         number: The number of the socket in the sidecar.
-        relay: The `Relay` that passes the messages.
+        relay: The `SidecarNetwork` that passes the messages.
     """
 
     def __init__(self, relay: RelayInterface, number: int, role: str, address: Address) -> None:
@@ -136,7 +136,7 @@ class RelayedSocket(Resource):
         if said.command == RelayMessageKind.REFUSED:
             (count,) = TOTAL.unpack(frames[0])
             if not count:
-                raise ProtocolError(Refusal.TOO_LARGE, f"a message of more than {MAX_MESSAGE_BYTES} bytes")
+                raise ProtocolError(RefusalReason.TOO_LARGE, f"a message of more than {MAX_MESSAGE_BYTES} bytes")
             raise TooManyFrames(count, max_frames, bytes(frames[1]))
         if len(frames) > max_frames:
             raise TooManyFrames(len(frames), max_frames, bytes(frames[0]))
@@ -197,7 +197,7 @@ class _Interest(NamedTuple):
 
 
 class RelayPoller(Resource):
-    """A poller for the sockets of one `Relay` and for file descriptors. It uses only poll(2), and never closes a source."""
+    """A poller for the sockets of a `SidecarNetwork` and for file descriptors. It uses poll(2) and never closes a source."""
 
     def __init__(self, relay: RelayInterface) -> None:
         self._relay = relay

@@ -52,7 +52,7 @@ _NO_ARRAY = (ValueError, TypeError, RuntimeError, OverflowError)
 """The errors that `numpy.asarray` raises for a ragged list, or for a tensor that is on a device or needs a gradient."""
 
 
-class _Base:
+class _BaseSpace:
     """The base class of all spaces.
 
     Each subclass also has `shape` and `dtype`, which its elements have. Both are None if the elements are not arrays or numbers.
@@ -96,7 +96,7 @@ class _Base:
         raise NotImplementedError
 
 
-class _ArraySpace(_Base):
+class _ArraySpace(_BaseSpace):
     """The base class of spaces whose elements are arrays of one shape and dtype."""
 
     __slots__ = ()
@@ -175,7 +175,7 @@ class BoxSpace(_ArraySpace):
 
 
 @dataclass(frozen=True, slots=True)
-class DiscreteSpace(_Base):
+class DiscreteSpace(_BaseSpace):
     """The space of the `n` integers from `start` to ``start + n - 1``."""
 
     KIND: ClassVar[str] = "Discrete"
@@ -262,7 +262,7 @@ class MultiBinarySpace(_ArraySpace):
 
 
 @dataclass(frozen=True, slots=True)
-class TextSpace(_Base):
+class TextSpace(_BaseSpace):
     """The space of strings that have `min_length` to `max_length` characters, each from `characters`."""
 
     KIND: ClassVar[str] = "Text"
@@ -293,7 +293,7 @@ class TextSpace(_Base):
         return set(value) <= set(self.characters)
 
 
-class _Nested(_Base):
+class _NestedSpace(_BaseSpace):
     """The base class of spaces that contain other spaces."""
 
     __slots__ = ()
@@ -321,7 +321,7 @@ class _Nested(_Base):
         """
         held = getattr(self, key)
         for part in self.parts if isinstance(held, dict | tuple) else (held, *self.parts):
-            if not isinstance(part, _Base):
+            if not isinstance(part, _BaseSpace):
                 raise ConfigError(f"a {self.KIND} space must consist of spaces, not of {part!r:.60}", key=key)
         count, depth, elements = _measure(self)
         for found, limit, what in (
@@ -334,7 +334,7 @@ class _Nested(_Base):
 
 
 @dataclass(frozen=True, slots=True)
-class DictSpace(_Nested):
+class DictSpace(_NestedSpace):
     """The space of dicts with fixed keys. Each key has a space, which contains the values of that key.
 
     The order of the keys is kept.
@@ -370,7 +370,7 @@ class DictSpace(_Nested):
 
 
 @dataclass(frozen=True, slots=True)
-class TupleSpace(_Nested):
+class TupleSpace(_NestedSpace):
     """The space of tuples of a fixed length. Item ``i`` is an element of ``spaces[i]``."""
 
     KIND: ClassVar[str] = "Tuple"
@@ -395,7 +395,7 @@ class TupleSpace(_Nested):
 
 
 @dataclass(frozen=True, slots=True)
-class OneOfSpace(_Nested):
+class OneOfSpace(_NestedSpace):
     """The space of elements that belong to one of several spaces.
 
     An element is a pair: an index ``i``, and an element of ``spaces[i]``.
@@ -421,7 +421,7 @@ class OneOfSpace(_Nested):
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceSpace(_Nested):
+class SequenceSpace(_NestedSpace):
     """The space of sequences of any length whose items are elements of one space.
 
     A sequence is a tuple. If `stack` is True, it is one element whose arrays have an additional first axis, for the items.
@@ -452,7 +452,7 @@ class SequenceSpace(_Nested):
 
 
 @dataclass(frozen=True, slots=True)
-class GraphSpace(_Nested):
+class GraphSpace(_NestedSpace):
     """The space of graphs. A graph is a tuple of nodes, edges and edge links. Edges and edge links can be None.
 
     Nodes are an array of elements of the space `nodes`, with an additional first axis. Edges are the same for the space `edges`.

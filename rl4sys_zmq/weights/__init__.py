@@ -15,7 +15,7 @@ not float32.
 
 from rl4sys_zmq.weights.coder import DecodedState, Diff, DiffCodec, decode_diff, encode_diff
 from rl4sys_zmq.weights.digest import digest
-from rl4sys_zmq.weights.forms import BF16, FP32, Grid, IntegerForm, WireDtype, form_of
+from rl4sys_zmq.weights.forms import BF16, FP32, GridMapping, IntegerMapping, WireDtype, form_of
 from rl4sys_zmq.weights.header import HEADER_BYTES, WeightsHeader
 from rl4sys_zmq.weights.others import TRAILER_BYTES, verify_others
 from rl4sys_zmq.weights.rounding import Steps, choose_steps, round_to
@@ -29,8 +29,8 @@ __all__ = [
     "DiffCodec",
     "DecodedState",
     "Diff",
-    "IntegerForm",
-    "Grid",
+    "IntegerMapping",
+    "GridMapping",
     "Steps",
     "WeightsHeader",
     "WireDtype",

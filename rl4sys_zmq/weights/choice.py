@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.values import FlatWeights
 from rl4sys_zmq.weights.bits import Integers
 from rl4sys_zmq.weights.contexts import ElementGroups
-from rl4sys_zmq.weights.forms import IntegerForm
+from rl4sys_zmq.weights.forms import IntegerMapping
 from rl4sys_zmq.weights.symbols import symbols_of
 
 __all__ = ["PREDICTION_GAIN", "estimated_bits", "prediction_helps"]
@@ -26,7 +26,7 @@ _CELL_BITS = 4.0
 """The approximate size, in bits, of the table entry for one symbol of one group."""
 
 
-def prediction_helps(before: FlatWeights, base: FlatWeights, new: FlatWeights, form: IntegerForm) -> bool:
+def prediction_helps(before: FlatWeights, base: FlatWeights, new: FlatWeights, form: IntegerMapping) -> bool:
     """Return True if the byte planes of a diff get shorter when the last difference is subtracted from the new one.
 
     Args:

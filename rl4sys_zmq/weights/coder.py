@@ -25,7 +25,7 @@ from rl4sys_zmq.values import FlatWeights
 from rl4sys_zmq.weights import blocks, contexts, planes
 from rl4sys_zmq.weights.bits import BitReader, Buffer, Integers, bad
 from rl4sys_zmq.weights.choice import PREDICTION_GAIN, estimated_bits, prediction_helps
-from rl4sys_zmq.weights.forms import FP32, Grid, IntegerForm
+from rl4sys_zmq.weights.forms import FP32, GridMapping, IntegerMapping
 from rl4sys_zmq.weights.integers import SPARSE_SHARE_OF_UNITS, is_sparse, pack_integers, unpack_integers
 from rl4sys_zmq.weights.planes import Words
 
@@ -50,7 +50,7 @@ class DiffCodec(IntEnum):
     `UNCHANGED`        a diff of zeros: no payload
     `SPARSE`           a diff: the list of changed blocks, then integers
     `PLANES`           a diff: the list of changed blocks, then the planes of the differences, lowest byte first
-    `GROUPS`           a diff: the list of changed blocks, a byte with the `CodingContext`, then integers for each group
+    `GROUPS`           a diff: the list of changed blocks, a byte with the `DifferenceUse`, then integers for each group
     `RAW`              a diff: the plain differences, with bf16 in 2 bytes each, else in 4 bytes
     `SNAPSHOT`         a whole state: its elements
     `SNAPSHOT_PLANES`  a whole state: the planes of its diff from a state of zeros
@@ -71,7 +71,7 @@ class DiffCodec(IntEnum):
         return self < DiffCodec.SNAPSHOT
 
 
-class CodingContext(IntEnum):
+class DifferenceUse(IntEnum):
     """The use of the last difference (that led to the base) in the form `DiffCodec.GROUPS`.
 
     In all cases, elements are grouped by the floating-point exponent that they have in the base.
@@ -114,7 +114,7 @@ class DecodedState:
 
 
 def encode_diff(
-    base: FlatWeights, new: FlatWeights, *, form: IntegerForm = FP32, level: int = 1, before: FlatWeights | None = None,
+    base: FlatWeights, new: FlatWeights, *, form: IntegerMapping = FP32, level: int = 1, before: FlatWeights | None = None,
     prefix: bytes = b"",
 ) -> Diff:  # fmt: skip
     """Return the diff that leads from `base` to `new`. Its payload is never longer than the whole new state.
@@ -154,7 +154,7 @@ def decode_diff(
     payload: Payload,
     base: FlatWeights,
     *,
-    form: IntegerForm = FP32,
+    form: IntegerMapping = FP32,
     before: FlatWeights | None = None,
 ) -> DecodedState:
     """Apply a diff to `base` and return the new state, which equals the sender's state bit for bit.
@@ -196,7 +196,7 @@ def decode_diff(
 
 
 @dataclass(frozen=True, slots=True)
-class _Coded:
+class _DiffParts:
     """A `Diff` whose payload is a list of parts. The parts can be long, so they are joined only once, at the end."""
 
     codec: DiffCodec
@@ -209,9 +209,9 @@ class _Coded:
 
 
 def _encode(
-    base: FlatWeights, new: FlatWeights, form: IntegerForm, level: int, before: FlatWeights | None,
+    base: FlatWeights, new: FlatWeights, form: IntegerMapping, level: int, before: FlatWeights | None,
     different: NDArray[np.bool_], count: int,
-) -> _Coded:  # fmt: skip
+) -> _DiffParts:  # fmt: skip
     if before is not None and base.size < _LEAST:
         before = None
     if level == 1:
@@ -225,8 +225,13 @@ def _encode(
 
 
 def _encode_fast(
-    base: FlatWeights, new: FlatWeights, form: IntegerForm, before: FlatWeights | None, different: NDArray[np.bool_], count: int
-) -> _Coded:  # fmt: skip
+    base: FlatWeights,
+    new: FlatWeights,
+    form: IntegerMapping,
+    before: FlatWeights | None,
+    different: NDArray[np.bool_],
+    count: int,
+) -> _DiffParts:
     size = base.size
     if count > SPARSE_SHARE_OF_UNITS * size:
         return _encode_planes(base, new, form, before)
@@ -242,11 +247,11 @@ def _encode_fast(
         integers[positions] = values
         if dense.size < estimated_bits(integers, None) / 8:
             return dense
-    sparse = _Coded(DiffCodec.SPARSE, [pack_integers(positions, values, size)])
+    sparse = _DiffParts(DiffCodec.SPARSE, [pack_integers(positions, values, size)])
     return sparse if dense is None or sparse.size <= dense.size else dense
 
 
-def _encode_planes(base: FlatWeights, new: FlatWeights, form: IntegerForm, before: FlatWeights | None) -> _Coded:
+def _encode_planes(base: FlatWeights, new: FlatWeights, form: IntegerMapping, before: FlatWeights | None) -> _DiffParts:
     if before is not None and not prediction_helps(before, base, new, form):
         before = None
 
@@ -261,11 +266,11 @@ def _encode_planes(base: FlatWeights, new: FlatWeights, form: IntegerForm, befor
         return _wrapped(now, form)
 
     packed = planes.pack(map(difference, planes.pieces(base.size)), base.size, form.word)
-    return _Coded(DiffCodec.PLANES, packed, predicted=before is not None)
+    return _DiffParts(DiffCodec.PLANES, packed, predicted=before is not None)
 
 
-def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, form: IntegerForm) -> _Coded:
-    known, groups = CodingContext.NOTHING, contexts.group(base.view(np.int32), None)
+def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, form: IntegerMapping) -> _DiffParts:
+    known, groups = DifferenceUse.NOTHING, contexts.group(base.view(np.int32), None)
     if moves is not None:
         least = PREDICTION_GAIN * estimated_bits(difference, groups)
         further = contexts.group(base.view(np.int32), moves)
@@ -273,7 +278,7 @@ def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, fo
         by_moves, by_both = estimated_bits(difference, further), estimated_bits(predicted, further)
         if min(by_moves, by_both) < least:
             groups = further
-            known = CodingContext.LAST_DIFFERENCE if by_moves <= by_both else CodingContext.PREDICTED
+            known = DifferenceUse.LAST_DIFFERENCE if by_moves <= by_both else DifferenceUse.PREDICTED
             difference = difference if by_moves <= by_both else predicted
     ordered = difference[groups.order()]
     parts = [bytes([known])]
@@ -281,11 +286,11 @@ def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, fo
         part = ordered[begin:end]
         positions = np.flatnonzero(part)
         parts.append(pack_integers(positions, part[positions].astype(np.int64), end - begin))
-    return _Coded(DiffCodec.GROUPS, parts, predicted=known != CodingContext.NOTHING)
+    return _DiffParts(DiffCodec.GROUPS, parts, predicted=known != DifferenceUse.NOTHING)
 
 
 def _decode(
-    reader: BitReader, codec: DiffCodec, base: FlatWeights, form: IntegerForm, before: FlatWeights | None
+    reader: BitReader, codec: DiffCodec, base: FlatWeights, form: IntegerMapping, before: FlatWeights | None
 ) -> DecodedState:
     match codec:
         case DiffCodec.SPARSE:
@@ -301,7 +306,7 @@ def _fresh(flat: FlatWeights) -> DecodedState:
     return DecodedState(flat, flat)
 
 
-def _decode_sparse(reader: BitReader, base: FlatWeights, form: IntegerForm) -> DecodedState:
+def _decode_sparse(reader: BitReader, base: FlatWeights, form: IntegerMapping) -> DecodedState:
     positions, values = unpack_integers(reader, base.size)
     reader.end()
     there = form.select(positions)
@@ -311,7 +316,7 @@ def _decode_sparse(reader: BitReader, base: FlatWeights, form: IntegerForm) -> D
     return DecodedState(out, written)
 
 
-def _decode_planes(reader: BitReader, base: FlatWeights, form: IntegerForm, before: FlatWeights | None) -> FlatWeights:
+def _decode_planes(reader: BitReader, base: FlatWeights, form: IntegerMapping, before: FlatWeights | None) -> FlatWeights:
     differences = planes.unpack(reader, base.size, form.word)
     reader.end()
     out = np.empty_like(base)
@@ -325,11 +330,11 @@ def _decode_planes(reader: BitReader, base: FlatWeights, form: IntegerForm, befo
     return out
 
 
-def _decode_groups(reader: BitReader, base: FlatWeights, form: IntegerForm, before: FlatWeights | None) -> FlatWeights:
+def _decode_groups(reader: BitReader, base: FlatWeights, form: IntegerMapping, before: FlatWeights | None) -> FlatWeights:
     was = form.integers(base)
     moves = _wrapped(was - form.integers(before), form) if before is not None else None
     known = _read_context(reader)
-    _require_needed(before, needed=known != CodingContext.NOTHING)
+    _require_needed(before, needed=known != DifferenceUse.NOTHING)
     difference = np.zeros(base.size, dtype=np.int32)
     groups = contexts.group(base.view(np.int32), moves)
     order = groups.order()
@@ -338,16 +343,16 @@ def _decode_groups(reader: BitReader, base: FlatWeights, form: IntegerForm, befo
         difference[order[begin:end][positions]] = values.astype(np.int32)
     reader.end()
     was += difference
-    if known == CodingContext.PREDICTED and moves is not None:
+    if known == DifferenceUse.PREDICTED and moves is not None:
         was += moves
     return form.flat(_wrapped(was, form))
 
 
-def _read_context(reader: BitReader) -> CodingContext:
+def _read_context(reader: BitReader) -> DifferenceUse:
     value = reader.byte()
-    if value > max(CodingContext):
+    if value > max(DifferenceUse):
         raise bad(f"unknown coding context {value}")
-    return CodingContext(value)
+    return DifferenceUse(value)
 
 
 def _require_needed(before: FlatWeights | None, *, needed: bool) -> None:
@@ -355,13 +360,13 @@ def _require_needed(before: FlatWeights | None, *, needed: bool) -> None:
         raise bad("payload and header disagree on the need for the version before the base")
 
 
-def _raw_form(form: IntegerForm) -> IntegerForm:
+def _raw_form(form: IntegerMapping) -> IntegerMapping:
     """Return the mapping to integers for plain differences (`DiffCodec.RAW`).
 
-    Instead of a `Grid` this is `FP32`, because multiples cannot be decoded without the steps.
+    Instead of a `GridMapping` this is `FP32`, because multiples cannot be decoded without the steps.
     """
-    return FP32 if isinstance(form, Grid) else form
+    return FP32 if isinstance(form, GridMapping) else form
 
 
-def _wrapped(integers: Integers, form: IntegerForm) -> Words:
+def _wrapped(integers: Integers, form: IntegerMapping) -> Words:
     return integers.astype(form.word, copy=False)

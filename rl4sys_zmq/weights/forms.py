@@ -18,7 +18,7 @@ from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.values import FlatWeights
 from rl4sys_zmq.weights.bits import Integers
 
-__all__ = ["BF16", "FP32", "IntegerForm", "Grid", "WireDtype", "form_of"]
+__all__ = ["BF16", "FP32", "IntegerMapping", "GridMapping", "WireDtype", "form_of"]
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _LOW_HALF = np.int32(0xFFFF)
@@ -42,7 +42,7 @@ class WireDtype(IntEnum):
         return 2 if self is WireDtype.BF16 else 4
 
 
-class IntegerForm(ABC):
+class IntegerMapping(ABC):
     """A mapping between the float32 elements of a state and integers, for one wire dtype.
 
     Attributes:
@@ -63,10 +63,10 @@ class IntegerForm(ABC):
     def canonical(self, flat: FlatWeights) -> FlatWeights:
         """Return the state with each element rounded to a value that this form can represent.
 
-        Forms other than `Grid` do not round and return the same array.
+        Forms other than `GridMapping` do not round and return the same array.
         """
 
-    def select(self, where: Integers | slice) -> IntegerForm:
+    def select(self, where: Integers | slice) -> IntegerMapping:
         """Return the form for a part of the elements.
 
         Args:
@@ -75,29 +75,29 @@ class IntegerForm(ABC):
         return self
 
 
-class Fp32(IntegerForm):
+class Fp32Mapping(IntegerMapping):
     """The mapping for any float32 values: their bits as integers, changed so that integers and values have the same order."""
 
     def integers(self, flat: FlatWeights) -> NDArray[np.int32]:
-        """Return the integers (`IntegerForm.integers`)."""
+        """Return the integers (`IntegerMapping.integers`)."""
         return _ordered(flat.view(np.int32))
 
     def flat(self, integers: Integers) -> FlatWeights:
-        """Return the elements (`IntegerForm.flat`)."""
+        """Return the elements (`IntegerMapping.flat`)."""
         return _ordered(integers.astype(np.int32, copy=False)).view(np.float32)
 
     def canonical(self, flat: FlatWeights) -> FlatWeights:
-        """Return the state itself (`IntegerForm.canonical`)."""
+        """Return the state itself (`IntegerMapping.canonical`)."""
         return flat
 
 
-class Bf16(Fp32):
-    """The mapping for float32 values whose lower 16 bits are 0: the upper 16 bits of the integers of `Fp32`."""
+class Bf16Mapping(Fp32Mapping):
+    """The mapping for float32 values whose lower 16 bits are 0: the upper 16 bits of the integers of `Fp32Mapping`."""
 
     word = np.int16
 
     def integers(self, flat: FlatWeights) -> NDArray[np.int32]:
-        """Return the integers (`IntegerForm.integers`).
+        """Return the integers (`IntegerMapping.integers`).
 
         Raises:
             WeightsError: For a value that bf16 cannot represent (``reason="dtype"``).
@@ -110,14 +110,14 @@ class Bf16(Fp32):
         return out
 
     def flat(self, integers: Integers) -> FlatWeights:
-        """Return the elements (`IntegerForm.flat`)."""
+        """Return the elements (`IntegerMapping.flat`)."""
         upper = integers.astype(np.int16, copy=False).astype(np.int32)
         upper ^= (upper >> 31) & np.int32(0x7FFF)
         upper <<= 16
         return upper.view(np.float32)
 
 
-class Grid(IntegerForm):
+class GridMapping(IntegerMapping):
     """The mapping for multiples of a power of two. The integer of an element is its multiple.
 
     Each tensor has its own power of two.
@@ -132,28 +132,28 @@ class Grid(IntegerForm):
         self._exponents = exponents
 
     def integers(self, flat: FlatWeights) -> NDArray[np.int32]:
-        """Return the nearest multiples (`IntegerForm.integers`). A tie goes to the even one."""
+        """Return the nearest multiples (`IntegerMapping.integers`). A tie goes to the even one."""
         multiples = np.rint(np.ldexp(flat.astype(np.float64), -self._exponents))
         return np.clip(multiples, -_MOST, _MOST, out=multiples).astype(np.int32)
 
     def flat(self, integers: Integers) -> FlatWeights:
-        """Return the elements (`IntegerForm.flat`)."""
+        """Return the elements (`IntegerMapping.flat`)."""
         with np.errstate(over="ignore"):
             return np.ldexp(integers.astype(np.float64), self._exponents).astype(np.float32)
 
     def canonical(self, flat: FlatWeights) -> FlatWeights:
-        """Return the state rounded to multiples (`IntegerForm.canonical`)."""
+        """Return the state rounded to multiples (`IntegerMapping.canonical`)."""
         return self.flat(self.integers(flat))
 
-    def select(self, where: Integers | slice) -> Grid:
-        """Return the form for a part of the elements (`IntegerForm.select`)."""
-        return Grid(self._exponents[where])
+    def select(self, where: Integers | slice) -> GridMapping:
+        """Return the form for a part of the elements (`IntegerMapping.select`)."""
+        return GridMapping(self._exponents[where])
 
 
-FP32, BF16 = Fp32(), Bf16()
+FP32, BF16 = Fp32Mapping(), Bf16Mapping()
 
 
-def form_of(dtype: WireDtype, exponents: Sequence[int] = (), sizes: Sequence[int] = ()) -> IntegerForm:
+def form_of(dtype: WireDtype, exponents: Sequence[int] = (), sizes: Sequence[int] = ()) -> IntegerMapping:
     """Return the mapping between weights and integers for a wire dtype.
 
     Args:
@@ -167,7 +167,7 @@ def form_of(dtype: WireDtype, exponents: Sequence[int] = (), sizes: Sequence[int
         case WireDtype.BF16:
             return BF16
         case WireDtype.GRID:
-            return Grid(np.repeat(np.array(exponents, dtype=np.int32), np.array(sizes, dtype=np.int64)))
+            return GridMapping(np.repeat(np.array(exponents, dtype=np.int32), np.array(sizes, dtype=np.int64)))
 
 
 def _ordered(bits: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -23,7 +23,8 @@ offset  size  field         meaning
                             dtype; then the bytes of the other tensors
 ======  ====  ============  ===================================================================
 
-All numbers are unsigned and little-endian. Words such as ``feature`` are the codes of the refusal (`rl4sys_zmq.errors.Refusal`).
+All numbers are unsigned and little-endian. Words such as
+``feature`` are the codes of the refusal (`rl4sys_zmq.errors.RefusalReason`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.weights.coder import DiffCodec
 from rl4sys_zmq.weights.forms import WireDtype
 
@@ -84,7 +85,7 @@ class WeightsHeader:
         try:
             packed = bytearray(self._packed())
         except struct.error as exc:
-            raise ProtocolError(Refusal.RANGE, f"a field of {self} is out of range: {exc}") from exc
+            raise ProtocolError(RefusalReason.RANGE, f"a field of {self} is out of range: {exc}") from exc
         _CHECK.pack_into(packed, _CHECK_AT, _check_of(packed))
         return bytes(packed)
 
@@ -97,23 +98,23 @@ class WeightsHeader:
                 except that the check comes right after the format. The code for a wrong length is ``malformed``.
         """
         if len(data) != HEADER_BYTES:
-            raise ProtocolError(Refusal.MALFORMED, f"a weights header has {len(data)} bytes; expected {HEADER_BYTES}")
+            raise ProtocolError(RefusalReason.MALFORMED, f"a weights header has {len(data)} bytes; expected {HEADER_BYTES}")
         (magic, form, flags, codec, dtype, policy_id, generation, base, new, chunk, chunks, elements, payload_bytes, check,
          payload_hash, state_hash) = _FIELDS.unpack(data)  # fmt: skip
         if magic != MAGIC:
-            raise ProtocolError(Refusal.MAGIC, f"a weights header cannot start with {magic!r}")
+            raise ProtocolError(RefusalReason.MAGIC, f"a weights header cannot start with {magic!r}")
         if form != FORMAT:
-            raise ProtocolError(Refusal.VERSION, f"weights format {form}; this side reads {FORMAT}")
+            raise ProtocolError(RefusalReason.VERSION, f"weights format {form}; this side reads {FORMAT}")
         bare = bytearray(data)
         _CHECK.pack_into(bare, _CHECK_AT, 0)
         if check != _check_of(bare):
-            raise ProtocolError(Refusal.CHECKSUM, "the checksum does not match the received weights header")
+            raise ProtocolError(RefusalReason.CHECKSUM, "the checksum does not match the received weights header")
         if flags & ~(_PREDICTED | _OTHERS):
-            raise ProtocolError(Refusal.FEATURE, f"unknown weights flags {flags:#04x}")
+            raise ProtocolError(RefusalReason.FEATURE, f"unknown weights flags {flags:#04x}")
         if codec not in _CODECS:
-            raise ProtocolError(Refusal.KIND, f"unknown weights codec {codec}")
+            raise ProtocolError(RefusalReason.KIND, f"unknown weights codec {codec}")
         if dtype not in _DTYPES:
-            raise ProtocolError(Refusal.DTYPE, f"unknown weights dtype {dtype}")
+            raise ProtocolError(RefusalReason.DTYPE, f"unknown weights dtype {dtype}")
         header = cls(policy_id, generation, base, new, DiffCodec(codec), elements, payload_bytes, payload_hash, state_hash,
                      WireDtype(dtype), chunk, chunks, bool(flags & _PREDICTED), bool(flags & _OTHERS))  # fmt: skip
         header._check()
@@ -121,15 +122,17 @@ class WeightsHeader:
 
     def _check(self) -> None:
         if len(self.policy_id) != 8:
-            raise ProtocolError(Refusal.RANGE, f"a policy id has {len(self.policy_id)} bytes; expected 8")
+            raise ProtocolError(RefusalReason.RANGE, f"a policy id has {len(self.policy_id)} bytes; expected 8")
         if self.base_version >= self.new_version if self.codec.is_diff else self.base_version != self.new_version:
-            raise ProtocolError(Refusal.RANGE, f"{self.codec.name} cannot go from {self.base_version} to {self.new_version}")
+            raise ProtocolError(
+                RefusalReason.RANGE, f"{self.codec.name} cannot go from {self.base_version} to {self.new_version}"
+            )
         if not self.chunk < self.chunks:
-            raise ProtocolError(Refusal.RANGE, f"chunk {self.chunk} of {self.chunks} is out of range")
+            raise ProtocolError(RefusalReason.RANGE, f"chunk {self.chunk} of {self.chunks} is out of range")
         if self.predicted and not self.codec.is_diff:
-            raise ProtocolError(Refusal.RANGE, f"{self.codec.name} cannot need another version")
+            raise ProtocolError(RefusalReason.RANGE, f"{self.codec.name} cannot need another version")
         if not self.others and self.payload_bytes > self.wire_dtype.itemsize * self.elements:
-            raise ProtocolError(Refusal.TOO_LARGE, f"{self.payload_bytes} bytes for {self.elements} elements")
+            raise ProtocolError(RefusalReason.TOO_LARGE, f"{self.payload_bytes} bytes for {self.elements} elements")
 
     def _packed(self) -> bytes:
         flags = self.predicted * _PREDICTED | self.others * _OTHERS

@@ -10,7 +10,7 @@ from rl4sys_zmq.values import FlatWeights
 from rl4sys_zmq.weights import planes
 from rl4sys_zmq.weights.bits import BitReader, bad
 from rl4sys_zmq.weights.coder import DiffCodec, Payload
-from rl4sys_zmq.weights.forms import BF16, FP32, IntegerForm, WireDtype
+from rl4sys_zmq.weights.forms import BF16, FP32, IntegerMapping, WireDtype
 
 __all__ = ["decode_snapshot", "encode_snapshot"]
 
@@ -23,7 +23,7 @@ SNAPSHOT_SAMPLE = 1024
 """The approximate size, in elements, of the sample that is compressed first to decide if compressing all can be worth it."""
 
 
-def _snapshot_form(dtype: WireDtype) -> IntegerForm:
+def _snapshot_form(dtype: WireDtype) -> IntegerMapping:
     return BF16 if dtype is WireDtype.BF16 else FP32
 
 

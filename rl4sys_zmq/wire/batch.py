@@ -5,7 +5,7 @@ become views into the received frames, so nothing is copied. If the bytes are ma
 head or the columns of one segment have invalid values, only that segment is refused.
 
 Images are decoded only when columns or segments are requested. The gateway (the learner's network thread) never requests them,
-because `Batch.errors` needs only their sizes.
+because `SubmitReader.errors` needs only their sizes.
 """
 
 from __future__ import annotations
@@ -17,34 +17,35 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
 from rl4sys_zmq.values import NO_EXTRAS, Segment
 from rl4sys_zmq.values.trees import Structure, Tree, unflatten_each
 from rl4sys_zmq.wire.coding import plain_body
-from rl4sys_zmq.wire.columns import ColumnReader, Group
+from rl4sys_zmq.wire.columns import ColumnReader, LayoutGroup
 from rl4sys_zmq.wire.layout import SegmentLayout, parse_layout
-from rl4sys_zmq.wire.messages import Block, Frame, Submit
+from rl4sys_zmq.wire.messages import AnyBytes, Frame, Submit
 from rl4sys_zmq.wire.schema import SegmentSchema
-from rl4sys_zmq.wire.segments import ALIGN, HEAD, HEAD_BYTES, LAYOUT_AT, MAX_LAYOUTS, Flag, head_struct
+from rl4sys_zmq.wire.segments import ALIGN, HEAD, HEAD_BYTES, LAYOUT_AT, MAX_LAYOUTS, SegmentFlag, head_struct
 
-__all__ = ["Batch", "read_heads", "read_submit"]
+__all__ = ["SubmitReader", "read_heads", "read_submit"]
 
-_ENDED = Flag.TERMINATED | Flag.TRUNCATED
+_ENDED = SegmentFlag.TERMINATED | SegmentFlag.TRUNCATED
 _ODD_FLAGS = [
-    flags >= 32 or flags & 7 not in (0, 1, 2, 4) or bool(flags & Flag.RETURN and not flags & _ENDED) for flags in range(256)
+    flags >= 32 or flags & 7 not in (0, 1, 2, 4) or bool(flags & SegmentFlag.RETURN and not flags & _ENDED)
+    for flags in range(256)
 ]
 _ODD = np.array(_ODD_FLAGS)
 """For each of the 256 values of ``flags`` in a head: True if its bits contradict each other or are unknown."""
 FEW = 8
-"""Largest number of segments in a message for which `Batch.errors` checks the heads in a loop. For more, it uses arrays."""
+"""Largest number of segments for which `SubmitReader.errors` checks the heads in a loop. For more, it uses arrays."""
 
 _NEVER = (1 << 64) - 1
 
 Head = tuple[int, int, int, int, float, int, int, int, int, int, int]
 
 
-class Batch:
+class SubmitReader:
     """The segments of one message. Methods identify a segment by its index in the message.
 
     Attributes:
@@ -68,10 +69,10 @@ class Batch:
         self.first_seq = message.first_seq
         self.heads = heads = read_heads(message)
         if not message.body:
-            raise ProtocolError(Refusal.FRAMES, "segments without a body")
+            raise ProtocolError(RefusalReason.FRAMES, "segments without a body")
         texts = message.layouts
         if not 0 < len(texts) <= min(len(heads), MAX_LAYOUTS) or not all(type(text) is str for text in texts):
-            raise ProtocolError(Refusal.MALFORMED, f"{len(heads)} segments with the layouts {texts!r:.80}")
+            raise ProtocolError(RefusalReason.MALFORMED, f"{len(heads)} segments with the layouts {texts!r:.80}")
         layouts = [parse_layout(text) for text in texts]
         self.steps: NDArray[np.int64] = heads["steps"].astype(np.int64)
         self._raw = message.heads
@@ -143,7 +144,7 @@ class Batch:
         """
         if self._undecodable is None:
             if self.has_images and not has_pillow():
-                raise ProtocolError(Refusal.FEATURE, NEEDS_PILLOW)
+                raise ProtocolError(RefusalReason.FEATURE, NEEDS_PILLOW)
             found = ((group, group.columns[0].decode()) for group in self._groups)
             self._undecodable = {int(group.members[place]): why for group, bad in found for place, why in bad.items()}
         return self._undecodable
@@ -172,7 +173,7 @@ class Batch:
         blob = b"".join(small)
         body = (blob, *(frame for frame, _ in parts))
         codings = [[len(blob), len(blob), 0], *(numbers for _, numbers in parts)] if group.columns[0].coded.get(at) else []
-        return Submit(self.first_seq + place, 1, 0, [group.layout.text], Block(bytes(head)), body, codings)
+        return Submit(self.first_seq + place, 1, 0, [group.layout.text], AnyBytes(bytes(head)), body, codings)
 
     def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Yield the name of a column and an array with rows of that column, until all rows of all segments were yielded.
@@ -197,7 +198,7 @@ class Batch:
         """
         found = self.heads["version"].copy()
         for group in self._groups:
-            mixed = np.flatnonzero(self.heads["flags"][group.members] & Flag.VERSIONS)
+            mixed = np.flatnonzero(self.heads["flags"][group.members] & SegmentFlag.VERSIONS)
             if len(mixed):
                 sent = group.columns[group.layout.versions].each()
                 for place in mixed.tolist():
@@ -214,7 +215,7 @@ class Batch:
             places: Indices of the segments to look at.
         """
         heads = self.heads[places]
-        which = np.flatnonzero(heads["flags"] & Flag.RETURN)
+        which = np.flatnonzero(heads["flags"] & SegmentFlag.RETURN)
         if not len(which):
             return []
         return list(
@@ -234,7 +235,7 @@ class Batch:
             out.update(zip(members, self._segments(group, (every[place] for place in members)), strict=True))
         return [out[place] for place in range(len(self))]
 
-    def _segments(self, group: Group, heads: Iterator[Head]) -> list[Segment]:
+    def _segments(self, group: LayoutGroup, heads: Iterator[Head]) -> list[Segment]:
         count, layout = len(group.members), group.layout
         observations = self._observations(group, count)
         actions, rewards, log_probs, _, *masks = (views.each() for views in group.columns[layout.leaves : layout.standard])
@@ -268,7 +269,7 @@ class Batch:
             )
         return out
 
-    def _observations(self, group: Group, count: int) -> Sequence[Tree]:
+    def _observations(self, group: LayoutGroup, count: int) -> Sequence[Tree]:
         """Return the observations of each segment: one array, or nested dicts and tuples of arrays."""
         columns = [views.each() for views in group.columns[: group.layout.leaves]]
         structure: Structure = (tuple, (), (None,) * len(columns)) if len(columns) > 1 else None
@@ -279,7 +280,7 @@ class Batch:
     def _names(self, layout: SegmentLayout) -> list[str]:
         return layout.names() if self._schema is None else self._schema.names(layout)
 
-    def _extras(self, group: Group, letter: str, count: int) -> list[Mapping[str, NDArray[Any]]]:
+    def _extras(self, group: LayoutGroup, letter: str, count: int) -> list[Mapping[str, NDArray[Any]]]:
         """Return the extra columns with this letter (``x`` or ``i``) of each segment, as a dict from name to column."""
         if group.layout.columns[-1].letter not in "xi":
             return [NO_EXTRAS] * count
@@ -293,7 +294,7 @@ class Batch:
         ]
         return [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
 
-    def _versions(self, group: Group) -> list[NDArray[np.uint64]]:
+    def _versions(self, group: LayoutGroup) -> list[NDArray[np.uint64]]:
         """Return the version of each step, as one array for each segment.
 
         A segment whose steps all have the same version has only that version, in its head. It is repeated here.
@@ -305,7 +306,7 @@ class Batch:
         every.flags.writeable = False
         starts = [0, *itertools.accumulate(steps.tolist())]
         views = [every[a:b] for a, b in itertools.pairwise(starts)]
-        mixed = heads["flags"] & Flag.VERSIONS != 0
+        mixed = heads["flags"] & SegmentFlag.VERSIONS != 0
         if mixed.any():
             sent = group.columns[group.layout.versions].each()
             for place in np.flatnonzero(mixed).tolist():
@@ -323,7 +324,7 @@ def read_heads(message: Submit) -> NDArray[Any]:
     """
     size = len(message.heads)
     if not size or size != message.count * HEAD_BYTES:
-        raise ProtocolError(Refusal.MALFORMED, f"{size} bytes of heads for {message.count} segments of {HEAD_BYTES}")
+        raise ProtocolError(RefusalReason.MALFORMED, f"{size} bytes of heads for {message.count} segments of {HEAD_BYTES}")
     return np.frombuffer(message.heads, HEAD)
 
 
@@ -335,8 +336,8 @@ def read_submit(message: Submit) -> list[Segment | ProtocolError]:
     Raises:
         ProtocolError: If the message is malformed, so that none of its segments can be trusted.
     """
-    batch = Batch(message)
-    undecodable = {place: ProtocolError(Refusal.MALFORMED, reason) for place, reason in batch.decode_images().items()}
+    batch = SubmitReader(message)
+    undecodable = {place: ProtocolError(RefusalReason.MALFORMED, reason) for place, reason in batch.decode_images().items()}
     errors = {**undecodable, **batch.errors()}
     return [errors.get(place, segment) for place, segment in enumerate(batch.segments())]
 
@@ -359,4 +360,4 @@ def _head_error(head: Head, max_steps: int | None) -> ProtocolError | None:
         words = f"a segment of {steps} steps; 1 to {max_steps} are allowed"
     else:
         return None
-    return ProtocolError(Refusal.RANGE, words)
+    return ProtocolError(RefusalReason.RANGE, words)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, cast, get_args, get_type_hints
 
-from rl4sys_zmq.errors import ProtocolError, Refusal
-from rl4sys_zmq.wire.messages import Block, Frame, Message, Submit
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
+from rl4sys_zmq.wire.messages import AnyBytes, Frame, Message, Submit
 from rl4sys_zmq.wire.prefix import MINOR, PREFIX_BYTES, Prefix
 from rl4sys_zmq.wire.values import pack_header, unpack_header
 
@@ -30,7 +30,7 @@ _CHECKERS: dict[object, Checker] = {
     bool: lambda v: type(v) is bool,
     str: lambda v: type(v) is str,
     bytes: lambda v: type(v) is bytes and len(v) == 8,
-    Block: lambda v: type(v) is bytes,
+    AnyBytes: lambda v: type(v) is bytes,
     list[Any]: lambda v: type(v) is list,
     dict[str, Any]: lambda v: type(v) is dict,
 }
@@ -38,23 +38,23 @@ _SIGNED = {"max_policy_lag"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Field:
+class _FieldRule:
     name: str
     check: Checker
     required: bool
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class _MessageFields:
     """The fields of one kind of message, with their checks. It is derived once from the message's dataclass."""
 
     cls: type[Any]
-    header: tuple[_Field, ...]
+    header: tuple[_FieldRule, ...]
     sequenced: bool
     body: bool
 
 
-def _shape(cls: type[Any]) -> _Shape:
+def _shape(cls: type[Any]) -> _MessageFields:
     hints = get_type_hints(cls)
     names = [f.name for f in fields(cls)]
     sequenced = "first_seq" in names and "count" in names
@@ -63,11 +63,11 @@ def _shape(cls: type[Any]) -> _Shape:
         if f.name in _NO_VALUES or (sequenced and f.name in _IN_PREFIX):
             continue
         check = (lambda v: type(v) is int and -1 <= v < _U64) if f.name in _SIGNED else _CHECKERS[hints[f.name]]
-        header.append(_Field(f.name, check, f.default is MISSING and f.default_factory is MISSING))
-    return _Shape(cls, tuple(header), sequenced, "body" in names)
+        header.append(_FieldRule(f.name, check, f.default is MISSING and f.default_factory is MISSING))
+    return _MessageFields(cls, tuple(header), sequenced, "body" in names)
 
 
-_SHAPES: dict[int, _Shape] = {cls.KIND: _shape(cls) for cls in get_args(Message)}
+_SHAPES: dict[int, _MessageFields] = {cls.KIND: _shape(cls) for cls in get_args(Message)}
 
 
 def encode(message: Message) -> list[Frame]:
@@ -98,42 +98,44 @@ def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32, verify: bool = 
         ProtocolError: With the code of the first rule that is broken. No other exception is raised.
     """
     if not frames:
-        raise ProtocolError(Refusal.FRAMES, "the message has no frames")
+        raise ProtocolError(RefusalReason.FRAMES, "the message has no frames")
     total = sum(len(f) for f in frames)
     if total > max_bytes:
-        raise ProtocolError(Refusal.TOO_LARGE, f"the message has {total} bytes; the limit is {max_bytes}")
+        raise ProtocolError(RefusalReason.TOO_LARGE, f"the message has {total} bytes; the limit is {max_bytes}")
     prefix = Prefix.unpack(frames, verify=verify)
     shape = _SHAPES.get(prefix.kind)
     if shape is None:
-        raise ProtocolError(Refusal.KIND, f"message kind {prefix.kind} is unknown")
+        raise ProtocolError(RefusalReason.KIND, f"message kind {prefix.kind} is unknown")
     if not shape.body and len(frames) > 1:
-        raise ProtocolError(Refusal.FRAMES, f"{shape.cls.__name__} has no body, but {len(frames) - 1} body frames were received")
+        raise ProtocolError(
+            RefusalReason.FRAMES, f"{shape.cls.__name__} has no body, but {len(frames) - 1} body frames were received"
+        )
     values = _fields(shape, unpack_header(memoryview(frames[0])[PREFIX_BYTES:]), prefix.minor)
     if shape.sequenced:
         if prefix.seq > MAX_COUNT:
-            raise ProtocolError(Refusal.RANGE, f"sequence number {prefix.seq}; the limit is {MAX_COUNT}")
+            raise ProtocolError(RefusalReason.RANGE, f"sequence number {prefix.seq}; the limit is {MAX_COUNT}")
         values.update(first_seq=prefix.seq, count=prefix.count)
     if shape.body:
         values["body"] = tuple(frames[1:])
     return cast(Message, shape.cls(**values))
 
 
-def _fields(shape: _Shape, header: Any, minor: int) -> dict[str, Any]:
+def _fields(shape: _MessageFields, header: Any, minor: int) -> dict[str, Any]:
     if type(header) is not dict:
-        raise ProtocolError(Refusal.MALFORMED, f"the header of {shape.cls.__name__} is not a map")
+        raise ProtocolError(RefusalReason.MALFORMED, f"the header of {shape.cls.__name__} is not a map")
     values: dict[str, Any] = {}
     for f in shape.header:
         if f.name not in header:
             if f.required:
-                raise ProtocolError(Refusal.MALFORMED, f"{shape.cls.__name__} lacks {f.name!r}")
+                raise ProtocolError(RefusalReason.MALFORMED, f"{shape.cls.__name__} lacks {f.name!r}")
             continue
         value = header[f.name]
         if not f.check(value):
-            raise ProtocolError(Refusal.MALFORMED, f"{shape.cls.__name__}.{f.name} is {value!r:.80}")
+            raise ProtocolError(RefusalReason.MALFORMED, f"{shape.cls.__name__}.{f.name} is {value!r:.80}")
         if type(value) is int and value > MAX_COUNT and f.name not in _UNBOUNDED:
-            raise ProtocolError(Refusal.RANGE, f"{shape.cls.__name__}.{f.name} is {value}; the limit is {MAX_COUNT}")
+            raise ProtocolError(RefusalReason.RANGE, f"{shape.cls.__name__}.{f.name} is {value}; the limit is {MAX_COUNT}")
         values[f.name] = value
     if len(values) != len(header) and minor <= MINOR:
         unknown = sorted(set(header) - {f.name for f in shape.header})
-        raise ProtocolError(Refusal.MALFORMED, f"{shape.cls.__name__} has the unknown key {unknown[0]!r:.80}")
+        raise ProtocolError(RefusalReason.MALFORMED, f"{shape.cls.__name__} has the unknown key {unknown[0]!r:.80}")
     return values

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq import zstd
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.images import BadImage, decode_images, image_size
 from rl4sys_zmq.wire.messages import Frame, Submit
 
@@ -135,13 +135,15 @@ def plain_body(message: Submit) -> tuple[BodyFrame, ...]:
     if not message.codings:
         return message.body
     if len(message.codings) != len(message.body):
-        raise ProtocolError(Refusal.MALFORMED, f"codings of {len(message.codings)} frames for a body of {len(message.body)}")
+        raise ProtocolError(
+            RefusalReason.MALFORMED, f"codings of {len(message.codings)} frames for a body of {len(message.body)}"
+        )
     sections = [_sections(numbers, len(frame)) for numbers, frame in zip(message.codings, message.body, strict=True)]
     plain, coded = sum(size for frame in sections for _, size, _ in frame), sum(map(len, message.body))
     if plain > min(MAX_PLAIN_BYTES, MOST_EXPANSION * coded + FREE_BYTES):
-        raise ProtocolError(Refusal.TOO_LARGE, f"a body of {coded} bytes claims a plain size of {plain}")
+        raise ProtocolError(RefusalReason.TOO_LARGE, f"a body of {coded} bytes claims a plain size of {plain}")
     if any(kind in _FORMATS for _, _, kind in sections[0]):
-        raise ProtocolError(Refusal.MALFORMED, "the frame of small columns contains images")
+        raise ProtocolError(RefusalReason.MALFORMED, "the frame of small columns contains images")
     return tuple(_plain_frame(frame, parts) for frame, parts in zip(message.body, sections, strict=True))
 
 
@@ -186,14 +188,16 @@ def _sections(numbers: Any, size: int) -> list[tuple[int, int, int]]:
     A section is a part of the frame that is coded by itself. The numbers are those of the table in `Submit.codings`.
     """
     if type(numbers) is not list or len(numbers) % 3 or not all(type(n) is int and n >= 0 for n in numbers):
-        raise ProtocolError(Refusal.MALFORMED, f"invalid codings {numbers!r:.80}")
+        raise ProtocolError(RefusalReason.MALFORMED, f"invalid codings {numbers!r:.80}")
     found = list(_triples(numbers))
     if sum(coded for coded, _, _ in found) != size:
-        raise ProtocolError(Refusal.MALFORMED, f"codings {numbers!r:.80} do not add up to their frame of {size} bytes")
+        raise ProtocolError(RefusalReason.MALFORMED, f"codings {numbers!r:.80} do not add up to their frame of {size} bytes")
     for coded, plain, itemsize in found:
         alone = itemsize in _FORMATS and len(found) == 1
         if (itemsize not in _SIZES and not alone) if itemsize else coded != plain:
-            raise ProtocolError(Refusal.MALFORMED, f"invalid section: {coded} coded bytes, {plain} plain, elements of {itemsize}")
+            raise ProtocolError(
+                RefusalReason.MALFORMED, f"invalid section: {coded} coded bytes, {plain} plain, elements of {itemsize}"
+            )
     return found
 
 
@@ -222,4 +226,4 @@ def _decompressed(piece: memoryview, size: int) -> bytes:
     try:
         return zstd.expand(piece, size)
     except zstd.DecompressionError as exc:
-        raise ProtocolError(Refusal.MALFORMED, str(exc)) from exc
+        raise ProtocolError(RefusalReason.MALFORMED, str(exc)) from exc

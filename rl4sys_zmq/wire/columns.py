@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.images import BadImage, image_size
 from rl4sys_zmq.wire.coding import BodyFrame, EncodedImages
-from rl4sys_zmq.wire.layout import Column, SegmentLayout
-from rl4sys_zmq.wire.segments import ALIGN, LARGE_BYTES, Flag
+from rl4sys_zmq.wire.layout import ColumnLayout, SegmentLayout
+from rl4sys_zmq.wire.segments import ALIGN, LARGE_BYTES, SegmentFlag
 
-__all__ = ["Group", "ColumnReader", "ColumnView"]
+__all__ = ["LayoutGroup", "ColumnReader", "ColumnView"]
 
 
 @dataclass(slots=True)
@@ -31,11 +31,11 @@ class ColumnView:
         together: The rows of the segments, one segment after the other, ``[rows, *row]``. Segments in `large` and `coded` have
             no rows here.
         starts: Index in `together` of the first row of each segment, and at the end the number of rows.
-        large: The column of each segment for which it has a separate frame, by the index of the segment in its `Group`.
+        large: The column of each segment for which it has a separate frame, by the index of the segment in its `LayoutGroup`.
         coded: The same for a column that consists of image files. `decode` adds the decoded columns to `large`.
     """
 
-    column: Column
+    column: ColumnLayout
     together: NDArray[Any]
     starts: list[int]
     large: dict[int, NDArray[Any]]
@@ -45,8 +45,8 @@ class ColumnView:
         """Decode the image files of all segments.
 
         Returns:
-            A dict that contains each segment with damaged images: from the segment's index in its `Group` to the reason. The
-            rows of these segments are all 0.
+            A dict that contains each segment with damaged images: from the segment's index in its `LayoutGroup` to the reason.
+            The rows of these segments are all 0.
         """
         out = {}
         for place, images in self.coded.items():
@@ -73,7 +73,7 @@ class ColumnView:
 
 
 @dataclass(slots=True)
-class Group:
+class LayoutGroup:
     """The segments of a message that have the same columns.
 
     Attributes:
@@ -134,12 +134,14 @@ class ColumnReader:
         places = heads["layout"]
         if len(layouts) > 1 or places.any():
             if int(places.max()) >= len(layouts):
-                raise ProtocolError(Refusal.MALFORMED, f"a segment of layout {int(places.max())}; the message has {len(layouts)}")
+                raise ProtocolError(
+                    RefusalReason.MALFORMED, f"a segment of layout {int(places.max())}; the message has {len(layouts)}"
+                )
             members = [np.flatnonzero(places == k) for k in range(len(layouts))]
         else:
             members = [np.arange(len(heads))]
         flags = heads["flags"]
-        counts = [steps, steps + (flags & Flag.TERMINATED == 0), np.where(flags & Flag.VERSIONS, steps, 0)]
+        counts = [steps, steps + (flags & SegmentFlag.TERMINATED == 0), np.where(flags & SegmentFlag.VERSIONS, steps, 0)]
         for layout in layouts:
             if layout.columns[-1].letter == "i":
                 counts.append(np.ones_like(steps))
@@ -147,11 +149,11 @@ class ColumnReader:
         sized = [tuple(RowCounts(count if len(layouts) == 1 else count[m]) for count in counts) for m in members]
         self._frames = self._find_large(layouts, members, sized)
         self.groups = [
-            Group(layout, m, [self._column(n, layout, rows[_COUNTED[c.letter]], m) for n, c in enumerate(layout.columns)])
+            LayoutGroup(layout, m, [self._column(n, layout, rows[_COUNTED[c.letter]], m) for n, c in enumerate(layout.columns)])
             for layout, m, rows in zip(layouts, members, sized, strict=True)
         ]
         if self._at != len(self._blob) or len(self._frames) != len(self._large):
-            raise ProtocolError(Refusal.SHAPE, "the body has bytes that belong to no segment")
+            raise ProtocolError(RefusalReason.SHAPE, "the body has bytes that belong to no segment")
 
     def _find_large(
         self, layouts: list[SegmentLayout], members: list[NDArray[np.int64]], sized: list[tuple[RowCounts, ...]]
@@ -167,7 +169,9 @@ class ColumnReader:
                 counted = rows[_COUNTED[column.letter]]
                 most = counted.most * column.row_bytes
                 if most > self._limit:
-                    raise ProtocolError(Refusal.SHAPE, f"column {column.letter} needs {most} bytes; the body has {self._limit}")
+                    raise ProtocolError(
+                        RefusalReason.SHAPE, f"column {column.letter} needs {most} bytes; the body has {self._limit}"
+                    )
                 if most >= LARGE_BYTES:
                     large = places[counted.each * column.row_bytes >= LARGE_BYTES]
                     found += [(place, position) for place in large.tolist()]
@@ -191,20 +195,20 @@ class ColumnReader:
             starts = RowCounts(small).starts
         size = starts[-1] * column.row_bytes
         if self._at + size > len(self._blob):
-            raise ProtocolError(Refusal.SHAPE, f"column {column.letter} ends beyond its frame")
+            raise ProtocolError(RefusalReason.SHAPE, f"column {column.letter} ends beyond its frame")
         blob, dtype, count = self._blob, column.dtype, size // column.dtype.itemsize
         together = np.frombuffer(blob, dtype, count, self._at) if count else np.empty(0, dtype)
         self._at += size + (-size % ALIGN)
         return ColumnView(column, together.reshape(-1, *column.row) if column.row else together, starts, own, coded)
 
-    def _take(self, index: int, size: int, column: Column, single: bool) -> BodyFrame:
+    def _take(self, index: int, size: int, column: ColumnLayout, single: bool) -> BodyFrame:
         frame = self._large[index] if index < len(self._large) else b""
         if len(frame) != size:
-            raise ProtocolError(Refusal.SHAPE, f"column {column.letter} needs {size} bytes; its frame has {len(frame)}")
+            raise ProtocolError(RefusalReason.SHAPE, f"column {column.letter} needs {size} bytes; its frame has {len(frame)}")
         if isinstance(frame, EncodedImages):
             fits = single and column.letter == "o" and column.dtype == np.uint8 and image_size(column.row) is not None
             if not fits:
                 raise ProtocolError(
-                    Refusal.SHAPE, f"images as column {column.letter} of {column.dtype.str} with rows of {column.row}"
+                    RefusalReason.SHAPE, f"images as column {column.letter} of {column.dtype.str} with rows of {column.row}"
                 )
         return frame

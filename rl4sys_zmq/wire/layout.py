@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.values import DTYPES, ColumnSpec, DiscreteSpace, Space
 from rl4sys_zmq.values.column_spec import MAX_COLUMNS
 from rl4sys_zmq.values.space_conversion import MAX_LEAVES
 from rl4sys_zmq.values.spaces import LeafSpace
 
-__all__ = ["LETTERS", "Column", "SegmentLayout", "action_dtype", "describe", "parse_layout", "wanted_layouts"]
+__all__ = ["LETTERS", "ColumnLayout", "SegmentLayout", "action_dtype", "describe", "parse_layout", "wanted_layouts"]
 
 LETTERS = "oarlvm"
 NAMES = dict(zip(LETTERS, ("observations", "actions", "rewards", "log_probs", "versions", "masks"), strict=True))
@@ -44,7 +44,7 @@ _DIMENSION = re.compile(r"[1-9][0-9]{0,18}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ColumnLayout:
     """The description of one column. It applies to any number of rows.
 
     Attributes:
@@ -73,7 +73,7 @@ class SegmentLayout:
     """
 
     text: str
-    columns: tuple[Column, ...]
+    columns: tuple[ColumnLayout, ...]
     leaves: int
     has_masks: bool
     standard: int
@@ -112,22 +112,24 @@ def parse_layout(text: str) -> SegmentLayout:
     leaves, standard = letters.find("a"), letters.find("v") + 1 + ("m" in letters)
     if _ORDER.fullmatch(letters) is None or leaves > MAX_LEAVES or len(letters) > standard + MAX_COLUMNS:
         expected = f"{' '.join(LETTERS)} with at most {MAX_LEAVES} columns o, and at most {MAX_COLUMNS} extra columns"
-        raise ProtocolError(Refusal.MALFORMED, f"a segment has the columns {text!r:.80}; expected {expected}")
+        raise ProtocolError(RefusalReason.MALFORMED, f"a segment has the columns {text!r:.80}; expected {expected}")
     return SegmentLayout(text, tuple(_column(match) for match in found if match), leaves, "m" in letters, standard)
 
 
-def _column(match: re.Match[str]) -> Column:
+def _column(match: re.Match[str]) -> ColumnLayout:
     letter, dtype, dimensions = match.groups()
     if dtype not in DTYPES:
-        raise ProtocolError(Refusal.DTYPE, f"column {letter} has the unsupported dtype {dtype!r:.40}")
+        raise ProtocolError(RefusalReason.DTYPE, f"column {letter} has the unsupported dtype {dtype!r:.40}")
     parts = [] if dimensions is None else dimensions.split("x")
     if len(parts) > MAX_DIMENSIONS or not all(map(_DIMENSION.fullmatch, parts)):
-        raise ProtocolError(Refusal.SHAPE, f"column {letter} has rows of the invalid shape {dimensions!r:.60}")
+        raise ProtocolError(RefusalReason.SHAPE, f"column {letter} has rows of the invalid shape {dimensions!r:.60}")
     row = tuple(map(int, parts))
     row_bytes = prod(row) * np.dtype(dtype).itemsize
     if row_bytes > MAX_ROW_BYTES:
-        raise ProtocolError(Refusal.SHAPE, f"column {letter} has rows of {dimensions:.60}; the limit is {MAX_ROW_BYTES} bytes")
-    return Column(letter, np.dtype(dtype), row, row_bytes)
+        raise ProtocolError(
+            RefusalReason.SHAPE, f"column {letter} has rows of {dimensions:.60}; the limit is {MAX_ROW_BYTES} bytes"
+        )
+    return ColumnLayout(letter, np.dtype(dtype), row, row_bytes)
 
 
 def describe(letters: str, columns: Sequence[NDArray[Any]]) -> str:
@@ -148,7 +150,7 @@ def _describe(letters: str, columns: tuple[tuple[np.dtype[Any], tuple[int, ...]]
     parts = []
     for letter, (dtype, row) in zip(letters, columns, strict=True):
         if dtype.str not in DTYPES or dtype.fields is not None:
-            raise ProtocolError(Refusal.DTYPE, f"column {letter} of dtype {dtype} cannot travel")
+            raise ProtocolError(RefusalReason.DTYPE, f"column {letter} of dtype {dtype} cannot travel")
         parts.append(f"{letter}{dtype.str}" + (":" + "x".join(map(str, row)) if row else ""))
     text = " ".join(parts)
     parse_layout(text)

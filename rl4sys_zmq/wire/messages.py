@@ -25,45 +25,45 @@ from typing import Any, ClassVar, NewType
 
 __all__ = [
     "Ack",
-    "Alarm",
-    "Assign",
+    "OperatorAlarm",
+    "AssignClient",
     "Beacon",
-    "Block",
+    "AnyBytes",
     "Bye",
-    "Checkpointed",
-    "Command",
-    "CommandDone",
-    "DeadLetter",
-    "Deliver",
-    "Demand",
-    "Disposed",
-    "Failed",
-    "Fetch",
-    "Forget",
+    "CheckpointResult",
+    "OperatorCommand",
+    "OperatorCommandDone",
+    "QuarantinedSegment",
+    "DeliverSegments",
+    "DataDemand",
+    "SegmentVerdicts",
+    "ThreadFailed",
+    "FetchWeights",
+    "StreamEnded",
     "Frame",
-    "FromWorker",
+    "FromLearnerThread",
     "Heartbeat",
     "Hello",
     "Message",
-    "Metrics",
-    "Published",
-    "Ready",
+    "TrainingMetrics",
+    "PolicyPublished",
+    "ThreadReady",
     "Refused",
-    "Save",
-    "Status",
+    "SaveCheckpoint",
+    "StatusReply",
     "StatusRequest",
-    "Stop",
+    "StopThread",
     "Submit",
     "ToActor",
     "ToLearner",
-    "ToWorker",
+    "ToLearnerThread",
     "Verdict",
-    "Weights",
+    "WeightsReply",
     "Welcome",
 ]
 
 Frame = bytes | memoryview
-Block = NewType("Block", bytes)
+AnyBytes = NewType("AnyBytes", bytes)
 """The type of a field with bytes of any length. A field of the type ``bytes`` must have exactly 8 bytes."""
 
 Document = dict[str, Any]
@@ -98,13 +98,13 @@ class ToActor:
     __slots__ = ()
 
 
-class ToWorker:
+class ToLearnerThread:
     """The base class of messages from the gateway (the learner's network thread) to a learner thread."""
 
     __slots__ = ()
 
 
-class FromWorker:
+class FromLearnerThread:
     """The base class of messages from a learner thread to the gateway (the learner's network thread)."""
 
     __slots__ = ()
@@ -185,7 +185,7 @@ class Submit(ToLearner):
     count: int
     want_steps: int
     layouts: list[Any]
-    heads: Block
+    heads: AnyBytes
     body: tuple[Frame, ...]
     codings: list[Any] = field(default_factory=list)
     digests: tuple[int | None, ...] = field(default=(), compare=False, repr=False)
@@ -205,8 +205,8 @@ class Heartbeat(ToLearner):
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch(ToLearner):
-    """A request of an actor for the current weights. The answer is `Weights`.
+class FetchWeights(ToLearner):
+    """A request of an actor for the current weights. The answer is `WeightsReply`.
 
     Attributes:
         held_generation: Generation of the policy that the actor holds; 0 if it has none. The learner can then answer with a diff.
@@ -220,7 +220,7 @@ class Fetch(ToLearner):
 
 @dataclass(frozen=True, slots=True)
 class StatusRequest(ToLearner):
-    """A request for the learner's status. The sender needs no session. The answer is `Status`."""
+    """A request for the learner's status. The sender needs no session. The answer is `StatusReply`."""
 
     KIND: ClassVar[int] = 5
 
@@ -233,8 +233,8 @@ class Bye(ToLearner):
 
 
 @dataclass(frozen=True, slots=True)
-class Command(ToLearner):
-    """An operator's request to act on a client. The sender needs no session. The answer is `CommandDone` or `Refused`.
+class OperatorCommand(ToLearner):
+    """An operator's request to act on a client. The sender needs no session. The answer is `OperatorCommandDone` or `Refused`.
 
     Attributes:
         command: ``restart``, ``give-up-pending``, ``forget`` or ``drop-actor``.
@@ -349,7 +349,7 @@ class Refused(ToActor):
     """The answer to a message or handshake that is not accepted.
 
     Attributes:
-        code: The reason as a code, such as ``fenced``: a value of `rl4sys_zmq.errors.Refusal`.
+        code: The reason as a code, such as ``fenced``: a value of `rl4sys_zmq.errors.RefusalReason`.
         field: The configuration field in which actor and learner differ; empty for other reasons.
         reason: The reason in one line for a person, with the numbers.
         expected_seq: With the code ``gap``, the sequence number to send next.
@@ -366,8 +366,8 @@ class Refused(ToActor):
 
 
 @dataclass(frozen=True, slots=True)
-class Weights(ToActor):
-    """The answer to `Fetch`: one or more weight updates. The actor applies them in order.
+class WeightsReply(ToActor):
+    """The answer to `FetchWeights`: one or more weight updates. The actor applies them in order.
 
     Attributes:
         body: Two frames for each update: the weights header of 72 bytes (`rl4sys_zmq.weights.header`), and the payload.
@@ -378,7 +378,7 @@ class Weights(ToActor):
 
 
 @dataclass(frozen=True, slots=True)
-class Status(ToActor):
+class StatusReply(ToActor):
     """The answer to `StatusRequest`, with the learner's status as a document."""
 
     KIND: ClassVar[int] = 21
@@ -404,8 +404,8 @@ class Beacon(ToActor):
 
 
 @dataclass(frozen=True, slots=True)
-class CommandDone(ToActor):
-    """The answer to a `Command` that was carried out. It is sent once the result would survive the end of the process.
+class OperatorCommandDone(ToActor):
+    """The answer to a `OperatorCommand` that was carried out. It is sent once the result would survive the end of the process.
 
     Attributes:
         text: The result in one or two lines for a person.
@@ -421,7 +421,7 @@ class CommandDone(ToActor):
 
 
 @dataclass(frozen=True, slots=True)
-class Assign(ToWorker):
+class AssignClient(ToLearnerThread):
     """The first message to a learner thread. It assigns a client to the thread: the policy to train, with all settings.
 
     Attributes:
@@ -473,7 +473,7 @@ class Assign(ToWorker):
 
 
 @dataclass(frozen=True, slots=True)
-class Deliver(ToWorker):
+class DeliverSegments(ToLearnerThread):
     """Segments that the gateway has accepted from one actor, for training.
 
     Attributes:
@@ -493,15 +493,15 @@ class Deliver(ToWorker):
 
 
 @dataclass(frozen=True, slots=True)
-class Stop(ToWorker):
+class StopThread(ToLearnerThread):
     """A request to a learner thread to process the messages that it has received, and then to end."""
 
     KIND: ClassVar[int] = 34
 
 
 @dataclass(frozen=True, slots=True)
-class Save(ToWorker):
-    """A request to a learner thread to write a checkpoint now. The answer is `Checkpointed`.
+class SaveCheckpoint(ToLearnerThread):
+    """A request to a learner thread to write a checkpoint now. The answer is `CheckpointResult`.
 
     Attributes:
         token: A number that the answer repeats.
@@ -514,7 +514,7 @@ class Save(ToWorker):
 
 
 @dataclass(frozen=True, slots=True)
-class Forget(ToWorker):
+class StreamEnded(ToLearnerThread):
     """The end of a stream.
 
     The journal has no segments of the stream any more, so the thread can leave its sequence number out of the checkpoints.
@@ -533,8 +533,8 @@ class Forget(ToWorker):
 
 
 @dataclass(frozen=True, slots=True)
-class Ready(FromWorker):
-    """The report that a learner thread has built its algorithm and restored its state. A `Published` follows.
+class ThreadReady(FromLearnerThread):
+    """The report that a learner thread has built its algorithm and restored its state. A `PolicyPublished` follows.
 
     Attributes:
         spec: The policy spec (`rl4sys_zmq.wire.specs`).
@@ -562,7 +562,7 @@ class Ready(FromWorker):
 
 
 @dataclass(frozen=True, slots=True)
-class Published(FromWorker):
+class PolicyPublished(FromLearnerThread):
     """A new version of the policy.
 
     Attributes:
@@ -580,7 +580,7 @@ class Published(FromWorker):
 
 
 @dataclass(frozen=True, slots=True)
-class Disposed(FromWorker):
+class SegmentVerdicts(FromLearnerThread):
     """The verdict (the result of processing) on segments of one actor.
 
     Attributes:
@@ -602,13 +602,13 @@ class Disposed(FromWorker):
 
 
 @dataclass(frozen=True, slots=True)
-class Demand(FromWorker):
+class DataDemand(FromLearnerThread):
     """A learner thread's report of the data that it has received so far and of the data that it can still use.
 
     Attributes:
         usable_steps: Number of steps that the thread can use in addition to those it has received.
-        messages: Number of `Deliver` messages that the thread has received since its start. The gateway knows which segments
-            they contained.
+        messages: Number of `DeliverSegments` messages that the thread has received since its start. The gateway knows which
+            segments they contained.
         min_version: Lowest policy version with which actors should start a segment.
     """
 
@@ -619,7 +619,7 @@ class Demand(FromWorker):
 
 
 @dataclass(frozen=True, slots=True)
-class Failed(FromWorker):
+class ThreadFailed(FromLearnerThread):
     """The exception that ended a learner thread.
 
     Attributes:
@@ -633,7 +633,7 @@ class Failed(FromWorker):
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics(FromWorker):
+class TrainingMetrics(FromLearnerThread):
     """Figures of the training, for TensorBoard and the status.
 
     Attributes:
@@ -653,11 +653,11 @@ class Metrics(FromWorker):
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpointed(FromWorker):
+class CheckpointResult(FromLearnerThread):
     """The result of writing a checkpoint.
 
     Attributes:
-        token: Token of the `Save` request; 0 if the thread wrote the checkpoint without a request.
+        token: Token of the `SaveCheckpoint` request; 0 if the thread wrote the checkpoint without a request.
         number: Number of the checkpoint; 0 if none was written.
         version: Policy version in the checkpoint.
         marks: A list ``[actor_id, origin, next_seq]`` for each stream. The journal can drop the stream's segments below
@@ -676,7 +676,7 @@ class Checkpointed(FromWorker):
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter(FromWorker):
+class QuarantinedSegment(FromLearnerThread):
     """A quarantined segment (accepted, but unfit for training). It is kept in a file, so that a person can inspect it.
 
     Attributes:
@@ -696,7 +696,7 @@ class DeadLetter(FromWorker):
 
 
 @dataclass(frozen=True, slots=True)
-class Alarm(FromWorker):
+class OperatorAlarm(FromLearnerThread):
     """A problem that stops nothing and that an operator should see.
 
     Attributes:
@@ -715,29 +715,29 @@ Message = (
     Hello
     | Submit
     | Heartbeat
-    | Fetch
+    | FetchWeights
     | StatusRequest
     | Bye
-    | Command
+    | OperatorCommand
     | Welcome
     | Ack
     | Refused
-    | Weights
-    | Status
+    | WeightsReply
+    | StatusReply
     | Beacon
-    | CommandDone
-    | Assign
-    | Deliver
-    | Stop
-    | Ready
-    | Published
-    | Disposed
-    | Demand
-    | Failed
-    | Metrics
-    | Save
-    | Forget
-    | Checkpointed
-    | DeadLetter
-    | Alarm
+    | OperatorCommandDone
+    | AssignClient
+    | DeliverSegments
+    | StopThread
+    | ThreadReady
+    | PolicyPublished
+    | SegmentVerdicts
+    | DataDemand
+    | ThreadFailed
+    | TrainingMetrics
+    | SaveCheckpoint
+    | StreamEnded
+    | CheckpointResult
+    | QuarantinedSegment
+    | OperatorAlarm
 )

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 
 __all__ = [
     "MAGIC",
@@ -49,7 +49,7 @@ MAJOR, MINOR = 1, 0
 PREFIX_BYTES = 48
 MAX_BODY_FRAMES = 255
 WRAPPERS = frozenset({33, 49, 55})
-"""The message kinds (`KIND`) of `Deliver`, `Published` and `DeadLetter`. The body of these messages has its own checksum."""
+"""The kinds (`KIND`) of `DeliverSegments`, `PolicyPublished` and `QuarantinedSegment`. Each body has its own checksums."""
 
 _KNOWN_FLAGS = 0x0000
 _FIELDS = struct.Struct("<4s4B2I2Q2I")
@@ -111,11 +111,11 @@ def pack_prefix(
 ) -> bytes:
     """Return the same 40 bytes as `Prefix.pack`, without creating a `Prefix`."""
     if frames > MAX_BODY_FRAMES:
-        raise ProtocolError(Refusal.FRAMES, f"{frames} body frames; the limit is {MAX_BODY_FRAMES}")
+        raise ProtocolError(RefusalReason.FRAMES, f"{frames} body frames; the limit is {MAX_BODY_FRAMES}")
     try:
         return _FIELDS.pack(MAGIC, MAJOR, minor, kind, frames, flags, header_bytes, body_bytes, seq, count, 0)
     except struct.error as exc:
-        raise ProtocolError(Refusal.RANGE, f"a field of the prefix is out of range: {exc}") from exc
+        raise ProtocolError(RefusalReason.RANGE, f"a field of the prefix is out of range: {exc}") from exc
 
 
 def read_prefix(frames: Sequence[Frame], *, verify: bool = True) -> tuple[int, int, int, int, int, int, int, int]:
@@ -126,23 +126,23 @@ def read_prefix(frames: Sequence[Frame], *, verify: bool = True) -> tuple[int, i
     """
     head = frames[0]
     if len(head) < PREFIX_BYTES:
-        raise ProtocolError(Refusal.MAGIC, f"a first frame of {len(head)} bytes is shorter than the prefix")
+        raise ProtocolError(RefusalReason.MAGIC, f"a first frame of {len(head)} bytes is shorter than the prefix")
     magic, major, minor, kind, count_frames, flags, header, body, seq, count, reserved = _FIELDS.unpack_from(head)
     if magic != MAGIC:
-        raise ProtocolError(Refusal.MAGIC, f"the first bytes are {magic!r}, not {MAGIC!r}")
+        raise ProtocolError(RefusalReason.MAGIC, f"the first bytes are {magic!r}, not {MAGIC!r}")
     if major != MAJOR:
-        raise ProtocolError(Refusal.VERSION, f"protocol {major}.{minor}; this side speaks {MAJOR}.{MINOR}")
+        raise ProtocolError(RefusalReason.VERSION, f"protocol {major}.{minor}; this side speaks {MAJOR}.{MINOR}")
     if flags & 0xFFFF & ~_KNOWN_FLAGS:
-        raise ProtocolError(Refusal.FEATURE, f"flags {flags:#010x} name a feature that this side does not support")
+        raise ProtocolError(RefusalReason.FEATURE, f"flags {flags:#010x} name a feature that this side does not support")
     if count_frames != len(frames) - 1:
-        raise ProtocolError(Refusal.FRAMES, f"{len(frames) - 1} body frames; the prefix says {count_frames}")
+        raise ProtocolError(RefusalReason.FRAMES, f"{len(frames) - 1} body frames; the prefix says {count_frames}")
     if PREFIX_BYTES + header != len(head) or body != (sum([len(f) for f in frames[1:]]) if count_frames else 0):
-        raise ProtocolError(Refusal.MALFORMED, "the lengths in the prefix differ from the lengths of the frames")
+        raise ProtocolError(RefusalReason.MALFORMED, "the lengths in the prefix differ from the lengths of the frames")
     (expected,) = _CHECKSUM.unpack_from(head, 40)
     if verify and checksum(head, frames[1:]) != expected:
-        raise ProtocolError(Refusal.CHECKSUM, "the checksum does not match the received bytes")
+        raise ProtocolError(RefusalReason.CHECKSUM, "the checksum does not match the received bytes")
     if reserved:
-        raise ProtocolError(Refusal.MALFORMED, f"the reserved field of the prefix is {reserved:#x}; expected 0")
+        raise ProtocolError(RefusalReason.MALFORMED, f"the reserved field of the prefix is {reserved:#x}; expected 0")
     return kind, count_frames, header, body, seq, count, flags, minor
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from rl4sys_zmq.errors import CallRefusal, PayloadError, ProtocolError, Refusal
+from rl4sys_zmq.errors import CallRefusalReason, PayloadError, ProtocolError, RefusalReason
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.prefix import PREFIX_BYTES, pack_prefix, read_prefix, seal
 from rl4sys_zmq.wire.trees import Tree, pack_tree, unpack_tree
@@ -33,9 +33,9 @@ __all__ = [
 
 CALL, REPLY, PUBLICATION = 65, 66, 67
 ANSWERED, FAILED = "", "failed"
-"""The values of `Reply.code` in addition to those of `CallRefusal`."""
+"""The values of `Reply.code` in addition to those of `CallRefusalReason`."""
 
-_CODES = frozenset({ANSWERED, FAILED, *CallRefusal})
+_CODES = frozenset({ANSWERED, FAILED, *CallRefusalReason})
 MAX_NAME = 256
 _INT = {int}
 
@@ -69,7 +69,7 @@ class Reply(NamedTuple):
         number: Number of the call.
         session: Session of the call.
         server: Random number of this start of the server.
-        code: Empty if `payload` is the result, ``failed`` if the callback raised, else a `CallRefusal`.
+        code: Empty if `payload` is the result, ``failed`` if the callback raised, else a `CallRefusalReason`.
         detail: Description of the error. For ``failed`` it is the exception's class and text, separated by a line break.
         payload: The result, in the same form as `Call.payload`; None if `code` is not empty.
     """
@@ -164,36 +164,36 @@ def decode_call(frames: Sequence[Frame]) -> Call | Reply | Publication:
         ProtocolError: With the code of the first rule that is broken. No other exception is raised.
     """
     if not frames:
-        raise ProtocolError(Refusal.FRAMES, "a message without frames")
+        raise ProtocolError(RefusalReason.FRAMES, "a message without frames")
     kind, _, _, _, number, _, _, _ = read_prefix(frames)
     read = _READERS.get(kind)
     if read is None:
-        raise ProtocolError(Refusal.KIND, f"message kind {kind} is not a call, reply or publication")
+        raise ProtocolError(RefusalReason.KIND, f"message kind {kind} is not a call, reply or publication")
     fields = unpack_plain(frames[0][PREFIX_BYTES:])
     size, reader = read
     if type(fields) is not list or len(fields) != size:
-        raise ProtocolError(Refusal.MALFORMED, f"a message of kind {kind} does not have its {size} fields")
+        raise ProtocolError(RefusalReason.MALFORMED, f"a message of kind {kind} does not have its {size} fields")
     return reader(number, fields, frames[1:])
 
 
 def _read_call(number: int, fields: list[Any], body: Sequence[Frame]) -> Call:
     session, acked, timeout_ms, once, method, skeleton = fields
     if not (_counts(session, acked, timeout_ms) and type(once) is bool and is_name(method)):
-        raise ProtocolError(Refusal.MALFORMED, "a field of a call has the wrong type")
+        raise ProtocolError(RefusalReason.MALFORMED, "a field of a call has the wrong type")
     return Call(number, session, acked, timeout_ms, once, method, unpack_tree(skeleton, body))
 
 
 def _read_reply(number: int, fields: list[Any], body: Sequence[Frame]) -> Reply:
     session, server, code, detail, skeleton = fields
     if not (_counts(session, server) and type(code) is str and code in _CODES and type(detail) is str):
-        raise ProtocolError(Refusal.MALFORMED, "a field of a reply has the wrong type")
+        raise ProtocolError(RefusalReason.MALFORMED, "a field of a reply has the wrong type")
     return Reply(number, session, server, code, detail, unpack_tree(skeleton, body))
 
 
 def _read_publication(number: int, fields: list[Any], body: Sequence[Frame]) -> Publication:
     server, latest, topic, skeleton = fields
     if not (_counts(server, latest) and is_name(topic)):
-        raise ProtocolError(Refusal.MALFORMED, "a field of a publication has the wrong type")
+        raise ProtocolError(RefusalReason.MALFORMED, "a field of a publication has the wrong type")
     return Publication(number, server, latest, topic, unpack_tree(skeleton, body))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rl4sys_zmq.errors import ObservationError, ProtocolError, Refusal
+from rl4sys_zmq.errors import ObservationError, ProtocolError, RefusalReason
 from rl4sys_zmq.values import ColumnSpec, DiscreteSpace, ObservationSpace, PolicySpec, Segment, Space
 from rl4sys_zmq.values.observations import ObservationLeaves, leaves_of
 from rl4sys_zmq.wire.layout import SegmentLayout, action_dtype, parse_layout, wanted_layouts
@@ -67,17 +67,17 @@ class SegmentSchema:
     def check(self, segment: Segment) -> ProtocolError | None:
         """Return an error if a segment does not fit this schema, else None. The values in the columns are not checked.
 
-        `Batch.errors` does the same for the segments of a message.
+        `SubmitReader.errors` does the same for the segments of a message.
         """
         steps = segment.steps
         rows = steps + (0 if segment.terminated else 1)
         if not 1 <= steps <= self.max_steps:
-            return ProtocolError(Refusal.RANGE, f"a segment of {steps} steps; 1 to {self.max_steps} are allowed")
+            return ProtocolError(RefusalReason.RANGE, f"a segment of {steps} steps; 1 to {self.max_steps} are allowed")
         act = self.action_space
         try:
             observed = self.leaves.flatten(segment.observations)
         except ObservationError as exc:
-            return ProtocolError(Refusal.SPEC, str(exc))
+            return ProtocolError(RefusalReason.SPEC, str(exc))
         leaves = zip(self.leaves.names, observed, self.leaves.spaces, strict=True)
         wanted: list[tuple[str, Any, tuple[int, ...], str]] = [
             *((name, column, (rows, *leaf.shape), leaf.dtype) for name, column, leaf in leaves),
@@ -88,19 +88,21 @@ class SegmentSchema:
         ]
         if segment.masks is not None:
             if not isinstance(act, DiscreteSpace):
-                return ProtocolError(Refusal.SPEC, "masks for a continuous action space")
+                return ProtocolError(RefusalReason.SPEC, "masks for a continuous action space")
             wanted.append(("masks", segment.masks, (rows, act.n), "|b1"))
         held = {**segment.extras, **segment.initial}
         if held.keys() != set(self.extra_names):
-            return ProtocolError(Refusal.SPEC, f"the extra columns are {sorted(held)}; expected {sorted(self.extra_names)}")
+            return ProtocolError(RefusalReason.SPEC, f"the extra columns are {sorted(held)}; expected {sorted(self.extra_names)}")
         for extra in self.extras:
             rows_of = (steps, *extra.shape) if extra.per == "step" else extra.shape
             wanted.append((extra.name, held[extra.name], rows_of, extra.dtype))
         for name, column, shape, dtype in wanted:
             if not isinstance(column, np.ndarray):
-                return ProtocolError(Refusal.SPEC, f"{name} are a {type(column).__name__}; expected {dtype} {shape}")
+                return ProtocolError(RefusalReason.SPEC, f"{name} are a {type(column).__name__}; expected {dtype} {shape}")
             if column.shape != shape or column.dtype.str != dtype:
-                return ProtocolError(Refusal.SPEC, f"{name} are {column.dtype.str} {column.shape}; expected {dtype} {shape}")
+                return ProtocolError(
+                    RefusalReason.SPEC, f"{name} are {column.dtype.str} {column.shape}; expected {dtype} {shape}"
+                )
         return None
 
     def check_layout(self, layout: SegmentLayout) -> ProtocolError | None:
@@ -108,10 +110,10 @@ class SegmentSchema:
         if layout.text in self.layouts:
             return None
         if layout.has_masks and not isinstance(self.action_space, DiscreteSpace):
-            return ProtocolError(Refusal.SPEC, "masks for a continuous action space")
+            return ProtocolError(RefusalReason.SPEC, "masks for a continuous action space")
         wanted = parse_layout(self.layouts[-1 if layout.has_masks else 0])
         for name, column, own in zip(self.names(layout), layout.columns, wanted.columns, strict=False):
             if column != own and column.letter == own.letter:
                 said, ours = (f"{c.dtype.str} with rows of {c.row}" for c in (column, own))
-                return ProtocolError(Refusal.SPEC, f"{name} are {said}; expected {ours}")
-        return ProtocolError(Refusal.SPEC, f"the columns are {layout.text:.80}; expected {wanted.text:.80}")
+                return ProtocolError(RefusalReason.SPEC, f"{name} are {said}; expected {ours}")
+        return ProtocolError(RefusalReason.SPEC, f"the columns are {layout.text:.80}; expected {wanted.text:.80}")

@@ -24,12 +24,12 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.images import ImageCodec, encode_images, image_size
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire.coding import IMAGE_KINDS, MAX_IMAGE_BYTES, EncodedImages, Section, code, is_shorter
 from rl4sys_zmq.wire.layout import describe, parse_layout
-from rl4sys_zmq.wire.messages import Block, Frame, Submit
+from rl4sys_zmq.wire.messages import AnyBytes, Frame, Submit
 
 __all__ = [
     "ALIGN",
@@ -37,7 +37,7 @@ __all__ = [
     "HEAD_BYTES",
     "LARGE_BYTES",
     "LAYOUT_AT",
-    "Flag",
+    "SegmentFlag",
     "PackedSegment",
     "head_struct",
     "join_submit",
@@ -78,7 +78,7 @@ _CHECK_AT = 48
 assert HEAD.itemsize == HEAD_BYTES == 64
 
 
-class Flag:
+class SegmentFlag:
     """The bits of ``flags`` in the head of a segment. At most one of the first three is set."""
 
     TERMINATED = 1
@@ -143,7 +143,7 @@ def pack_segment(segment: Segment) -> PackedSegment:
         wanted += [steps] * len(segment.extras) + [1] * len(segment.initial)
     layout = describe(letters, columns)
     if any(len(c) != n for c, n in zip(columns, wanted, strict=True)):
-        raise ProtocolError(Refusal.SHAPE, f"the columns have {[len(c) for c in columns]} rows for {steps} steps")
+        raise ProtocolError(RefusalReason.SHAPE, f"the columns have {[len(c) for c in columns]} rows for {steps} steps")
     if not mixed:
         columns[leaves + 3] = versions[:0]
     small: list[bytes] = []
@@ -156,15 +156,19 @@ def pack_segment(segment: Segment) -> PackedSegment:
             small.append(b"")
         else:
             small.append(column.tobytes())
-    flags = Flag.TERMINATED * segment.terminated | Flag.TRUNCATED * segment.truncated | Flag.CAPPED * segment.capped
-    flags |= Flag.RETURN * (segment.episode_return is not None) | Flag.VERSIONS * mixed
+    flags = (
+        SegmentFlag.TERMINATED * segment.terminated
+        | SegmentFlag.TRUNCATED * segment.truncated
+        | SegmentFlag.CAPPED * segment.capped
+    )
+    flags |= SegmentFlag.RETURN * (segment.episode_return is not None) | SegmentFlag.VERSIONS * mixed
     total = 0.0 if segment.episode_return is None else segment.episode_return
     length = segment.episode_length or 0
     numbers = segment.generation, segment.episode_id, segment.segment_index, oldest, total, length
     try:
         head = bytearray(head_struct.pack(*numbers, 0, steps, flags, 0, 0))
     except struct.error as exc:
-        raise ProtocolError(Refusal.RANGE, f"a number of a segment is out of range: {exc}") from exc
+        raise ProtocolError(RefusalReason.RANGE, f"a number of a segment is out of range: {exc}") from exc
     digests = tuple(map(xxhash.xxh3_64_intdigest, large))
     check = xxhash.xxh3_64(head)
     check.update(layout.encode())
@@ -211,7 +215,7 @@ def join_submit(first_seq: int, want_steps: int, packed: Sequence[PackedSegment]
         len(packed),
         want_steps,
         list(groups),
-        Block(heads),
+        AnyBytes(heads),
         body,
         codings,
         digests=(None, *[digest for p in rest for digest in p.digests]),
@@ -248,7 +252,7 @@ def with_images(packed: PackedSegment, codec: ImageCodec) -> PackedSegment:
 
 
 def _large_sections(packed: PackedSegment) -> list[Section]:
-    versions = packed.head[_FLAGS_AT] & Flag.VERSIONS
+    versions = packed.head[_FLAGS_AT] & SegmentFlag.VERSIONS
     columns = zip(parse_layout(packed.layout).columns, packed.small, strict=True)
     own = [column for column, small in columns if not small and (column.letter != "v" or versions)]
     sizes = [memoryview(frame).nbytes for frame in packed.large]
@@ -258,7 +262,7 @@ def _large_sections(packed: PackedSegment) -> list[Section]:
 def _with_layouts(heads: bytes, layouts: Sequence[str], known: Sequence[str]) -> bytes:
     """Return the joined heads, with the index of each segment's layout in `known` written into its head."""
     if len(known) > MAX_LAYOUTS:
-        raise ProtocolError(Refusal.RANGE, f"{len(known)} layouts in one message; the limit is {MAX_LAYOUTS}")
+        raise ProtocolError(RefusalReason.RANGE, f"{len(known)} layouts in one message; the limit is {MAX_LAYOUTS}")
     out = bytearray(heads)
     out[LAYOUT_AT::HEAD_BYTES] = bytes(map(known.index, layouts))
     return bytes(out)

@@ -11,7 +11,7 @@ from typing import Any
 
 import xxhash
 
-from rl4sys_zmq.errors import ConfigError, ProtocolError, Refusal
+from rl4sys_zmq.errors import ConfigError, ProtocolError, RefusalReason
 from rl4sys_zmq.values import (
     MAX_BLOB_BYTES,
     ColumnSpec,
@@ -71,7 +71,7 @@ def spec_from_document(form: dict[str, Any], body: Sequence[Frame] = (), held: P
     if _BLOB in form and not body and held is not None:
         body = spec_body(held)
     if set(form) - {_BLOB} != set(_KEYS) or any(type(form[k]) is not kind for k, kind in _KEYS.items()):
-        raise ProtocolError(Refusal.SPEC, f"not a policy spec: {form!r:.120}")
+        raise ProtocolError(RefusalReason.SPEC, f"not a policy spec: {form!r:.120}")
     try:
         if len(form["tensors"]) > MAX_TENSORS:
             raise ValueError(f"{len(form['tensors'])} tensors; the limit is {MAX_TENSORS}")
@@ -88,7 +88,7 @@ def spec_from_document(form: dict[str, Any], body: Sequence[Frame] = (), held: P
             ),
         )
     except (ConfigError, TypeError, ValueError) as exc:
-        raise ProtocolError(Refusal.SPEC, f"not a policy spec: {exc}") from exc
+        raise ProtocolError(RefusalReason.SPEC, f"not a policy spec: {exc}") from exc
 
 
 def _tensor(name: object, shape: object, dtype: object = FLOAT32) -> TensorSpec:

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from rl4sys_zmq.errors import PayloadError, ProtocolError, Refusal
+from rl4sys_zmq.errors import PayloadError, ProtocolError, RefusalReason
 from rl4sys_zmq.values import DTYPES
 from rl4sys_zmq.values.trees import MAX_DEPTH, MAX_ITEMS, MAX_KEY, Tree
 from rl4sys_zmq.wire.messages import Frame
@@ -52,7 +52,7 @@ _LOWEST, _HIGHEST = -(1 << 63), (1 << 64) - 1
 _ALIGN = 8
 
 
-class _Packer:
+class _TreePacker:
     """A packer of one tree. It builds the skeleton (the structure of the tree with its small values) and collects the frames.
 
     Attributes:
@@ -196,7 +196,7 @@ def pack_tree(value: Tree, *, copy: bool = False) -> tuple[Any, list[Frame]]:
         PayloadError: If a part has an unsupported type, or is too large or nested too deeply. The error has the path of the part
             in the tree.
     """
-    packer = _Packer(copy)
+    packer = _TreePacker(copy)
     try:
         skeleton = packer.pack(value, 0)
     except PayloadError as exc:
@@ -282,7 +282,7 @@ class _TreeReader:
         if kind in _AS_IT_IS:
             return value
         if depth > MAX_DEPTH:
-            raise ProtocolError(Refusal.MALFORMED, f"a tree is nested deeper than {MAX_DEPTH}")
+            raise ProtocolError(RefusalReason.MALFORMED, f"a tree is nested deeper than {MAX_DEPTH}")
         if kind is dict:
             if len(value) == 1:
                 ((key, held),) = value.items()
@@ -291,21 +291,21 @@ class _TreeReader:
             out = {}
             for key, held in value.items():
                 if type(key) is not str:
-                    raise ProtocolError(Refusal.MALFORMED, "a key of a tree is not a string")
+                    raise ProtocolError(RefusalReason.MALFORMED, "a key of a tree is not a string")
                 out[key] = held if type(held) in _AS_IT_IS else self.read(held, depth + 1)
             return out
         if kind is list:
             return [self.read(v, depth + 1) for v in value]
-        raise ProtocolError(Refusal.MALFORMED, f"a tree has a value of the unsupported type {kind.__name__}")
+        raise ProtocolError(RefusalReason.MALFORMED, f"a tree has a value of the unsupported type {kind.__name__}")
 
     def form(self, key: bytes, held: Any, depth: int) -> Tree:
         if type(held) is not list:
-            raise ProtocolError(Refusal.MALFORMED, f"the form {key!r:.20} of a tree has no list")
+            raise ProtocolError(RefusalReason.MALFORMED, f"the form {key!r:.20} of a tree has no list")
         if key == b"a" and len(held) == 3:
             name, shape, data = held
             dtype = _dtype(name)
             if type(data) is not bytes or elements(shape) * dtype.itemsize != len(data):
-                raise ProtocolError(Refusal.SHAPE, f"the bytes of an array do not fit its shape {shape!r:.60}")
+                raise ProtocolError(RefusalReason.SHAPE, f"the bytes of an array do not fit its shape {shape!r:.60}")
             array = np.frombuffer(data, dtype)
             return array if len(shape) == 1 else array.reshape(shape)
         if key == b"f" and len(held) == 4:
@@ -319,7 +319,7 @@ class _TreeReader:
             name, data = held
             dtype = _dtype(name)
             if dtype.itemsize != (len(data) if type(data) is bytes else -1):
-                raise ProtocolError(Refusal.SHAPE, "the bytes of a scalar do not fit its dtype")
+                raise ProtocolError(RefusalReason.SHAPE, "the bytes of a scalar do not fit its dtype")
             return np.frombuffer(data, dtype)[0]
         if key == b"b" and len(held) == 3:
             return bytes(self.part(*held))
@@ -327,20 +327,22 @@ class _TreeReader:
             try:
                 return str(self.part(*held), "utf-8")
             except UnicodeDecodeError as exc:
-                raise ProtocolError(Refusal.MALFORMED, "a string is not UTF-8") from exc
-        raise ProtocolError(Refusal.MALFORMED, f"an unknown form {key!r:.20} in a tree")
+                raise ProtocolError(RefusalReason.MALFORMED, "a string is not UTF-8") from exc
+        raise ProtocolError(RefusalReason.MALFORMED, f"an unknown form {key!r:.20} in a tree")
 
     def part(self, frame: object, at: object, size: object) -> memoryview:
         frames = self.frames
         if not (
             type(frame) is int and type(at) is int and type(size) is int and 0 <= frame < len(frames) and at >= 0 and size >= 0
         ):
-            raise ProtocolError(Refusal.MALFORMED, "a part of a tree has an invalid frame, offset or length")
+            raise ProtocolError(RefusalReason.MALFORMED, "a part of a tree has an invalid frame, offset or length")
         if at + size > len(frames[frame]):
-            raise ProtocolError(Refusal.SHAPE, f"a part of a tree ends at byte {at + size} of a frame of {len(frames[frame])}")
+            raise ProtocolError(
+                RefusalReason.SHAPE, f"a part of a tree ends at byte {at + size} of a frame of {len(frames[frame])}"
+            )
         self.left -= size
         if self.left < 0:
-            raise ProtocolError(Refusal.TOO_LARGE, "the parts of a tree have more bytes than its frames")
+            raise ProtocolError(RefusalReason.TOO_LARGE, "the parts of a tree have more bytes than its frames")
         return frames[frame][at : at + size]
 
 
@@ -348,5 +350,5 @@ def _dtype(name: object) -> np.dtype[Any]:
     """Look up a supported dtype by its name. It is never built from the sender's text."""
     dtype = _BY_NAME.get(name) if type(name) is str else None
     if dtype is None:
-        raise ProtocolError(Refusal.DTYPE, f"an array has the unsupported dtype {name!r:.60}")
+        raise ProtocolError(RefusalReason.DTYPE, f"an array has the unsupported dtype {name!r:.60}")
     return dtype

@@ -15,7 +15,7 @@ import msgpack
 import msgpack_numpy
 import numpy as np
 
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.values import DTYPES
 from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
 from rl4sys_zmq.values.trees import MAX_DEPTH, MAX_ITEMS
@@ -42,9 +42,9 @@ def pack_header(value: object) -> bytes:
     try:
         packed: bytes = msgpack.packb(value, default=_encode, use_bin_type=True)
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-        raise ProtocolError(Refusal.MALFORMED, f"the value cannot travel: {exc}") from exc
+        raise ProtocolError(RefusalReason.MALFORMED, f"the value cannot travel: {exc}") from exc
     if len(packed) > MAX_HEADER_BYTES:
-        raise ProtocolError(Refusal.TOO_LARGE, f"the header has {len(packed)} bytes; the limit is {MAX_HEADER_BYTES}")
+        raise ProtocolError(RefusalReason.TOO_LARGE, f"the header has {len(packed)} bytes; the limit is {MAX_HEADER_BYTES}")
     return packed
 
 
@@ -71,7 +71,7 @@ def unpack_plain(data: bytes | memoryview, pairs: Callable[[list[tuple[Any, Any]
         ProtocolError: If the bytes are not exactly one msgpack value.
     """
     if len(data) > MAX_HEADER_BYTES:
-        raise ProtocolError(Refusal.TOO_LARGE, f"the header has {len(data)} bytes; the limit is {MAX_HEADER_BYTES}")
+        raise ProtocolError(RefusalReason.TOO_LARGE, f"the header has {len(data)} bytes; the limit is {MAX_HEADER_BYTES}")
     items = min(MAX_ITEMS, len(data))  # else a short message could cause the allocation of long lists
     try:
         return msgpack.unpackb(
@@ -88,7 +88,7 @@ def unpack_plain(data: bytes | memoryview, pairs: Callable[[list[tuple[Any, Any]
     except ProtocolError:
         raise
     except Exception as exc:  # msgpack raises ValueError, StackError, ExtraData, UnicodeDecodeError, TypeError
-        raise ProtocolError(Refusal.MALFORMED, f"not a msgpack value: {type(exc).__name__}") from exc
+        raise ProtocolError(RefusalReason.MALFORMED, f"not a msgpack value: {type(exc).__name__}") from exc
 
 
 def elements(shape: object) -> int:
@@ -102,17 +102,17 @@ def elements(shape: object) -> int:
     if type(shape) is list and len(shape) == 1 and type(shape[0]) is int and 0 <= shape[0] <= MAX_ELEMENTS:
         return shape[0]
     if type(shape) is not list or len(shape) > MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
-        raise ProtocolError(Refusal.SHAPE, f"an array has the invalid shape {shape!r:.60}")
+        raise ProtocolError(RefusalReason.SHAPE, f"an array has the invalid shape {shape!r:.60}")
     count = prod(shape)
     if count > MAX_ELEMENTS or (count == 0 and prod(max(n, 1) for n in shape) > MAX_ELEMENTS):
-        raise ProtocolError(Refusal.SHAPE, f"an array of shape {shape!r:.60} has more than {MAX_ELEMENTS} elements")
+        raise ProtocolError(RefusalReason.SHAPE, f"an array of shape {shape!r:.60} has more than {MAX_ELEMENTS} elements")
     return count
 
 
 def _encode(value: object) -> object:
     if isinstance(value, (np.ndarray, np.generic)):
         if value.dtype.str not in DTYPES:
-            raise ProtocolError(Refusal.DTYPE, f"an array of dtype {value.dtype} cannot travel")
+            raise ProtocolError(RefusalReason.DTYPE, f"an array of dtype {value.dtype} cannot travel")
         return msgpack_numpy.encode(value)
     raise TypeError(f"a value of type {type(value).__name__}")
 
@@ -120,13 +120,13 @@ def _encode(value: object) -> object:
 def _pairs(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     out = dict(pairs)
     if len(out) != len(pairs):
-        raise ProtocolError(Refusal.MALFORMED, "a map has the same key twice")
+        raise ProtocolError(RefusalReason.MALFORMED, "a map has the same key twice")
     return out
 
 
 def _decode(value: Any, depth: int) -> Any:
     if depth > MAX_DEPTH:
-        raise ProtocolError(Refusal.MALFORMED, f"nested deeper than {MAX_DEPTH}")
+        raise ProtocolError(RefusalReason.MALFORMED, f"nested deeper than {MAX_DEPTH}")
     kind = type(value)
     if kind is list:
         return [_decode(v, depth + 1) for v in value]
@@ -135,11 +135,11 @@ def _decode(value: Any, depth: int) -> Any:
             return _array(value)
         for key in value:
             if type(key) is not str:
-                raise ProtocolError(Refusal.MALFORMED, "a map key is not a string")
+                raise ProtocolError(RefusalReason.MALFORMED, "a map key is not a string")
         return {k: _decode(v, depth + 1) for k, v in value.items()}
     if value is None or kind in (bool, int, float, str, bytes):
         return value
-    raise ProtocolError(Refusal.MALFORMED, f"a value has the unsupported type {kind.__name__}")
+    raise ProtocolError(RefusalReason.MALFORMED, f"a value has the unsupported type {kind.__name__}")
 
 
 def _array(form: dict[Any, Any]) -> Any:
@@ -149,15 +149,15 @@ def _array(form: dict[Any, Any]) -> Any:
     """
     dtype, data = form.get(b"type"), form.get(b"data")
     if type(dtype) is not str or dtype not in DTYPES:
-        raise ProtocolError(Refusal.DTYPE, f"an array has the unsupported dtype {dtype!r:.60}")
+        raise ProtocolError(RefusalReason.DTYPE, f"an array has the unsupported dtype {dtype!r:.60}")
     itemsize = np.dtype(dtype).itemsize
     if form[b"nd"] is False and set(form) == _SCALAR_KEYS:
         if type(data) is not bytes or len(data) != itemsize:
-            raise ProtocolError(Refusal.SHAPE, "the bytes of a scalar do not fit its dtype")
+            raise ProtocolError(RefusalReason.SHAPE, "the bytes of a scalar do not fit its dtype")
         return np.frombuffer(data, dtype=dtype)[0]
     if form[b"nd"] is not True or set(form) != _ARRAY_KEYS or form[b"kind"] != b"":
-        raise ProtocolError(Refusal.MALFORMED, "a map with the key `nd` is not a valid array")
+        raise ProtocolError(RefusalReason.MALFORMED, "a map with the key `nd` is not a valid array")
     shape = form[b"shape"]
     if type(data) is not bytes or elements(shape) * itemsize != len(data):
-        raise ProtocolError(Refusal.SHAPE, f"the bytes of an array do not fit its shape {shape!r:.60}")
+        raise ProtocolError(RefusalReason.SHAPE, f"the bytes of an array do not fit its shape {shape!r:.60}")
     return np.frombuffer(data, dtype=dtype).reshape(shape)

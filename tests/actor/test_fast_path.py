@@ -15,11 +15,11 @@ from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor.acting import ActionSelector
 from rl4sys_zmq.actor.action import LARGEST, RL4SysAction, as_reward, new_action, new_actions
 from rl4sys_zmq.actor.inputs import InputValidator
-from rl4sys_zmq.actor.segments import PolicyStamp, Step
+from rl4sys_zmq.actor.segments import EpisodeStep, PolicyStamp
 from rl4sys_zmq.actor.trajectory import TrajectoryManager
 from rl4sys_zmq.errors import RewardError, RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.policies import Sampler, bind, build_policy
+from rl4sys_zmq.policies import RandomSource, bind, build_policy
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.policies.network import MOST_WEIGHTS
 from rl4sys_zmq.testing import FakeAlgorithm
@@ -66,8 +66,8 @@ def test_a_bound_policy_acts_as_the_policy(
         BoxSpace(shape, dtype), action_space, head, tuple(hidden), activation=activation, normalise_observations=normalise
     )
     policy = policy_of(spec, seed=seed)
-    quick = bind(policy, Sampler(seed), explore)
-    slow = Sampler(seed)
+    quick = bind(policy, RandomSource(seed), explore)
+    slow = RandomSource(seed)
     rng = np.random.default_rng(seed)
     kept = []
     for _ in range(5):
@@ -86,7 +86,7 @@ def test_a_bound_policy_acts_as_the_policy(
 def test_a_bound_policy_takes_extreme_logits(scale: float) -> None:
     policy = policy_of(mlp_spec(BoxSpace((4,)), DiscreteSpace(3), "categorical", (8,)), scale)
     with np.errstate(all="ignore"):
-        quick, slow = bind(policy, Sampler(3), True), Sampler(3)
+        quick, slow = bind(policy, RandomSource(3), True), RandomSource(3)
         for value in (0.0, 1.0, -1.0, 1e30):
             observation = np.full(4, value, np.float32)
             got, want = quick(observation, None), policy.act(observation, None, slow, True)
@@ -261,7 +261,7 @@ def test_a_batch_of_actions_is_as_many_single_ones() -> None:
     batch = new_actions(observations, raws, raws + 1, log_probs, stamp, masks)
     columns = zip(observations, raws, raws + 1, log_probs.tolist(), [stamp] * 3, masks, strict=True)
     single = [new_action(*row) for row in columns]
-    slots = {*RL4SysAction.__slots__, *Step.__slots__} - {"row"}
+    slots = {*RL4SysAction.__slots__, *EpisodeStep.__slots__} - {"row"}
     for ours, theirs in zip(batch, single, strict=True):
         for slot in slots:
             np.testing.assert_equal(getattr(ours, slot), getattr(theirs, slot))

@@ -12,7 +12,7 @@ from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor.recorded import ColumnAction, ColumnSegmentWriter
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.policies import ColumnPolicy, register_policy
+from rl4sys_zmq.policies import ExtraColumnPolicy, register_policy
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
 from rl4sys_zmq.values import BoxSpace, ColumnSpec, DiscreteSpace, PolicySpec, TensorSpec
 
@@ -20,7 +20,7 @@ COLUMNS = (ColumnSpec("before", per="segment", dtype="<i8"), ColumnSpec("count",
 OBSERVATION = np.ones(2, np.float32)
 
 
-class Counter(ColumnPolicy):
+class Counter(ExtraColumnPolicy):
     """Its state is the number of its steps; class attributes plant faults."""
 
     columns: dict[str, Any] = {}

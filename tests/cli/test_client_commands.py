@@ -20,7 +20,7 @@ from rl4sys_zmq.security import ServerKeys, new_key_pair, write_server_keys, wri
 from rl4sys_zmq.security.keys import UserKeys
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
-from rl4sys_zmq.wire.messages import Command
+from rl4sys_zmq.wire.messages import OperatorCommand
 
 PATIENCE_S = 30.0
 register_algorithm("HOARDS", FakeAlgorithm.factory(steps_per_update=4, rollout_length=16))
@@ -164,7 +164,7 @@ def test_an_actor_is_dropped(stack: ExitStack, tmp_path: Path, bind: str) -> Non
     learner = start(stack, tmp_path / "run", bind)
     tomorrow = time.time_ns() + 86_400 * 10**9
     with pytest.MonkeyPatch.context() as clock:
-        clock.setattr("rl4sys_zmq.actor.context.time.time_ns", lambda: tomorrow)
+        clock.setattr("rl4sys_zmq.actor.components.time.time_ns", lambda: tomorrow)
         eleven(stack, learner).close()
     figures = done(learner.address, "lab", "drop-actor", "a1")
     assert figures == {"streams": 1, "live": 0, "pending": 3}
@@ -235,7 +235,7 @@ def test_who_is_not_known_is_told_who_is(stack: ExitStack, tmp_path: Path) -> No
         learner.drop_actor("lab", "a2")
     with pytest.raises(ConfigError, match="no command 'drop'; known names: drop-actor, forget"):
         gateway = learner._running
-        gateway.call(lambda: gateway.do(Command("drop", "lab", "a1"))).result(PATIENCE_S).result(PATIENCE_S)
+        gateway.call(lambda: gateway.do(OperatorCommand("drop", "lab", "a1"))).result(PATIENCE_S).result(PATIENCE_S)
 
 
 def test_wrong_usage_is_one_line(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from rl4sys_zmq.cli.learner import main
 from rl4sys_zmq.learner.deadletters import DeadLetterFolder
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import encode, join_submit, pack_segment
-from rl4sys_zmq.wire.messages import DeadLetter, StatusRequest
+from rl4sys_zmq.wire.messages import QuarantinedSegment, StatusRequest
 
 NOON = 1_700_000_000.0
 
@@ -42,7 +42,7 @@ def segment(reward: float = 1.0) -> Segment:
 
 def letter(run: Path, client_id: str = "luna", seq: int = 0, reason: str = "a reward is not finite", **more: Any) -> Path:
     body = tuple(more.pop("body", encode(join_submit(seq, 0, [pack_segment(segment(float("nan")))]))))
-    found = DeadLetter(more.pop("actor_id", "3f2a9c41aaaa"), 5, seq, reason, body)
+    found = QuarantinedSegment(more.pop("actor_id", "3f2a9c41aaaa"), 5, seq, reason, body)
     return DeadLetterFolder(run / "dead").write(client_id, found, NOON + seq)
 
 

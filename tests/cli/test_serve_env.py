@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from rl4sys_zmq.cli.actor import main as actor
 from rl4sys_zmq.cli.learner import main as learner
-from rl4sys_zmq.errors import CallRefusal, CallRefused, CallTimeout
+from rl4sys_zmq.errors import CallRefusalReason, CallRefused, CallTimeout
 
 from .conftest import Spawn
 
@@ -46,7 +46,7 @@ def test_with_keys_a_client_needs_the_role(spawn: Spawn, tmp_path: Path) -> None
     env.close()
     with pytest.raises(CallRefused) as refused:
         RemoteEnv(address, keys=tmp_path / "keys" / "actor.keys")
-    assert refused.value.code is CallRefusal.FORBIDDEN
+    assert refused.value.code is CallRefusalReason.FORBIDDEN
     with pytest.raises(CallTimeout):
         RemoteEnv(address, timeout_s=0.5)
     assert server.signal(signal.SIGTERM) == 0

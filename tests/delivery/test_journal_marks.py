@@ -12,7 +12,7 @@ import pytest
 from rl4sys_zmq.delivery import journal_marks
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, StreamRow
-from rl4sys_zmq.delivery.journal_cache import Changes, JournalCache, JournalRows
+from rl4sys_zmq.delivery.journal_cache import JournalCache, JournalRows, RowChanges
 from rl4sys_zmq.delivery.journal_file import NO_RECOVERY, JournalLossPolicy
 from rl4sys_zmq.delivery.journal_loss import CheckpointSummary
 from rl4sys_zmq.delivery.journal_marks import MarksWriter, read_marks
@@ -66,12 +66,12 @@ def rows(received: int = 5, streams: int = 1) -> JournalRows:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     path, known = tmp_path / "journal.marks", rows(streams=200)
     marks = MarksWriter(path, known, flush=True)
-    changes = Changes(
+    changes = RowChanges(
         {"c": ClientRow("c", 4, {"seed": 8}, 2_000, 1, 0)}, {("c", "a0", 1): StreamRow("c", "a0", 1, 2, 3, 4, 5, 6, True, True)}
     )
     changes.apply_to(known.clients, known.streams)
     marks.note(changes)
-    gone = Changes(dropped_streams={("c", "a1", 1)})
+    gone = RowChanges(dropped_streams={("c", "a1", 1)})
     marks.drop(gone)
     gone.apply_to(known.clients, known.streams)
     marks.close()
@@ -83,7 +83,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 def test_a_dropped_client_is_forgotten_with_its_streams(tmp_path: Path) -> None:
     marks = MarksWriter(tmp_path / "journal.marks", rows(), flush=False)
-    marks.drop(Changes(dropped_clients={"c"}))
+    marks.drop(RowChanges(dropped_clients={"c"}))
     marks.close()
     found = read_marks(tmp_path / "journal.marks")
     assert found is not None
@@ -106,7 +106,7 @@ def test_a_full_file_is_made_anew_and_stays_small(tmp_path: Path, monkeypatch: p
     path, known = tmp_path / "journal.marks", rows()
     marks = MarksWriter(path, known, flush=False)
     for received in range(6, 500):
-        changes = Changes(dict(rows(received).clients), dict(rows(received).streams))
+        changes = RowChanges(dict(rows(received).clients), dict(rows(received).streams))
         changes.apply_to(known.clients, known.streams)
         marks.note(changes)
     marks.close()

@@ -19,7 +19,7 @@ from rl4sys_zmq.delivery import (
     JournalEntry,
     JournalPage,
     MemoryJournal,
-    Stream,
+    SegmentStream,
     StreamRow,
     StreamTable,
     SubmitResult,
@@ -29,7 +29,7 @@ from rl4sys_zmq.delivery import (
 from rl4sys_zmq.delivery.credit import IDLE_S
 from rl4sys_zmq.delivery.stream import CHECKSUMS_KEPT
 from rl4sys_zmq.delivery.table import MAX_SPOOLED
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 from rl4sys_zmq.wire import PackedSegment, SegmentSchema, encode, join_submit, pack_segment
 from rl4sys_zmq.wire.messages import Hello, Verdict
@@ -38,11 +38,11 @@ SCHEMA = SegmentSchema(BoxSpace((1,)), DiscreteSpace(2), 5)
 OURS, OTHER = 77, 78
 
 
-def stream_of(first_seq: int = 0, actor_id: str = "a", **kwargs: Any) -> Stream:
-    return Stream("c", actor_id, 1, first_seq, 0.0, **kwargs)
+def stream_of(first_seq: int = 0, actor_id: str = "a", **kwargs: Any) -> SegmentStream:
+    return SegmentStream("c", actor_id, 1, first_seq, 0.0, **kwargs)
 
 
-def take(stream: Stream, count: int, steps: int = 2) -> None:
+def take(stream: SegmentStream, count: int, steps: int = 2) -> None:
     """Accepts segments whose checksums are their numbers."""
     for _ in range(count):
         stream.accept(steps, stream.received)
@@ -71,7 +71,7 @@ def row(received: int, actor_id: str = "a", origin: int = 1, incarnation: int | 
     return StreamRow("c", actor_id, origin, origin if incarnation is None else incarnation, received=received, **known)
 
 
-def code_of(function: Callable[..., object], *args: object) -> Refusal:
+def code_of(function: Callable[..., object], *args: object) -> RefusalReason:
     with pytest.raises(ProtocolError) as caught:
         function(*args)
     return caught.value.code
@@ -91,15 +91,15 @@ def test_what_was_seen_is_skipped_and_counted() -> None:
 
 def test_a_gap_is_refused_and_moves_nothing() -> None:
     stream = stream_of()
-    assert code_of(stream.admit, 1, [1]) is Refusal.GAP
+    assert code_of(stream.admit, 1, [1]) is RefusalReason.GAP
     assert stream.received == 0
 
 
 def test_a_number_with_another_content_is_an_equivocation_and_moves_nothing() -> None:
     stream = stream_of()
     take(stream, 5)
-    assert code_of(stream.admit, 3, [3, 99]) is Refusal.EQUIVOCATION
-    assert code_of(stream.admit, 4, [99, 5, 6]) is Refusal.EQUIVOCATION
+    assert code_of(stream.admit, 3, [3, 99]) is RefusalReason.EQUIVOCATION
+    assert code_of(stream.admit, 4, [99, 5, 6]) is RefusalReason.EQUIVOCATION
     assert (stream.received, stream.pending, stream.verdicts[Verdict.DUPLICATE]) == (5, 5, 0)
 
 
@@ -108,7 +108,7 @@ def test_the_last_contents_are_known_and_older_ones_are_not() -> None:
     take(stream, CHECKSUMS_KEPT + 3)
     assert CHECKSUMS_KEPT == 64
     assert stream.admit(0, [-1, -1, -1, 3]) == 4
-    assert code_of(stream.admit, 3, [-1]) is Refusal.EQUIVOCATION
+    assert code_of(stream.admit, 3, [-1]) is RefusalReason.EQUIVOCATION
     assert len(stream._checksums) == CHECKSUMS_KEPT
 
 
@@ -412,7 +412,7 @@ def test_a_bad_item_uses_up_its_number_and_its_neighbours_go_on() -> None:
     stream = stream_of()
     message = join_submit(0, 0, [packed(), packed(9), packed(dtype=np.float64), packed(1)])
     intake = take_submit(stream, SCHEMA, message, encode(message))
-    assert [e.code for e in intake.refused] == [Refusal.RANGE, Refusal.SPEC]
+    assert [e.code for e in intake.refused] == [RefusalReason.RANGE, RefusalReason.SPEC]
     assert intake.entry is not None
     assert (intake.accepted, intake.entry.steps, stream.received) == (2, 3, 4)
     assert (intake.entry.refused, intake.entry.accepted, stream.refused) == (2, 2, 2)
@@ -428,7 +428,7 @@ def test_a_message_that_does_not_hold_together_moves_nothing() -> None:
     assert stream.received == 0
 
 
-def submit(stream: Stream, first_seq: int, *segments: PackedSegment) -> SubmitResult:
+def submit(stream: SegmentStream, first_seq: int, *segments: PackedSegment) -> SubmitResult:
     message = join_submit(first_seq, 0, segments)
     return take_submit(stream, SCHEMA, message, encode(message))
 
@@ -447,14 +447,14 @@ def test_two_actors_under_one_name_are_noticed() -> None:
     stream = stream_of()
     submit(stream, 0, packed(episode=1), packed(episode=2))
     message = join_submit(1, 0, [packed(episode=3), packed(episode=4)])
-    assert code_of(take_submit, stream, SCHEMA, message, encode(message)) is Refusal.EQUIVOCATION
+    assert code_of(take_submit, stream, SCHEMA, message, encode(message)) is RefusalReason.EQUIVOCATION
     assert (stream.received, stream.verdicts[Verdict.DUPLICATE]) == (2, 0)
 
 
 # ---- replay_entry
 
 
-def entries() -> tuple[list[JournalEntry], Stream]:
+def entries() -> tuple[list[JournalEntry], SegmentStream]:
     """Eight segments in three messages, the first of each sent twice; numbers 1 and 5 are refused."""
     bad = packed(9)
     source = stream_of()
@@ -466,7 +466,7 @@ def entries() -> tuple[list[JournalEntry], Stream]:
     return [intake.entry for intake in taken if intake.entry is not None], source
 
 
-def replayed(stream: Stream, entry: JournalEntry | None) -> tuple[int, int, int] | None:
+def replayed(stream: SegmentStream, entry: JournalEntry | None) -> tuple[int, int, int] | None:
     """What the learner thread is given of an entry: segments to skip, steps, segments."""
     assert entry is not None
     again = replay_entry(stream, SCHEMA, entry)
@@ -523,21 +523,21 @@ def test_a_refused_item_that_came_while_the_journal_was_read_is_counted_once() -
 def test_an_older_incarnation_is_fenced_and_a_live_one_defended() -> None:
     streams = table()
     streams.open(hello(5), b"p", 0.0)
-    assert code_of(streams.open, hello(4), b"q", 1.0) is Refusal.FENCED
-    assert code_of(streams.open, hello(6), b"q", 1.0) is Refusal.CONFLICT
+    assert code_of(streams.open, hello(4), b"q", 1.0) is RefusalReason.FENCED
+    assert code_of(streams.open, hello(6), b"q", 1.0) is RefusalReason.CONFLICT
     opened = streams.open(hello(6), b"q", 4.0)
     stream = opened.stream
     assert (stream.incarnation, stream.origin, stream.received, opened.previous_peer) == (6, 6, 0, b"p")
     assert (opened.fresh, opened.gap) == (True, 0)
     assert streams.get("a", 5) is not stream
-    assert code_of(streams.open, hello(5), b"p", 99.0) is Refusal.FENCED
+    assert code_of(streams.open, hello(5), b"p", 99.0) is RefusalReason.FENCED
 
 
 def fence(streams: StreamTable, hello: Hello, now: float) -> int:
     """The incarnation that a fenced one may exceed."""
     with pytest.raises(ProtocolError) as caught:
         streams.open(hello, b"z", now)
-    assert caught.value.code is Refusal.FENCED
+    assert caught.value.code is RefusalReason.FENCED
     return caught.value.incarnation
 
 
@@ -547,7 +547,7 @@ def test_a_start_with_a_clock_that_went_back_is_told_what_to_exceed() -> None:
     old = streams.open(hello(90), b"p", 0.0).stream
     take(old, 2)
     assert fence(streams, hello(4), 1.0) == 90
-    assert code_of(streams.open, hello(91), b"q", 1.0) is Refusal.CONFLICT
+    assert code_of(streams.open, hello(91), b"q", 1.0) is RefusalReason.CONFLICT
     assert fence(streams, hello(4), 99.0) == 90  # in any order, over restarts of the learner: the numbers grow
     opened = streams.open(hello(91), b"q", 4.0)
     assert (opened.fresh, opened.stream.key, opened.gap) == (True, ("a", 91), 0)
@@ -597,7 +597,7 @@ def test_an_overtaken_one_that_was_forgotten_is_expired_by_its_origin() -> None:
     streams.open(hello(8), b"q", 9.0)
     assert [s.key for s in streams.expire(10.0, lambda s: True)] == [("a", 3)]
     raised = hello(11, 2, origin=3, journal_id=OURS, previously_welcomed=True)
-    assert code_of(streams.open, raised, b"z", 99.0) is Refusal.EXPIRED
+    assert code_of(streams.open, raised, b"z", 99.0) is RefusalReason.EXPIRED
 
 
 def test_two_starts_with_one_number_are_told_apart() -> None:
@@ -614,11 +614,11 @@ def test_nobody_uses_up_the_numbers() -> None:
     streams = table()
     top = (1 << 62) + (1 << 24)
     for far in (top + 1, (1 << 63) - 1):
-        assert code_of(streams.open, hello(far), b"p", 0.0) is Refusal.RANGE
+        assert code_of(streams.open, hello(far), b"p", 0.0) is RefusalReason.RANGE
     streams.close_session(streams.open(hello(top), b"p", 0.0).stream)
     known = fence(streams, hello(7), 1.0)
     streams.open(hello(known + (1 << 24)), b"p", 1.0)
-    assert code_of(streams.open, hello(known + (2 << 24) + 1), b"p", 9.0) is Refusal.RANGE
+    assert code_of(streams.open, hello(known + (2 << 24) + 1), b"p", 9.0) is RefusalReason.RANGE
 
 
 def test_the_same_incarnation_takes_up_its_stream_again() -> None:
@@ -638,7 +638,7 @@ def test_a_spooled_stream_goes_on_under_a_higher_incarnation() -> None:
     take(stream, 5)
     stream.commit(5)
     stream.dispose([[0, 2]], Verdict.TRAINED)
-    assert code_of(streams.open, spooled(4, origin=3), b"q", 1.0) is Refusal.CONFLICT
+    assert code_of(streams.open, spooled(4, origin=3), b"q", 1.0) is RefusalReason.CONFLICT
     streams.close_session(stream)
     opened = streams.open(spooled(4, 2, origin=3, journal_id=OURS), b"q", 1.0)
     assert opened.stream is stream
@@ -646,7 +646,7 @@ def test_a_spooled_stream_goes_on_under_a_higher_incarnation() -> None:
     assert (stream.incarnation, stream.origin, stream.key) == (4, 3, ("a", 3))
     assert (stream.received, stream.durable, stream.trained, stream.pending) == (5, 5, 2, 3)
     assert stream.verdicts[Verdict.TRAINED] == 2
-    assert code_of(streams.open, spooled(3, origin=3), b"p", 99.0) is Refusal.FENCED
+    assert code_of(streams.open, spooled(3, origin=3), b"p", 99.0) is RefusalReason.FENCED
 
 
 def test_a_spool_that_was_made_anew_begins_anew() -> None:
@@ -683,7 +683,7 @@ def test_two_numberings_of_one_incarnation_are_not_mixed() -> None:
     streams = table()
     stream = streams.open(spooled(3, origin=3), b"p", 0.0).stream
     take(stream, 2)
-    assert code_of(streams.open, spooled(3, origin=2), b"q", 1.0) is Refusal.CONFLICT
+    assert code_of(streams.open, spooled(3, origin=2), b"q", 1.0) is RefusalReason.CONFLICT
     streams.close_session(stream)
     opened = streams.open(spooled(3, origin=2), b"q", 1.0)
     assert (opened.stream.key, opened.stream.received) == (("a", 2), 0)
@@ -744,7 +744,7 @@ def test_a_mark_that_ran_out_is_never_begun_again() -> None:
     assert streams.expire(30.5, lambda s: True) == [stream]
     assert streams.all() == streams.current() == []
     for first_seq in (0, 2):
-        assert code_of(streams.open, hello(first_seq=first_seq, journal_id=OURS), b"p", 31.0) is Refusal.EXPIRED
+        assert code_of(streams.open, hello(first_seq=first_seq, journal_id=OURS), b"p", 31.0) is RefusalReason.EXPIRED
     assert streams.all() == []
     assert streams.open(hello(2), b"p", 31.0).fresh
 
@@ -786,14 +786,14 @@ def test_places_are_for_those_who_are_live_or_within_their_lease() -> None:
     second = streams.open(spooled(actor_id="b"), b"2", 0.0).stream
     take(second, 1)
     third = hello(actor_id="c")
-    assert code_of(streams.open, third, b"3", 1.0) is Refusal.QUOTA
+    assert code_of(streams.open, third, b"3", 1.0) is RefusalReason.QUOTA
     streams.close_session(second)
-    assert code_of(streams.open, third, b"3", 30.0) is Refusal.QUOTA  # its lease runs
+    assert code_of(streams.open, third, b"3", 30.0) is RefusalReason.QUOTA  # its lease runs
     assert streams.open(third, b"3", 30.5).fresh  # its mark is kept, its place is not; the first is live
     assert len(streams.all()) == 3
     assert streams.open(spooled(2, actor_id="b"), b"2", 31.0).stream is second  # who is known always may come back
     assert streams.is_live(first)
-    assert code_of(streams.open, hello(actor_id="d"), b"4", 99.0) is Refusal.QUOTA
+    assert code_of(streams.open, hello(actor_id="d"), b"4", 99.0) is RefusalReason.QUOTA
 
 
 def test_a_record_that_never_had_anything_gives_its_place_to_a_newcomer() -> None:
@@ -807,7 +807,7 @@ def test_a_record_that_never_had_anything_gives_its_place_to_a_newcomer() -> Non
     assert streams.open(hello(actor_id="c", journal_id=OURS), b"3", 1.0).evicted == [empty], (
         "which may come back as if it were new"
     )
-    assert code_of(streams.open, hello(actor_id="b"), b"2", 1.0) is Refusal.QUOTA  # two are live, and one has data
+    assert code_of(streams.open, hello(actor_id="b"), b"2", 1.0) is RefusalReason.QUOTA  # two are live, and one has data
     assert streams.get("a", 1) is with_data
 
 
@@ -843,7 +843,7 @@ def test_an_actor_that_is_dropped_fences_nothing_and_keeps_what_is_pending() -> 
     old = streams.open(hello(9), b"p", 0.0).stream
     take(old, 2)
     old.owner = "somebody"
-    assert code_of(streams.open, hello(3), b"q", 9.0) is Refusal.FENCED
+    assert code_of(streams.open, hello(3), b"q", 9.0) is RefusalReason.FENCED
     streams.close_session(old)
     assert streams.retire("a") == [old]
     assert (streams.current(), streams.owner_of("a"), streams.pending) == ([], "", 2)
@@ -887,7 +887,7 @@ def test_a_retired_actor_stays_so_when_a_journal_remembers_it() -> None:
 def test_marks_of_spools_are_bounded() -> None:
     streams = table(max_actors=10**9)
     streams.restore([row(1, actor_id=str(n), spooled=True) for n in range(MAX_SPOOLED)], 0.0)
-    assert code_of(streams.open, spooled(actor_id="one more"), b"p", 99.0) is Refusal.QUOTA
+    assert code_of(streams.open, spooled(actor_id="one more"), b"p", 99.0) is RefusalReason.QUOTA
     assert streams.open(spooled(2, 1, actor_id="7"), b"p", 99.0).gap == 0
     assert streams.open(hello(actor_id="without"), b"p", 99.0).fresh
 
@@ -910,7 +910,7 @@ def test_a_table_takes_up_what_a_journal_remembers() -> None:
     assert [s.pending for s in (spool, b, old)] == [0, 2, 9]
     assert (spool.verdicts[Verdict.TRAINED], b.verdicts[Verdict.STALE], old.verdicts[Verdict.TRAINED]) == (4, 1, 0)
     assert streams.expire(129.0, lambda s: True) == []  # leases begin anew with the learner
-    assert code_of(streams.open, hello(6, actor_id="b"), b"p", 101.0) is Refusal.FENCED
+    assert code_of(streams.open, hello(6, actor_id="b"), b"p", 101.0) is RefusalReason.FENCED
     assert streams.open(hello(7, 2, actor_id="b", journal_id=OURS, previously_welcomed=True), b"p", 101.0).stream is b
     assert streams.open(spooled(5, 3, origin=2), b"q", 101.0).stream is spool
 
@@ -926,7 +926,7 @@ def test_a_roll_back_of_all_streams() -> None:
 # ---- CreditPool
 
 
-def wanting(want: int, accepted: int = 0, actor_id: str = "a") -> Stream:
+def wanting(want: int, accepted: int = 0, actor_id: str = "a") -> SegmentStream:
     stream = stream_of(actor_id=actor_id)
     stream.accepted_steps, stream.want_steps = accepted, want
     return stream

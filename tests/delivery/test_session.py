@@ -15,7 +15,7 @@ from rl4sys_zmq.delivery import (
     ActorSession,
     IncarnationRaised,
     Reconnect,
-    Send,
+    SendMessage,
     SessionJoined,
     SessionRefused,
     SessionState,
@@ -94,7 +94,7 @@ def refused(code: str, expected_seq: int = 0) -> Refused:
 
 
 def sent(actions: Iterable[object]) -> list[Any]:
-    return [a.message for a in actions if isinstance(a, Send)]
+    return [a.message for a in actions if isinstance(a, SendMessage)]
 
 
 def spooled(first_seq: int, counters: Counters, incarnation: int = 4, journal_id: int = LEDGER) -> ActorSession:

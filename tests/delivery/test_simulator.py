@@ -29,7 +29,7 @@ from rl4sys_zmq.delivery import (
     JournalPage,
     MemoryJournal,
     Reconnect,
-    Stream,
+    SegmentStream,
     StreamRow,
     StreamTable,
     TransitCounts,
@@ -38,17 +38,17 @@ from rl4sys_zmq.delivery.journal_rows import CountGap, PageRequest
 from rl4sys_zmq.delivery.session import Action
 from rl4sys_zmq.delivery.stream import Key
 from rl4sys_zmq.delivery.table import HelloResult
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.learner import LearnerConfig
-from rl4sys_zmq.learner.client import Client
+from rl4sys_zmq.learner.client import ClientState
 from rl4sys_zmq.learner.client_registry import ClientRegistry
+from rl4sys_zmq.learner.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
 from rl4sys_zmq.learner.operator import CommandExecutor, Steps
-from rl4sys_zmq.learner.ports import Ports
 from rl4sys_zmq.transports import Frame
 from rl4sys_zmq.wire import PackedSegment
-from rl4sys_zmq.wire.messages import Ack, Checkpointed, Hello, Message, Ready, Refused, Submit, Verdict, Welcome
+from rl4sys_zmq.wire.messages import Ack, CheckpointResult, Hello, Message, Refused, Submit, ThreadReady, Verdict, Welcome
 
 SOAK = bool(os.environ.get("RL4SYS_SOAK"))
 SCHEDULES = int(os.environ.get("RL4SYS_SCHEDULES", "20000" if SOAK else "1000"))
@@ -135,29 +135,29 @@ def test_a_dead_learner_costs_what_the_queue_cannot_hold_and_no_more() -> None:
 # ---- planted bugs: the actor's promise, and the learner's order
 
 
-class NoDedupe(Stream):
+class NoDedupe(SegmentStream):
     def admit(self, first_seq: int, checksums: Sequence[int]) -> int:
         super().admit(first_seq, checksums)
         return 0
 
 
-class GapAccepted(Stream):
+class GapAccepted(SegmentStream):
     def admit(self, first_seq: int, checksums: Sequence[int]) -> int:
         self.received = max(self.received, first_seq)
         return super().admit(first_seq, checksums)
 
 
-class AckBeforeCommit(Stream):
+class AckBeforeCommit(SegmentStream):
     def ack(self, **kwargs: Any) -> Ack:
         return replace(super().ack(**kwargs), durable=self.received)
 
 
-class DurableNeverMoves(Stream):
+class DurableNeverMoves(SegmentStream):
     def commit(self, end_seq: int) -> None:
         pass
 
 
-def table_of(stream_class: type[Stream]) -> LearnerParts:
+def table_of(stream_class: type[SegmentStream]) -> LearnerParts:
     """A table whose streams are of another class."""
 
     class Table(StreamTable):
@@ -195,7 +195,7 @@ class OneStreamForAllIncarnations(StreamTable):
 class FencedByTheClock(StreamTable):
     """An incarnation below the one on record is fenced for good, whoever lives: a clock that once was ahead locks a name."""
 
-    def _check_turn(self, hello: Hello, origin: int, current: Stream, now: float) -> None:
+    def _check_turn(self, hello: Hello, origin: int, current: SegmentStream, now: float) -> None:
         try:
             super()._check_turn(hello, origin, current, now)
         except ProtocolError as exc:
@@ -219,12 +219,12 @@ class NumbersAnewWhenRaised(ActorSession):
 
 
 class ForgetsBeforeTheLease(StreamTable):
-    def expire(self, now: float, trimmed: Callable[[Stream], bool]) -> list[Stream]:
+    def expire(self, now: float, trimmed: Callable[[SegmentStream], bool]) -> list[SegmentStream]:
         return super().expire(now + self._lease_s - 1.0, trimmed)
 
 
 class GrantsTwice(CreditPool):
-    def grant(self, streams: Iterable[Stream], now: float) -> list[Stream]:
+    def grant(self, streams: Iterable[SegmentStream], now: float) -> list[SegmentStream]:
         for stream in (granted := list(streams)):
             stream.credit_steps = max(stream.credit_steps, min(stream.want_steps, stream.accepted_steps + 24))
             stream.progress_at = now
@@ -292,7 +292,7 @@ class MarksApart(SimThread):
 
     marks = ()
 
-    def save(self, disk: SimDisk, reach: Callable[[str], None]) -> Checkpointed:
+    def save(self, disk: SimDisk, reach: Callable[[str], None]) -> CheckpointResult:
         fresh = self._checkpoint(disk.next_number)
         before = disk.copy()
         disk.keep(replace(fresh, marks=disk.checkpoints[-1].marks if disk.checkpoints else ()))
@@ -333,7 +333,7 @@ class LastWordsComeLate(SimThread):
         self.before = next((thread for thread in reversed(threads) if thread.life == self.life and thread.is_ready), None)
         threads.append(self)
 
-    def save(self, disk: SimDisk, reach: Callable[[str], None]) -> Checkpointed:
+    def save(self, disk: SimDisk, reach: Callable[[str], None]) -> CheckpointResult:
         message = super().save(disk, reach)
         self.written += 1
         if self.before is not None and self.written == 3:
@@ -349,13 +349,13 @@ class TrainsTwice(SimThread):
             self.judged += [(segment, Verdict.TRAINED) for _, _, segment in batch[:1]]
 
 
-class TrimsToTheNewest(Client):
-    def checkpointed(self, message: Checkpointed) -> dict[Key, int]:
+class TrimsToTheNewest(ClientState):
+    def checkpointed(self, message: CheckpointResult) -> dict[Key, int]:
         super().checkpointed(message)
         return dict(self._newer_marks)
 
 
-class FeedsTwice(Client):
+class FeedsTwice(ClientState):
     """What is written while it catches up is handed on at once, and comes in a page again."""
 
     def replay(self, entry: JournalEntry) -> None:
@@ -365,7 +365,7 @@ class FeedsTwice(Client):
             self.send(entry, entry.skip, DataAmount(entry.steps, entry.accepted, entry.nbytes), waited=False)
 
 
-class CountsWhatIsSkipped(Client):
+class CountsWhatIsSkipped(ClientState):
     """An entry that a checkpoint's mark lies inside is counted whole when it is fed again; its first part is never taken."""
 
     def send(self, entry: JournalEntry, skip: int, load: DataAmount, *, waited: bool) -> None:
@@ -374,7 +374,7 @@ class CountsWhatIsSkipped(Client):
             self.pool.transit.waiting.add(DataAmount(entry.steps - load.steps, entry.accepted - load.items, 0))
 
 
-class LosesAMessage(Client):
+class LosesAMessage(ClientState):
     """One message in twenty never reaches the learner thread, and is counted as sent."""
 
     sent = 0
@@ -405,7 +405,7 @@ class PartsAGap(SimJournal):
         return super().committed()
 
 
-class HandsOnWhatWasOvertaken(Client):
+class HandsOnWhatWasOvertaken(ClientState):
     """What the thread before was owed is new to this one, whatever became of it."""
 
     def send_committed(self, entry: JournalEntry) -> None:
@@ -414,19 +414,19 @@ class HandsOnWhatWasOvertaken(Client):
         self.send(entry, entry.skip, DataAmount(entry.steps, entry.accepted, entry.nbytes), waited=waited)
 
 
-class ReadsOn(Client):
+class ReadsOn(ClientState):
     """A restarted thread's first page begins where the last one of the thread before ended."""
 
-    def start(self, ports: Ports, config: LearnerConfig, journal: Journal) -> None:
+    def start(self, callbacks: CoreCallbacks, config: LearnerConfig, journal: Journal) -> None:
         after = self.page_after
-        super().start(ports, config, journal)
+        super().start(callbacks, config, journal)
         self.page_after = after
 
 
-class DoesNotGoBack(Client):
+class DoesNotGoBack(ClientState):
     """The new learner thread loads a checkpoint, and the table stays where it was."""
 
-    def rewind(self, message: Ready) -> None:
+    def rewind(self, message: ThreadReady) -> None:
         if self.life == 1:
             super().rewind(message)
         else:
@@ -439,7 +439,9 @@ class DoesNotGoBack(Client):
 class AcksBeforeTheLedger(ActorEndpoint):
     """A message counts as durable as soon as it is taken."""
 
-    def _on_submit(self, peer: bytes, client: Client, stream: Stream, message: Submit, frames: Sequence[Frame]) -> None:
+    def _on_submit(
+        self, peer: bytes, client: ClientState, stream: SegmentStream, message: Submit, frames: Sequence[Frame]
+    ) -> None:
         super()._on_submit(peer, client, stream, message, frames)
         stream.commit(stream.received)
 
@@ -447,7 +449,9 @@ class AcksBeforeTheLedger(ActorEndpoint):
 class HandsOnAtOnce(ActorEndpoint):
     """The learner thread gets a message before the journal has it."""
 
-    def _on_submit(self, peer: bytes, client: Client, stream: Stream, message: Submit, frames: Sequence[Frame]) -> None:
+    def _on_submit(
+        self, peer: bytes, client: ClientState, stream: SegmentStream, message: Submit, frames: Sequence[Frame]
+    ) -> None:
         append = self._journal.append
 
         def hand_on_and_append(batch: Sequence[JournalEntry]) -> None:
@@ -470,7 +474,7 @@ class PromisesWhatItReceived(ActorEndpoint):
 class HearsTheOvertaken(ActorEndpoint):
     """A session survives its end, and that another process has taken over."""
 
-    def close_session(self, peer: bytes, client: Client, stream: Stream) -> None:
+    def close_session(self, peer: bytes, client: ClientState, stream: SegmentStream) -> None:
         super().close_session(peer, client, stream)
         self.sessions[peer] = client, stream
 
@@ -478,7 +482,7 @@ class HearsTheOvertaken(ActorEndpoint):
 class KeepsNoGap(ActorEndpoint):
     """A gap is announced and counted, and the journal is told of the mark alone."""
 
-    def _on_gap(self, client: Client, stream: Stream, gap: int) -> None:
+    def _on_gap(self, client: ClientState, stream: SegmentStream, gap: int) -> None:
         client.accepted, client.gap, client.rolled_back = client.accepted + gap, client.gap + gap, client.rolled_back + gap
         self._journal.put_stream(client.stream_row(stream))
 
@@ -491,7 +495,7 @@ class AnnouncesNoGap(ActorEndpoint):
 class AsksForOnePage(SegmentDispatcher):
     """A learner thread that goes back is fed the first page, and no other is asked for."""
 
-    def _on_page(self, client: Client, page: JournalPage) -> None:
+    def _on_page(self, client: ClientState, page: JournalPage) -> None:
         super()._on_page(client, page)
         client.page_after = None
 
@@ -499,7 +503,7 @@ class AsksForOnePage(SegmentDispatcher):
 class TakesAPageForAll(SegmentDispatcher):
     """What is beyond the first page is given up."""
 
-    def _on_page(self, client: Client, page: JournalPage) -> None:
+    def _on_page(self, client: ClientState, page: JournalPage) -> None:
         super()._on_page(client, replace(page, more=False))
 
 
@@ -545,30 +549,30 @@ class NeverCommits(SegmentDispatcher):
 class ForgetsWithoutAWord(SegmentDispatcher):
     """A stream is forgotten, and the journal keeps it."""
 
-    def expire(self, client: Client, now: float) -> None:
+    def expire(self, client: ClientState, now: float) -> None:
         client.table.expire(now, client.trimmed)
 
 
-class TrimsOnFailure(Client):
+class TrimsOnFailure(ClientState):
     """A checkpoint that could not be written counts as one."""
 
-    def checkpointed(self, message: Checkpointed) -> dict[Key, int]:
+    def checkpointed(self, message: CheckpointResult) -> dict[Key, int]:
         return super().checkpointed(replace(message, error="", number=message.number or 1))
 
 
-class RollsBackNothing(Client):
+class RollsBackNothing(ClientState):
     """Without a disk, what a learner thread takes with it is pending for good."""
 
     def roll_back(self) -> int:
         return 0
 
 
-class KeepsThePool(Client):
+class KeepsThePool(ClientState):
     """A new learner thread inherits what was on its way to the one before."""
 
-    def start(self, ports: Ports, config: LearnerConfig, journal: Journal) -> None:
+    def start(self, callbacks: CoreCallbacks, config: LearnerConfig, journal: Journal) -> None:
         pool, life = self.pool, self.life
-        super().start(ports, config, journal)
+        super().start(callbacks, config, journal)
         if life:
             self.pool = pool
 
@@ -576,7 +580,7 @@ class KeepsThePool(Client):
 class HearsTheDead(ClientRegistry):
     """The last words of a learner thread that was replaced are taken for its successor's."""
 
-    def restart(self, client: Client, *, give_up_pending: bool) -> int:
+    def restart(self, client: ClientState, *, give_up_pending: bool) -> int:
         key = client.key
         lost = super().restart(client, give_up_pending=give_up_pending)
         self._by_key[key] = client
@@ -629,7 +633,7 @@ class CountsVerdictsAgain(ActorSession):
 
 class NeverSaysHelloAgain(ActorSession):
     def _on_refused(self, now: float, refused: Refused) -> list[Action]:
-        return [] if refused.code == Refusal.NO_SESSION else super()._on_refused(now, refused)
+        return [] if refused.code == RefusalReason.NO_SESSION else super()._on_refused(now, refused)
 
 
 class ForgetsItsWindowOnRedial(ActorSession):

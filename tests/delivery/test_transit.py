@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl4sys_zmq.delivery import STALL_S, CreditPool, DataAmount, StallTimer, Stream, TransitCounts, stall_reason
+from rl4sys_zmq.delivery import STALL_S, CreditPool, DataAmount, SegmentStream, StallTimer, TransitCounts, stall_reason
 from rl4sys_zmq.errors import ProtocolError
 
 ONE = DataAmount(10, 1, 500)
@@ -66,8 +66,8 @@ def test_nothing_is_lost_between_the_ends(moves: list[tuple[str, DataAmount]]) -
             assert (count.steps, count.items) == (sum(x.steps for x in real), sum(x.items for x in real))
 
 
-def actor(want: int = 100, accepted: int = 0, credit: int = 0) -> Stream:
-    stream = Stream("c", "a", 1, 0, 0.0)
+def actor(want: int = 100, accepted: int = 0, credit: int = 0) -> SegmentStream:
+    stream = SegmentStream("c", "a", 1, 0, 0.0)
     stream.want_steps, stream.accepted_steps, stream.credit_steps = want, accepted, credit
     return stream
 

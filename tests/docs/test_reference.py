@@ -17,7 +17,7 @@ import rl4sys_zmq
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.config import ClientConfig, LearnerConfig
 from rl4sys_zmq.config.weights import WeightsConfig
-from rl4sys_zmq.errors import CallRefusal, Refusal
+from rl4sys_zmq.errors import CallRefusalReason, RefusalReason
 from rl4sys_zmq.learner import Learner, register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm
 
@@ -130,7 +130,7 @@ def test_every_option_has_a_row_with_what_it_accepts(cls: type[Any]) -> None:
 
 def test_the_page_of_refusals_has_every_code() -> None:
     page = (DOCS / "reference/refusals.md").read_text()
-    for cls in (Refusal, CallRefusal):
+    for cls in (RefusalReason, CallRefusalReason):
         assert f"{{generated}} codes rl4sys_zmq.errors:{cls.__name__}\n" in page
         assert len(tables.codes(cls).splitlines()) == len(cls) + 2
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, MaskError
 from rl4sys_zmq.learner import AlgorithmEntry, register_algorithm
-from rl4sys_zmq.policies import ColumnPolicy, PolicyEntry, Sampler, register_policy
+from rl4sys_zmq.policies import ExtraColumnPolicy, PolicyEntry, RandomSource, register_policy
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
 from rl4sys_zmq.values import BoxSpace, ColumnSpec, DiscreteSpace, PolicySnapshot, PolicySpec, Segment, Space, TensorSpec
 
@@ -28,14 +28,14 @@ def advance(state: NDArray[np.float32], observation: NDArray[Any]) -> NDArray[np
     return np.asarray(np.tanh(state * np.float32(0.5) + observation.astype(np.float32)))
 
 
-class MemoryPolicy(ColumnPolicy):
+class MemoryPolicy(ExtraColumnPolicy):
     """Draws one of two actions from all observations of the episode so far."""
 
     def __init__(self, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
         super().__init__(snapshot)
         self.weights = spec.views(snapshot.flat)["weights"]
 
-    def step(self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: Sampler, explore: bool, state: Any) -> Any:
+    def step(self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool, state: Any) -> Any:
         before, tick = (np.zeros(WIDTH, np.float32), 0) if state is None else state
         hidden = advance(before, observation)
         chance = 1.0 / (1.0 + exp(-float(self.weights @ hidden)))

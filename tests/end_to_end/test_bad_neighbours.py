@@ -15,7 +15,7 @@ from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.transports import Address, Poller, Socket
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
-from rl4sys_zmq.wire.messages import Ack, Bye, Fetch, Heartbeat, Hello, Message, Refused, Weights, Welcome
+from rl4sys_zmq.wire.messages import Ack, Bye, FetchWeights, Heartbeat, Hello, Message, Refused, WeightsReply, Welcome
 
 
 class Stranger:
@@ -148,8 +148,8 @@ def test_a_session_that_breaks_the_rules(pair: Any) -> None:
     assert client["accepted"] == client["pending"] + client["rolled_back"] + sum(
         client["verdicts"][v] for v in ("trained", "stale", "quarantined")
     )
-    stranger.send(encode(Fetch(0, 0)))
-    assert isinstance(stranger.until(Weights), Weights)
+    stranger.send(encode(FetchWeights(0, 0)))
+    assert isinstance(stranger.until(WeightsReply), WeightsReply)
     stranger.send(encode(Bye()))
     assert refusal(stranger_refused(stranger, encode(Heartbeat(0)))) == "no_session"
 

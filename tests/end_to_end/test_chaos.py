@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq.learner import register_algorithm
-from rl4sys_zmq.testing import ChaosProxy, FakeAlgorithm, Faults
+from rl4sys_zmq.testing import ChaosProxy, FakeAlgorithm, NetworkFaults
 
 SEGMENTS = 300
 
@@ -20,12 +20,12 @@ def test_nothing_is_lost_or_trained_twice(inproc_lab: Any, seed: int) -> None:
     learner = inproc_lab.learner(bind="tcp://127.0.0.1:0")
     with ChaosProxy(learner.address, seed=seed) as proxy:
         agent = inproc_lab.agent(proxy.address, algorithm_name="EXACT")
-        proxy.faults = Faults(cut_probability=0.01, reset=True, corrupt_probability=0.01)
+        proxy.faults = NetworkFaults(cut_probability=0.01, reset=True, corrupt_probability=0.01)
         for index in range(SEGMENTS):
             inproc_lab.episode(agent, 4)
             if index % 100 == 50:
                 proxy.cut()
-        proxy.faults = Faults()
+        proxy.faults = NetworkFaults()
         agent.flush(60.0)
         assert agent.wait_version(1, 30.0) >= 1
         learner.drain(timeout_s=30.0)  # durable is not observed yet

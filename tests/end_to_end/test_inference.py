@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.actor.remote import RemoteInference
+from rl4sys_zmq.actor.remote import InferenceCaller
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import CallFailed, CallRefusal, CallRefused, CallTimeout
+from rl4sys_zmq.errors import CallFailed, CallRefusalReason, CallRefused, CallTimeout
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.inference import InferenceService, method_of
 from rl4sys_zmq.policies import Policy, build_policy
@@ -166,9 +166,9 @@ def test_without_a_policy_the_deadline_is_an_error_or_the_baselines(learner: Lea
     go.set()
 
 
-def asking(mode: str = "remote", **options: Any) -> RemoteInference:
+def asking(mode: str = "remote", **options: Any) -> InferenceCaller:
     """What an actor asks with, without the actor."""
-    return RemoteInference(config(SimpleNamespace(address="tcp://127.0.0.1:1"), inference=mode, **options), Counters())  # type: ignore[arg-type]
+    return InferenceCaller(config(SimpleNamespace(address="tcp://127.0.0.1:1"), inference=mode, **options), Counters())  # type: ignore[arg-type]
 
 
 def answer_to(payload: Any, **other: Any) -> dict[str, Any]:
@@ -310,7 +310,7 @@ def test_questions_that_are_none(tmp_path: Path, payload: Any, words: str) -> No
     ):
         with pytest.raises(CallRefused, match=words) as refused:
             client.call(method_of("lab"), payload, WAIT_S)
-        assert refused.value.code is CallRefusal.INVALID
+        assert refused.value.code is CallRefusalReason.INVALID
         good = {"obs": OBS[None], "mask": None, "explore": False}
         assert client.call(method_of("lab"), good, WAIT_S)["version"] == agent.version
         with pytest.raises(CallRefused, match="policy/lab"):
@@ -365,6 +365,6 @@ def test_a_key_needs_the_role_call_and_its_client(tmp_path: Path) -> None:
             pytest.raises(CallRefused, match="for client 'lab'") as refused,
         ):
             client.call(method_of("lab"), {"obs": OBS[None], "mask": None, "explore": True}, WAIT_S)
-        assert refused.value.code is CallRefusal.FORBIDDEN
+        assert refused.value.code is CallRefusalReason.FORBIDDEN
         with Caller(learner.inference_address) as client, pytest.raises(CallTimeout):
             client.call(method_of("lab"), None, 0.3)

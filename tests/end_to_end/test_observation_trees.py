@@ -12,7 +12,7 @@ import pytest
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused, ObservationError
 from rl4sys_zmq.learner import Learner, register_algorithm
 from rl4sys_zmq.learner.algorithms.registry import planned_policy
-from rl4sys_zmq.policies import Sampler, register_policy
+from rl4sys_zmq.policies import RandomSource, register_policy
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters, check_algorithm, check_policy
 from rl4sys_zmq.values import (
     BoxSpace,
@@ -47,12 +47,12 @@ class TreePolicy:
         self.snapshot, self.generation, self.version = snapshot, snapshot.generation, snapshot.version
         spec.views(snapshot.flat)
 
-    def act(self, observation: Any, mask: Any, rng: Sampler, explore: bool) -> Any:
+    def act(self, observation: Any, mask: Any, rng: RandomSource, explore: bool) -> Any:
         assert observation["camera"].dtype == np.uint8 and observation["inventory"][0].shape == (2,)
         act = np.int64(observation["position"].sum() + observation["mode"] > 0)
         return act, act, 0.0
 
-    def act_batch(self, observations: Any, masks: Any, rng: Sampler, explore: bool) -> Any:
+    def act_batch(self, observations: Any, masks: Any, rng: RandomSource, explore: bool) -> Any:
         assert observations["inventory"][1].shape == (len(observations["mode"]), 2)
         acts = (observations["position"].sum(axis=1) + observations["mode"] > 0).astype(np.int64)
         return acts, acts, np.zeros(len(acts), np.float32)

@@ -18,7 +18,7 @@ from rl4sys_zmq.values import PolicySnapshot
 from rl4sys_zmq.weights import DiffCodec, WeightsHeader, digest, encode_update
 from rl4sys_zmq.weights.bits import varint
 from rl4sys_zmq.wire import decode, encode, spec_to_document
-from rl4sys_zmq.wire.messages import Ack, Fetch, Heartbeat, Hello, Message, Submit, Verdict, Weights, Welcome
+from rl4sys_zmq.wire.messages import Ack, FetchWeights, Heartbeat, Hello, Message, Submit, Verdict, WeightsReply, Welcome
 
 POLICY, TOPIC, GENERATION = b"\x01" + bytes(7), b"secret!!", 1_000
 SPEC = fake_spec((1024,))
@@ -160,8 +160,8 @@ class Evil(Worker):
         match message:
             case Hello():
                 return [self.welcoming(**self.welcome)]
-            case Fetch():
-                return [Weights(tuple(self.weights))]
+            case FetchWeights():
+                return [WeightsReply(tuple(self.weights))]
             case Heartbeat():
                 return [self.ack()]
         return []

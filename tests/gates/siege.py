@@ -20,7 +20,7 @@ from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.transports import MonitorEvent, Poller, Socket, context
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
-from rl4sys_zmq.wire.messages import Ack, Block, Hello, Message, Refused, Welcome
+from rl4sys_zmq.wire.messages import Ack, AnyBytes, Hello, Message, Refused, Welcome
 from rl4sys_zmq.wire.prefix import Prefix
 from rl4sys_zmq.wire.segments import HEAD
 from rl4sys_zmq.wire.values import pack_header
@@ -170,7 +170,7 @@ def submit_with(first_seq: int = 0, *, layout: Any = None, **numbers: Any) -> li
     for name, value in numbers.items():
         heads[name] = value
     layouts = message.layouts if layout is None else [layout]
-    return encode(replace(message, layouts=layouts, heads=Block(heads.tobytes())))
+    return encode(replace(message, layouts=layouts, heads=AnyBytes(heads.tobytes())))
 
 
 # ---- who attacks

@@ -14,7 +14,7 @@ from wire.conftest import build
 from wire.test_fuzz import Mutator, read
 
 import rl4sys_zmq.wire
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.wire.prefix import PREFIX_BYTES, Prefix
 from rl4sys_zmq.wire.values import unpack_header
 
@@ -28,7 +28,7 @@ def raisable() -> set[str]:
     """Every code that the sources of the decoder name."""
     sources = Path(rl4sys_zmq.wire.__file__).parent.glob("*.py")
     names = {name for source in sources for name in re.findall(r"\bRefusal\.([A-Z_]+)", source.read_text())}
-    return {Refusal[name].value for name in names}
+    return {RefusalReason[name].value for name in names}
 
 
 def passes_the_header(frames: list[bytes]) -> bool:

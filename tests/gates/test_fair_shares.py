@@ -17,7 +17,7 @@ from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
 from rl4sys_zmq.wire import decode, encode
-from rl4sys_zmq.wire.messages import Ack, Hello, Message, Refused, Status, StatusRequest, Welcome
+from rl4sys_zmq.wire.messages import Ack, Hello, Message, Refused, StatusReply, StatusRequest, Welcome
 
 from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, join, play, resident_kib, until
 from .siege import ALGORITHM, GoodClient, segment, submit
@@ -176,7 +176,7 @@ class Caller:
     def ask_status(self) -> dict[str, Any]:
         """The learner's document."""
         self._socket.send(encode(StatusRequest()))
-        document: dict[str, Any] = self.hear(Status).report
+        document: dict[str, Any] = self.hear(StatusReply).report
         return document
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from rl4sys_zmq.learner.algorithms import ALGORITHMS
 from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys, write_user_keys
-from rl4sys_zmq.testing import ChaosProxy, Faults
+from rl4sys_zmq.testing import ChaosProxy, NetworkFaults
 
 from .conftest import Child, Spawn, Tier, check_law, until
 
@@ -26,7 +26,7 @@ RATE = 1500.0
 """Steps per second and actor: fast enough to learn in a minute, slow enough to be killed several times meanwhile."""
 
 KILL_EVERY_S = 10.0
-BAD_NETWORK = Faults(latency_s=0.002, cut_probability=0.0005, reset=True, corrupt_probability=0.0005)
+BAD_NETWORK = NetworkFaults(latency_s=0.002, cut_probability=0.0005, reset=True, corrupt_probability=0.0005)
 
 
 def make_keys(folder: Path) -> Path:
@@ -169,7 +169,7 @@ def train(stack: Stack, *, kill_every_s: float | None, least_kills: int = 0) -> 
 
     until(done, "all steps", timeout_s=900.0, every_s=0.2)
     for proxy in stack.proxies:
-        proxy.faults = Faults()
+        proxy.faults = NetworkFaults()
     finals = [actor.ask("finish", 60.0, timeout_s=90.0) for actor in stack.actors]
     for final in finals:
         check_law(final["stats"])

@@ -16,10 +16,10 @@ from rl4sys_zmq.errors import ConfigError, HandshakeRefused, LearnerUnavailable,
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.security import UserKeys, new_key_pair, write_user_keys, zap
 from rl4sys_zmq.security.authenticator import AccessWatcher
-from rl4sys_zmq.testing import ChaosProxy, Faults
+from rl4sys_zmq.testing import ChaosProxy, NetworkFaults
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.weights import WeightsHeader
-from rl4sys_zmq.wire.messages import Bye, Fetch, Heartbeat, Refused, Status, StatusRequest, Welcome
+from rl4sys_zmq.wire.messages import Bye, FetchWeights, Heartbeat, Refused, StatusReply, StatusRequest, Welcome
 
 from .conftest import PATIENCE_S, SOAK, Spawn, agent_options, check_law, join, play, until
 from .siege import ALGORITHM, STEPS, AtLeast, Attacker, KeyRing, Siege, hello, submit
@@ -132,9 +132,9 @@ def test_status_is_for_admins(siege: Siege) -> None:
     assert siege.attacker("mallory").refused(StatusRequest()) == "forbidden"
     operator = siege.attacker("operator")
     operator.say(StatusRequest())
-    report = operator.hear(Status).report
+    report = operator.hear(StatusReply).report
     assert report["security"]["listed"] == len(ring(siege).peers) and "lab" in report["clients"]
-    for message in (Heartbeat(0), Fetch(0, 0), Bye()):
+    for message in (Heartbeat(0), FetchWeights(0, 0), Bye()):
         assert operator.refused(message) == "no_session"
     siege.check({"refused.forbidden": 1, "refused.no_session": 3})
 
@@ -219,7 +219,7 @@ def test_fetches_are_counted(siege: Siege) -> None:
     attacker = siege.attacker("fetcher")
     attacker.join(actor_id="another")
     for _ in range(10):
-        attacker.say(Fetch(0, 0))
+        attacker.say(FetchWeights(0, 0))
     assert attacker.hear(Refused).code == "quota"
     agent.wait_version(agent.version + 3, PATIENCE_S)
     play(agent, 3)
@@ -452,7 +452,7 @@ def test_a_check_that_stands_still_lets_nobody_in(siege: Siege, monkeypatch: pyt
 def test_a_dead_handler_lets_nobody_in(siege: Siege, monkeypatch: pytest.MonkeyPatch) -> None:
     """And is told; who is in stays in. It fails closed."""
     with monkeypatch.context() as patch:
-        patch.setattr(zap._Handler, "_serve", lambda self, router: 1 / 0)
+        patch.setattr(zap._ZapThread, "_serve", lambda self, router: 1 / 0)
         late = siege.attacker("mallory")
         late.say(hello())
         until(lambda: not siege.status()["security"]["alive"], "the death to show")
@@ -597,9 +597,9 @@ def test_corrupted_bytes_are_rejected(tmp_path: Path, seed: int, spawn: Spawn, c
         actor.hear()
         actor.ask("play", 5)
         actor.ask("settle")
-        proxy.faults = Faults(corrupt_probability=0.5)
+        proxy.faults = NetworkFaults(corrupt_probability=0.5)
         until(lambda: actor.ask("play", 1) and proxy.counters.get("corrupted") >= 1, "corrupted bytes", every_s=0.05)
-        proxy.faults = Faults()
+        proxy.faults = NetworkFaults()
         if cut:
             proxy.cut()
             threading.Event().wait(2.5 if SOAK else 0.0)  # libzmq's heartbeats came each 2 s

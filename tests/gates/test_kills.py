@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from harness.children import Child
 
-from rl4sys_zmq.testing import ChaosProxy, Faults
+from rl4sys_zmq.testing import ChaosProxy, NetworkFaults
 
 from .conftest import Tier
 from .kill_lab import Lab
@@ -192,21 +192,21 @@ def test_a_learner_that_stands_still(folder: Path, seed: int, tier: Tier, report
 
 Disturb = Callable[[ChaosProxy], None]
 NETWORKS: dict[str, Disturb] = {
-    "cut mid-frame": lambda proxy: setattr(proxy, "faults", Faults(cut_probability=0.02, reset=False)),
-    "reset": lambda proxy: setattr(proxy, "faults", Faults(cut_probability=0.02, reset=True)),
-    "half-open": lambda proxy: setattr(proxy, "faults", Faults(cut_probability=0.02, half_open=True)),
+    "cut mid-frame": lambda proxy: setattr(proxy, "faults", NetworkFaults(cut_probability=0.02, reset=False)),
+    "reset": lambda proxy: setattr(proxy, "faults", NetworkFaults(cut_probability=0.02, reset=True)),
+    "half-open": lambda proxy: setattr(proxy, "faults", NetworkFaults(cut_probability=0.02, half_open=True)),
     "black hole": lambda proxy: proxy.black_hole(True),
-    "slow drip": lambda proxy: setattr(proxy, "faults", Faults(latency_s=0.05, rate_bytes_s=2_000.0)),
-    "corruption": lambda proxy: setattr(proxy, "faults", Faults(corrupt_probability=0.02)),
+    "slow drip": lambda proxy: setattr(proxy, "faults", NetworkFaults(latency_s=0.05, rate_bytes_s=2_000.0)),
+    "corruption": lambda proxy: setattr(proxy, "faults", NetworkFaults(corrupt_probability=0.02)),
     "everything": lambda proxy: setattr(
-        proxy, "faults", Faults(latency_s=0.01, cut_probability=0.01, reset=True, corrupt_probability=0.01)
+        proxy, "faults", NetworkFaults(latency_s=0.01, cut_probability=0.01, reset=True, corrupt_probability=0.01)
     ),
 }
 
 
 def heal(proxy: ChaosProxy) -> None:
     """A good network from now on. What a slow line still holds would come at its old pace: that line ends."""
-    slow, proxy.faults = proxy.faults.rate_bytes_s > 0, Faults()
+    slow, proxy.faults = proxy.faults.rate_bytes_s > 0, NetworkFaults()
     proxy.black_hole(False)
     if slow:
         proxy.cut()

@@ -194,7 +194,7 @@ def _(siege: Siege) -> None:
     attacker = siege.attacker("writer")
     assert attacker.refused(hello(submits=False)) == "forbidden"
     welcome = attacker.join()
-    assert attacker.refused(m.Fetch(0, 0)) == "forbidden"
+    assert attacker.refused(m.FetchWeights(0, 0)) == "forbidden"
     subscriber = siege.subscriber("writer")
     subscriber.subscribe(b"W" + welcome.topic)
     subscriber.subscribe(b"B" + welcome.topic)
@@ -214,9 +214,9 @@ def _(siege: Siege) -> None:
     victim = siege.attacker("victim", identity=b"me")
     victim.join(actor_id="victim")
     thief = siege.attacker("mallory", identity=b"me")
-    thief.say(m.Fetch(0, 0))
-    victim.say(m.Fetch(0, 0))
-    victim.hear(m.Weights)
+    thief.say(m.FetchWeights(0, 0))
+    victim.say(m.FetchWeights(0, 0))
+    victim.hear(m.WeightsReply)
     assert thief.listen(0.1) is None
     thief.close()
     victim.close()
@@ -242,7 +242,7 @@ def _(siege: Siege) -> None:
 @case(9, "data-before-hello", {"refused.no_session": 4})
 def _(siege: Siege) -> None:
     attacker = siege.attacker()
-    for message in (decode(submit(0)), m.Heartbeat(1), m.Fetch(0, 0), m.Bye()):
+    for message in (decode(submit(0)), m.Heartbeat(1), m.FetchWeights(0, 0), m.Bye()):
         assert attacker.refused(message) == "no_session"
 
 
@@ -568,13 +568,13 @@ def _(siege: Siege) -> None:
     attacker = siege.attacker()
     attacker.join()
     good = join_submit(0, 0, [pack_segment(segment())])
-    assert attacker.refused(replace(good, count=0, heads=m.Block(b""))) == "malformed"
+    assert attacker.refused(replace(good, count=0, heads=m.AnyBytes(b""))) == "malformed"
     assert attacker.refused(replace(good, count=2)) == "malformed"
     assert attacker.refused(replace(good, layouts=[])) == "malformed"
     assert attacker.refused(submit_with(steps=1_000_000, episode_length=1_000_000)) == "shape"
     nothing = np.frombuffer(good.heads, HEAD).copy()
     nothing["steps"] = 0
-    attacker.send(encode(replace(good, heads=m.Block(nothing.tobytes()), body=(b"",), digests=())))
+    attacker.send(encode(replace(good, heads=m.AnyBytes(nothing.tobytes()), body=(b"",), digests=())))
     attacker.send(submit_with(1, flags=11))  # two ends
     attacker.send(submit(2, segment(episode_length=2)))  # an episode that is shorter than its end
     attacker.send(submit(3, segment((1 << 20) + 1)))
@@ -597,7 +597,7 @@ def _(siege: Siege) -> None:
 @case(32, "timestamps", {"refused.malformed": 2, "refused.range": 1, "refused.fenced": 1})
 def _(siege: Siege) -> None:
     """There is nothing to forge: all times are the learner's own. An actor's incarnation is a number, whatever it was made of."""
-    kinds = (m.Hello, m.Submit, m.Heartbeat, m.Fetch, m.StatusRequest, m.Bye)
+    kinds = (m.Hello, m.Submit, m.Heartbeat, m.FetchWeights, m.StatusRequest, m.Bye)
     said = {f.name for kind in kinds for f in dataclasses.fields(kind)}
     assert not {name for name in said if name.endswith(("_s", "_ns", "_ms", "_unix", "_at")) or "time" in name}
     attacker = siege.attacker()
@@ -638,21 +638,21 @@ def _(siege: Siege) -> None:
 def _(siege: Siege) -> None:
     grabby = siege.attacker("grabby")
     grabby.join(actor_id="grabby")
-    grabby.say(m.Fetch(0, 0))
-    grabby.hear(m.Weights)
+    grabby.say(m.FetchWeights(0, 0))
+    grabby.hear(m.WeightsReply)
     for _ in range(3):
-        assert grabby.refused(m.Fetch(0, 0)) == "quota"
+        assert grabby.refused(m.FetchWeights(0, 0)) == "quota"
     liar = siege.attacker()
     liar.join()
     for held in ((0, (1 << 63) - 1), ((1 << 63) - 1, 3), (siege.good.agent.generation, 1 << 62)):
-        liar.say(m.Fetch(*held))
-        assert len(liar.hear(m.Weights).body) == 2
-    assert liar.refused(m.Fetch(1 << 63, 0)) == "range"
+        liar.say(m.FetchWeights(*held))
+        assert len(liar.hear(m.WeightsReply).body) == 2
+    assert liar.refused(m.FetchWeights(1 << 63, 0)) == "range"
     deaf = siege.attacker()
     wide = space_to_json(BoxSpace((8_000,)))
     deaf.join(client_id="wide", actor_id="deaf", algorithm_name=ALGORITHM, observation_space=wide, action_space=two())
     for _ in range(400):
-        deaf.say(m.Fetch(0, 0))
+        deaf.say(m.FetchWeights(0, 0))
     until(lambda: siege.moved().get("replies_dropped.full"), "its queue to be full")
 
 
@@ -837,7 +837,7 @@ def squeezed(*planes: bytes, version: int = 1, base: int | None = None) -> list[
 @case(33, "zstd", {"refused.direction": 1})
 def _(siege: Siege) -> None:
     """A learner expands nothing: who sends it weights gets ``direction``. So the bombs go to an actor."""
-    assert siege.attacker().refused(m.Weights(tuple(squeezed(*[ZEROS] * 4)[1:]))) == "direction"
+    assert siege.attacker().refused(m.WeightsReply(tuple(squeezed(*[ZEROS] * 4)[1:]))) == "direction"
     host = Host(siege)
     for name, bomb in bombs().items():
         for base in (None, 0):
@@ -923,16 +923,16 @@ def weights(host: Host) -> None:
     ]
     for reason, update in bad:
         counts: dict[str, Any] = {f"weights_refused__{reason}": 1}
-        host.suffers(m.Weights(update), **counts)
+        host.suffers(m.WeightsReply(update), **counts)
         host.suffers([b"W" + evil.TOPIC, *update], policy=True, **counts)
     sound = evil.sound(1)
-    host.suffers(m.Weights((*sound, b"one more")), refused__frames=1)
-    host.suffers(m.Weights(()), refused__frames=1)
-    host.suffers(m.Weights((bytes(72), sound[1])), refused__magic=1)
-    host.suffers(m.Weights((sound[0][:-1] + b"\0", sound[1])), refused__checksum=1)
-    host.suffers(m.Weights((sound[0] + b"\0", sound[1])), refused__malformed=1)
+    host.suffers(m.WeightsReply((*sound, b"one more")), refused__frames=1)
+    host.suffers(m.WeightsReply(()), refused__frames=1)
+    host.suffers(m.WeightsReply((bytes(72), sound[1])), refused__magic=1)
+    host.suffers(m.WeightsReply((sound[0][:-1] + b"\0", sound[1])), refused__checksum=1)
+    host.suffers(m.WeightsReply((sound[0] + b"\0", sound[1])), refused__malformed=1)
     for other in ({"policy_id": bytes(8)}, {"generation": evil.GENERATION + 1}):
-        host.suffers(m.Weights(evil.update(1, flat.tobytes(), **other)), weights_ignored=1)
+        host.suffers(m.WeightsReply(evil.update(1, flat.tobytes(), **other)), weights_ignored=1)
 
 
 def words(host: Host) -> None:
@@ -945,7 +945,7 @@ def words(host: Host) -> None:
     host.suffers([b"W" + evil.TOPIC, b"", b""], policy=True, refused__malformed=1)
     host.suffers([b"W" + evil.TOPIC], [b"B" + evil.TOPIC, *encode(m.Heartbeat(0))], policy=True)
     for message in build().values():
-        if not isinstance(message, m.Welcome | m.Ack | m.Refused | m.Weights):
+        if not isinstance(message, m.Welcome | m.Ack | m.Refused | m.WeightsReply):
             host.suffers(message)
 
 

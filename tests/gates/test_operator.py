@@ -14,7 +14,7 @@ from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.ops.status import request_command
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.messages import Command
+from rl4sys_zmq.wire.messages import OperatorCommand
 
 from .conftest import PATIENCE_S, Child, Tier, join, play, until
 
@@ -55,7 +55,7 @@ def test_a_command_outlasts_kill_9(
         with join(address, actor_id="a1") as agent:
             send(agent)
             until(lambda: clients(process)["lab"]["pending"] == 3, "three segments to be pending")  # noqa: B023
-        done = request_command(address, Command(command, "lab", "a1" if command == "drop-actor" else ""), PATIENCE_S)
+        done = request_command(address, OperatorCommand(command, "lab", "a1" if command == "drop-actor" else ""), PATIENCE_S)
         process.kill()
         process, address = learner(steps_per_update=8, rollout_length=16, config=config)
         after = clients(process)
@@ -96,7 +96,7 @@ def test_kill_9_in_the_middle_of_a_command(
             send(agent)
         clients(process)
         with Socket.dealer(address) as dealer:
-            dealer.send(encode(Command(command, "lab", "a1" if command == "drop-actor" else "")))
+            dealer.send(encode(OperatorCommand(command, "lab", "a1" if command == "drop-actor" else "")))
             threading.Event().wait(rng.expovariate(100.0))  # the moment of the kill is what is drawn here
             process.kill()
         process, address = learner(steps_per_update=8, rollout_length=16, config=config)

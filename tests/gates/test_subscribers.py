@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rl4sys_zmq.learner.gateway import PUB_HWM
-from rl4sys_zmq.testing import ChaosProxy, Faults
+from rl4sys_zmq.testing import ChaosProxy, NetworkFaults
 
 from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, join, play, resident_kib, until
 
@@ -41,7 +41,7 @@ def test_slow_subscribers_cost_a_bounded_queue(
         before = healthy.ask("state")
         base_kib = peak_kib = resident_kib(process.pid)
         frozen.signal(signal.SIGSTOP)
-        proxy.faults = Faults(rate_bytes_s=SLOW_BYTES_S)
+        proxy.faults = NetworkFaults(rate_bytes_s=SLOW_BYTES_S)
         began = time.monotonic()
         for _ in range(versions):
             _drive(driver, 1)
@@ -52,7 +52,7 @@ def test_slow_subscribers_cost_a_bounded_queue(
         digest = process.ask("digest", driver.version)
         behind = driver.version - slow.ask("state")[0]["version"]
         frozen.signal(signal.SIGCONT)
-        proxy.faults = Faults()
+        proxy.faults = NetworkFaults()
         woken = time.monotonic()
         for child in (frozen, slow):
             until(lambda child=child: child.ask("state")[0]["version"] == driver.version, "catching up", every_s=0.1)  # type: ignore[misc]

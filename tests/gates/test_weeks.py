@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.learner.recorder import RunDirectoryWriter
 from rl4sys_zmq.ops.curves import draw_curves, read_curves
-from rl4sys_zmq.wire.messages import Metrics
+from rl4sys_zmq.wire.messages import TrainingMetrics
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -32,14 +32,14 @@ TAGS = tuple(f"losses/figure_{n:02d}" for n in range(12))
 BOUNDS = {key: getattr(LearnerConfig.from_mapping({}), key) // SCALE for key in ("log_max_bytes", "tensorboard_max_bytes")}
 
 
-def records() -> Iterator[tuple[float, int, Metrics]]:
+def records() -> Iterator[tuple[float, int, TrainingMetrics]]:
     """The time, the version and the figures of each record of one client."""
     count = int(SPAN_S * VERSIONS_PER_S / SCALE)
     for n in range(count):
         version = n * SCALE
         step = version * STEPS_PER_VERSION
         scalars = {tag: float(np.sin(n / 300 + place)) for place, tag in enumerate(TAGS)} | {"dist/version": float(version)}
-        yield n * SPAN_S / count, version, Metrics(step, version, scalars, [[float(step), 500.0 * n / count, 500]], 1)
+        yield n * SPAN_S / count, version, TrainingMetrics(step, version, scalars, [[float(step), 500.0 * n / count, 500]], 1)
 
 
 def bytes_of(paths: Iterator[Path]) -> int:

@@ -12,10 +12,10 @@ import pytest
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import Journal, JournalEntry, JournalPage, MemoryJournal, StreamRow
-from rl4sys_zmq.errors import ClientFailed, ConfigError, Refusal
+from rl4sys_zmq.errors import ClientFailed, ConfigError, RefusalReason
 from rl4sys_zmq.learner.core import LearnerCore
+from rl4sys_zmq.learner.core_callbacks import Clock, CoreCallbacks
 from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, RESTART
-from rl4sys_zmq.learner.ports import Clock, Ports
 from rl4sys_zmq.learner.recorder import NullEventSink
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.security import Authorizer
@@ -25,29 +25,29 @@ from rl4sys_zmq.weights import EncodingOptions, digest, encode_update
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment, spec_to_document
 from rl4sys_zmq.wire.messages import (
     Ack,
-    Assign,
+    AssignClient,
     Beacon,
     Bye,
-    Checkpointed,
-    Command,
-    Deliver,
-    Demand,
-    Disposed,
-    Failed,
-    Fetch,
+    CheckpointResult,
+    DataDemand,
+    DeliverSegments,
+    FetchWeights,
     Frame,
     Heartbeat,
     Hello,
     Message,
-    Published,
-    Ready,
+    OperatorCommand,
+    PolicyPublished,
     Refused,
-    Save,
-    Status,
+    SaveCheckpoint,
+    SegmentVerdicts,
+    StatusReply,
     StatusRequest,
     Submit,
+    ThreadFailed,
+    ThreadReady,
     Verdict,
-    Weights,
+    WeightsReply,
     Welcome,
 )
 
@@ -130,7 +130,7 @@ class Rig:
         self.gone: set[bytes] = set()
         self._sent: list[tuple[bytes, Message]] = []
         self.sink = Events()
-        ports = Ports(
+        callbacks = CoreCallbacks(
             clock=Clock(monotonic=lambda: self.now, unix=lambda: 1e9 + self.now),
             send=self._send,
             publish=lambda topic, frames: self.published.append(topic if topic[:1] == b"W" else decode(frames)),
@@ -144,7 +144,7 @@ class Rig:
         spaces = {"observation_space": space_to_json(SPEC.observation_space), "action_space": space_to_json(SPEC.action_space)}
         clients = {"lab": {"algorithm_name": "PPO", **spaces}}
         config = LearnerConfig.from_mapping({"bind": "inproc://rig", "run_dir": None, "clients": clients, **options})
-        self.core = LearnerCore(config, journal or MemoryJournal(), self.sink, Authorizer(None), ports)
+        self.core = LearnerCore(config, journal or MemoryJournal(), self.sink, Authorizer(None), callbacks)
         self.core.endpoint.pub_address = self.core.endpoint.inference_address = "inproc://rig"
 
     def _send(self, peer: bytes, frames: Sequence[Frame]) -> SendResult:
@@ -189,12 +189,12 @@ class Rig:
         """The learner thread says what it goes on from, and publishes that."""
         self.core.on_journal()
         assign = self.worker.given[0]
-        assert isinstance(assign, Assign)
+        assert isinstance(assign, AssignClient)
         snapshot = PolicySnapshot(assign.generation, 0, digest(FLAT), FLAT)
         header, _ = encode_update(assign.policy_id, None, snapshot, EncodingOptions())
         self.words(
-            Ready(spec_to_document(SPEC), "onpolicy", 16, -1, checkpoint, list(marks), {"trained": trained}, []),
-            Published(0, snapshot.digest, (FLAT.view(np.uint8).data, header)),
+            ThreadReady(spec_to_document(SPEC), "onpolicy", 16, -1, checkpoint, list(marks), {"trained": trained}, []),
+            PolicyPublished(0, snapshot.digest, (FLAT.view(np.uint8).data, header)),
         )
         self.core.on_journal()
         self.core.turn()
@@ -234,7 +234,7 @@ def test_a_hello_waits_for_the_learner_thread_and_is_welcomed_then() -> None:
     assert rig.say(hello()) == []
     assert rig.worker.given == []
     rig.turn()
-    assert only(rig.worker.given, Assign).client_id == "lab"
+    assert only(rig.worker.given, AssignClient).client_id == "lab"
     rig.ready()
     welcome = rig.answers()[0]
     assert isinstance(welcome, Welcome)
@@ -246,9 +246,9 @@ def test_a_session_comes_first() -> None:
     rig = Rig()
     rig.join()
     refused = only(rig.say(submit(0), b"stranger"), Refused)
-    assert refused.code == Refusal.NO_SESSION
+    assert refused.code == RefusalReason.NO_SESSION
     rig.core.endpoint.receive(b"stranger", None, [b"garbage"], rig.now)
-    assert only(rig.answers(b"stranger"), Refused).code == Refusal.MAGIC
+    assert only(rig.answers(b"stranger"), Refused).code == RefusalReason.MAGIC
     assert rig.core.counters.snapshot()["refused.no_session"] == 1
 
 
@@ -256,20 +256,20 @@ def test_what_contradicts_the_client_is_refused_by_its_field() -> None:
     rig = Rig()
     rig.join()
     refused = only(rig.say(hello("b", algorithm_name="DQN"), b"q"), Refused)
-    assert (refused.code, refused.field) == (Refusal.MISMATCH, "algorithm_name")
+    assert (refused.code, refused.field) == (RefusalReason.MISMATCH, "algorithm_name")
     nameless = only(rig.say(Hello("other", "a", 1, 0, 0, 0), b"r"), Refused)
-    assert (nameless.code, nameless.field) == (Refusal.CONFIG, "algorithm_name")
+    assert (nameless.code, nameless.field) == (RefusalReason.CONFIG, "algorithm_name")
 
 
 def test_a_second_start_gets_in_when_the_first_is_silent_and_takes_its_session() -> None:
     rig = Rig()
     rig.join()
-    assert only(rig.say(hello(incarnation=2), b"q"), Refused).code == Refusal.CONFLICT
+    assert only(rig.say(hello(incarnation=2), b"q"), Refused).code == RefusalReason.CONFLICT
     rig.now += 3.5
     rig.core.each_second(rig.now)
     assert "actor_silent" in rig.sink.names
     rig.join(b"q", incarnation=2)
-    assert only(rig.say(submit(0)), Refused).code == Refusal.NO_SESSION
+    assert only(rig.say(submit(0)), Refused).code == RefusalReason.NO_SESSION
 
 
 def test_the_blob_of_a_policy_is_sent_to_those_who_do_not_hold_it() -> None:
@@ -301,10 +301,10 @@ def test_an_ack_waits_for_the_journal_and_so_does_the_learner_thread() -> None:
     rig.say(submit(0, 2))
     ack = only(rig.turn(), Ack)
     assert (ack.received, ack.durable) == (2, 0)
-    assert not any(isinstance(m, Deliver) for m in rig.worker.given)
+    assert not any(isinstance(m, DeliverSegments) for m in rig.worker.given)
     disk.commit()
     assert only(rig.turn(), Ack).durable == 2
-    assert isinstance(rig.worker.given[-1], Deliver)
+    assert isinstance(rig.worker.given[-1], DeliverSegments)
 
 
 def test_a_gap_is_refused_with_the_number_that_is_next() -> None:
@@ -313,7 +313,7 @@ def test_a_gap_is_refused_with_the_number_that_is_next() -> None:
     rig.say(submit(0))
     refused = rig.say(submit(3))[0]
     assert isinstance(refused, Refused)
-    assert (refused.code, refused.expected_seq) == (Refusal.GAP, 1)
+    assert (refused.code, refused.expected_seq) == (RefusalReason.GAP, 1)
     assert rig.client.accepted == 1
 
 
@@ -335,7 +335,9 @@ def test_duplicates_and_verdicts_are_counted() -> None:
     rig.say(submit(0, 2))
     rig.say(submit(0, 2))
     rig.turn()
-    rig.words(Disposed("a", 1, [[0, 1]], Verdict.TRAINED, "", ""), Disposed("a", 1, [[0, 2]], Verdict.STALE, "", ""))
+    rig.words(
+        SegmentVerdicts("a", 1, [[0, 1]], Verdict.TRAINED, "", ""), SegmentVerdicts("a", 1, [[0, 2]], Verdict.STALE, "", "")
+    )
     ack = only(rig.turn(), Ack)
     assert ack.trained == 2
     assert {v: n for v, n in rig.client.verdicts.items() if n} == {"duplicate": 2, "trained": 1, "stale": 1}
@@ -344,7 +346,7 @@ def test_duplicates_and_verdicts_are_counted() -> None:
 def test_credit_follows_the_demand_and_goes_back_with_a_silent_actor() -> None:
     rig = Rig()
     rig.join()
-    rig.words(Demand(16, 0, 0))
+    rig.words(DataDemand(16, 0, 0))
     rig.say(Heartbeat(16))
     assert only(rig.turn(), Ack).credit_steps == 16
     rig.now += 3.5
@@ -356,7 +358,7 @@ def test_credit_follows_the_demand_and_goes_back_with_a_silent_actor() -> None:
 def test_a_gateway_that_was_suspended_grants_credit_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
     rig.join()
-    rig.words(Demand(16, 0, 0))
+    rig.words(DataDemand(16, 0, 0))
     grant = rig.client.pool.grant
 
     def suspended(*arguments: Any) -> Any:
@@ -383,7 +385,7 @@ def test_a_full_pipeline_keeps_its_messages_in_order() -> None:
     assert rig.core.rest_s(rig.now, 1.0) < 0.1
     rig.worker.full = False
     rig.turn()
-    delivered = [decode(m.body) for m in rig.worker.given if isinstance(m, Deliver)]
+    delivered = [decode(m.body) for m in rig.worker.given if isinstance(m, DeliverSegments)]
     assert [m.first_seq for m in delivered if isinstance(m, Submit)] == [0, 1]
 
 
@@ -400,8 +402,8 @@ def test_a_peer_that_is_gone_loses_its_session() -> None:
 def test_weights_are_answered_from_memory_and_a_status_too() -> None:
     rig = Rig()
     rig.join()
-    only(rig.say(Fetch(0, 0)), Weights)
-    status = only(rig.say(StatusRequest()), Status)
+    only(rig.say(FetchWeights(0, 0)), WeightsReply)
+    status = only(rig.say(StatusRequest()), StatusReply)
     assert status.report["clients"]["lab"]["state"] == "running"
 
 
@@ -414,10 +416,10 @@ def test_a_restarted_thread_begins_a_generation_and_the_old_one_is_not_heard() -
     rig.say(submit(0))
     rig.turn()
     old, generation = rig.worker, rig.client.weight_history.generation
-    done = rig.core.do(Command(RESTART, "lab"))
-    assert only([m for m in rig.answers() if isinstance(m, Refused)], Refused).code == Refusal.NO_SESSION
+    done = rig.core.do(OperatorCommand(RESTART, "lab"))
+    assert only([m for m in rig.answers() if isinstance(m, Refused)], Refused).code == RefusalReason.NO_SESSION
     assert (old.ended, rig.client.rolled_back) == ([True], 1)
-    rig.words(Disposed("a", 1, [[0, 1]], Verdict.TRAINED, "", ""), Failed("too late", ""), worker=old)
+    rig.words(SegmentVerdicts("a", 1, [[0, 1]], Verdict.TRAINED, "", ""), ThreadFailed("too late", ""), worker=old)
     assert rig.client.verdicts["trained"] == 0
     assert not done.done()
     rig.ready()
@@ -435,12 +437,12 @@ def test_a_thread_that_goes_back_is_fed_what_its_checkpoint_lacks_and_skips_the_
     entry = disk.waiting[0]
     disk.commit()
     rig.turn()
-    rig.core.do(Command(RESTART, "lab"))
+    rig.core.do(OperatorCommand(RESTART, "lab"))
     disk.pages.append((entry,))
     rig.ready(checkpoint=3, marks=[["a", 1, 3, {"trained": 3}]], trained=3)
     rig.turn()
     again = rig.worker.given[-1]
-    assert isinstance(again, Deliver)
+    assert isinstance(again, DeliverSegments)
     assert again.skip == 3
     assert (rig.client.replayed, rig.client.rolled_back, rig.client.replaying) == (1, 0, 0)
 
@@ -451,7 +453,7 @@ def test_the_journal_is_trimmed_to_the_checkpoint_before_the_last_that_was_writt
     rig.join()
     for number, (mark, error) in enumerate([(4, ""), (6, ""), (0, "no space"), (8, "")], 1):
         marks = [["a", 1, mark]] if not error else []
-        rig.words(Checkpointed(0, number if not error else 0, 0, marks, 0.0, error))
+        rig.words(CheckpointResult(0, number if not error else 0, 0, marks, 0.0, error))
     assert disk.trims == [{("a", 1): 4}, {("a", 1): 6}]
     assert rig.core.counters.snapshot()["checkpoints_failed"] == 1
 
@@ -462,19 +464,19 @@ def test_a_checkpoint_is_asked_for_and_answered() -> None:
     saved = rig.core.save(partial=True)
     rig.turn()
     asked = rig.worker.given[-1]
-    assert isinstance(asked, Save)
+    assert isinstance(asked, SaveCheckpoint)
     assert asked.partial
-    rig.words(Checkpointed(asked.token, 0, 0, [], 0.0, "no space"))
+    rig.words(CheckpointResult(asked.token, 0, 0, [], 0.0, "no space"))
     assert saved.result(0) == {"lab": "no space"}
 
 
-@pytest.mark.parametrize("words", [Failed("ValueError: no", ""), Hello("lab", "a", 1, 0, 0, 0), Demand(1, 99, 0)])
+@pytest.mark.parametrize("words", [ThreadFailed("ValueError: no", ""), Hello("lab", "a", 1, 0, 0, 0), DataDemand(1, 99, 0)])
 def test_a_thread_that_fails_or_says_the_impossible_stops_its_client_alone(words: Any) -> None:
     rig = Rig()
     rig.join()
     rig.words(words)
     assert rig.client.state == "failed"
-    assert only(rig.say(submit(0))[-1:], Refused).code == Refusal.FAILED
+    assert only(rig.say(submit(0))[-1:], Refused).code == RefusalReason.FAILED
     assert isinstance(rig.core.registry.failure("lab"), ClientFailed)
 
 
@@ -489,8 +491,8 @@ def test_a_thread_that_vanishes_is_noticed_within_a_second() -> None:
 def test_a_client_that_never_worked_is_forgotten_and_its_actor_told_why() -> None:
     rig = Rig()
     rig.say(hello())
-    rig.words(Failed("no such thing", ""))
-    assert only(rig.answers(), Refused).code == Refusal.CONFIG
+    rig.words(ThreadFailed("no such thing", ""))
+    assert only(rig.answers(), Refused).code == RefusalReason.CONFIG
     assert rig.client is None
     assert isinstance(rig.core.registry.failure("lab"), ConfigError)
 
@@ -502,9 +504,9 @@ def test_a_forgotten_client_frees_its_name_when_the_journal_has_heard() -> None:
     rig = Rig()
     rig.join()
     rig.say(submit(0))
-    done = rig.core.do(Command(FORGET, "lab"))
-    assert only([m for m in rig.answers() if isinstance(m, Refused)], Refused).code == Refusal.NO_SESSION
-    assert only(rig.say(hello()), Refused).code == Refusal.CONFLICT
+    done = rig.core.do(OperatorCommand(FORGET, "lab"))
+    assert only([m for m in rig.answers() if isinstance(m, Refused)], Refused).code == RefusalReason.NO_SESSION
+    assert only(rig.say(hello()), Refused).code == RefusalReason.CONFLICT
     rig.turn()
     assert done.result(0).figures == {"accepted": 1, "pending": 1, "actors": 1}
     assert rig.forgotten == ["lab"]
@@ -515,7 +517,7 @@ def test_a_forgotten_client_frees_its_name_when_the_journal_has_heard() -> None:
 def test_a_dropped_actor_may_come_back_as_it_likes() -> None:
     rig = Rig()
     rig.join(incarnation=9)
-    done = rig.core.do(Command(DROP_ACTOR, "lab", "a"))
+    done = rig.core.do(OperatorCommand(DROP_ACTOR, "lab", "a"))
     rig.turn()
     assert done.result(0).figures["live"] == 1
     assert rig.join(b"q", incarnation=3).received == 0
@@ -525,7 +527,7 @@ def test_a_command_for_nothing_names_what_there_is() -> None:
     rig = Rig()
     rig.join()
     with pytest.raises(ConfigError, match="known names: lab"):
-        rig.core.do(Command(RESTART, "lob")).result(0)
+        rig.core.do(OperatorCommand(RESTART, "lob")).result(0)
 
 
 def test_an_idle_client_goes_and_a_beacon_comes_each_second() -> None:

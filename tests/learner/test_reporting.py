@@ -8,7 +8,7 @@ import pytest
 
 from rl4sys_zmq.learner import reporting
 from rl4sys_zmq.learner.reporting import GATHER_BYTES, GATHER_ITEMS, GATHER_S, ProgressReporter
-from rl4sys_zmq.wire.messages import Demand, Disposed, Metrics, Verdict
+from rl4sys_zmq.wire.messages import DataDemand, SegmentVerdicts, TrainingMetrics, Verdict
 
 A, B = ("a", 1), ("b", 1)
 
@@ -38,7 +38,7 @@ def reporter(clock: Clock, said: list[Any]) -> ProgressReporter:
     """One that has said that 1000 steps are usable, just now."""
     reporter = ProgressReporter(said.append, observed_steps=50)
     reporter.report(1000, 3)
-    assert said == [Demand(1000, 0, 3)]
+    assert said == [DataDemand(1000, 0, 3)]
     said.clear()
     return reporter
 
@@ -59,7 +59,7 @@ def test_words_gather_and_are_said_together(reporter: ProgressReporter, clock: C
     assert reporter.rest_s == GATHER_S
     clock.now += 2 * GATHER_S
     reporter.report(1000, 3)
-    assert said == [Disposed("a", 1, [[0, 3]], Verdict.TRAINED), Demand(1000, 3, 3)]
+    assert said == [SegmentVerdicts("a", 1, [[0, 3]], Verdict.TRAINED), DataDemand(1000, 3, 3)]
     assert reporter.rest_s > GATHER_S
 
 
@@ -67,7 +67,7 @@ def test_the_first_words_after_a_rest_are_said_at_once(reporter: ProgressReporte
     clock.now += 1.0
     take(reporter)
     reporter.report(1000, 3)
-    assert said == [Demand(1000, 1, 3)]
+    assert said == [DataDemand(1000, 1, 3)]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_somebody_may_wait_for_is_said_at_once(
     take(reporter, **{"steps": 0, **taken})
     reporter.record_verdict(B, 0, 1, Verdict.STALE)
     reporter.report(usable, version)
-    assert [type(message) for message in said] == [Disposed, Demand]
+    assert [type(message) for message in said] == [SegmentVerdicts, DataDemand]
 
 
 def test_a_batch_that_fills_up_is_not_pressing(reporter: ProgressReporter, said: list[Any]) -> None:
@@ -94,7 +94,7 @@ def test_a_batch_that_fills_up_is_not_pressing(reporter: ProgressReporter, said:
         reporter.report(1000 - taken, 3)
     assert not said
     reporter.report(1000, 3)  # the update is done, and the next batch may come
-    assert said == [Demand(1000, 10, 3)]
+    assert said == [DataDemand(1000, 10, 3)]
 
 
 def test_what_was_promised_is_not_taken_back(reporter: ProgressReporter, said: list[Any]) -> None:
@@ -102,7 +102,7 @@ def test_what_was_promised_is_not_taken_back(reporter: ProgressReporter, said: l
     assert not said
     take(reporter)
     reporter.report(10, 3, at_once=True)
-    assert said == [Demand(990, 1, 3)]
+    assert said == [DataDemand(990, 1, 3)]
 
 
 def test_figures_are_said_ten_times_a_second_and_in_the_end(reporter: ProgressReporter, clock: Clock, said: list[Any]) -> None:
@@ -112,7 +112,7 @@ def test_figures_are_said_ten_times_a_second_and_in_the_end(reporter: ProgressRe
     reporter.ended([(70, 1.5, 20)])
     clock.now += 0.2
     reporter.report_figures(4)
-    assert said == [Metrics(70, 4, {"loss": 0.5, "charts/SPS": pytest.approx(100.0)}, [[70, 1.5, 20]], 1)]
+    assert said == [TrainingMetrics(70, 4, {"loss": 0.5, "charts/SPS": pytest.approx(100.0)}, [[70, 1.5, 20]], 1)]
     reporter.report_figures(4, at_once=True)
     assert len(said) == 1  # nothing is new
     reporter.observed_steps += 1

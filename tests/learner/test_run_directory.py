@@ -11,7 +11,7 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import RunDirectoryError
 from rl4sys_zmq.learner.recorder import Recorder
 from rl4sys_zmq.learner.run_paths import move_old_files
-from rl4sys_zmq.wire.messages import DeadLetter, Metrics
+from rl4sys_zmq.wire.messages import QuarantinedSegment, TrainingMetrics
 
 CONFIG = LearnerConfig(bind="inproc://nowhere").to_json()
 
@@ -102,9 +102,9 @@ def test_a_recorder_outlives_a_place_that_it_cannot_write(tmp_path: Path) -> Non
     (run / "tensorboard").write_text("in the way")
     recorder = Recorder(run, CONFIG)
     recorder.open()
-    metrics = Metrics(1, 1, {"a": 1.0}, [[1.0, 2.0, 3]], 1)
+    metrics = TrainingMetrics(1, 1, {"a": 1.0}, [[1.0, 2.0, 3]], 1)
     recorder.metrics("luna", metrics)
-    recorder.dead_letter("luna", DeadLetter("../x", 1, 2, "bad", (b"abc",)))
+    recorder.dead_letter("luna", QuarantinedSegment("../x", 1, 2, "bad", (b"abc",)))
     recorder.event("gap", client_id="luna")
     recorder.stop()
     recorder.join(10.0)

@@ -13,7 +13,7 @@ from rl4sys_zmq.learner.weight_history import DIGESTS_KEPT, RING_ITEMS, WeightHi
 from rl4sys_zmq.values import PolicySnapshot, TensorSpec
 from rl4sys_zmq.values.tensors import other_tensors
 from rl4sys_zmq.weights import DiffCodec, EncodingOptions, WeightsHeader, WireDtype, apply_update, digest, encode_update, round_to
-from rl4sys_zmq.wire.messages import Beacon, Published
+from rl4sys_zmq.wire.messages import Beacon, PolicyPublished
 
 POLICY = b"policy-1"
 GENERATION = 17
@@ -58,7 +58,7 @@ class Learner:
             whole = base is None and len(payload) == flat.nbytes
             body = (flat.tobytes(), header) if whole else (flat.tobytes(), header, payload)
             self.states.append(new)
-            out = self.weight_history.publish(Published(version, new.digest, body))
+            out = self.weight_history.publish(PolicyPublished(version, new.digest, body))
         return out
 
     def answer(self, version: int, generation: int = GENERATION) -> list[WeightsHeader]:
@@ -173,7 +173,7 @@ def test_after_a_gap_in_the_versions_the_window_begins_anew() -> None:
     learner.publish(5)
     last = learner.states[-1]
     body = encode_update(POLICY, None, PolicySnapshot(GENERATION, 9, last.digest, last.flat))
-    frames = learner.weight_history.publish(Published(9, last.digest, (last.flat.tobytes(), *body)))
+    frames = learner.weight_history.publish(PolicyPublished(9, last.digest, (last.flat.tobytes(), *body)))
     header = WeightsHeader.unpack(frames[0])
     assert not header.codec.is_diff and header.new_version == 9
     assert learner.weight_history.catch_up(GENERATION, 3).body == frames
@@ -191,7 +191,7 @@ def test_tensors_that_are_not_float32_are_kept_and_diffed(monkeypatch: pytest.Mo
         states.append(PolicySnapshot(GENERATION, version, digest(flat, others), flat, others))
         base = states[-2] if version else None
         body = (flat.tobytes() + others, *encode_update(POLICY, base, states[-1], writing))
-        learner.publish(Published(version, states[-1].digest, body))
+        learner.publish(PolicyPublished(version, states[-1].digest, body))
     assert (learner.newest.flat.tobytes(), learner.newest.others) == (states[-1].flat.tobytes(), states[-1].others)
     for held in (None, *states[:-1]):
         header, payload = learner.catch_up(GENERATION, held.version if held is not None else -1).body
@@ -201,7 +201,7 @@ def test_tensors_that_are_not_float32_are_kept_and_diffed(monkeypatch: pytest.Mo
     for version in (5, 6):
         again = PolicySnapshot(GENERATION, version, states[-1].digest, states[-1].flat, states[-1].others)
         body = (again.flat.tobytes() + again.others, *encode_update(POLICY, None, again, writing))
-        learner.publish(Published(version, again.digest, body))
+        learner.publish(PolicyPublished(version, again.digest, body))
     assert learner._ring_bytes == 2 * (again.flat.nbytes + len(again.others))
 
 
@@ -218,7 +218,7 @@ def test_digests_outlive_the_window_but_not_for_ever() -> None:
     new = PolicySnapshot(GENERATION, 0, 0, np.zeros(sum(SIZES), dtype=np.float32))
     body = (new.flat.tobytes(), *encode_update(POLICY, None, new))
     for version in range(DIGESTS_KEPT + 2):
-        weight_history.publish(Published(version, version + 1000, body))
+        weight_history.publish(PolicyPublished(version, version + 1000, body))
     assert [weight_history.digest_of(v) for v in (0, 1, 2, DIGESTS_KEPT + 1, DIGESTS_KEPT + 2)] == [
         None, None, 1002, DIGESTS_KEPT + 1001, None,
     ]  # fmt: skip

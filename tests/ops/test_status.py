@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, Refusal
+from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, RefusalReason
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.ops.status import HEADINGS, client_rows, handshake_error, request_status, text_table
 from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys
@@ -94,7 +94,7 @@ def test_keys_with_the_role_admin_get_the_status(keyed: tuple[str, UserKeys, Use
     assert request_status(address, 10.0, admin)["security"]["listed"] == 2
     with pytest.raises(ProtocolError, match="does not have the role admin") as caught:
         request_status(address, 10.0, actor)
-    assert caught.value.code is Refusal.FORBIDDEN
+    assert caught.value.code is RefusalReason.FORBIDDEN
 
 
 def test_keys_that_do_not_fit_are_said_to_be_why(keyed: tuple[str, UserKeys, UserKeys]) -> None:

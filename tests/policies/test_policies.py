@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ConfigError, MaskError, ObservationError
-from rl4sys_zmq.policies import Sampler, build_policy, register_policy
+from rl4sys_zmq.policies import RandomSource, build_policy, register_policy
 from rl4sys_zmq.policies.activations import erf
 from rl4sys_zmq.policies.categorical import LOOP_MAX_LOGITS, PYTHON_MAX_ACTIONS, draw
 from rl4sys_zmq.policies.mlp import OBS_CLIP, mlp_spec
@@ -168,7 +168,7 @@ def test_agrees_with_a_torch_twin(spec: Any, seed: int, count: int, masked: bool
     observations = observations_of(spec.observation_space, count, rng)
     masks = masks_of(spec, count, rng) if masked and spec.document["head"] != "gaussian" else None
     outputs, tensors = torch_outputs(torch, spec, policy.snapshot.flat.copy(), observations)
-    sampler = Sampler(seed)
+    sampler = RandomSource(seed)
 
     raw, env, log_probs = policy.act_batch(observations, masks, sampler, explore)
     assert raw.shape == env.shape == (count, *spec.action_space.shape)
@@ -192,11 +192,11 @@ def test_the_mode_is_the_same_for_one_and_for_many(spec: Any, seed: int, count: 
     rng = np.random.default_rng(seed)
     observations = observations_of(spec.observation_space, count, rng)
     masks = masks_of(spec, count, rng) if masked and spec.document["head"] != "gaussian" else None
-    raw, env, log_probs = policy.act_batch(observations, masks, Sampler(0), False)
+    raw, env, log_probs = policy.act_batch(observations, masks, RandomSource(0), False)
     assert len(raw) == len(env) == len(log_probs) == count
     outputs = policy._network.batch(observations)
     for i in range(count):
-        one_raw, one_env, one_log_prob = policy.act(observations[i], None if masks is None else masks[i], Sampler(1), False)
+        one_raw, one_env, one_log_prob = policy.act(observations[i], None if masks is None else masks[i], RandomSource(1), False)
         assert one_raw.dtype == raw.dtype and np.shape(one_raw) == spec.action_space.shape
         assert isinstance(one_log_prob, float)
         if spec.document["head"] == "gaussian":
@@ -222,7 +222,7 @@ def test_sampled_frequencies_are_the_softmax(n: Any, masked: bool, rows: int) ->
     logits = (2 * rng.standard_normal(n)).astype(np.float32)
     mask = np.arange(n) % 3 != 1 if masked else None
     probabilities = masked_softmax(logits, mask)
-    policy, sampler, counts = logits_policy(logits, start=7), Sampler(11), np.zeros(n, dtype=int)
+    policy, sampler, counts = logits_policy(logits, start=7), RandomSource(11), np.zeros(n, dtype=int)
     total = 6000
     if rows:
         masks = None if mask is None else np.tile(mask, (rows, 1))
@@ -243,7 +243,7 @@ def test_sampled_frequencies_are_the_softmax(n: Any, masked: bool, rows: int) ->
 @pytest.mark.parametrize("batch", [False, True])
 def test_sampled_frequencies_are_epsilon_greedy(masked: bool, batch: bool) -> None:
     mask = np.array([1, 0, 1, 1, 1], dtype=np.int8) if masked else None
-    policy, sampler, counts = values_policy([1.0, 9.0, 3.0, -2.0, 3.0], 0.4, start=-2), Sampler(3), np.zeros(5, dtype=int)
+    policy, sampler, counts = values_policy([1.0, 9.0, 3.0, -2.0, 3.0], 0.4, start=-2), RandomSource(3), np.zeros(5, dtype=int)
     probabilities = 0.4 * (np.ones(5) / 5 if mask is None else mask / 4)
     probabilities[2 if masked else 1] += 0.6
     for _ in range(10 if batch else 6000):
@@ -259,7 +259,7 @@ def test_sampled_frequencies_are_epsilon_greedy(masked: bool, batch: bool) -> No
 
 @pytest.mark.parametrize("epsilon", [-1.0, 0.0, 1.0, 3.0])
 def test_epsilon_is_a_probability(epsilon: float) -> None:
-    policy, sampler = values_policy([0.0, 1.0], epsilon), Sampler(0)
+    policy, sampler = values_policy([0.0, 1.0], epsilon), RandomSource(0)
     draws = [policy.act(OBS, None, sampler, True) for _ in range(200)]
     if epsilon <= 0:
         assert {(int(d[0]), d[2]) for d in draws} == {(1, 0.0)}
@@ -288,7 +288,7 @@ def test_forbidden_actions_are_never_sampled(logits: Any, seed: int, categorical
     mask[rng.integers(n)] = True
     for given_mask in (mask, mask.astype(np.uint8), mask.astype(np.float32)):
         for explore in (True, False):
-            sampler = Sampler(seed)
+            sampler = RandomSource(seed)
             raw, _, log_probs = policy.act_batch(
                 np.zeros((rows, 2), np.float32), np.tile(given_mask, (rows, 1)), sampler, explore
             )
@@ -303,12 +303,12 @@ def test_forbidden_actions_are_never_sampled(logits: Any, seed: int, categorical
 def test_a_mask_that_forbids_everything_is_an_error(make: Callable[..., Any], n: Any) -> None:
     policy = make(n)
     with pytest.raises(MaskError):
-        policy.act(OBS, np.zeros(n, bool), Sampler(0), True)
+        policy.act(OBS, np.zeros(n, bool), RandomSource(0), True)
     for rows in (2, LOOP_MAX_LOGITS):
         masks = np.ones((rows, n), bool)
         masks[1] = False
         with pytest.raises(MaskError):
-            policy.act_batch(np.zeros((rows, 2), np.float32), masks, Sampler(0), True)
+            policy.act_batch(np.zeros((rows, 2), np.float32), masks, RandomSource(0), True)
 
 
 @pytest.mark.parametrize("uniform", [0.0, 0.5, np.nextafter(1.0, 0.0)])
@@ -322,7 +322,7 @@ def test_the_ends_of_the_unit_interval_draw_possible_actions(uniform: Any, logit
 def test_gaussian_samples_have_the_mean_and_the_deviation() -> None:
     mean, std = np.array([[0.5, -2.0]]), np.array([[0.2, 3.0]])
     policy = gaussian_policy(mean, np.log(std), BoxSpace((1, 2), "<f8"))
-    sampler = Sampler(5)
+    sampler = RandomSource(5)
     singles = np.stack([policy.act(OBS, None, sampler, True)[0] for _ in range(5000)])
     batch = policy.act_batch(np.zeros((5000, 2), np.float32), None, sampler, True)[0]
     for raw in (singles, batch):
@@ -335,7 +335,7 @@ def test_gaussian_log_prob_is_that_of_the_stored_float32() -> None:
     # A mean a million times the deviation: the rounding of the sample is what the learner will see.
     policy = gaussian_policy([1000.0, -3.0], [-6.0, 0.5], BoxSpace((2,)))
     for seed in range(50):
-        raw, _, log_prob = policy.act(OBS, None, Sampler(seed), True)
+        raw, _, log_prob = policy.act(OBS, None, RandomSource(seed), True)
         z = (raw.astype(np.float64) - [1000.0, -3.0]) / np.exp([-6.0, 0.5])
         assert_close(log_prob, -0.5 * (z**2).sum() - (-6.0 + 0.5) - math.log(2 * math.pi))
 
@@ -346,7 +346,7 @@ def test_environment_actions_are_within_bounds(squash: str, dtype: str) -> None:
     low, high = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)) if dtype == "|b1" else ((0.0, 0.0, 0.0), (1.0, 7.0, 100.0))
     space = BoxSpace((3,), dtype, low, high)
     policy = gaussian_policy([-50.0, 0.3, 50.0], [2.0] * 3, space, squash)
-    sampler = Sampler(0)
+    sampler = RandomSource(0)
     for explore in (True, False):
         raw, env, _ = policy.act(OBS, None, sampler, explore)
         raws, envs, _ = policy.act_batch(np.zeros((20, 2), np.float32), None, sampler, explore)
@@ -362,7 +362,7 @@ def test_environment_actions_are_within_bounds(squash: str, dtype: str) -> None:
 def test_unbounded_narrow_actions_stay_within_their_type(dtype: str) -> None:
     policy = gaussian_policy([-1e30, 1e30], [0.0, 0.0], BoxSpace((2,), dtype))
     with np.errstate(all="raise"):
-        _, env, _ = policy.act(OBS, None, Sampler(0), False)
+        _, env, _ = policy.act(OBS, None, RandomSource(0), False)
     info = np.finfo(dtype) if dtype == "<f2" else np.iinfo(dtype)
     assert env[0] == info.min
     assert env[1] >= info.max * 0.99
@@ -370,7 +370,7 @@ def test_unbounded_narrow_actions_stay_within_their_type(dtype: str) -> None:
 
 def test_unbounded_actions_are_the_sample_itself() -> None:
     policy = gaussian_policy([4.0], [0.0], BoxSpace((1,), "<f4", -np.inf, np.inf))
-    raw, env, _ = policy.act(OBS, None, Sampler(0), True)
+    raw, env, _ = policy.act(OBS, None, RandomSource(0), True)
     assert env == raw
     env += 1  # a host that scales its action in place must not change what is trained on
     assert env != raw
@@ -384,8 +384,8 @@ def test_views_share_the_snapshot_and_never_write_to_it() -> None:
         for weight in policy._network._weights:
             assert np.shares_memory(weight, policy.snapshot.flat)
         observations = observations_of(observation_space, 3, np.random.default_rng(0))
-        policy.act(observations[0], None, Sampler(0), True)
-        policy.act_batch(observations, None, Sampler(0), True)
+        policy.act(observations[0], None, RandomSource(0), True)
+        policy.act_batch(observations, None, RandomSource(0), True)
         assert np.array_equal(before, policy.snapshot.flat)
         assert (policy.generation, policy.version) == (3, 4)
         with pytest.raises(AttributeError):
@@ -399,7 +399,7 @@ def test_a_seed_decides_every_action(spec: Any, seed: int) -> None:
     observations = observations_of(spec.observation_space, 10, np.random.default_rng(0))
 
     def run() -> Any:
-        sampler = Sampler(seed)
+        sampler = RandomSource(seed)
         singles = [policy.act(o, None, sampler, True) for o in observations]
         return np.concatenate(
             [np.ravel(s[0]) for s in singles] + [np.ravel(policy.act_batch(observations, None, sampler, True)[0])]
@@ -409,7 +409,7 @@ def test_a_seed_decides_every_action(spec: Any, seed: int) -> None:
 
 
 def test_the_sampler_hands_out_each_number_once() -> None:
-    sampler = Sampler(0)
+    sampler = RandomSource(0)
     first = [sampler.uniform() for _ in range(1024)]
     assert len(set(first)) == len(first)
     assert not np.intersect1d(first, sampler.uniforms(1024)).size
@@ -423,11 +423,11 @@ def test_the_sampler_hands_out_each_number_once() -> None:
 def test_threads_may_share_a_policy() -> None:
     policy = policy_of(mlp_spec(BoxSpace((8,)), DiscreteSpace(4), "categorical"))
     observations = np.random.default_rng(0).standard_normal((300, 8)).astype(np.float32)
-    want = [policy.act(o, None, Sampler(0), False)[2] for o in observations]
+    want = [policy.act(o, None, RandomSource(0), False)[2] for o in observations]
     wrong = []  # type: ignore[var-annotated]
 
     def work() -> None:
-        wrong.extend(i for i, o in enumerate(observations) if policy.act(o, None, Sampler(0), False)[2] != want[i])
+        wrong.extend(i for i, o in enumerate(observations) if policy.act(o, None, RandomSource(0), False)[2] != want[i])
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -458,9 +458,9 @@ def test_erf_is_accurate() -> None:
 def test_discrete_observations_outside_their_space_are_refused(normalise: bool, observation: int) -> None:
     spec = mlp_spec(DiscreteSpace(5, 2), DiscreteSpace(2), "categorical", normalise_observations=normalise)
     policy = policy_of(spec)
-    policy.act(np.int64(6), None, Sampler(0), True)
+    policy.act(np.int64(6), None, RandomSource(0), True)
     with pytest.raises(ObservationError):
-        policy.act(np.int64(observation), None, Sampler(0), True)
+        policy.act(np.int64(observation), None, RandomSource(0), True)
 
 
 def test_a_snapshot_of_another_size_is_refused() -> None:
@@ -498,13 +498,13 @@ def test_normalised_observations_are_clipped(space: BoxSpace | DiscreteSpace) ->
     policy = policy_of(spec, tensors)
     first = np.array([4.0, 4.0, 4.0], np.float32) if isinstance(space, BoxSpace) else np.int64(1)
     want = [10.0, 4.0, -10.0] if isinstance(space, BoxSpace) else [-10.0, -2.0, 10.0]
-    assert policy.act(first, None, Sampler(0), False)[0].tolist() == want
-    assert policy.act_batch(np.stack([first]), None, Sampler(0), False)[0].tolist() == [want]
+    assert policy.act(first, None, RandomSource(0), False)[0].tolist() == want
+    assert policy.act_batch(np.stack([first]), None, RandomSource(0), False)[0].tolist() == [want]
 
 
 @pytest.mark.parametrize("shape", [1, 7, (2, 33), (100, 100)])
 def test_uniform_numbers_fill_the_unit_interval(shape: int | tuple[Any, ...]) -> None:
-    drawn = Sampler(4).uniforms(shape)
+    drawn = RandomSource(4).uniforms(shape)
     assert drawn.shape == np.empty(shape).shape and drawn.dtype == np.float64
     assert np.all((drawn >= 0.0) & (drawn < 1.0))
     if drawn.size >= 10_000:
@@ -514,7 +514,7 @@ def test_uniform_numbers_fill_the_unit_interval(shape: int | tuple[Any, ...]) ->
 
 
 def test_normal_numbers_follow_the_normal_distribution() -> None:
-    drawn = np.sort(Sampler(4).normals(20_000).astype(np.float64))
+    drawn = np.sort(RandomSource(4).normals(20_000).astype(np.float64))
     cumulative = np.array([0.5 * (1.0 + math.erf(x / math.sqrt(2.0))) for x in drawn])
     distance = np.abs(cumulative - np.arange(1, drawn.size + 1) / drawn.size).max()  # Kolmogorov and Smirnov's
     assert distance * math.sqrt(drawn.size) < 1.63  # one in a hundred is larger

@@ -11,7 +11,7 @@ import pytest
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.liveness import SESSION_S
-from rl4sys_zmq.rpc.call_queue import BATCH_WAIT_MAX_S, BATCH_WAIT_SHARE, LONG_S, CallQueue, Method, RefuseCall
+from rl4sys_zmq.rpc.call_queue import BATCH_WAIT_MAX_S, BATCH_WAIT_SHARE, LONG_S, CallQueue, CallRefusedByCallback, ServerMethod
 from rl4sys_zmq.rpc.executor import CallExecutor
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import Call, Reply, decode_call
@@ -22,7 +22,7 @@ class Table:
 
     def __init__(self, max_batch: int = 8, max_wait_s: float | None = None) -> None:
         self.call_queue = CallQueue(Counters())
-        self.call_queue.register(Method("m", list, "m", max_batch=max_batch, max_wait_s=max_wait_s))
+        self.call_queue.register(ServerMethod("m", list, "m", max_batch=max_batch, max_wait_s=max_wait_s))
         self.number = 0
 
     def ask(self, *callers: int, now: float) -> None:
@@ -115,7 +115,7 @@ def test_lanes_take_turns_by_who_came_first() -> None:
     """A concurrency group that always has something to do keeps no other one waiting."""
     call_queue = CallQueue(Counters())
     for name in ("first", "second"):
-        call_queue.register(Method(name, list, name))
+        call_queue.register(ServerMethod(name, list, name))
     call_queue.windows.open(1, 0, 0.0)
     order, number = [], 0
 
@@ -153,9 +153,9 @@ def test_a_method_that_is_taken_away_leaves_its_lane_to_the_next() -> None:
     table = Table()
     table.ask(1, now=0.0)
     table.call_queue.unregister("m")
-    with pytest.raises(RefuseCall, match="m"):
+    with pytest.raises(CallRefusedByCallback, match="m"):
         table.ask(2, now=0.0)
-    table.call_queue.register(Method("m", list, "m"))
+    table.call_queue.register(ServerMethod("m", list, "m"))
     table.ask(3, now=0.0)
     assert [table.batch(0.0), table.batch(0.0)] == [[1], [3]], "a call of the one before runs alone"
 
@@ -168,7 +168,7 @@ def test_a_batch_may_have_one_call_twice_late_and_in_time() -> None:
         seen.append(len(payloads))
         return payloads
 
-    call_queue.register(Method("m", run, "m", max_batch=4))
+    call_queue.register(ServerMethod("m", run, "m", max_batch=4))
     now = time.monotonic()
     for arrived_s in (now - 9.0, now, now - 9.0, now):
         call_queue.take(b"peer", Call(0, 1, 0, 5000, False, "m", np.zeros(3)), arrived_s)
@@ -182,7 +182,7 @@ def test_a_batch_may_have_one_call_twice_late_and_in_time() -> None:
 def test_answers_are_kept_up_to_a_number_of_bytes_of_all_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rl4sys_zmq.dedup.MAX_KEPT_BYTES", 100)
     call_queue = CallQueue(Counters())
-    call_queue.register(Method("m", list, "m"))
+    call_queue.register(ServerMethod("m", list, "m"))
 
     def ask(session: int, number: int, acked: int = 0) -> list[Frame] | None:
         """What is kept for a call, if it is said again."""
@@ -214,7 +214,7 @@ def test_answers_are_kept_up_to_a_number_of_bytes_of_all_callers(monkeypatch: py
 def test_a_session_that_is_forgotten_leaves_no_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rl4sys_zmq.dedup.MAX_KEPT_BYTES", 100)
     call_queue = CallQueue(Counters())
-    call_queue.register(Method("m", list, "m"))
+    call_queue.register(ServerMethod("m", list, "m"))
     for session in range(3):
         now = session * 2 * SESSION_S
         call_queue.windows.open(session, 0, now)

@@ -20,14 +20,14 @@ from rl4sys_zmq.errors import (
     CallbackStuck,
     CallFailed,
     CallLost,
-    CallRefusal,
+    CallRefusalReason,
     CallRefused,
     CallTimeout,
     Closed,
     ConfigError,
     PayloadError,
 )
-from rl4sys_zmq.rpc import BatchLimits, Caller, RefuseCall, Server
+from rl4sys_zmq.rpc import BatchLimits, Caller, CallRefusedByCallback, Server
 from rl4sys_zmq.rpc.call_queue import LONG_S
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 
@@ -73,7 +73,7 @@ def test_a_future_and_asyncio_get_the_same(server: Server) -> None:
 
 def test_what_a_callback_raises_is_its_callers(server: Server) -> None:
     def boom(payload: Any) -> Any:
-        raise KeyError("grüße \ud800") if payload else RefuseCall(CallRefusal.INVALID, "not this")
+        raise KeyError("grüße \ud800") if payload else CallRefusedByCallback(CallRefusalReason.INVALID, "not this")
 
     server.register("boom", boom)
     server.register("bad", lambda payload: {"deep": [object()]})
@@ -86,7 +86,7 @@ def test_what_a_callback_raises_is_its_callers(server: Server) -> None:
         assert failed.value.kind == "KeyError"
         with pytest.raises(CallRefused, match="not this") as refused:
             client.call("boom", 0)
-        assert refused.value.code == CallRefusal.INVALID
+        assert refused.value.code == CallRefusalReason.INVALID
         with pytest.raises(CallFailed, match=r"payload\['deep'\]\[0\]"):
             client.call("bad")
         for _ in range(2):
@@ -94,7 +94,7 @@ def test_what_a_callback_raises_is_its_callers(server: Server) -> None:
                 client.call("exit")
         with pytest.raises(CallRefused, match=r"'nope'.*bad, boom, exit, fine") as unknown:
             client.call("nope")
-        assert unknown.value.code == CallRefusal.UNKNOWN
+        assert unknown.value.code == CallRefusalReason.UNKNOWN
         with pytest.raises(PayloadError, match=r"payload\['a'\]\[1\]") as payload:
             client.call("fine", {"a": [1, {2}]})
         assert payload.value.path == "payload['a'][1]"
@@ -108,7 +108,7 @@ class Textless(Exception):
         raise RuntimeError("no text")
 
 
-class Bare(RefuseCall):
+class Bare(CallRefusedByCallback):
     def __init__(self) -> None:
         """Leaves out what a refusal is made of."""
 
@@ -120,8 +120,8 @@ class Bare(RefuseCall):
         (KeyboardInterrupt, "KeyboardInterrupt"),
         (GeneratorExit, "GeneratorExit"),
         (Textless, r"Textless: \(its __str__ raises RuntimeError\)"),
-        (lambda: RefuseCall("weird", "x"), "ValueError: 'weird'"),
-        (lambda: RefuseCall(None, "x"), "ValueError: None"),  # type: ignore[arg-type]
+        (lambda: CallRefusedByCallback("weird", "x"), "ValueError: 'weird'"),
+        (lambda: CallRefusedByCallback(None, "x"), "ValueError: None"),  # type: ignore[arg-type]
         (Bare, "AttributeError"),
     ],
 )
@@ -142,8 +142,8 @@ def test_nothing_that_a_callback_raises_ends_its_lane(make: Any, kind: str) -> N
 
 
 def test_a_refusal_says_what_it_was_given() -> None:
-    refusal = RefuseCall("invalid", ValueError("not this"))
-    assert (refusal.code, refusal.detail) == (CallRefusal.INVALID, "not this")
+    refusal = CallRefusedByCallback("invalid", ValueError("not this"))
+    assert (refusal.code, refusal.detail) == (CallRefusalReason.INVALID, "not this")
 
 
 def test_calls_are_batched_and_one_bad_one_spoils_no_other(server: Server) -> None:
@@ -273,7 +273,7 @@ def test_too_many_waiting_calls_are_refused(server: Server) -> None:
         for future in futures[3:]:
             with pytest.raises(CallRefused) as busy:
                 future.result(WAIT_S)
-            assert busy.value.code == CallRefusal.BUSY
+            assert busy.value.code == CallRefusalReason.BUSY
         leave.set()
         for future in [running, *futures[:3]]:
             future.result(WAIT_S)
@@ -291,7 +291,7 @@ def test_terms_that_differ_are_named(server: Server) -> None:
     ):
         with client_of(server, terms=terms) as client, pytest.raises(CallRefused, match=text) as refused:
             client.call("fine", 1)
-        assert refused.value.code == CallRefusal.MISMATCH
+        assert refused.value.code == CallRefusalReason.MISMATCH
         with client_of(server, terms=terms) as client, pytest.raises(CallRefused, match=text):
             client.submit("fine", 1).result(WAIT_S)
 

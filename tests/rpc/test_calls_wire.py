@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl4sys_zmq.errors import CallRefusal, PayloadError, ProtocolError, Refusal
+from rl4sys_zmq.errors import CallRefusalReason, PayloadError, ProtocolError, RefusalReason
 from rl4sys_zmq.wire.prefix import PREFIX_BYTES, Prefix
 from rl4sys_zmq.wire.rpc import Call, Publication, Reply, check_size, decode_call, encode_call, encode_publication, encode_reply
 
@@ -28,7 +28,7 @@ PAYLOAD = {
 MESSAGES = {
     "call": encode_call(Call(7, 1 << 62, 5, 10_000, True, "act", PAYLOAD)),
     "reply": encode_reply(Reply(7, 1 << 62, 3, "", "", PAYLOAD)),
-    "refusal": encode_reply(Reply(7, 1 << 62, 3, CallRefusal.BUSY, "later", None)),
+    "refusal": encode_reply(Reply(7, 1 << 62, 3, CallRefusalReason.BUSY, "later", None)),
     "publication": encode_publication(Publication(9, 3, 9, "obs", PAYLOAD)),
 }
 NUMBERS = st.integers(0, (1 << 63) - 1)
@@ -44,7 +44,7 @@ def test_calls_come_back(number: Any, session: Any, acked: Any, timeout_ms: int,
     assert_same(payload, back.payload)
 
 
-@given(NUMBERS, NUMBERS, NUMBERS, st.sampled_from(["", "failed", *CallRefusal]), st.text(max_size=50), TREES)
+@given(NUMBERS, NUMBERS, NUMBERS, st.sampled_from(["", "failed", *CallRefusalReason]), st.text(max_size=50), TREES)
 def test_replies_come_back(number: Any, session: Any, server: Any, code: Any, detail: str, payload: Any) -> None:
     back = decode_call(encode_reply(Reply(number, session, server, code, detail, payload)))
     assert isinstance(back, Reply)
@@ -110,8 +110,8 @@ def test_changed_fields_under_a_right_checksum_are_read_or_refused(kind: str, se
         if rng.random() < 0.2:
             del bad[rng.randrange(len(bad)) :]
         seen.add(read(forged(frames, bytes(bad))))
-    assert seen <= {"", Refusal.MALFORMED, Refusal.SHAPE, Refusal.DTYPE, Refusal.TOO_LARGE}
-    assert Refusal.MALFORMED in seen
+    assert seen <= {"", RefusalReason.MALFORMED, RefusalReason.SHAPE, RefusalReason.DTYPE, RefusalReason.TOO_LARGE}
+    assert RefusalReason.MALFORMED in seen
 
 
 ODD: list[Any] = [None, True, -1, 1 << 64, 1.5, "", "x" * 300, b"x", [], {}]
@@ -129,12 +129,12 @@ def test_each_field_of_another_kind_is_refused(kind: str) -> None:
             except OverflowError:
                 continue
             code = read(forged(frames, header))
-            assert code in ("", Refusal.MALFORMED)
+            assert code in ("", RefusalReason.MALFORMED)
             refused += code != ""
         assert refused >= len(ODD) - 4
-    assert read(forged(frames, msgpack.packb(fields[:-1]))) == Refusal.MALFORMED
-    assert read(forged(frames, msgpack.packb({"a": 1}))) == Refusal.MALFORMED
-    assert read([]) == Refusal.FRAMES
+    assert read(forged(frames, msgpack.packb(fields[:-1]))) == RefusalReason.MALFORMED
+    assert read(forged(frames, msgpack.packb({"a": 1}))) == RefusalReason.MALFORMED
+    assert read([]) == RefusalReason.FRAMES
 
 
 def test_what_the_other_side_would_refuse_is_not_written() -> None:

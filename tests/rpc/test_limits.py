@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq.errors import CallbackStuck, CallFailed, CallRefusal, CallRefused, CallTimeout, ConfigError, PayloadError
+from rl4sys_zmq.errors import CallbackStuck, CallFailed, CallRefusalReason, CallRefused, CallTimeout, ConfigError, PayloadError
 from rl4sys_zmq.rpc import Caller, Server
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 from rl4sys_zmq.transports import Socket
@@ -31,7 +31,7 @@ def test_what_is_too_large_is_refused_before_it_is_sent(transport: TransportUnde
             ):  # not greeted yet, greeted, by a future
                 with pytest.raises(CallRefused, match=r"200000 bytes; the limit is 100000") as caught:
                     call("echo", np.zeros(200_000, np.uint8))
-                assert caught.value.code is CallRefusal.TOO_LARGE
+                assert caught.value.code is CallRefusalReason.TOO_LARGE
             assert client.call("echo", 1) == 1
 
 
@@ -76,7 +76,7 @@ def test_every_field_that_differs_is_named_and_long_ones_are_cut(transport: Tran
         with Caller(server.address, timeout_s=WAIT_S, terms={"a": 2, "b": [], "c": 3}) as client:
             with pytest.raises(CallRefused, match=r"a is 2 at the caller and 1 at the server; b is \[\]") as caught:
                 client.call("$status")
-            assert caught.value.code is CallRefusal.MISMATCH
+            assert caught.value.code is CallRefusalReason.MISMATCH
 
 
 def test_terms_may_have_arrays_and_numbers_that_are_none(transport: TransportUnderTest) -> None:

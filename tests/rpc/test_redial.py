@@ -9,14 +9,14 @@ import pytest
 
 from rl4sys_zmq import liveness
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import CallRefusal, CallRefused
+from rl4sys_zmq.errors import CallRefusalReason, CallRefused
 from rl4sys_zmq.rpc import Caller, Server
 from rl4sys_zmq.rpc import session as sessions
-from rl4sys_zmq.testing import ChaosProxy, Faults
+from rl4sys_zmq.testing import ChaosProxy, NetworkFaults
 
 
 def test_a_session_asks_for_another_connection_after_silence() -> None:
-    session = sessions.Session("tcp://x", Counters(), welcome={"max_frame_bytes": 1 << 30})
+    session = sessions.CallerSession("tcp://x", Counters(), welcome={"max_frame_bytes": 1 << 30})
     session.begin("m", np.zeros(liveness.SLOWEST_BYTES_S, np.uint8), 100.0, 60.0)
     due_s, on_reconnected = 100.0, []
     while due_s < 120.0:
@@ -51,7 +51,7 @@ def test_a_half_open_connection_is_dialled_anew_and_the_call_runs_once(way: str,
                 return client.submit("note", number, once=True).result(20.0)
 
             assert note(0) == 1
-            proxy.faults = Faults(cut_probability=1.0, half_open=True)
+            proxy.faults = NetworkFaults(cut_probability=1.0, half_open=True)
             monkeypatch.setattr(proxy.counters, "add", remedy(proxy))
             assert note(1) == 2
             assert client.stats()["redials"] >= 1
@@ -65,7 +65,7 @@ def remedy(proxy: ChaosProxy) -> Any:
     def count(name: str, amount: int = 1) -> None:
         add(name, amount)
         if name == "half_open":
-            proxy._loop.faults = Faults()
+            proxy._loop.faults = NetworkFaults()
 
     return count
 
@@ -79,5 +79,5 @@ def test_a_call_beyond_the_servers_limit_is_refused_at_once(way: str) -> None:
             large = np.zeros(300_000, np.uint8)
             with pytest.raises(CallRefused, match="300000 bytes; the limit is 200000") as refused:
                 client.call("size", large) if way == "call" else client.submit("size", large).result(10.0)
-            assert refused.value.code is CallRefusal.TOO_LARGE
+            assert refused.value.code is CallRefusalReason.TOO_LARGE
             assert client.call("size", np.zeros(100_000, np.uint8)) == 100_000

@@ -8,9 +8,9 @@ import pytest
 
 from rl4sys_zmq import liveness
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import CallLost, CallRefusal, CallRefused, CallTimeout, RL4SysError
+from rl4sys_zmq.errors import CallLost, CallRefusalReason, CallRefused, CallTimeout, RL4SysError
 from rl4sys_zmq.rpc import session as sessions
-from rl4sys_zmq.rpc.session import PendingCall, Session
+from rl4sys_zmq.rpc.session import CallerSession, CallHandle
 from rl4sys_zmq.transports.frames import Frame
 from rl4sys_zmq.wire.rpc import ANSWERED, Call, Reply, decode_call, encode_reply
 
@@ -22,7 +22,7 @@ class Server:
         self.life = life
         self.since: dict[int, int] = {}
 
-    def answer(self, pending: PendingCall, code: str = ANSWERED) -> list[Frame]:
+    def answer(self, pending: CallHandle, code: str = ANSWERED) -> list[Frame]:
         call = decode_call(pending.frames)
         assert isinstance(call, Call)
         payload: Any = None
@@ -32,9 +32,9 @@ class Server:
         return [bytes(f) for f in encode_reply(Reply(call.number, call.session, self.life, code, "", payload))]
 
 
-def greeted(server: Server) -> Session:
+def greeted(server: Server) -> CallerSession:
     """A session that the server knows, with nothing under way."""
-    session = Session("tcp://x", Counters())
+    session = CallerSession("tcp://x", Counters())
     first = session.begin("m", None, 0.0, 1000.0)
     (hello,) = session.due(0.0)
     session.take(server.answer(hello), 0.0)
@@ -45,17 +45,17 @@ def greeted(server: Server) -> Session:
     return session
 
 
-def say(session: Session, now: float) -> list[str]:
+def say(session: CallerSession, now: float) -> list[str]:
     return [pending.method for pending in session.due(now)]
 
 
-def error_of(pending: PendingCall) -> RL4SysError | None:
+def error_of(pending: CallHandle) -> RL4SysError | None:
     assert pending.done
     return pending.error
 
 
 def test_calls_wait_for_the_greeting() -> None:
-    session = Session("tcp://x", Counters())
+    session = CallerSession("tcp://x", Counters())
     session.begin("a", None, 0.0, 10.0)
     session.begin("b", None, 0.0, 10.0)
     (hello,) = session.due(0.0)
@@ -69,7 +69,7 @@ def test_calls_wait_for_the_greeting() -> None:
 
 def test_a_call_can_wait_for_a_server_for_a_day() -> None:
     """After 1024 resends, the doubled pause would be no float any more."""
-    session = Session("tcp://x", Counters())
+    session = CallerSession("tcp://x", Counters())
     call = session.begin("m", None, 0.0, 86_400.0)
     now = 0.0
     while not session.expire(now):
@@ -87,7 +87,7 @@ def test_what_was_said_to_a_server_that_is_gone_is_lost_whoever_greets_the_next(
     assert say(session, 0.0) == ["said", "plain"]
     fresh = session.begin("fresh", None, 0.1, 100.0, once=True)
     assert session.due(0.1) == [fresh]
-    session.take(second.answer(fresh, CallRefusal.NO_SESSION), 0.2)  # it has run nowhere
+    session.take(second.answer(fresh, CallRefusalReason.NO_SESSION), 0.2)  # it has run nowhere
     (hello,) = session.due(0.2)
     assert hello.method == sessions.HELLO
     session.take(second.answer(hello), 0.3)
@@ -139,13 +139,13 @@ def test_an_answer_of_another_life_leads_to_a_greeting() -> None:
 
 
 def test_terms_that_are_refused_end_every_call_that_waits() -> None:
-    session, server = Session("tcp://x", Counters()), Server(1)
+    session, server = CallerSession("tcp://x", Counters()), Server(1)
     calls = [session.begin("m", None, 0.0, 10.0) for _ in range(3)]
     (hello,) = session.due(0.0)
-    session.take(server.answer(hello, CallRefusal.MISMATCH), 0.1)
+    session.take(server.answer(hello, CallRefusalReason.MISMATCH), 0.1)
     for pending in calls:
         error = error_of(pending)
-        assert isinstance(error, CallRefused) and error.code is CallRefusal.MISMATCH
+        assert isinstance(error, CallRefused) and error.code is CallRefusalReason.MISMATCH
     session.begin("m", None, 1.0, 10.0)
     assert say(session, 1.0) == [sessions.HELLO]
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl4sys_zmq.errors import PayloadError, ProtocolError, Refusal
+from rl4sys_zmq.errors import PayloadError, ProtocolError, RefusalReason
 from rl4sys_zmq.wire.rpc import Reply, decode_call, encode_reply
 from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES, OWN_FRAME_BYTES, pack_tree, unpack_tree
 from rl4sys_zmq.wire.values import unpack_plain
@@ -203,7 +203,7 @@ def test_a_short_message_cannot_become_a_large_tree(form: bytes) -> None:
         unpack_tree(skeleton, [bytes(1 << 20)])
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert caught.value.code is Refusal.TOO_LARGE
+    assert caught.value.code is RefusalReason.TOO_LARGE
     assert peak < 8 << 20
 
 

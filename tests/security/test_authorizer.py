@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.security import AccessList, Authorizer, Quota, User
 from rl4sys_zmq.wire.messages import Hello
 
@@ -31,7 +31,7 @@ def access(*users: User) -> AccessList:
     return AccessList({u.name: u for u in users}, {u.key: u for u in users})
 
 
-def refused(check: Callable[[], object]) -> tuple[Refusal, str]:
+def refused(check: Callable[[], object]) -> tuple[RefusalReason, str]:
     with pytest.raises(ProtocolError) as caught:
         check()
     return caught.value.code, caught.value.detail
@@ -57,8 +57,8 @@ def test_a_message_has_the_user_of_its_key() -> None:
     edge, over = user(), user("over", expires_unix_s=time.time() - 1)
     authorizer = Authorizer(access(edge, over))
     assert authorizer.admit(edge.key, 10, NOW) is edge
-    assert refused(lambda: authorizer.admit("another key", 10, NOW))[0] is Refusal.FORBIDDEN
-    assert refused(lambda: authorizer.admit(over.key, 10, NOW)) == (Refusal.FORBIDDEN, "the key of over has expired")
+    assert refused(lambda: authorizer.admit("another key", 10, NOW))[0] is RefusalReason.FORBIDDEN
+    assert refused(lambda: authorizer.admit(over.key, 10, NOW)) == (RefusalReason.FORBIDDEN, "the key of over has expired")
 
 
 def test_roles_and_client_ids_are_refused_with_their_own_codes() -> None:
@@ -66,13 +66,13 @@ def test_roles_and_client_ids_are_refused_with_their_own_codes() -> None:
     authorizer = Authorizer(access(edge, every))
     authorizer.check_role(edge, "submit")
     assert refused(lambda: authorizer.check_role(edge, "admin")) == (
-        Refusal.FORBIDDEN,
+        RefusalReason.FORBIDDEN,
         "the key of edge-7 does not have the role admin",
     )
     authorizer.check_client(edge, "luna")
     authorizer.check_client(every, "mars")
     code, detail = refused(lambda: authorizer.check_client(edge, "mars"))
-    assert (code, detail) == (Refusal.IDENTITY, "the key of edge-7 is not valid for client 'mars'")
+    assert (code, detail) == (RefusalReason.IDENTITY, "the key of edge-7 is not valid for client 'mars'")
 
 
 @pytest.mark.parametrize(
@@ -97,13 +97,13 @@ def test_who_may_subscribe(key: str, client_id: str | None, expected: bool) -> N
     [
         (hello(), "", 0, None),
         (hello(), "edge-7", 1, None),
-        (hello("mars"), "", 0, Refusal.IDENTITY),
-        (hello(), "another", 0, Refusal.IDENTITY),
-        (hello(submits=False), "", 0, Refusal.FORBIDDEN),
-        (hello(), "", 2, Refusal.QUOTA),
+        (hello("mars"), "", 0, RefusalReason.IDENTITY),
+        (hello(), "another", 0, RefusalReason.IDENTITY),
+        (hello(submits=False), "", 0, RefusalReason.FORBIDDEN),
+        (hello(), "", 2, RefusalReason.QUOTA),
     ],
 )
-def test_which_actor_may_join(message: Hello, owner: str, live: int, code: Refusal | None) -> None:
+def test_which_actor_may_join(message: Hello, owner: str, live: int, code: RefusalReason | None) -> None:
     edge = user(roles=frozenset({"submit"}), quota=Quota(actors=2))
     authorizer = Authorizer(access(edge))
     if code is None:
@@ -117,16 +117,16 @@ def test_rates_are_those_of_the_user_and_come_back_with_time() -> None:
     authorizer = Authorizer(access(edge, user("other")))
     for _ in range(2):  # two seconds' worth
         authorizer.admit(edge.key, 10, NOW)
-    assert refused(lambda: authorizer.admit(edge.key, 10, NOW)) == (Refusal.QUOTA, "more than 1 messages/s from edge-7")
+    assert refused(lambda: authorizer.admit(edge.key, 10, NOW)) == (RefusalReason.QUOTA, "more than 1 messages/s from edge-7")
     authorizer.admit("key of other", 10, NOW)
     authorizer.admit(edge.key, 2_000_000, NOW + 1)
-    assert refused(lambda: authorizer.admit(edge.key, 1_500_000, NOW + 2))[0] is Refusal.QUOTA
+    assert refused(lambda: authorizer.admit(edge.key, 1_500_000, NOW + 2))[0] is RefusalReason.QUOTA
     for _ in range(2):
         authorizer.check_fetch(edge, NOW)
-    assert refused(lambda: authorizer.check_fetch(edge, NOW)) == (Refusal.QUOTA, "more than 60 fetches/min from edge-7")
+    assert refused(lambda: authorizer.check_fetch(edge, NOW)) == (RefusalReason.QUOTA, "more than 60 fetches/min from edge-7")
     authorizer.check_steps(edge, [10, 3])
     authorizer.check_steps(edge, [])
-    assert refused(lambda: authorizer.check_steps(edge, [3, 11]))[0] is Refusal.QUOTA
+    assert refused(lambda: authorizer.check_steps(edge, [3, 11]))[0] is RefusalReason.QUOTA
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_new_list_begins_new_rates() -> None:
     edge = user(quota=Quota(messages_per_s=0.5))
     authorizer = Authorizer(access(edge))
     authorizer.admit(edge.key, 1, NOW)
-    assert refused(lambda: authorizer.admit(edge.key, 1, NOW))[0] is Refusal.QUOTA
+    assert refused(lambda: authorizer.admit(edge.key, 1, NOW))[0] is RefusalReason.QUOTA
     authorizer.replace(access(edge))
     authorizer.admit(edge.key, 1, NOW)
 

@@ -16,7 +16,7 @@ from rl4sys_zmq.errors import (
     CallbackStuck,
     CallFailed,
     CallLost,
-    CallRefusal,
+    CallRefusalReason,
     CallRefused,
     CallTimeout,
     Closed,
@@ -202,7 +202,7 @@ def test_another_configuration_is_refused_with_the_field_and_both_values(lab: La
     server = lab.server()
     with pytest.raises(CallRefused) as caught:
         ActionClient(server.address, lab.config(**change))
-    assert caught.value.code is CallRefusal.MISMATCH
+    assert caught.value.code is CallRefusalReason.MISMATCH
     assert words in str(caught.value)
 
 
@@ -303,7 +303,7 @@ def test_an_unknown_key_is_refused_before_anything_is_sent(lab: Lab) -> None:
     before = server.status()["counters"]
     with pytest.raises(CallRefused, match=r"no observation key 'cam2'; the keys are: cam1") as caught:
         client.obs({"cam1", "cam2"})
-    assert caught.value.code is CallRefusal.UNKNOWN
+    assert caught.value.code is CallRefusalReason.UNKNOWN
     with pytest.raises(CallRefused, match=r"no action key 'jump'; the keys are: move"):
         client.act("jump")
     assert server.status()["counters"] == before
@@ -317,15 +317,15 @@ def test_a_server_checks_the_keys_too(lab: Lab) -> None:
 
     with Caller(lab.server().address, timeout_s=WAIT_S) as raw:
         for method, payload, code in [
-            ("obs", ["cam9"], CallRefusal.UNKNOWN),
-            ("obs", "cam1", CallRefusal.INVALID),
-            ("obs", [1], CallRefusal.INVALID),
-            ("act", {"key": "jump", "payload": {}, "images": {}}, CallRefusal.UNKNOWN),
-            ("act", {"key": "move", "payload": {}}, CallRefusal.INVALID),
-            ("act", {"key": "move", "payload": {}, "images": {}, "more": 1}, CallRefusal.INVALID),
-            ("act", {"key": "move", "payload": {}, "images": 3}, CallRefusal.INVALID),
-            ("act", {"key": "move", "payload": {}, "images": {"a": ["jpeg", [8, 8], 3]}}, CallRefusal.INVALID),
-            ("jump", None, CallRefusal.UNKNOWN),
+            ("obs", ["cam9"], CallRefusalReason.UNKNOWN),
+            ("obs", "cam1", CallRefusalReason.INVALID),
+            ("obs", [1], CallRefusalReason.INVALID),
+            ("act", {"key": "jump", "payload": {}, "images": {}}, CallRefusalReason.UNKNOWN),
+            ("act", {"key": "move", "payload": {}}, CallRefusalReason.INVALID),
+            ("act", {"key": "move", "payload": {}, "images": {}, "more": 1}, CallRefusalReason.INVALID),
+            ("act", {"key": "move", "payload": {}, "images": 3}, CallRefusalReason.INVALID),
+            ("act", {"key": "move", "payload": {}, "images": {"a": ["jpeg", [8, 8], 3]}}, CallRefusalReason.INVALID),
+            ("jump", None, CallRefusalReason.UNKNOWN),
         ]:
             with pytest.raises(CallRefused) as caught:
                 raw.call(method, payload, once=method == "act")
@@ -377,7 +377,7 @@ def test_a_server_without_a_callback_says_so(lab: Lab) -> None:
         for call in calls:
             with pytest.raises(CallRefused, match="has no") as caught:
                 call()
-            assert caught.value.code is CallRefusal.UNKNOWN
+            assert caught.value.code is CallRefusalReason.UNKNOWN
 
 
 def test_what_cannot_travel_is_refused_by_its_path_on_both_sides(lab: Lab) -> None:
@@ -403,7 +403,7 @@ def test_a_payload_that_is_too_large_is_refused(lab: Lab) -> None:
     client = lab.client(lab.server())
     with pytest.raises(CallRefused) as caught:
         client.act("move", {"image": np.zeros(65 << 20, np.uint8)})
-    assert caught.value.code is CallRefusal.TOO_LARGE
+    assert caught.value.code is CallRefusalReason.TOO_LARGE
     assert client.obs() == {"cam1": 1}
 
 

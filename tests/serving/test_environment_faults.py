@@ -12,10 +12,10 @@ import pytest
 
 gymnasium = pytest.importorskip("gymnasium")
 
-from rl4sys_zmq.errors import CallError, CallFailed, CallLost, CallRefusal, CallRefused, CallTimeout, PayloadError  # noqa: E402
+from rl4sys_zmq.errors import CallError, CallFailed, CallLost, CallRefusalReason, CallRefused, CallTimeout, PayloadError  # noqa: E402
 from rl4sys_zmq.rpc import Caller, session  # noqa: E402
 from rl4sys_zmq.serving import GymEnvServer, RemoteEnv  # noqa: E402
-from rl4sys_zmq.testing import ChaosProxy, Faults  # noqa: E402
+from rl4sys_zmq.testing import ChaosProxy, NetworkFaults  # noqa: E402
 
 from .worlds import ROOM, Counting, Trouble  # noqa: E402
 
@@ -49,7 +49,7 @@ def test_an_environment_that_raises_is_its_callers_and_goes_on_after_reset(
         env.step(action)
     with pytest.raises(CallRefused, match=r"the last step failed, .*; call reset") as refused:
         env.step(0)
-    assert refused.value.code is CallRefusal.GONE
+    assert refused.value.code is CallRefusalReason.GONE
     assert trouble[0].status()["envs"][0]["pending"] == "its last step failed"
     env.reset()
     env.step(0)
@@ -62,7 +62,7 @@ def test_an_observation_outside_its_space_is_refused_by_the_space(trouble: Any, 
     env.reset(seed=1)
     with pytest.raises(CallRefused, match=r"outside its space Box\(0\.0, 1000000000\.0, \(1,\), float64\)") as refused:
         env.step(action)
-    assert refused.value.code is CallRefusal.INVALID
+    assert refused.value.code is CallRefusalReason.INVALID
     with pytest.raises(CallRefused, match="outside its space; call reset"):
         env.step(0)
     env.reset()
@@ -104,7 +104,7 @@ def test_a_step_whose_answer_is_none_ends_the_episode(serve: Any, action: int) -
         env.step(action)
     with pytest.raises(CallRefused, match="call reset") as refused:
         env.step(0)
-    assert refused.value.code is CallRefusal.GONE
+    assert refused.value.code is CallRefusalReason.GONE
     with pytest.raises(PayloadError):  # asks nothing, so it changes nothing
         env.reset(options={"lock": threading.Lock()})
     with pytest.raises(CallRefused, match="call reset"):
@@ -126,7 +126,7 @@ def test_an_environment_that_hangs_holds_up_only_its_own_client(trouble: Any) ->
         other.step(0)
     with pytest.raises(CallRefused, match="the state of the episode is unknown; call reset") as refused:
         hung.step(0)
-    assert refused.value.code is CallRefusal.GONE
+    assert refused.value.code is CallRefusalReason.GONE
     hung.close()
     with pytest.raises(CallRefused, match="2 of 2 environments are taken"):  # given back, and still in its step
         RemoteEnv(server.address)
@@ -145,7 +145,7 @@ def test_an_action_of_another_shape_is_refused_and_the_episode_goes_on(trouble: 
     env.reset(seed=1)
     with pytest.raises(CallRefused, match=r"does not fit: .*Discrete\(8\)") as refused:
         env.step(action)
-    assert refused.value.code is CallRefusal.INVALID
+    assert refused.value.code is CallRefusalReason.INVALID
     assert env.step(0)[0] == np.array([1.0])
     env.close()
 
@@ -176,7 +176,7 @@ def test_an_action_that_makes_no_array_is_told_as_one_that_cannot_travel_or_does
         env.step({**action, "move": Tensor()})
     with pytest.raises(CallRefused, match=r"\['move'\] is a list") as refused:
         env.step({**action, "move": [[1.0], [1.0, 2.0]]})
-    assert refused.value.code is CallRefusal.INVALID
+    assert refused.value.code is CallRefusalReason.INVALID
     env.step(action)
     env.close()
 
@@ -237,7 +237,7 @@ def test_nonsense_is_refused(trouble: Any, payload: Any) -> None:
             for method in ("step.0", "reset.0"):
                 with pytest.raises(CallRefused) as refused:
                     client.call(method, {"token": 5, **more})
-                assert refused.value.code is CallRefusal.INVALID
+                assert refused.value.code is CallRefusalReason.INVALID
     env = RemoteEnv(server.address, env_index=1)
     env.reset(seed=1)
     env.close()
@@ -264,7 +264,7 @@ def play(env: RemoteEnv, until: Any, most: int = 5000) -> tuple[int, int]:
             lost += not fresh
             fresh = True
         except CallRefused as refused:
-            assert refused.code in (CallRefusal.GONE, CallRefusal.BUSY)
+            assert refused.code in (CallRefusalReason.GONE, CallRefusalReason.BUSY)
             fresh = True
     return returned, lost
 
@@ -272,15 +272,15 @@ def play(env: RemoteEnv, until: Any, most: int = 5000) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("faults", "kind"),
     [
-        (Faults(cut_probability=0.02), "cuts"),
-        (Faults(cut_probability=0.02, reset=False), "cuts"),
-        (Faults(cut_probability=0.02, half_open=True), "half_open"),
-        (Faults(latency_s=0.001, cut_probability=0.02), "cuts"),
+        (NetworkFaults(cut_probability=0.02), "cuts"),
+        (NetworkFaults(cut_probability=0.02, reset=False), "cuts"),
+        (NetworkFaults(cut_probability=0.02, half_open=True), "half_open"),
+        (NetworkFaults(latency_s=0.001, cut_probability=0.02), "cuts"),
     ],
     ids=["resets", "ends", "half-open", "delays"],
 )
 def test_each_step_is_executed_once_over_a_bad_network(
-    serve: Any, seed: int, monkeypatch: pytest.MonkeyPatch, faults: Faults, kind: str
+    serve: Any, seed: int, monkeypatch: pytest.MonkeyPatch, faults: NetworkFaults, kind: str
 ) -> None:
     monkeypatch.setattr(session, "SILENCE_S", 0.2)
     counting = Counting()
@@ -294,7 +294,7 @@ def test_each_step_is_executed_once_over_a_bad_network(
             if env.step(0)[3]:
                 env.reset()
             steps += 1
-        proxy.faults = Faults()
+        proxy.faults = NetworkFaults()
         assert proxy.counters.get(kind) >= 2
         assert counting.steps == steps
         env.close()
@@ -346,7 +346,7 @@ def test_a_server_that_is_started_again_mid_episode_says_reset_and_goes_on(serve
     with pytest.raises((CallRefused, CallLost), match=r"(?s)call reset") as ended:  # lost: it was said twice meanwhile
         env.step(0)
     error = ended.value
-    assert isinstance(error, CallLost) or (isinstance(error, CallRefused) and error.code is CallRefusal.GONE)
+    assert isinstance(error, CallLost) or (isinstance(error, CallRefused) and error.code is CallRefusalReason.GONE)
     assert counting.steps == 1
     env.reset()
     env.step(0)
@@ -385,7 +385,7 @@ def test_a_payload_beyond_the_limit_is_refused(serve: Any) -> None:
     env = RemoteEnv(server.address, timeout_s=1.0)
     with pytest.raises(CallRefused, match="72000000 bytes; the limit is") as refused:
         env.reset(options={"at": np.zeros(9_000_000)})
-    assert refused.value.code is CallRefusal.TOO_LARGE
+    assert refused.value.code is CallRefusalReason.TOO_LARGE
     env.reset(seed=1)
     env.close()
 

@@ -19,7 +19,7 @@ from gymnasium.utils.env_checker import check_env  # noqa: E402
 from rl4sys_zmq.errors import (  # noqa: E402
     AddressInUse,
     CallFailed,
-    CallRefusal,
+    CallRefusalReason,
     CallRefused,
     CallTimeout,
     Closed,
@@ -123,10 +123,10 @@ def test_two_clients_never_have_one_environment(serve: Any) -> None:
     assert (first.env_index, second.env_index) == (0, 1)
     with pytest.raises(CallRefused, match="2 of 2 environments are taken") as refused:
         RemoteEnv(server.address)
-    assert refused.value.code is CallRefusal.OCCUPIED
+    assert refused.value.code is CallRefusalReason.OCCUPIED
     with pytest.raises(CallRefused, match="there is no environment 7") as refused:
         RemoteEnv(server.address, env_index=7)
-    assert refused.value.code is CallRefusal.UNKNOWN
+    assert refused.value.code is CallRefusalReason.UNKNOWN
     first.close()
     first.close()
     third = RemoteEnv(server.address)
@@ -149,7 +149,7 @@ def test_a_lease_that_ran_out_and_was_taken_is_said_and_reset_asks_anew(serve: A
     second.reset(seed=2)
     with pytest.raises(CallRefused, match="another caller has taken it") as refused:
         first.step(0)
-    assert refused.value.code is CallRefusal.OCCUPIED
+    assert refused.value.code is CallRefusalReason.OCCUPIED
     with pytest.raises(CallRefused, match="1 of 1 environments are taken"):
         first.reset()
     second.step(0)
@@ -307,7 +307,7 @@ def test_nobody_there_and_somebody_else_there(serve: Any) -> None:
         other.start()
         with pytest.raises(CallRefused, match="service") as refused:
             RemoteEnv(other.address)
-    assert refused.value.code is CallRefusal.MISMATCH
+    assert refused.value.code is CallRefusalReason.MISMATCH
 
 
 @pytest.mark.parametrize("kind", [RemoteEnv, RemoteVectorEnv])

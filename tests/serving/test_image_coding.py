@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq.errors import CallFailed, ConfigError, PayloadError, ProtocolError, Refusal
+from rl4sys_zmq.errors import CallFailed, ConfigError, PayloadError, ProtocolError, RefusalReason
 from rl4sys_zmq.images import ImageCodec
 from rl4sys_zmq.serving import ActionClient, ActionConfig, ActionServer
 from rl4sys_zmq.serving import image_coding as p
@@ -129,7 +129,7 @@ BOMB = p.code_images({"a": np.zeros((4096, 4096), np.uint8)}, {"a": PNG})[1]["a"
 def test_what_is_no_image_is_refused(images: Any) -> None:
     with pytest.raises(ProtocolError) as caught:
         p.read_images(images)
-    assert caught.value.code in (Refusal.MALFORMED, Refusal.SHAPE)
+    assert caught.value.code in (RefusalReason.MALFORMED, RefusalReason.SHAPE)
 
 
 def test_what_would_be_too_much_is_not_coded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_what_would_be_too_much_is_not_coded(monkeypatch: pytest.MonkeyPatch) ->
         p.code_images({"a": gradient(8, 8), "b": gradient(8, 8)}, {"a": PNG, "b": JPEG})
     with pytest.raises(ProtocolError) as caught:
         p.read_images({"a": ["png", [2, 8, 8], FILES]})
-    assert caught.value.code is Refusal.SHAPE
+    assert caught.value.code is RefusalReason.SHAPE
 
 
 def test_copied_arrays_may_be_written_to() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl4sys_zmq.errors import CallFailed, CallRefusal, CallRefused, CallTimeout, ConfigError, TransportError
+from rl4sys_zmq.errors import CallFailed, CallRefusalReason, CallRefused, CallTimeout, ConfigError, TransportError
 from rl4sys_zmq.serving import BatchLimits, InferenceClient, InferenceServer, stack, unstack
 from rl4sys_zmq.serving.stacking import batched
 from rl4sys_zmq.testing.addresses import TransportUnderTest
@@ -112,7 +112,7 @@ def test_failures_have_names(server: InferenceServer) -> None:
     with InferenceClient(server.address) as client:
         with pytest.raises(CallRefused, match="its methods: blocks, forgets") as unknown:
             client.call("nope", 1)
-        assert unknown.value.code == CallRefusal.UNKNOWN
+        assert unknown.value.code == CallRefusalReason.UNKNOWN
         with pytest.raises(CallFailed, match="a batch of 1 needs as many"):
             client.call("forgets", 5)
 

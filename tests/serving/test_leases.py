@@ -9,14 +9,14 @@ import pytest
 
 pytest.importorskip("gymnasium")
 
-from rl4sys_zmq.errors import CallRefusal
-from rl4sys_zmq.rpc import RefuseCall
+from rl4sys_zmq.errors import CallRefusalReason
+from rl4sys_zmq.rpc import CallRefusedByCallback
 from rl4sys_zmq.serving.leases import LeaseTable
 
 
 @contextmanager
-def refused(code: CallRefusal, words: str) -> Iterator[None]:
-    with pytest.raises(RefuseCall, match=words) as caught:
+def refused(code: CallRefusalReason, words: str) -> Iterator[None]:
+    with pytest.raises(CallRefusedByCallback, match=words) as caught:
         yield
     assert caught.value.code is code
 
@@ -24,11 +24,11 @@ def refused(code: CallRefusal, words: str) -> Iterator[None]:
 def test_two_clients_get_two_seats_and_a_third_is_told_how_many_are_taken() -> None:
     table = LeaseTable(2, 60.0)
     assert (table.take(1, 1, None, 0.0), table.take(2, 1, None, 0.0)) == ((0,), (1,))
-    with refused(CallRefusal.OCCUPIED, "2 of 2 environments are taken"):
+    with refused(CallRefusalReason.OCCUPIED, "2 of 2 environments are taken"):
         table.take(3, 1, None, 59.0)
-    with refused(CallRefusal.OCCUPIED, "environment 1 is taken"):
+    with refused(CallRefusalReason.OCCUPIED, "environment 1 is taken"):
         table.take(3, 1, 1, 59.0)
-    with refused(CallRefusal.UNKNOWN, "no environment 2"):
+    with refused(CallRefusalReason.UNKNOWN, "no environment 2"):
         table.take(3, 1, 2, 59.0)
     table.give(1)
     table.give(1)
@@ -40,7 +40,7 @@ def test_taking_twice_with_one_number_is_taking_once() -> None:
     table = LeaseTable(3, 60.0)
     assert table.take(1, 2, None, 0.0) == table.take(1, 2, None, 1.0) == (0, 1)
     table.give(1)
-    with refused(CallRefusal.GONE, "reset"):
+    with refused(CallRefusalReason.GONE, "reset"):
         table.take(1, 2, None, 2.0)  # a copy of the call that came late
     assert table.taken == 0
 
@@ -49,15 +49,15 @@ def test_a_silent_lease_lives_until_somebody_else_takes_it() -> None:
     table = LeaseTable(1, 10.0)
     table.take(1, 1, None, 0.0)
     assert table.keep(1, 5.0)
-    with refused(CallRefusal.OCCUPIED, "1 of 1"):
+    with refused(CallRefusalReason.OCCUPIED, "1 of 1"):
         table.take(2, 1, None, 14.0)
     assert table.keep(1, 100.0)  # it had run out, and nobody wanted it
     assert table.take(2, 1, None, 111.0) == (0,)
     assert not table.keep(1, 111.0)
-    with refused(CallRefusal.OCCUPIED, "expired after 10 s of silence, and another caller has taken it"), table.use(1):
+    with refused(CallRefusalReason.OCCUPIED, "expired after 10 s of silence, and another caller has taken it"), table.use(1):
         pass
     table.give(2)
-    with refused(CallRefusal.GONE, "reset"), table.use(1):
+    with refused(CallRefusalReason.GONE, "reset"), table.use(1):
         pass
 
 
@@ -65,12 +65,12 @@ def test_a_lease_in_use_does_not_end() -> None:
     table = LeaseTable(1, 10.0)
     table.take(1, 1, None)
     with table.use(1):
-        with refused(CallRefusal.OCCUPIED, r"environment 0 has been in a call for \d+ s"):
+        with refused(CallRefusalReason.OCCUPIED, r"environment 0 has been in a call for \d+ s"):
             table.take(2, 1, None, 1e9)
-        with refused(CallRefusal.BUSY, "still runs"), table.use(1):
+        with refused(CallRefusalReason.BUSY, "still runs"), table.use(1):
             pass
         table.give(1)
-        with refused(CallRefusal.OCCUPIED, "1 of 1"):
+        with refused(CallRefusalReason.OCCUPIED, "1 of 1"):
             table.take(2, 1, None, 1e9)  # it is given back, and still steps
     assert table.take(2, 1, None) == (0,)
 
@@ -79,7 +79,7 @@ def test_seats_that_nobody_has_go_first() -> None:
     table = LeaseTable(3, 10.0)
     table.take(1, 1, 0, 0.0)
     assert table.take(2, 2, None, 100.0) == (1, 2)
-    with refused(CallRefusal.OCCUPIED, "2 requested, 1 free"):
+    with refused(CallRefusalReason.OCCUPIED, "2 requested, 1 free"):
         table.take(3, 2, None, 100.0)
     assert table.take(3, 1, None, 100.0) == (0,)
 

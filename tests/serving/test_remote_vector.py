@@ -12,7 +12,7 @@ gymnasium = pytest.importorskip("gymnasium")
 
 from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
 
-from rl4sys_zmq.errors import CallFailed, CallRefusal, CallRefused, ConfigError, PayloadError  # noqa: E402
+from rl4sys_zmq.errors import CallFailed, CallRefusalReason, CallRefused, ConfigError, PayloadError  # noqa: E402
 from rl4sys_zmq.serving import RemoteVectorEnv  # noqa: E402
 
 from .worlds import ROOM, Counting, Trouble, same  # noqa: E402
@@ -60,7 +60,7 @@ def test_it_renders_and_takes_as_many_as_asked(serve: Any) -> None:
     assert first.render() == ("0", "0")
     with pytest.raises(CallRefused, match="2 requested, 1 free; 2 of 3") as refused:
         RemoteVectorEnv(server.address, 2)
-    assert refused.value.code is CallRefusal.OCCUPIED
+    assert refused.value.code is CallRefusalReason.OCCUPIED
     with pytest.raises(CallRefused, match="3 requested, 1 free"):
         RemoteVectorEnv([server.address], 9)
     first.close()
@@ -80,7 +80,7 @@ def test_when_one_fails_all_begin_anew(serve: Any) -> None:
             envs.step(np.array([0, 0, 0, 1]))
         with pytest.raises(CallRefused, match="call reset") as refused:
             envs.step(np.array([0, 0, 0, 0]))
-        assert refused.value.code is CallRefusal.GONE
+        assert refused.value.code is CallRefusalReason.GONE
         with pytest.raises(ConfigError, match="must reset all environments"):
             envs.reset(options={"reset_mask": np.array([False, False, False, True])})
         envs.reset()
@@ -111,7 +111,7 @@ def test_a_reset_that_fails_on_one_server_leaves_no_episode_on_the_others(serve:
         second.locked = False
         with pytest.raises(CallRefused, match="call reset") as refused:
             envs.step(np.array([0, 0]))
-        assert refused.value.code is CallRefusal.GONE
+        assert refused.value.code is CallRefusalReason.GONE
         with pytest.raises(ConfigError, match="must reset all environments"):
             envs.reset(options={"reset_mask": np.array([False, True])})
         envs.reset()
@@ -140,7 +140,7 @@ def test_an_action_for_a_second_server_that_cannot_go_there_loses_no_step_of_the
         made = first.steps
         with pytest.raises(CallRefused, match="call reset") as refused:
             envs.step(("x", "y"))
-        assert refused.value.code is CallRefusal.GONE
+        assert refused.value.code is CallRefusalReason.GONE
         assert (first.steps, second.steps) == (made, 0)  # nothing was under way any more
         envs.reset()
         envs.step(("x", "y"))

@@ -14,7 +14,7 @@ import pytest
 from rl4sys_zmq.errors import (
     AddressInUse,
     CallFailed,
-    CallRefusal,
+    CallRefusalReason,
     CallRefused,
     CallTimeout,
     Closed,
@@ -23,7 +23,7 @@ from rl4sys_zmq.errors import (
     PayloadError,
     StoreError,
 )
-from rl4sys_zmq.rpc import RefuseCall, Server
+from rl4sys_zmq.rpc import CallRefusedByCallback, Server
 from rl4sys_zmq.serving import (
     DataStoreBase,
     QueuedDataStore,
@@ -372,7 +372,7 @@ def test_waiting_for_a_server_that_goes_away_between_the_greeting_and_the_first_
     def mark(payload: Any) -> int:
         marks.append(payload["store"])
         if len(marks) == 1:
-            raise RefuseCall(CallRefusal.CLOSING, "it stops")
+            raise CallRefusedByCallback(CallRefusalReason.CLOSING, "it stops")
         return -1
 
     with Server(config.bind_address().uri, name="trainer", terms=config.terms()) as leaving:
@@ -395,7 +395,7 @@ def _free_port() -> int:
 def test_a_mismatch_names_the_field(server: TrainerServer, field: str, value: Any) -> None:
     with pytest.raises(CallRefused, match=f"{field} is .* at the caller and .* at the server") as caught:
         join(server, "c", config=TrainerConfig(**{field: value}))
-    assert caught.value.code is CallRefusal.MISMATCH
+    assert caught.value.code is CallRefusalReason.MISMATCH
 
 
 @pytest.mark.parametrize(
@@ -581,7 +581,7 @@ def test_a_store_that_takes_nothing_for_now_is_owed(inproc: TransportUnderTest) 
             store.insert(3)
             with pytest.raises(CallRefused, match="accepts nothing for now: OSError") as caught:
                 client.update()
-            assert caught.value.code is CallRefusal.BUSY
+            assert caught.value.code is CallRefusalReason.BUSY
             assert heard == []  # nothing is in the store yet
             mine.full = False
             assert client.update().items == 1
@@ -686,12 +686,12 @@ def test_requests_that_fail_or_come_too_often(inproc: TransportUnderTest) -> Non
             assert client.request("echo", 1) == 1
             with pytest.raises(CallRefused, match="more than 2 requests a second") as caught:
                 client.request("echo", 2)
-            assert caught.value.code is CallRefusal.RATE
+            assert caught.value.code is CallRefusalReason.RATE
             client._bucket = None  # a client that does not keep to it
             with pytest.raises(CallRefused, match="more than 2 requests a second from c") as caught:
                 for _ in range(10):
                     client.request("echo", 3)
-            assert caught.value.code is CallRefusal.RATE
+            assert caught.value.code is CallRefusalReason.RATE
         assert server.status()["counters"]["refused.rate"] == 1
     with pytest.raises(ConfigError, match="without a request_callback"):
         TrainerServer(config)
@@ -717,7 +717,7 @@ def test_what_no_client_sends_is_refused(server: TrainerServer) -> None:
         ):
             with pytest.raises(CallRefused) as caught:
                 client._client.call("insert/a", {**good, **wrong})
-            assert caught.value.code is CallRefusal.INVALID
+            assert caught.value.code is CallRefusalReason.INVALID
         with pytest.raises(CallRefused, match="not that of a trainer client"):
             client._client.call("mark", [1])
         assert client._client.call("insert/a", good)["acked"] == 0

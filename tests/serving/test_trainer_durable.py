@@ -17,11 +17,11 @@ import pytest
 from harness.kills import KillLoop
 
 import rl4sys_zmq
-from rl4sys_zmq.delivery.journal_rows import Tables
+from rl4sys_zmq.delivery.journal_rows import JournalTables
 from rl4sys_zmq.errors import (
     CallError,
     CallFailed,
-    CallRefusal,
+    CallRefusalReason,
     CallRefused,
     CallTimeout,
     ConfigError,
@@ -29,7 +29,7 @@ from rl4sys_zmq.errors import (
     RunDirectoryError,
     StoreError,
 )
-from rl4sys_zmq.rpc import RefuseCall
+from rl4sys_zmq.rpc import CallRefusedByCallback
 from rl4sys_zmq.serving import (
     DataStoreBase,
     QueuedDataStore,
@@ -238,7 +238,7 @@ def test_a_shelf_is_what_its_slow_twin_says_over_refusals_full_disks_and_restart
                     first, count = end + rng.choice((0, 0, 0, 2)), rng.randrange(12)
                     try:
                         arrivals = [ingest.insert_waiting()]
-                    except RefuseCall:
+                    except CallRefusedByCallback:
                         assert store.full
                     else:
                         store.full = rng.random() < 0.3
@@ -328,14 +328,14 @@ def test_a_run_directory_that_cannot_be(tmp_path: Path) -> None:
 
 def test_a_journal_that_fails_refuses_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = threading.Event()
-    write = Tables.apply
+    write = JournalTables.apply
 
-    def apply(self: Tables, group: Any) -> Any:
+    def apply(self: JournalTables, group: Any) -> Any:
         if broken.is_set():
             raise OSError("no space left on device")
         return write(self, group)
 
-    monkeypatch.setattr(Tables, "apply", apply)
+    monkeypatch.setattr(JournalTables, "apply", apply)
     mine, store = QueuedDataStore(100), QueuedDataStore(100)
     with trainer_on(tmp_path, ("a", store)) as server, join(server, "c", data_stores={"a": mine}, timeout_ms=300) as client:
         broken.set()
@@ -351,7 +351,7 @@ def test_a_journal_that_fails_refuses_and_goes_on(tmp_path: Path, monkeypatch: p
 
 
 def test_a_trainer_stops_though_its_journal_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def apply(self: Tables, group: Any) -> Any:
+    def apply(self: JournalTables, group: Any) -> Any:
         raise OSError("no space left on device")
 
     mine = QueuedDataStore(100)
@@ -359,7 +359,7 @@ def test_a_trainer_stops_though_its_journal_fails(tmp_path: Path, monkeypatch: p
         trainer_on(tmp_path, ("a", QueuedDataStore(100))) as server,
         join(server, "c", data_stores={"a": mine}, timeout_ms=300) as client,
     ):
-        monkeypatch.setattr(Tables, "apply", apply)
+        monkeypatch.setattr(JournalTables, "apply", apply)
         mine.insert(1)
         with pytest.raises(CallTimeout):
             client.update()
@@ -370,7 +370,7 @@ def test_a_trainer_stops_though_its_journal_fails(tmp_path: Path, monkeypatch: p
 
 
 def test_a_journal_that_dies_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def apply(self: Tables, group: Any) -> Any:
+    def apply(self: JournalTables, group: Any) -> Any:
         raise RuntimeError("a fault of ours")
 
     mine = QueuedDataStore(100)
@@ -378,12 +378,12 @@ def test_a_journal_that_dies_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyP
         trainer_on(tmp_path, ("a", QueuedDataStore(100))) as server,
         join(server, "c", data_stores={"a": mine}) as client,
     ):
-        monkeypatch.setattr(Tables, "apply", apply)
+        monkeypatch.setattr(JournalTables, "apply", apply)
         mine.insert(1)
         for _ in range(2):
             with pytest.raises(CallRefused, match="a fault of ours") as caught:
                 client.update()
-            assert caught.value.code is CallRefusal.BUSY
+            assert caught.value.code is CallRefusalReason.BUSY
 
 
 def _succeeds(call: Callable[[], object]) -> bool:
@@ -462,7 +462,7 @@ class Fleet:
         try:
             done = client.update()
         except (CallTimeout, CallRefused) as exc:
-            assert not isinstance(exc, CallRefused) or exc.code is CallRefusal.CLOSING
+            assert not isinstance(exc, CallRefused) or exc.code is CallRefusalReason.CLOSING
             return False
         for name, acked in done.acked.items():
             self.acked[number, name] = acked

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rl4sys_zmq.errors import CallRefusal, CallRefused, CallTimeout, ConfigError
+from rl4sys_zmq.errors import CallRefusalReason, CallRefused, CallTimeout, ConfigError
 from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys, write_user_keys
 from rl4sys_zmq.serving import QueuedDataStore, TrainerClient, TrainerConfig, TrainerServer
 
@@ -60,7 +60,7 @@ def test_roles(give: Give, tmp_path: Path) -> None:
             assert client.request("echo", 1) == 1
         with pytest.raises(CallRefused, match="the key of judge does not have the role submit") as caught:
             join(judge, data_stores={"a": mine})
-        assert caught.value.code is CallRefusal.FORBIDDEN
+        assert caught.value.code is CallRefusalReason.FORBIDDEN
         for keys in (stranger, None):
             with pytest.raises(CallTimeout):
                 join(keys, timeout_ms=300)

@@ -18,7 +18,7 @@ from rl4sys_zmq.delivery import (
     IncarnationRaised,
     Key,
     Reconnect,
-    Send,
+    SendMessage,
     SessionJoined,
     SessionState,
     StreamRestarted,
@@ -253,7 +253,7 @@ class SimActor:
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case Send(message):
+                case SendMessage(message):
                     self._sim.carry(self, self.link, encode(message), up=True)
                 case Reconnect():
                     self._sim.history.counts["redials"] += 1

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rl4sys_zmq.delivery import ClientRow, JournalEntry, JournalHealth, JournalPage, Key, MemoryJournal, StreamRow
-from rl4sys_zmq.delivery.journal_backlog import Backlog, Operation
+from rl4sys_zmq.delivery.journal_backlog import JournalQueue, Operation
 from rl4sys_zmq.delivery.journal_rows import (
     CountGap,
     DropClient,
@@ -18,7 +18,7 @@ from rl4sys_zmq.delivery.journal_rows import (
     TrimEntries,
     Write,
 )
-from rl4sys_zmq.learner.checkpoints import Mark
+from rl4sys_zmq.learner.checkpoints import CheckpointMark
 
 __all__ = ["Checkpoint", "SimDisk", "SimJournal", "SlowJournal"]
 
@@ -40,7 +40,7 @@ class Checkpoint:
 
     number: int
     judged: tuple[tuple[int, str], ...]
-    marks: tuple[Mark, ...]
+    marks: tuple[CheckpointMark, ...]
     verdicts: Mapping[str, int]
 
 
@@ -183,7 +183,7 @@ class SimJournal:
         self.journal_id = disk.journal_id
         self.full = False
         self._disk, self._rng, self._written = disk, rng, written
-        self._backlog = Backlog()
+        self._backlog = JournalQueue()
         self._due = 0
 
     def append(self, batch: Sequence[JournalEntry]) -> None:

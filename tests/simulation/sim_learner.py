@@ -27,29 +27,40 @@ from rl4sys_zmq.delivery import (
     JournalEntry,
     JournalPage,
     Key,
+    SegmentStream,
     StallTimer,
-    Stream,
     StreamRow,
     StreamTable,
     stall_reason,
 )
 from rl4sys_zmq.delivery.credit import IDLE_S
 from rl4sys_zmq.delivery.journal_rows import CountGap, DropStream, Write
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
-from rl4sys_zmq.learner.client import Client, LearnerThreadState
+from rl4sys_zmq.learner.client import ClientState, LearnerThreadState
 from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.core import LearnerCore
+from rl4sys_zmq.learner.core_callbacks import Clock, CoreCallbacks, LearnerThreadHandle
 from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
 from rl4sys_zmq.learner.operator import RESTART, CommandExecutor
-from rl4sys_zmq.learner.ports import Clock, LearnerThreadHandle, Ports
 from rl4sys_zmq.learner.recorder import NullEventSink
 from rl4sys_zmq.security import Authorizer
 from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.values import space_to_json
 from rl4sys_zmq.wire import decode, read_heads
-from rl4sys_zmq.wire.messages import Ack, Command, Deliver, Frame, Hello, Message, Refused, Submit, Verdict, Welcome
+from rl4sys_zmq.wire.messages import (
+    Ack,
+    DeliverSegments,
+    Frame,
+    Hello,
+    Message,
+    OperatorCommand,
+    Refused,
+    Submit,
+    Verdict,
+    Welcome,
+)
 from simulation.history import History
 from simulation.schedule import Schedule
 from simulation.sim_disk import SimDisk, SimJournal, SlowJournal
@@ -83,7 +94,7 @@ class LearnerParts:
     dispatcher: type[SegmentDispatcher] = SegmentDispatcher
     operator: type[CommandExecutor] = CommandExecutor
     registry: type[ClientRegistry] = ClientRegistry
-    client: type[Client] = Client
+    client: type[ClientState] = ClientState
     table: type[StreamTable] = StreamTable
     pool: type[CreditPool] = CreditPool
     journal: Callable[[], Journal] = SlowJournal
@@ -99,7 +110,7 @@ def planted(parts: LearnerParts) -> Iterator[None]:
         (core_module, "SegmentDispatcher", parts.dispatcher),
         (core_module, "CommandExecutor", parts.operator),
         (core_module, "ClientRegistry", parts.registry),
-        (roster_module, "Client", parts.client),
+        (roster_module, "ClientState", parts.client),
         (roster_module, "StreamTable", parts.table),
         (client_module, "CreditPool", parts.pool),
         (client_module, "CREDIT_ITEMS", CREDIT_ITEMS),
@@ -141,7 +152,7 @@ class _Before:
     progress_at: float
 
     @classmethod
-    def of(cls, stream: Stream) -> _Before:
+    def of(cls, stream: SegmentStream) -> _Before:
         return cls(stream.received, stream.accepted_steps, stream.credit_steps, stream.progress_at)
 
 
@@ -193,7 +204,7 @@ class SimLearner:
         self._journal: Journal = self._disk_journal or parts.journal()
         self._watch_journal()
         clock = Clock(monotonic=lambda: self.now, unix=lambda: BEGAN_S + self.now)
-        ports = Ports(
+        callbacks = CoreCallbacks(
             clock=clock,
             send=self._send,
             publish=lambda topic, frames: None,
@@ -206,13 +217,13 @@ class SimLearner:
         )
         config = _config(schedule.lease_s, disk is not None)
         sink = _EventSink(self._on_wrong)
-        self.core = parts.core(config, self._journal, sink, Authorizer(None), ports)
+        self.core = parts.core(config, self._journal, sink, Authorizer(None), callbacks)
         self.core.endpoint.pub_address = self.core.endpoint.inference_address = "inproc://sim"
         if disk is not None:
             self.core.restore(JournalContent(disk.journal_id, tuple(disk.clients.values()), tuple(disk.streams.values())))
 
     @property
-    def client(self) -> Client | None:
+    def client(self) -> ClientState | None:
         """The client; None before the first actor has come to a new learner."""
         return self.core.registry.get(CLIENT_ID)
 
@@ -222,7 +233,7 @@ class SimLearner:
         return self.thread.judged if self.thread is not None else []
 
     @property
-    def _ready(self) -> Client | None:
+    def _ready(self) -> ClientState | None:
         """The client, if its learner thread runs and has been fed what the journal held."""
         client = self.client
         return client if client is not None and client.is_caught_up else None
@@ -374,7 +385,7 @@ class SimLearner:
             self._fails = True
             self._input(self._hear)
             self._fails = False
-        self._input(lambda: self.core.do(Command(RESTART, CLIENT_ID)))
+        self._input(lambda: self.core.do(OperatorCommand(RESTART, CLIENT_ID)))
         self._slack_steps = 0  # what comes now comes under new credit, or without any
         for frames in late:
             self._input(functools.partial(self.core.on_worker, frames))
@@ -430,13 +441,13 @@ class SimLearner:
                 history.say(self._keys[peer], message.received, message.durable)
             case Refused():
                 history.counts[f"refused.{message.code}"] += 1
-                if message.code == Refusal.EXPIRED:
+                if message.code == RefusalReason.EXPIRED:
                     hello = self._hellos[peer]
                     history.expire((hello.actor_id, hello.origin or hello.incarnation))
-                if message.code == Refusal.INTERNAL:
+                if message.code == RefusalReason.INTERNAL:
                     raise Violation("internal", message.reason)
 
-    def _on_submit(self, peer: bytes, stream: Stream, before: _Before, message: Submit) -> None:
+    def _on_submit(self, peer: bytes, stream: SegmentStream, before: _Before, message: Submit) -> None:
         """The onlooker sees how far the mark has moved, and what of the message that must be."""
         if self.now - before.progress_at >= IDLE_S:  # its credit may have been granted once more, to another
             self._slack_steps += max(0, before.credit_steps - before.accepted_steps)
@@ -494,7 +505,7 @@ class SimLearner:
                 in_transit.add(given.load)
         for frames in client.backlog:
             message = decode(frames)
-            if isinstance(message, Deliver):
+            if isinstance(message, DeliverSegments):
                 in_transit.add(Given(message).load)
         for entry in self._journal.waiting() if isinstance(self._journal, SimJournal | SlowJournal) else ():
             stream = client.table.get(entry.actor_id, entry.origin)
@@ -527,7 +538,7 @@ def _decoded(frames: Sequence[Frame]) -> Message | None:
 
 @functools.lru_cache(maxsize=1024)
 def _load_of_entry(entry: JournalEntry) -> DataAmount:
-    return Given(Deliver(entry.actor_id, entry.origin, entry.skip, entry.refused, entry.frames)).load
+    return Given(DeliverSegments(entry.actor_id, entry.origin, entry.skip, entry.refused, entry.frames)).load
 
 
 @functools.lru_cache

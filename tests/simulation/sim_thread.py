@@ -10,25 +10,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from rl4sys_zmq.delivery import DataAmount, Key
-from rl4sys_zmq.learner.progress import Progress
+from rl4sys_zmq.learner.progress import StreamProgress
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
 from rl4sys_zmq.weights import EncodingOptions, digest, encode_update
-from rl4sys_zmq.wire import Batch, SegmentSchema, decode, encode, spec_to_document
+from rl4sys_zmq.wire import SegmentSchema, SubmitReader, decode, encode, spec_to_document
 from rl4sys_zmq.wire.messages import (
-    Assign,
-    Checkpointed,
-    Deliver,
-    Demand,
-    Disposed,
-    Failed,
-    Forget,
+    AssignClient,
+    CheckpointResult,
+    DataDemand,
+    DeliverSegments,
     Frame,
     Message,
-    Published,
-    Ready,
-    Save,
+    PolicyPublished,
+    SaveCheckpoint,
+    SegmentVerdicts,
+    StreamEnded,
     Submit,
+    ThreadFailed,
+    ThreadReady,
     Verdict,
 )
 from simulation.history import History
@@ -78,12 +78,12 @@ class Given:
         load: What the thread takes of it, counted from its frames alone.
     """
 
-    def __init__(self, message: Deliver) -> None:
+    def __init__(self, message: DeliverSegments) -> None:
         submit = decode(message.body)
         assert isinstance(submit, Submit)
         self.key: Key = message.actor_id, message.origin
         self.skip, self.first_seq = message.skip, submit.first_seq
-        self.batch = Batch(submit)
+        self.batch = SubmitReader(submit)
         self.refused = self.batch.errors(SCHEMA)
         taken = [int(steps) for place, steps in enumerate(self.batch.steps) if place >= self.skip and place not in self.refused]
         self.load = DataAmount(sum(taken), len(taken), sum(len(frame) for frame in message.body))
@@ -116,7 +116,7 @@ class SimThread:
         """
         self.inbox: deque[Message | Given] = deque()
         self.words: list[list[Frame]] = []
-        self.progress = Progress()
+        self.progress = StreamProgress()
         self.judged = list(judged or ())
         self.taken_messages = 0
         self.is_ready = False
@@ -136,7 +136,7 @@ class SimThread:
         if not self.alive or len(self.inbox) >= INBOX_MESSAGES:
             return False
         message = decode(frames)
-        self.inbox.append(Given(message) if isinstance(message, Deliver) else message)
+        self.inbox.append(Given(message) if isinstance(message, DeliverSegments) else message)
         return True
 
     def end(self, *, replaced: bool) -> None:
@@ -152,44 +152,44 @@ class SimThread:
 
     def fail(self) -> None:
         """Say that the algorithm has raised."""
-        self._say(Failed("ArithmeticError: planted", ""))
+        self._say(ThreadFailed("ArithmeticError: planted", ""))
 
     # ---- checkpoints
 
-    def load(self, disk: SimDisk) -> Ready:
+    def load(self, disk: SimDisk) -> ThreadReady:
         """Takes up the newest checkpoint."""
         number = 0
         if disk.checkpoints:
             saved = disk.checkpoints[-1]
             number = saved.number
-            self.judged, self.progress = list(saved.judged), Progress(saved.marks, saved.verdicts)
+            self.judged, self.progress = list(saved.judged), StreamProgress(saved.marks, saved.verdicts)
         self._history.begin_thread(segment for segment, _ in self.judged)
         return self._ready(number)
 
-    def _ready(self, number: int) -> Ready:
+    def _ready(self, number: int) -> ThreadReady:
         marks, verdicts = self.progress.as_documents(), dict(self.progress.verdicts)
-        return Ready(spec_to_document(SPEC), "onpolicy", 0, -1, number, marks, verdicts, [])
+        return ThreadReady(spec_to_document(SPEC), "onpolicy", 0, -1, number, marks, verdicts, [])
 
     def save_and_say(self, token: int = 0) -> None:
         """Write a checkpoint, and say so; or say why there is none."""
         disk = self._site.disk
         if disk is None:
-            self._say(Checkpointed(token, 0, 0, [], 0.0, ""))
+            self._say(CheckpointResult(token, 0, 0, [], 0.0, ""))
         elif self._site.is_full():
             self._history.counts["checkpoints.failed"] += 1
-            self._say(Checkpointed(token, 0, 0, [], 0.0, "the disk is full"))
+            self._say(CheckpointResult(token, 0, 0, [], 0.0, "the disk is full"))
         else:
             self._history.counts["checkpoints"] += 1
             message = self.save(disk, self._site.reach)
-            self._say(Checkpointed(token, message.number, message.version, message.marks, 0.0, ""))
+            self._say(CheckpointResult(token, message.number, message.version, message.marks, 0.0, ""))
 
-    def save(self, disk: SimDisk, reach: Callable[[str], None]) -> Checkpointed:
+    def save(self, disk: SimDisk, reach: Callable[[str], None]) -> CheckpointResult:
         """Writes a checkpoint of the last barrier; `reach` is told how far it is, and may not return."""
         saved = self._checkpoint(disk.next_number)
         reach("in_checkpoint")
         disk.keep(saved)
         self.progress.moved = False
-        return Checkpointed(0, saved.number, 0, [[m.actor_id, m.origin, m.next_seq] for m in saved.marks], 0.0, "")
+        return CheckpointResult(0, saved.number, 0, [[m.actor_id, m.origin, m.next_seq] for m in saved.marks], 0.0, "")
 
     def _checkpoint(self, number: int) -> Checkpoint:
         return Checkpoint(number, tuple(self.judged), self.progress.marks(), dict(self.progress.verdicts))
@@ -224,30 +224,30 @@ class SimThread:
             else:
                 ranges.append([seq, seq + 1])
         for ((actor_id, origin), verdict), ranges in said.items():
-            self._say(Disposed(actor_id, origin, ranges, verdict, "", ""))
+            self._say(SegmentVerdicts(actor_id, origin, ranges, verdict, "", ""))
         self._said.clear()
         demand = self.taken_messages, self.wants_steps
         if demand != self._demand:
             self._demand = demand
-            self._say(Demand(self.wants_steps, self.taken_messages, 0))
+            self._say(DataDemand(self.wants_steps, self.taken_messages, 0))
 
     def _follow(self, message: Message | Given) -> None:
         match message:
-            case Assign():
+            case AssignClient():
                 self._begin(message)
             case Given():
                 self._read(message)
-            case Save():
+            case SaveCheckpoint():
                 if message.partial:
                     self._train()
                 self._tell()
                 self.save_and_say(message.token)
-            case Forget():
+            case StreamEnded():
                 self.progress.forget((message.actor_id, message.origin))
             case _:
                 raise AssertionError(f"{type(message).__name__} is not for a learner thread")
 
-    def _begin(self, assign: Assign) -> None:
+    def _begin(self, assign: AssignClient) -> None:
         """Say what it goes on from, and publish that."""
         if self._site.disk is not None:
             self._say(self.load(self._site.disk))
@@ -258,7 +258,7 @@ class SimThread:
         header, payload = encode_update(assign.policy_id, None, snapshot, EncodingOptions())
         state = _FLAT.view(np.uint8).data
         whole = len(payload) == len(state)
-        self._say(Published(0, snapshot.digest, (state, header) if whole else (state, header, payload)))
+        self._say(PolicyPublished(0, snapshot.digest, (state, header) if whole else (state, header, payload)))
         self.is_ready = True
 
     def _read(self, given: Given) -> None:

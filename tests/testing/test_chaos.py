@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq.errors import Closed, TransportError
-from rl4sys_zmq.testing import ChaosProxy, Faults
+from rl4sys_zmq.testing import ChaosProxy, NetworkFaults
 from rl4sys_zmq.transports import Address, Poller, Socket
 
 DATA = bytes(range(256)) * 800
@@ -72,19 +72,19 @@ def test_carries_both_ways_untouched() -> None:
 
 
 def test_an_end_is_passed_on_after_the_data() -> None:
-    with Pair(Faults(latency_s=0.02)) as pair:
+    with Pair(NetworkFaults(latency_s=0.02)) as pair:
         pair.client.sendall(b"last words")
         pair.client.close()
         assert receive(pair.upstream, 100) == b"last words"
 
 
 def test_latency_and_rate() -> None:
-    with Pair(Faults(latency_s=0.1)) as pair:
+    with Pair(NetworkFaults(latency_s=0.1)) as pair:
         start = time.monotonic()
         pair.client.sendall(b"x")
         receive(pair.upstream, 1)
         assert time.monotonic() - start >= 0.1
-        pair.proxy.faults = Faults(rate_bytes_s=10_000)
+        pair.proxy.faults = NetworkFaults(rate_bytes_s=10_000)
         assert pair.proxy.faults.rate_bytes_s == 10_000
         start = time.monotonic()
         pair.client.sendall(DATA[:2_000])
@@ -93,7 +93,7 @@ def test_latency_and_rate() -> None:
 
 
 def test_corruption_flips_bits_and_counts_them() -> None:
-    with Pair(Faults(corrupt_probability=1.0)) as pair:
+    with Pair(NetworkFaults(corrupt_probability=1.0)) as pair:
         pair.client.sendall(DATA)
         got = receive(pair.upstream, len(DATA))
         flips = sum((a ^ b).bit_count() for a, b in zip(got, DATA, strict=True))
@@ -101,7 +101,7 @@ def test_corruption_flips_bits_and_counts_them() -> None:
 
 
 def test_a_cut_comes_within_the_data() -> None:
-    with Pair(Faults(cut_probability=1.0)) as pair:
+    with Pair(NetworkFaults(cut_probability=1.0)) as pair:
         pair.client.sendall(DATA[:10_000])
         assert len(receive(pair.upstream, 10_000)) < 10_000
         with pytest.raises(ConnectionResetError):
@@ -110,13 +110,13 @@ def test_a_cut_comes_within_the_data() -> None:
 
 
 def test_a_cut_may_be_a_plain_end() -> None:
-    with Pair(Faults(cut_probability=1.0, reset=False)) as pair:
+    with Pair(NetworkFaults(cut_probability=1.0, reset=False)) as pair:
         pair.client.sendall(b"x")
         assert receive(pair.upstream, 1) == b"" == pair.client.recv(1)
 
 
 def test_half_open_leaves_the_client_in_belief() -> None:
-    with Pair(Faults(cut_probability=1.0, half_open=True)) as pair:
+    with Pair(NetworkFaults(cut_probability=1.0, half_open=True)) as pair:
         pair.client.sendall(b"x" * 1000)
         assert len(receive(pair.upstream, 1000)) < 1000
         pair.client.sendall(DATA)  # taken and swallowed

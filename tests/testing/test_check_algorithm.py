@@ -11,7 +11,7 @@ import pytest
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import ALGORITHMS
-from rl4sys_zmq.policies import ColumnPolicy, Policy, Sampler, build_policy
+from rl4sys_zmq.policies import ExtraColumnPolicy, Policy, RandomSource, build_policy
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.policies.registry import POLICIES, PolicyEntry
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters, check_algorithm, check_policy
@@ -226,11 +226,11 @@ class Coin:
         head = uniform < self.chance if explore else self.chance > 0.5
         return np.int64(head), float(np.log(self.chance if head else 1.0 - self.chance))
 
-    def act(self, observation: Any, mask: Any, rng: Sampler, explore: bool) -> Any:
+    def act(self, observation: Any, mask: Any, rng: RandomSource, explore: bool) -> Any:
         action, log_prob = self._choose(mask, rng.uniform(), explore)
         return action, action, log_prob
 
-    def act_batch(self, observations: Any, masks: Any, rng: Sampler, explore: bool) -> Any:
+    def act_batch(self, observations: Any, masks: Any, rng: RandomSource, explore: bool) -> Any:
         rows = [self.act(o, None if masks is None else masks[i], rng, explore) for i, o in enumerate(observations)]
         actions = np.array([raw for raw, _, _ in rows])
         return actions, actions, np.array([log_prob for *_, log_prob in rows], dtype=np.float32)
@@ -247,8 +247,8 @@ class Blind(Coin):
 
 
 class Moody(Coin):
-    def act(self, observation: Any, mask: Any, rng: Sampler, explore: bool) -> Any:
-        return super().act(observation, mask, Sampler(), explore)
+    def act(self, observation: Any, mask: Any, rng: RandomSource, explore: bool) -> Any:
+        return super().act(observation, mask, RandomSource(), explore)
 
 
 class Floats(Coin):
@@ -284,20 +284,20 @@ def test_a_faulty_policy_is_found_out(monkeypatch: pytest.MonkeyPatch, cls: Call
         check_policy(spec)
 
 
-class Recording(ColumnPolicy):
+class Recording(ExtraColumnPolicy):
     """A policy that keeps the contract: its state counts the steps of the episode."""
 
     def __init__(self, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
         spec.views(snapshot.flat)
         super().__init__(snapshot)
 
-    def step(self, observation: Any, mask: Any, rng: Sampler, explore: bool, state: Any) -> Any:
+    def step(self, observation: Any, mask: Any, rng: RandomSource, explore: bool, state: Any) -> Any:
         count = np.zeros(1, np.float32) if state is None else state
         return np.int64(0), np.int64(0), 0.0, {"count": count, "total": observation.sum()}, count + 1
 
 
 class Mutating(Recording):
-    def step(self, observation: Any, mask: Any, rng: Sampler, explore: bool, state: Any) -> Any:
+    def step(self, observation: Any, mask: Any, rng: RandomSource, explore: bool, state: Any) -> Any:
         *parts, after = super().step(observation, mask, rng, explore, state)
         if state is None:
             return *parts, after
@@ -306,25 +306,25 @@ class Mutating(Recording):
 
 
 class Wide(Recording):
-    def step(self, observation: Any, mask: Any, rng: Sampler, explore: bool, state: Any) -> Any:
+    def step(self, observation: Any, mask: Any, rng: RandomSource, explore: bool, state: Any) -> Any:
         *parts, columns, after = super().step(observation, mask, rng, explore, state)
         return *parts, {**columns, "total": np.zeros(2)}, after
 
 
 class Short(Recording):
-    def step(self, observation: Any, mask: Any, rng: Sampler, explore: bool, state: Any) -> Any:
+    def step(self, observation: Any, mask: Any, rng: RandomSource, explore: bool, state: Any) -> Any:
         *parts, columns, after = super().step(observation, mask, rng, explore, state)
         return *parts, {"count": columns["count"]}, after
 
 
 class Infinite(Recording):
-    def step(self, observation: Any, mask: Any, rng: Sampler, explore: bool, state: Any) -> Any:
+    def step(self, observation: Any, mask: Any, rng: RandomSource, explore: bool, state: Any) -> Any:
         *parts, columns, after = super().step(observation, mask, rng, explore, state)
         return *parts, {**columns, "total": np.inf}, after
 
 
 class Stateless(Recording):
-    def step_batch(self, observations: Any, masks: Any, rng: Sampler, explore: bool, states: Any) -> Any:
+    def step_batch(self, observations: Any, masks: Any, rng: RandomSource, explore: bool, states: Any) -> Any:
         return super().step_batch(observations, masks, rng, explore, [None] * len(states))
 
 

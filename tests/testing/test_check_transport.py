@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq.errors import TransportError
-from rl4sys_zmq.testing import ChaosProxy, Faults, TransportUnderTest, check_transport, fresh_address
+from rl4sys_zmq.testing import ChaosProxy, NetworkFaults, TransportUnderTest, check_transport, fresh_address
 from rl4sys_zmq.transports import Address, SendResult, Socket
 
 
@@ -58,7 +58,7 @@ def test_through_a_slow_network() -> None:
     proxies: list[ChaosProxy] = []
 
     def through(address: Any) -> Any:
-        proxies.append(ChaosProxy(address, seed=len(proxies), faults=Faults(latency_s=0.001)))
+        proxies.append(ChaosProxy(address, seed=len(proxies), faults=NetworkFaults(latency_s=0.001)))
         return proxies[-1].address
 
     try:

@@ -283,7 +283,7 @@ def test_a_dead_handler_lets_nobody_in_and_hangs_nothing(
     listed = house.actor("arm")
     first = house.dealer(router, listed)
     assert first.send([b"x"]) and receive(router)[1] == b"x"
-    monkeypatch.setattr(zap._Handler, "_serve", lambda self, router: 1 / 0)
+    monkeypatch.setattr(zap._ZapThread, "_serve", lambda self, router: 1 / 0)
     late = house.dealer(router, listed, watch=True)
     late.send([b"let me in"])
     until(lambda: not house.domain.alive, "the death of the handler")

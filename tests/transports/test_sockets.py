@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import zmq
 
-from rl4sys_zmq.errors import AddressInUse, Closed, ProtocolError, Refusal, TransportError
+from rl4sys_zmq.errors import AddressInUse, Closed, ProtocolError, RefusalReason, TransportError
 from rl4sys_zmq.testing import CHECKS, TransportUnderTest, check_transport
 from rl4sys_zmq.transports import Poller, SendResult, Socket, TooManyFrames, Wakeup, context, open_sockets, read_subscription
 
@@ -63,7 +63,7 @@ def test_too_many_frames_are_drained_and_reported(transport: TransportUnderTest)
         with pytest.raises(TooManyFrames) as caught:
             router.recv()
         error: object = caught.value
-        assert isinstance(error, ProtocolError) and error.code is Refusal.FRAMES
+        assert isinstance(error, ProtocolError) and error.code is RefusalReason.FRAMES
         assert "1001 frames; the limit is 32" in str(caught.value)
         peer, body = receive(router)
         assert (caught.value.first, body) == (peer, b"next")

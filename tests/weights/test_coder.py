@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import WeightsError
-from rl4sys_zmq.weights import BF16, FP32, DiffCodec, Grid, decode_diff, digest, encode_diff
+from rl4sys_zmq.weights import BF16, FP32, DiffCodec, GridMapping, decode_diff, digest, encode_diff
 from rl4sys_zmq.weights.bits import varint
 from rl4sys_zmq.weights.planes import PIECE
 
@@ -94,7 +94,7 @@ def test_a_grid_is_exact_and_settles_what_lies_between(states: Any, level: Any) 
     base, new = (np.nan_to_num(s, nan=0.5, posinf=3e38, neginf=-3e38) for s in states)
     rng = np.random.default_rng(0)
     exponents = rng.integers(-10, 3, new.size).astype(np.int32)
-    grid = Grid(exponents)
+    grid = GridMapping(exponents)
     new = np.clip(new, -1000, 1000)
     wanted = [float(round(float(v) / 2.0**e) * 2.0**e) for v, e in zip(new, exponents.tolist(), strict=True)]
     on_grid = grid.canonical(new)
@@ -217,7 +217,7 @@ def test_a_diff_must_agree_with_its_header_on_what_is_needed() -> None:
 def test_any_bytes_give_a_state_or_our_error(payload: bytes, size: int, known: bool) -> None:
     base = np.zeros(size, dtype=np.float32)
     for codec in DiffCodec:
-        for form in (FP32, BF16, Grid(np.zeros(size, dtype=np.int32))):
+        for form in (FP32, BF16, GridMapping(np.zeros(size, dtype=np.int32))):
             try:
                 out = decode_diff(codec, payload, base, form=form, before=base if known else None).flat
             except WeightsError as exc:

@@ -11,7 +11,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.weights import HEADER_BYTES, DiffCodec, WeightsHeader, WireDtype
 
 HEADER = WeightsHeader(b"policy-1", 1_700_000_000_000, 6, 7, DiffCodec.PLANES, 1000, 321, 2**64 - 1, 2**63)
@@ -79,20 +79,20 @@ def test_every_flipped_bit_is_detected() -> None:
 @pytest.mark.parametrize(
     ("data", "code"),
     [
-        (b"", Refusal.MALFORMED),
-        (bytes(71), Refusal.MALFORMED),
-        (bytes(72), Refusal.MAGIC),
-        (repacked(4, "B", 2), Refusal.VERSION),
-        (HEADER.pack()[:-1] + b"\xff", Refusal.CHECKSUM),
-        (repacked(5, "B", 4), Refusal.FEATURE),
-        (repacked(6, "B", 7), Refusal.KIND),
-        (repacked(7, "B", 3), Refusal.DTYPE),
-        (repacked(24, "<Q", 7), Refusal.RANGE),
-        (repacked(32, "<Q", 5), Refusal.RANGE),
-        (repacked(6, "B", DiffCodec.SNAPSHOT), Refusal.RANGE),
-        (repacked(40, "<H", 1), Refusal.RANGE),
-        (repacked(42, "<H", 0), Refusal.RANGE),
-        (repacked(48, "<I", 4001), Refusal.TOO_LARGE),
+        (b"", RefusalReason.MALFORMED),
+        (bytes(71), RefusalReason.MALFORMED),
+        (bytes(72), RefusalReason.MAGIC),
+        (repacked(4, "B", 2), RefusalReason.VERSION),
+        (HEADER.pack()[:-1] + b"\xff", RefusalReason.CHECKSUM),
+        (repacked(5, "B", 4), RefusalReason.FEATURE),
+        (repacked(6, "B", 7), RefusalReason.KIND),
+        (repacked(7, "B", 3), RefusalReason.DTYPE),
+        (repacked(24, "<Q", 7), RefusalReason.RANGE),
+        (repacked(32, "<Q", 5), RefusalReason.RANGE),
+        (repacked(6, "B", DiffCodec.SNAPSHOT), RefusalReason.RANGE),
+        (repacked(40, "<H", 1), RefusalReason.RANGE),
+        (repacked(42, "<H", 0), RefusalReason.RANGE),
+        (repacked(48, "<I", 4001), RefusalReason.TOO_LARGE),
     ],
 )
 def test_each_broken_rule_has_its_code(data: Any, code: Any) -> None:
@@ -103,14 +103,14 @@ def test_each_broken_rule_has_its_code(data: Any, code: Any) -> None:
 def test_pack_refuses_what_does_not_fit(field: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError) as caught:
         dataclasses.replace(HEADER, **field).pack()
-    assert caught.value.code == Refusal.RANGE
+    assert caught.value.code == RefusalReason.RANGE
 
 
 @pytest.mark.parametrize(
     ("field", "code"),
     [
-        ({"wire_dtype": WireDtype.BF16, "payload_bytes": 2001}, Refusal.TOO_LARGE),
-        ({"codec": DiffCodec.SNAPSHOT, "base_version": 7, "predicted": True}, Refusal.RANGE),
+        ({"wire_dtype": WireDtype.BF16, "payload_bytes": 2001}, RefusalReason.TOO_LARGE),
+        ({"codec": DiffCodec.SNAPSHOT, "base_version": 7, "predicted": True}, RefusalReason.RANGE),
     ],
 )
 def test_pack_refuses_what_cannot_be(field: dict[str, Any], code: Any) -> None:

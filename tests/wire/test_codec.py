@@ -14,7 +14,7 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire import messages as m
 from rl4sys_zmq.wire.prefix import MAX_BODY_FRAMES, PREFIX_BYTES, WRAPPERS, Prefix, checksum
@@ -47,7 +47,7 @@ def field_strategy(cls: type, f: dataclasses.Field[Any]) -> Any:
         bool: st.booleans(),
         str: st.text(max_size=40),
         bytes: st.binary(min_size=8, max_size=8),
-        m.Block: st.binary(max_size=100),
+        m.AnyBytes: st.binary(max_size=100),
         list[Any]: st.lists(trees, max_size=4),
         dict[str, Any]: st.dictionaries(st.text(max_size=8), trees, max_size=4),
     }[hint]
@@ -80,7 +80,7 @@ def header_of(message: Any) -> dict[str, Any]:
     return header
 
 
-def code_of(frames: Any, **kwargs: Any) -> Refusal:
+def code_of(frames: Any, **kwargs: Any) -> RefusalReason:
     with pytest.raises(ProtocolError) as caught:
         decode(frames, **kwargs)
     return caught.value.code
@@ -121,16 +121,16 @@ def test_headers_are_strict(cls: Any, samples: dict[str, m.Message]) -> None:
     message = samples[cls.__name__]
     header = header_of(message)
     assert decode(with_header(message, header)) == message
-    assert code_of(with_header(message, {**header, "extra": 1})) is Refusal.MALFORMED
+    assert code_of(with_header(message, {**header, "extra": 1})) is RefusalReason.MALFORMED
     bad: Any
     for bad in ([], None, 3, "text", list(header.items())):
-        assert code_of(with_header(message, bad)) is Refusal.MALFORMED
+        assert code_of(with_header(message, bad)) is RefusalReason.MALFORMED
     required = {f.name for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING}
     hints = get_type_hints(cls)
     for key in header:
         without = {k: v for k, v in header.items() if k != key}
         if key in required:
-            assert code_of(with_header(message, without)) is Refusal.MALFORMED, key
+            assert code_of(with_header(message, without)) is RefusalReason.MALFORMED, key
         else:
             assert decode(with_header(message, without)) == dataclasses.replace(message, **{key: default_of(cls, key)})
         wrong: Any = {
@@ -139,14 +139,14 @@ def test_headers_are_strict(cls: Any, samples: dict[str, m.Message]) -> None:
             bool: [0, 1, None, "true"],
             str: [None, 3, b"text", ["a"]],
             bytes: [None, "12345678", b"1234567", b"123456789"],
-            m.Block: [None, "12345678", 3, []],
+            m.AnyBytes: [None, "12345678", 3, []],
             list[Any]: [None, {}, "ab", 3],
             dict[str, Any]: [None, [], "ab", 3],
         }[hints[key]]
         for value in wrong:
-            assert code_of(with_header(message, {**header, key: value})) is Refusal.MALFORMED, (key, value)
+            assert code_of(with_header(message, {**header, key: value})) is RefusalReason.MALFORMED, (key, value)
         if hints[key] is int and key not in ("digest", "seed"):
-            assert code_of(with_header(message, {**header, key: 2**63})) is Refusal.RANGE, key
+            assert code_of(with_header(message, {**header, key: 2**63})) is RefusalReason.RANGE, key
 
 
 def default_of(cls: Any, name: str) -> Any:
@@ -165,7 +165,7 @@ def test_only_no_limit_is_negative(samples: dict[str, m.Message]) -> None:
     message = samples["Welcome"]
     unlimited: Any = decode(with_header(message, {**header_of(message), "max_policy_lag": -1}))
     assert unlimited.max_policy_lag == -1
-    assert code_of(with_header(message, {**header_of(message), "max_policy_lag": -2})) is Refusal.MALFORMED
+    assert code_of(with_header(message, {**header_of(message), "max_policy_lag": -2})) is RefusalReason.MALFORMED
 
 
 @pytest.mark.parametrize(
@@ -173,13 +173,13 @@ def test_only_no_limit_is_negative(samples: dict[str, m.Message]) -> None:
     [
         m.Heartbeat(2**64),
         m.Heartbeat(-(2**63) - 1),
-        m.Status({"x": object()}),
-        m.Status({"x": {1, 2}}),
-        m.Status({"x": "\ud800"}),
-        m.Failed("x" * (1 << 20), ""),
-        m.Weights((b"",) * (MAX_BODY_FRAMES + 1)),
-        m.Submit(-1, 1, 0, [], m.Block(b""), ()),
-        m.Submit(0, 2**32, 0, [], m.Block(b""), ()),
+        m.StatusReply({"x": object()}),
+        m.StatusReply({"x": {1, 2}}),
+        m.StatusReply({"x": "\ud800"}),
+        m.ThreadFailed("x" * (1 << 20), ""),
+        m.WeightsReply((b"",) * (MAX_BODY_FRAMES + 1)),
+        m.Submit(-1, 1, 0, [], m.AnyBytes(b""), ()),
+        m.Submit(0, 2**32, 0, [], m.AnyBytes(b""), ()),
     ],
     ids=lambda message: type(message).__name__,
 )
@@ -203,19 +203,19 @@ def test_the_prefix_is_the_documented_one(samples: dict[str, m.Message]) -> None
 @pytest.mark.parametrize(
     ("offset", "form", "value", "code"),
     [
-        (0, "<4s", b"R4SX", Refusal.MAGIC),
-        (4, "<B", 2, Refusal.VERSION),
-        (4, "<B", 0, Refusal.VERSION),
-        (6, "<B", 99, Refusal.KIND),
-        (6, "<B", 0, Refusal.KIND),
-        (7, "<B", 1, Refusal.FRAMES),
-        (8, "<I", 1, Refusal.FEATURE),
-        (8, "<I", 0x8000, Refusal.FEATURE),
-        (12, "<I", 0, Refusal.MALFORMED),
-        (12, "<I", 2**32 - 1, Refusal.MALFORMED),
-        (16, "<Q", 1, Refusal.MALFORMED),
-        (16, "<Q", 2**64 - 1, Refusal.MALFORMED),
-        (36, "<I", 1, Refusal.MALFORMED),
+        (0, "<4s", b"R4SX", RefusalReason.MAGIC),
+        (4, "<B", 2, RefusalReason.VERSION),
+        (4, "<B", 0, RefusalReason.VERSION),
+        (6, "<B", 99, RefusalReason.KIND),
+        (6, "<B", 0, RefusalReason.KIND),
+        (7, "<B", 1, RefusalReason.FRAMES),
+        (8, "<I", 1, RefusalReason.FEATURE),
+        (8, "<I", 0x8000, RefusalReason.FEATURE),
+        (12, "<I", 0, RefusalReason.MALFORMED),
+        (12, "<I", 2**32 - 1, RefusalReason.MALFORMED),
+        (16, "<Q", 1, RefusalReason.MALFORMED),
+        (16, "<Q", 2**64 - 1, RefusalReason.MALFORMED),
+        (36, "<I", 1, RefusalReason.MALFORMED),
     ],
 )
 def test_a_wrong_prefix_is_refused_by_name(
@@ -227,7 +227,7 @@ def test_a_wrong_prefix_is_refused_by_name(
 
 
 def test_the_bodies_of_wrappers_are_not_looked_at(samples: dict[str, m.Message]) -> None:
-    for name in ("Deliver", "Published", "DeadLetter"):
+    for name in ("DeliverSegments", "PolicyPublished", "QuarantinedSegment"):
         first, *body = encode(samples[name])
         wrapper: Any = samples[name]
         assert first == encode(dataclasses.replace(wrapper, body=tuple(b[::-1] for b in body)))[0]
@@ -237,7 +237,7 @@ def test_the_bodies_of_wrappers_are_not_looked_at(samples: dict[str, m.Message])
 
 def test_what_was_compared_before_need_not_be_compared_again(samples: dict[str, m.Message]) -> None:
     first, body = encode(samples["Submit"])
-    assert code_of([first, body[::-1]]) is Refusal.CHECKSUM
+    assert code_of([first, body[::-1]]) is RefusalReason.CHECKSUM
     message: Any = decode([first, body[::-1]], verify=False)
     assert message.body == (body[::-1],)
 
@@ -259,25 +259,25 @@ def test_a_number_that_nobody_can_count_to_is_refused(samples: dict[str, m.Messa
     head, *body = encode(samples["Submit"])
     first = bytearray(head)
     struct.pack_into("<Q", first, 24, 2**63)
-    assert code_of(signed(first, tuple(body))) is Refusal.RANGE
+    assert code_of(signed(first, tuple(body))) is RefusalReason.RANGE
 
 
 def test_frames_and_sizes(samples: dict[str, m.Message]) -> None:
-    assert code_of([]) is Refusal.FRAMES
+    assert code_of([]) is RefusalReason.FRAMES
     for size in range(PREFIX_BYTES):
-        assert code_of([bytes(size)]) is Refusal.MAGIC
-    assert code_of([b""] * 3) is Refusal.MAGIC
+        assert code_of([bytes(size)]) is RefusalReason.MAGIC
+    assert code_of([b""] * 3) is RefusalReason.MAGIC
     first = encode(samples["Heartbeat"])[0]
-    assert code_of([first, b"more"]) is Refusal.FRAMES
-    assert code_of([first], max_bytes=len(first) - 1) is Refusal.TOO_LARGE
-    assert code_of(with_header(samples["Heartbeat"], header_of(samples["Heartbeat"]), (b"body",))) is Refusal.FRAMES
-    assert code_of(with_header(samples["Heartbeat"], bytes((1 << 20) + 1))) is Refusal.TOO_LARGE
+    assert code_of([first, b"more"]) is RefusalReason.FRAMES
+    assert code_of([first], max_bytes=len(first) - 1) is RefusalReason.TOO_LARGE
+    assert code_of(with_header(samples["Heartbeat"], header_of(samples["Heartbeat"]), (b"body",))) is RefusalReason.FRAMES
+    assert code_of(with_header(samples["Heartbeat"], bytes((1 << 20) + 1))) is RefusalReason.TOO_LARGE
 
 
 @pytest.mark.parametrize("cls", KINDS, ids=lambda c: c.__name__)
 def test_every_single_changed_byte_is_noticed(cls: Any, samples: dict[str, m.Message]) -> None:
     frames = [bytes(f) for f in encode(samples[cls.__name__])]
-    wrapper = cls in (m.Deliver, m.Published, m.DeadLetter)  # whose body has checksums of its own
+    wrapper = cls in (m.DeliverSegments, m.PolicyPublished, m.QuarantinedSegment)  # whose body has checksums of its own
     for index, frame in enumerate(frames[:1] if wrapper else frames):
         for position in range(len(frame)):
             for change in (0x01, 0x80, 0xFF):
@@ -293,6 +293,6 @@ def test_every_single_changed_byte_is_noticed(cls: Any, samples: dict[str, m.Mes
 
 @pytest.mark.parametrize("cls", KINDS, ids=lambda c: c.__name__)
 def test_each_message_goes_one_way(cls: type[Any]) -> None:
-    directions = [base for base in (m.ToLearner, m.ToActor, m.ToWorker, m.FromWorker) if issubclass(cls, base)]
+    directions = [base for base in (m.ToLearner, m.ToActor, m.ToLearnerThread, m.FromLearnerThread) if issubclass(cls, base)]
     assert len(directions) == 1
     assert not hasattr(object.__new__(cls), "__dict__")  # a base without slots would give each message one

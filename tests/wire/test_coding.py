@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl4sys_zmq import zstd
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
 from rl4sys_zmq.wire.batch import read_submit
@@ -50,7 +50,7 @@ def submit(segments: list[Segment], *, coded: bool = True) -> Submit:
     return join_submit(5, 9, [pack_segment(s) for s in segments], coded=coded)
 
 
-def code_of(message: Submit) -> Refusal:
+def code_of(message: Submit) -> RefusalReason:
     with pytest.raises(ProtocolError) as caught:
         plain_body(message)
     return caught.value.code
@@ -118,7 +118,7 @@ def test_codings_from_a_stranger_cost_a_refusal(data: Any) -> None:
     try:
         read_submit(forged)
     except ProtocolError as exc:
-        assert exc.code in (Refusal.MALFORMED, Refusal.TOO_LARGE, Refusal.SHAPE)
+        assert exc.code in (RefusalReason.MALFORMED, RefusalReason.TOO_LARGE, RefusalReason.SHAPE)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
@@ -129,7 +129,7 @@ def test_damaged_bytes_cost_a_refusal_or_a_value(at: int, bits: int) -> None:
     try:
         plain = plain_body(dataclasses.replace(message, body=(bytes(body),)))
     except ProtocolError as exc:
-        assert exc.code is Refusal.MALFORMED
+        assert exc.code is RefusalReason.MALFORMED
     else:
         assert sum(map(len, plain)) == sum(size for size in message.codings[0][1::3])
 
@@ -141,13 +141,13 @@ def test_bombs_are_not_lit() -> None:
     def forged(body: Any, *numbers: Any) -> Any:
         return dataclasses.replace(message, body=(body,), codings=[list(numbers)])
 
-    assert code_of(forged(zeros, len(zeros), 32 << 20, 1)) is Refusal.TOO_LARGE
-    assert code_of(forged(zeros, len(zeros), 1 << 62, 1)) is Refusal.TOO_LARGE
-    assert code_of(forged(zeros, len(zeros), 1000, 1)) is Refusal.MALFORMED
-    assert code_of(forged(zeros, len(zeros), 1000, 3)) is Refusal.MALFORMED
-    assert code_of(forged(zeros, len(zeros), 1000, 0)) is Refusal.MALFORMED
-    assert code_of(dataclasses.replace(message, codings=[[], []])) is Refusal.MALFORMED
-    assert code_of(dataclasses.replace(message, codings=["no"])) is Refusal.MALFORMED
+    assert code_of(forged(zeros, len(zeros), 32 << 20, 1)) is RefusalReason.TOO_LARGE
+    assert code_of(forged(zeros, len(zeros), 1 << 62, 1)) is RefusalReason.TOO_LARGE
+    assert code_of(forged(zeros, len(zeros), 1000, 1)) is RefusalReason.MALFORMED
+    assert code_of(forged(zeros, len(zeros), 1000, 3)) is RefusalReason.MALFORMED
+    assert code_of(forged(zeros, len(zeros), 1000, 0)) is RefusalReason.MALFORMED
+    assert code_of(dataclasses.replace(message, codings=[[], []])) is RefusalReason.MALFORMED
+    assert code_of(dataclasses.replace(message, codings=["no"])) is RefusalReason.MALFORMED
 
 
 def test_a_frame_expands_to_what_it_should_or_not_at_all() -> None:

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
-from rl4sys_zmq.errors import CallRefusal, Refusal
+from rl4sys_zmq.errors import CallRefusalReason, RefusalReason
 from rl4sys_zmq.values import DTYPES
 from rl4sys_zmq.wire import messages as m
 from rl4sys_zmq.wire import rpc, trees
@@ -37,7 +37,7 @@ def test_every_message_is_described(page: str, cls: Any) -> None:
 
 
 def test_every_refusal_and_dtype_is_described(page: str) -> None:
-    for code in Refusal:
+    for code in RefusalReason:
         assert f"| `{code.value}` |" in page
     assert " ".join(DTYPES) in page
 
@@ -52,7 +52,7 @@ def test_every_message_of_services_is_described_in_its_order(page: str, kind: in
 
 def test_every_refusal_of_a_call_and_every_form_of_a_tree_is_described(page: str) -> None:
     section = page[page.index("## Calls") : page.index("## Refusal codes")]
-    for code in CallRefusal:
+    for code in CallRefusalReason:
         assert f"| `{code.value}` |" in section
     forms = re.findall(r"^    (\{[a-z]: \[.*?\]\}) ", trees.__doc__, re.MULTILINE)
     assert len(forms) == 6

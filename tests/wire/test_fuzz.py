@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 from rl4sys_zmq.wire import SegmentSchema, decode, encode, read_submit, spec_from_document
 from rl4sys_zmq.wire import messages as m
@@ -23,18 +23,18 @@ MUTATIONS = int(os.environ.get("RL4SYS_MUTATIONS", "20000"))
 MAX_BYTES = 1 << 16
 SCHEMA = SegmentSchema(BoxSpace((2,), low=-1.0, high=1.0), DiscreteSpace(2), 8)
 DECODER_CODES = {
-    Refusal.FRAMES,
-    Refusal.TOO_LARGE,
-    Refusal.MAGIC,
-    Refusal.VERSION,
-    Refusal.FEATURE,
-    Refusal.KIND,
-    Refusal.CHECKSUM,
-    Refusal.MALFORMED,
-    Refusal.DTYPE,
-    Refusal.SHAPE,
-    Refusal.SPEC,
-    Refusal.RANGE,
+    RefusalReason.FRAMES,
+    RefusalReason.TOO_LARGE,
+    RefusalReason.MAGIC,
+    RefusalReason.VERSION,
+    RefusalReason.FEATURE,
+    RefusalReason.KIND,
+    RefusalReason.CHECKSUM,
+    RefusalReason.MALFORMED,
+    RefusalReason.DTYPE,
+    RefusalReason.SHAPE,
+    RefusalReason.SPEC,
+    RefusalReason.RANGE,
 }
 ODD: list[Any] = [
     None, True, False, 0, 1, -1, 2, 7, 255, 2**31, 2**32, 2**40, 2**62, 2**63, 2**64 - 1, -(2**63), 0.5, -0.0, 1e308,
@@ -54,7 +54,7 @@ def read(frames: Any) -> None:
             error = segment if isinstance(segment, ProtocolError) else SCHEMA.check(segment)
             if error is not None:
                 raise error
-    if isinstance(message, m.Welcome | m.Ready):
+    if isinstance(message, m.Welcome | m.ThreadReady):
         spec_from_document(message.spec, message.body)
 
 

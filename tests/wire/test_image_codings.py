@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.images import ImageCodec, has_pillow
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
-from rl4sys_zmq.wire import Batch, SegmentSchema, decode, encode, join_submit, pack_segment, read_submit, with_images
+from rl4sys_zmq.wire import SegmentSchema, SubmitReader, decode, encode, join_submit, pack_segment, read_submit, with_images
 from rl4sys_zmq.wire.coding import MAX_IMAGE_BYTES, MAX_PLAIN_BYTES, EncodedImages, is_shorter
 
 pytest.importorskip("PIL")
@@ -87,7 +87,9 @@ def test_jpeg_is_shorter_still_and_changes_only_pixels() -> None:
         assert isinstance(got, Segment)
         same(got, was, "actions", "rewards", "log_probs", "versions")
         assert np.abs(got.observations.astype(int) - was.observations).mean() < 10.0
-    assert Batch(message).checks.tolist() == Batch(join_submit(5, 9, [pack_segment(s) for s in sent])).checks.tolist()
+    assert (
+        SubmitReader(message).checks.tolist() == SubmitReader(join_submit(5, 9, [pack_segment(s) for s in sent])).checks.tolist()
+    )
 
 
 def test_only_large_images_are_coded() -> None:
@@ -126,12 +128,12 @@ def test_sizes_are_all_that_a_gateway_needs(monkeypatch: pytest.MonkeyPatch) -> 
         raise AssertionError("decoded")
 
     monkeypatch.setattr(EncodedImages, "decode", never)
-    batch = Batch(message)
+    batch = SubmitReader(message)
     assert batch.has_images and batch.errors(SCHEMA) == {}
     assert batch.oldest(1, 0).tolist() == [7, 7, 7]
     batch.checks.tolist()
     other = SegmentSchema(BoxSpace((32, 32, 3), "|u1", 0.0, 255.0), DiscreteSpace(4), 1000)
-    assert {error.code for error in batch.errors(other).values()} == {Refusal.SPEC}
+    assert {error.code for error in batch.errors(other).values()} == {RefusalReason.SPEC}
     with pytest.raises(AssertionError, match="decoded"):
         batch.segments()
 
@@ -140,7 +142,7 @@ def test_sizes_are_all_that_a_gateway_needs(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_poisoned_image_costs_its_segment_alone(codec: Any) -> None:
     sent = [segment(seed=n, masks=n == 2) for n in range(4)]
     poisoned = forged(submit(sent, codec), 3, b"\x10\0\0\0not an image, no")
-    batch = Batch(poisoned)
+    batch = SubmitReader(poisoned)
     assert batch.errors(SCHEMA) == {}
     assert list(batch.decode_images()) == [3 if submit(sent, codec).layouts[0].endswith("m") else 2]
 
@@ -148,7 +150,7 @@ def test_a_poisoned_image_costs_its_segment_alone(codec: Any) -> None:
 def test_what_is_poisoned_is_kept_as_it_came() -> None:
     sent = [segment(seed=n) for n in range(3)]
     message = forged(submit(sent), 2, b"\x10\0\0\0not an image, no")
-    batch = Batch(message)
+    batch = SubmitReader(message)
     (place, reason), *rest = batch.decode_images().items()
     assert (place, rest) == (1, []) and reason.startswith("image 1 of 9, png: 16 bytes are too short for a PNG")
     got = batch.segments()
@@ -158,19 +160,19 @@ def test_what_is_poisoned_is_kept_as_it_came() -> None:
     assert got[1].observations.shape == sent[1].observations.shape and not got[1].observations.any()
     first, second, third = read_submit(message)
     assert isinstance(first, Segment) and isinstance(third, Segment)
-    assert isinstance(second, ProtocolError) and second.code is Refusal.MALFORMED
+    assert isinstance(second, ProtocolError) and second.code is RefusalReason.MALFORMED
     letter: Any = decode([bytes(frame) for frame in encode(batch.alone(1))])
     assert letter.body[1] == message.body[2] and letter.first_seq == 6
     (error,) = read_submit(letter)
     assert isinstance(error, ProtocolError) and reason in str(error)
-    assert Batch(letter).checks.tolist() == batch.checks.tolist()[1:2]
+    assert SubmitReader(letter).checks.tolist() == batch.checks.tolist()[1:2]
 
 
 @pytest.mark.parametrize("codec", [None, PNG])
 def test_any_segment_can_be_kept_alone(codec: Any) -> None:
     sent = [segment(2), segment(20, masks=True), segment(2, masks=True), segment(30)]
     packed = [pack_segment(s) if codec is None else with_images(pack_segment(s), codec) for s in sent]
-    batch = Batch(join_submit(5, 9, packed, coded=True))
+    batch = SubmitReader(join_submit(5, 9, packed, coded=True))
     for place, was in enumerate(sent):
         letter = batch.alone(place)
         kept: Any = decode([bytes(frame) for frame in encode(letter)])
@@ -180,9 +182,9 @@ def test_any_segment_can_be_kept_alone(codec: Any) -> None:
         assert bool(letter.codings) == (codec is not None and was.steps > 4)
 
 
-def refusal(message: Any) -> Refusal:
+def refusal(message: Any) -> RefusalReason:
     with pytest.raises(ProtocolError) as caught:
-        Batch(message)
+        SubmitReader(message)
     return caught.value.code
 
 
@@ -195,18 +197,18 @@ def test_images_where_none_can_be() -> None:
 
     blob = len(message.body[0])
     as_it_is = [blob, blob, 0]
-    assert refusal(numbered([blob, blob, 16], frame)) is Refusal.MALFORMED
-    assert refusal(numbered(as_it_is, [*frame[:2], 48])) is Refusal.MALFORMED
-    assert refusal(numbered(as_it_is, [frame[0] - 8, frame[1] - 8, 16, 8, 8, 0])) is Refusal.MALFORMED
-    assert refusal(numbered(as_it_is, [frame[0], frame[1] + 1, 16])) is Refusal.SHAPE
-    assert refusal(numbered(as_it_is, [frame[0], 0, 16])) is Refusal.SHAPE
-    assert refusal(numbered(as_it_is, [frame[0], 1 << 40, 16])) is Refusal.TOO_LARGE
+    assert refusal(numbered([blob, blob, 16], frame)) is RefusalReason.MALFORMED
+    assert refusal(numbered(as_it_is, [*frame[:2], 48])) is RefusalReason.MALFORMED
+    assert refusal(numbered(as_it_is, [frame[0] - 8, frame[1] - 8, 16, 8, 8, 0])) is RefusalReason.MALFORMED
+    assert refusal(numbered(as_it_is, [frame[0], frame[1] + 1, 16])) is RefusalReason.SHAPE
+    assert refusal(numbered(as_it_is, [frame[0], 0, 16])) is RefusalReason.SHAPE
+    assert refusal(numbered(as_it_is, [frame[0], 1 << 40, 16])) is RefusalReason.TOO_LARGE
     layouts = [message.layouts[0].replace("o|u1:64x64x3", "o|u1:12288")]
-    assert refusal(dataclasses.replace(message, layouts=layouts)) is Refusal.SHAPE
+    assert refusal(dataclasses.replace(message, layouts=layouts)) is RefusalReason.SHAPE
     layouts = [message.layouts[0].replace("o|u1:64x64x3", "o<f4:32x32x3")]
-    assert refusal(dataclasses.replace(message, layouts=layouts)) is Refusal.SHAPE
+    assert refusal(dataclasses.replace(message, layouts=layouts)) is RefusalReason.SHAPE
     bomb = forged(message, 1, bytes(files[:100]))
-    assert Batch(bomb).decode_images().keys() == {0}
+    assert SubmitReader(bomb).decode_images().keys() == {0}
 
 
 @given(st.data())
@@ -225,7 +227,7 @@ def test_codings_from_a_stranger_cost_a_refusal_or_a_segment(data: Any) -> None:
     try:
         found = read_submit(dataclasses.replace(message, codings=codings, body=tuple(body), digests=()))
     except ProtocolError as exc:
-        assert exc.code in (Refusal.MALFORMED, Refusal.TOO_LARGE, Refusal.SHAPE)
+        assert exc.code in (RefusalReason.MALFORMED, RefusalReason.TOO_LARGE, RefusalReason.SHAPE)
     else:
         assert len(found) == 3
 
@@ -235,13 +237,13 @@ def test_without_pillow_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     has_pillow.cache_clear()
     try:
-        batch = Batch(message)
+        batch = SubmitReader(message)
         assert batch.errors(SCHEMA) == {}
         with pytest.raises(ProtocolError, match=r"rl4sys-zmq\[images\]") as caught:
             batch.segments()
     finally:
         has_pillow.cache_clear()
-    assert caught.value.code is Refusal.FEATURE
+    assert caught.value.code is RefusalReason.FEATURE
 
 
 def test_who_does_not_code_images_does_not_load_pillow() -> None:

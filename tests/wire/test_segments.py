@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.images import ImageCodec
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import (
@@ -33,9 +33,9 @@ from rl4sys_zmq.values import (
 from rl4sys_zmq.values.space_conversion import MAX_LEAVES
 from rl4sys_zmq.values.trees import flatten
 from rl4sys_zmq.wire import (
-    Batch,
     PackedSegment,
     SegmentSchema,
+    SubmitReader,
     decode,
     encode,
     join_submit,
@@ -178,7 +178,7 @@ def test_other_dtypes_are_refused_before_they_are_packed(make_segment: Any, dtyp
     bad = dataclasses.replace(make_segment(), observations=np.zeros((2, 2), dtype))
     with pytest.raises(ProtocolError) as caught:
         pack_segment(bad)
-    assert caught.value.code is Refusal.DTYPE
+    assert caught.value.code is RefusalReason.DTYPE
 
 
 # ---- checksums of segments
@@ -187,7 +187,7 @@ def test_other_dtypes_are_refused_before_they_are_packed(make_segment: Any, dtyp
 def checksums(*packed: Any, first_seq: int = 0, want_steps: int = 0) -> list[int]:
     """As the learner has them: of what came from the network."""
     frames = [bytes(f) for f in encode(join_submit(first_seq, want_steps, packed))]
-    return Batch(decode(frames)).checks.tolist()  # type: ignore[arg-type, no-any-return]
+    return SubmitReader(decode(frames)).checks.tolist()  # type: ignore[arg-type, no-any-return]
 
 
 @settings(max_examples=60)
@@ -200,7 +200,7 @@ def test_a_segment_has_one_checksum_whatever_batch_it_travels_in(batch: Any, dat
     shared_out = [checksums(*part, first_seq=7, want_steps=9) for part in parts]
     assert list(itertools.chain.from_iterable(shared_out)) == whole
     assert len(whole) == len(batch)
-    assert Batch(join_submit(0, 0, packed)).checks.tolist() == whole  # before and after the journey
+    assert SubmitReader(join_submit(0, 0, packed)).checks.tolist() == whole  # before and after the journey
 
 
 @pytest.mark.parametrize("size", [64, LARGE_BYTES - 16, LARGE_BYTES, LARGE_BYTES + 16])
@@ -263,46 +263,46 @@ ITEM_LIES = {
 }
 LIES_BEFORE_THE_END = {"a return": {"flags": 8}, "a length": {"episode_length": 2}, "a return and a cap": {"flags": 12}}
 MESSAGE_LIES = {
-    "more steps than rows": ({"steps": 9}, Refusal.SHAPE),
-    "fewer steps than rows": ({"steps": 1}, Refusal.SHAPE),
-    "no steps": ({"steps": 0}, Refusal.SHAPE),
-    "steps beyond counting": ({"steps": 2**32 - 1}, Refusal.SHAPE),
-    "another row to bootstrap from": ({"flags": 2}, Refusal.SHAPE),
-    "versions that are not there": ({"flags": 9 | 16}, Refusal.SHAPE),
-    "a layout that is not there": ({"layout": 1}, Refusal.MALFORMED),
+    "more steps than rows": ({"steps": 9}, RefusalReason.SHAPE),
+    "fewer steps than rows": ({"steps": 1}, RefusalReason.SHAPE),
+    "no steps": ({"steps": 0}, RefusalReason.SHAPE),
+    "steps beyond counting": ({"steps": 2**32 - 1}, RefusalReason.SHAPE),
+    "another row to bootstrap from": ({"flags": 2}, RefusalReason.SHAPE),
+    "versions that are not there": ({"flags": 9 | 16}, RefusalReason.SHAPE),
+    "a layout that is not there": ({"layout": 1}, RefusalReason.MALFORMED),
 }
 LAYOUT_LIES = {
-    "no columns": ("", Refusal.MALFORMED),
-    "one column missing": ("a<i8 r<f4 l<f4 v<u8", Refusal.MALFORMED),
-    "columns in another order": ("v<u8 l<f4 r<f4 a<i8 o<f4:2", Refusal.MALFORMED),
-    "an unknown column": ("x<f4:2 a<i8 r<f4 l<f4 v<u8", Refusal.MALFORMED),
-    "a column twice": ("o<f4:2 a<i8 a<i8 r<f4 l<f4 v<u8", Refusal.MALFORMED),
-    "an observation that is not there": ("o<f4:2 o<f4:2 a<i8 r<f4 l<f4 v<u8", Refusal.SHAPE),
-    "a column too many": ("o<f4:2 a<i8 r<f4 l<f4 v<u8 m|b1:2 n|b1:2", Refusal.MALFORMED),
-    "two spaces": ("o<f4:2  a<i8 r<f4 l<f4 v<u8", Refusal.MALFORMED),
-    "another space": ("o<f4:2\ta<i8 r<f4 l<f4 v<u8", Refusal.MALFORMED),
-    "two colons": ("o<f4:2:2 a<i8 r<f4 l<f4 v<u8", Refusal.MALFORMED),
-    "no dtype": ("o:2 a<i8 r<f4 l<f4 v<u8", Refusal.MALFORMED),
-    "object dtype": ("o|O:2 a<i8 r<f4 l<f4 v<u8", Refusal.DTYPE),
-    "python dtype": ("ofloat32:2 a<i8 r<f4 l<f4 v<u8", Refusal.DTYPE),
-    "big-endian": ("o>f4:2 a<i8 r<f4 l<f4 v<u8", Refusal.DTYPE),
-    "fields": ("o[('a','|O')]:2 a<i8 r<f4 l<f4 v<u8", Refusal.DTYPE),
-    "negative dimension": ("o<f4:-2 a<i8 r<f4 l<f4 v<u8", Refusal.SHAPE),
-    "float dimension": ("o<f4:2.0 a<i8 r<f4 l<f4 v<u8", Refusal.SHAPE),
-    "no dimension": ("o<f4: a<i8 r<f4 l<f4 v<u8", Refusal.SHAPE),
-    "half a dimension": ("o<f4:2x a<i8 r<f4 l<f4 v<u8", Refusal.SHAPE),
-    "a dimension in Arabic": ("o<f4:٢ a<i8 r<f4 l<f4 v<u8", Refusal.SHAPE),
-    "a zero in front": ("o<f4:02 a<i8 r<f4 l<f4 v<u8", Refusal.SHAPE),
-    "eight dimensions": ("o<f4:1x1x1x1x1x1x1x2 a<i8 r<f4 l<f4 v<u8", Refusal.SHAPE),
-    "rows of nothing": ("o<f4:2 a<i8:0 r<f4 l<f4 v<u8", Refusal.SHAPE),
-    "an overflow": ("o<f4:9999999999999999999x9999999999999999999 a<i8 r<f4 l<f4 v<u8", Refusal.SHAPE),
-    "a long number": (f"o<f4:{'9' * 10_000} a<i8 r<f4 l<f4 v<u8", Refusal.SHAPE),
-    "more than the body": ("o<f4:1000 a<i8 r<f4 l<f4 v<u8", Refusal.SHAPE),
-    "a frame that is not there": (f"o<f4:{1 << 20} a<i8 r<f4 l<f4 v<u8", Refusal.SHAPE),
-    "less than the body": ("o<f2:1 a<i8 r<f4 l<f4 v<u8", Refusal.SHAPE),
-    "bytes": (b"o<f4:2 a<i8 r<f4 l<f4 v<u8", Refusal.MALFORMED),
-    "a list": (["o", "<f4", [2]], Refusal.MALFORMED),
-    "an array": (np.zeros(2), Refusal.MALFORMED),
+    "no columns": ("", RefusalReason.MALFORMED),
+    "one column missing": ("a<i8 r<f4 l<f4 v<u8", RefusalReason.MALFORMED),
+    "columns in another order": ("v<u8 l<f4 r<f4 a<i8 o<f4:2", RefusalReason.MALFORMED),
+    "an unknown column": ("x<f4:2 a<i8 r<f4 l<f4 v<u8", RefusalReason.MALFORMED),
+    "a column twice": ("o<f4:2 a<i8 a<i8 r<f4 l<f4 v<u8", RefusalReason.MALFORMED),
+    "an observation that is not there": ("o<f4:2 o<f4:2 a<i8 r<f4 l<f4 v<u8", RefusalReason.SHAPE),
+    "a column too many": ("o<f4:2 a<i8 r<f4 l<f4 v<u8 m|b1:2 n|b1:2", RefusalReason.MALFORMED),
+    "two spaces": ("o<f4:2  a<i8 r<f4 l<f4 v<u8", RefusalReason.MALFORMED),
+    "another space": ("o<f4:2\ta<i8 r<f4 l<f4 v<u8", RefusalReason.MALFORMED),
+    "two colons": ("o<f4:2:2 a<i8 r<f4 l<f4 v<u8", RefusalReason.MALFORMED),
+    "no dtype": ("o:2 a<i8 r<f4 l<f4 v<u8", RefusalReason.MALFORMED),
+    "object dtype": ("o|O:2 a<i8 r<f4 l<f4 v<u8", RefusalReason.DTYPE),
+    "python dtype": ("ofloat32:2 a<i8 r<f4 l<f4 v<u8", RefusalReason.DTYPE),
+    "big-endian": ("o>f4:2 a<i8 r<f4 l<f4 v<u8", RefusalReason.DTYPE),
+    "fields": ("o[('a','|O')]:2 a<i8 r<f4 l<f4 v<u8", RefusalReason.DTYPE),
+    "negative dimension": ("o<f4:-2 a<i8 r<f4 l<f4 v<u8", RefusalReason.SHAPE),
+    "float dimension": ("o<f4:2.0 a<i8 r<f4 l<f4 v<u8", RefusalReason.SHAPE),
+    "no dimension": ("o<f4: a<i8 r<f4 l<f4 v<u8", RefusalReason.SHAPE),
+    "half a dimension": ("o<f4:2x a<i8 r<f4 l<f4 v<u8", RefusalReason.SHAPE),
+    "a dimension in Arabic": ("o<f4:٢ a<i8 r<f4 l<f4 v<u8", RefusalReason.SHAPE),
+    "a zero in front": ("o<f4:02 a<i8 r<f4 l<f4 v<u8", RefusalReason.SHAPE),
+    "eight dimensions": ("o<f4:1x1x1x1x1x1x1x2 a<i8 r<f4 l<f4 v<u8", RefusalReason.SHAPE),
+    "rows of nothing": ("o<f4:2 a<i8:0 r<f4 l<f4 v<u8", RefusalReason.SHAPE),
+    "an overflow": ("o<f4:9999999999999999999x9999999999999999999 a<i8 r<f4 l<f4 v<u8", RefusalReason.SHAPE),
+    "a long number": (f"o<f4:{'9' * 10_000} a<i8 r<f4 l<f4 v<u8", RefusalReason.SHAPE),
+    "more than the body": ("o<f4:1000 a<i8 r<f4 l<f4 v<u8", RefusalReason.SHAPE),
+    "a frame that is not there": (f"o<f4:{1 << 20} a<i8 r<f4 l<f4 v<u8", RefusalReason.SHAPE),
+    "less than the body": ("o<f2:1 a<i8 r<f4 l<f4 v<u8", RefusalReason.SHAPE),
+    "bytes": (b"o<f4:2 a<i8 r<f4 l<f4 v<u8", RefusalReason.MALFORMED),
+    "a list": (["o", "<f4", [2]], RefusalReason.MALFORMED),
+    "an array": (np.zeros(2), RefusalReason.MALFORMED),
 }
 
 
@@ -312,7 +312,7 @@ def test_a_lie_about_one_segment_costs_that_segment(make_segment: Any, lie: Any,
     base = [make_segment(n, masks=True) for n in (1, 2, *[3] * others)]
     first, second, *rest = read_submit(decode(encode(lying(base, **ITEM_LIES[lie]))))  # type: ignore[arg-type]
     assert isinstance(second, ProtocolError)
-    assert second.code is Refusal.RANGE
+    assert second.code is RefusalReason.RANGE
     assert same(first, base[0])  # type: ignore[arg-type]
     assert all(same(a, b) for a, b in zip(rest, base[2:], strict=True))  # type: ignore[arg-type]
 
@@ -347,18 +347,18 @@ def test_counts_and_frames_must_agree(make_segment: Any) -> None:
     big = pack_segment(dataclasses.replace(make_segment(), observations=np.ones((2, LARGE_BYTES), np.float32)))
     large = join_submit(0, 0, [big])
     for bad, code in (
-        (dataclasses.replace(good, count=2), Refusal.MALFORMED),
-        (dataclasses.replace(good, count=0, heads=b""), Refusal.MALFORMED),  # type: ignore[arg-type]
-        (dataclasses.replace(good, heads=good.heads[:-1]), Refusal.MALFORMED),  # type: ignore[arg-type]
-        (dataclasses.replace(good, heads=good.heads * 2), Refusal.MALFORMED),  # type: ignore[arg-type]
-        (dataclasses.replace(good, layouts=[]), Refusal.MALFORMED),
-        (dataclasses.replace(good, layouts=good.layouts * 2), Refusal.MALFORMED),
-        (dataclasses.replace(good, body=()), Refusal.FRAMES),
-        (dataclasses.replace(good, body=(*good.body, b"more")), Refusal.SHAPE),
-        (dataclasses.replace(good, body=(good.body[0] + bytes(16),)), Refusal.SHAPE),  # type: ignore[operator]
-        (dataclasses.replace(large, body=large.body[:1]), Refusal.SHAPE),
-        (dataclasses.replace(large, body=(large.body[0], large.body[1][:-8])), Refusal.SHAPE),
-        (dataclasses.replace(large, body=(*large.body, large.body[1])), Refusal.SHAPE),
+        (dataclasses.replace(good, count=2), RefusalReason.MALFORMED),
+        (dataclasses.replace(good, count=0, heads=b""), RefusalReason.MALFORMED),  # type: ignore[arg-type]
+        (dataclasses.replace(good, heads=good.heads[:-1]), RefusalReason.MALFORMED),  # type: ignore[arg-type]
+        (dataclasses.replace(good, heads=good.heads * 2), RefusalReason.MALFORMED),  # type: ignore[arg-type]
+        (dataclasses.replace(good, layouts=[]), RefusalReason.MALFORMED),
+        (dataclasses.replace(good, layouts=good.layouts * 2), RefusalReason.MALFORMED),
+        (dataclasses.replace(good, body=()), RefusalReason.FRAMES),
+        (dataclasses.replace(good, body=(*good.body, b"more")), RefusalReason.SHAPE),
+        (dataclasses.replace(good, body=(good.body[0] + bytes(16),)), RefusalReason.SHAPE),  # type: ignore[operator]
+        (dataclasses.replace(large, body=large.body[:1]), RefusalReason.SHAPE),
+        (dataclasses.replace(large, body=(large.body[0], large.body[1][:-8])), RefusalReason.SHAPE),
+        (dataclasses.replace(large, body=(*large.body, large.body[1])), RefusalReason.SHAPE),
     ):
         with pytest.raises(ProtocolError) as caught:
             read_submit(bad)
@@ -372,7 +372,10 @@ def test_segments_that_are_laid_out_otherwise_share_a_message(make_segment: Any)
     assert len(message.layouts) == 3
     assert all(same(a, b) for a, b in zip(read_submit(decode(encode(message))), base, strict=True))  # type: ignore[arg-type]
     schema = SegmentSchema(BoxSpace((2,)), DiscreteSpace(2), 3)
-    assert {place: e.code for place, e in Batch(message).errors(schema).items()} == {2: Refusal.SPEC, 4: Refusal.RANGE}
+    assert {place: e.code for place, e in SubmitReader(message).errors(schema).items()} == {
+        2: RefusalReason.SPEC,
+        4: RefusalReason.RANGE,
+    }
 
 
 def test_layouts_are_limited(make_segment: Any) -> None:
@@ -383,13 +386,15 @@ def test_layouts_are_limited(make_segment: Any) -> None:
     message = join_submit(0, 0, [packed] * (MAX_LAYOUTS + 1))
     with pytest.raises(ProtocolError) as caught:
         read_submit(dataclasses.replace(message, layouts=message.layouts * (MAX_LAYOUTS + 1)))
-    assert caught.value.code is Refusal.MALFORMED
+    assert caught.value.code is RefusalReason.MALFORMED
 
 
 def test_the_oldest_version_and_the_returns(make_segment: Any) -> None:
     mixed = dataclasses.replace(make_segment(3), versions=np.array([9, 7, 8], np.uint64))
     older = dataclasses.replace(make_segment(2), generation=1, versions=np.full(2, 6, np.uint64))
-    batch = Batch(join_submit(0, 0, [pack_segment(s) for s in (make_segment(), mixed, older, make_segment(terminated=False))]))
+    batch = SubmitReader(
+        join_submit(0, 0, [pack_segment(s) for s in (make_segment(), mixed, older, make_segment(terminated=False))])
+    )
     generation = make_segment().generation
     assert batch.oldest(generation, 2).tolist() == [3, 7, 2, 3]
     assert batch.oldest(generation, 8).tolist() == [3, 7, 6, 3]
@@ -406,20 +411,20 @@ SCHEMA = SegmentSchema(BoxSpace((2,)), DiscreteSpace(2), 4)
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({"observations": np.zeros((2, 3), np.float32)}, Refusal.SPEC),
-        ({"observations": np.zeros((3, 2), np.float32)}, Refusal.SPEC),
-        ({"observations": np.zeros((2, 2), np.float64)}, Refusal.SPEC),
-        ({"actions": np.zeros(2, np.int32)}, Refusal.SPEC),
-        ({"actions": np.zeros((2, 1), np.int64)}, Refusal.SPEC),
-        ({"actions": np.zeros(0, np.int64)}, Refusal.RANGE),
-        ({"actions": np.zeros(5, np.int64)}, Refusal.RANGE),
-        ({"rewards": np.zeros(2, np.float64)}, Refusal.SPEC),
-        ({"rewards": np.zeros(3, np.float32)}, Refusal.SPEC),
-        ({"log_probs": np.zeros(1, np.float32)}, Refusal.SPEC),
-        ({"versions": np.zeros(2, np.int64)}, Refusal.SPEC),
-        ({"masks": np.ones((2, 3), np.bool_)}, Refusal.SPEC),
-        ({"masks": np.ones((2, 2), np.uint8)}, Refusal.SPEC),
-        ({"terminated": False}, Refusal.SPEC),
+        ({"observations": np.zeros((2, 3), np.float32)}, RefusalReason.SPEC),
+        ({"observations": np.zeros((3, 2), np.float32)}, RefusalReason.SPEC),
+        ({"observations": np.zeros((2, 2), np.float64)}, RefusalReason.SPEC),
+        ({"actions": np.zeros(2, np.int32)}, RefusalReason.SPEC),
+        ({"actions": np.zeros((2, 1), np.int64)}, RefusalReason.SPEC),
+        ({"actions": np.zeros(0, np.int64)}, RefusalReason.RANGE),
+        ({"actions": np.zeros(5, np.int64)}, RefusalReason.RANGE),
+        ({"rewards": np.zeros(2, np.float64)}, RefusalReason.SPEC),
+        ({"rewards": np.zeros(3, np.float32)}, RefusalReason.SPEC),
+        ({"log_probs": np.zeros(1, np.float32)}, RefusalReason.SPEC),
+        ({"versions": np.zeros(2, np.int64)}, RefusalReason.SPEC),
+        ({"masks": np.ones((2, 3), np.bool_)}, RefusalReason.SPEC),
+        ({"masks": np.ones((2, 2), np.uint8)}, RefusalReason.SPEC),
+        ({"terminated": False}, RefusalReason.SPEC),
     ],
     ids=str,
 )
@@ -435,7 +440,7 @@ def test_a_segment_must_fit_the_spaces(make_segment: Any, changes: dict[str, Any
 def test_a_whole_message_is_judged_as_its_segments_are(batch: Any, dtype: Any, longest: int) -> None:
     for act in (DiscreteSpace(3), BoxSpace((2,))):
         schema = SegmentSchema(BoxSpace((2,), dtype, 0, 1), act, longest)
-        errors = Batch(join_submit(0, 0, [pack_segment(s) for s in batch])).errors(schema)
+        errors = SubmitReader(join_submit(0, 0, [pack_segment(s) for s in batch])).errors(schema)
         slow = {place: error.code for place, s in enumerate(batch) if (error := schema.check(s)) is not None}
         assert {place: error.code for place, error in errors.items()} == slow
         assert list(errors) == sorted(errors)
@@ -447,7 +452,7 @@ def test_continuous_actions_have_no_masks(make_segment: Any) -> None:
     assert schema.check(segment) is None
     error = schema.check(dataclasses.replace(segment, masks=np.ones((2, 3), np.bool_)))
     assert error is not None
-    assert error.code is Refusal.SPEC
+    assert error.code is RefusalReason.SPEC
 
 
 def test_content_is_not_looked_at(make_segment: Any) -> None:
@@ -487,7 +492,7 @@ def test_extra_columns_follow_the_others_and_have_no_names(make_segment: Any) ->
         "0000803f000000400000404000008040"  # state: one row
     )
     assert bytes(body).hex().endswith(columns)
-    batch = Batch(decode(encode(message)), WITH_EXTRAS)  # type: ignore[arg-type]
+    batch = SubmitReader(decode(encode(message)), WITH_EXTRAS)  # type: ignore[arg-type]
     assert batch.errors(WITH_EXTRAS) == {}
     for sent, got in zip((plain, masked), batch.segments(), strict=True):
         assert same(sent, got)
@@ -517,7 +522,7 @@ def test_large_extra_columns_travel_in_frames_of_their_own(make_segment: Any, si
         message = join_submit(0, 0, [pack_segment(small), packed, packed, pack_segment(small)], coded=coded)
         back = read_submit(decode(encode(message)))  # type: ignore[arg-type]
         assert all(same(a, b) for a, b in zip((small, big, big, small), back, strict=True))  # type: ignore[arg-type]
-    (alone,) = read_submit(Batch(message).alone(2))
+    (alone,) = read_submit(SubmitReader(message).alone(2))
     assert same(alone, big)  # type: ignore[arg-type]
 
 
@@ -536,16 +541,16 @@ def test_a_segment_with_other_extra_columns_is_refused_alone(make_segment: Any, 
     other = with_extras(make_segment(), **changes)
     error = WITH_EXTRAS.check(other)
     assert error is not None and words in error.detail
-    batch = Batch(join_submit(0, 0, [pack_segment(with_extras(make_segment())), pack_segment(other)]), WITH_EXTRAS)
-    assert {place: e.code for place, e in batch.errors(WITH_EXTRAS).items()} == {1: Refusal.SPEC}
+    batch = SubmitReader(join_submit(0, 0, [pack_segment(with_extras(make_segment())), pack_segment(other)]), WITH_EXTRAS)
+    assert {place: e.code for place, e in batch.errors(WITH_EXTRAS).items()} == {1: RefusalReason.SPEC}
     assert batch.layout_errors(WITH_EXTRAS).keys() == {1}
     assert len(batch.segments()) == 2, "the others can be read"
 
 
 def test_a_segment_with_or_without_extra_columns_is_refused_by_the_other_client(make_segment: Any) -> None:
     for segment, schema in ((make_segment(), WITH_EXTRAS), (with_extras(make_segment()), SCHEMA)):
-        assert schema.check(segment).code is Refusal.SPEC  # type: ignore[union-attr]
-        errors = Batch(join_submit(0, 0, [pack_segment(segment)])).errors(schema)
+        assert schema.check(segment).code is RefusalReason.SPEC  # type: ignore[union-attr]
+        errors = SubmitReader(join_submit(0, 0, [pack_segment(segment)])).errors(schema)
         assert "the columns are o<f4:2" in errors[0].detail
 
 
@@ -555,21 +560,21 @@ GOOD_LAYOUT = WITH_EXTRAS.layouts[0]
 @pytest.mark.parametrize(
     ("layout", "code"),
     [
-        (GOOD_LAYOUT.removesuffix(" i<f4:2x2"), Refusal.SHAPE),
-        (GOOD_LAYOUT + " i<f4", Refusal.SHAPE),
-        (GOOD_LAYOUT.replace("x<f8", "x<f4:3"), Refusal.SHAPE),
-        (GOOD_LAYOUT.replace("x<f8", "x<f8:2"), Refusal.SHAPE),
-        (GOOD_LAYOUT.replace("2x2", "1000000x200"), Refusal.SHAPE),
-        (GOOD_LAYOUT.replace("2x2", "0x2"), Refusal.SHAPE),
-        (GOOD_LAYOUT.replace("2x2", "1x1x1x1x1x1x2x2"), Refusal.SHAPE),
-        (GOOD_LAYOUT.replace("x<f8", "xO"), Refusal.DTYPE),
-        (GOOD_LAYOUT.replace("x<f8 x|u1:3 i<f4:2x2", "i<f4:2x2 x<f8 x|u1:3"), Refusal.MALFORMED),
-        (GOOD_LAYOUT.replace("x<f8", "y<f8"), Refusal.MALFORMED),
-        (GOOD_LAYOUT + " i<f4" * 40, Refusal.MALFORMED),
+        (GOOD_LAYOUT.removesuffix(" i<f4:2x2"), RefusalReason.SHAPE),
+        (GOOD_LAYOUT + " i<f4", RefusalReason.SHAPE),
+        (GOOD_LAYOUT.replace("x<f8", "x<f4:3"), RefusalReason.SHAPE),
+        (GOOD_LAYOUT.replace("x<f8", "x<f8:2"), RefusalReason.SHAPE),
+        (GOOD_LAYOUT.replace("2x2", "1000000x200"), RefusalReason.SHAPE),
+        (GOOD_LAYOUT.replace("2x2", "0x2"), RefusalReason.SHAPE),
+        (GOOD_LAYOUT.replace("2x2", "1x1x1x1x1x1x2x2"), RefusalReason.SHAPE),
+        (GOOD_LAYOUT.replace("x<f8", "xO"), RefusalReason.DTYPE),
+        (GOOD_LAYOUT.replace("x<f8 x|u1:3 i<f4:2x2", "i<f4:2x2 x<f8 x|u1:3"), RefusalReason.MALFORMED),
+        (GOOD_LAYOUT.replace("x<f8", "y<f8"), RefusalReason.MALFORMED),
+        (GOOD_LAYOUT + " i<f4" * 40, RefusalReason.MALFORMED),
     ],
     ids=lambda value: f"{value!s:.60}"[-40:],
 )
-def test_layouts_that_lie_about_extra_columns_are_refused(make_segment: Any, layout: str, code: Refusal) -> None:
+def test_layouts_that_lie_about_extra_columns_are_refused(make_segment: Any, layout: str, code: RefusalReason) -> None:
     message = join_submit(0, 0, [pack_segment(with_extras(make_segment()))])
     with pytest.raises(ProtocolError) as caught:
         read_submit(dataclasses.replace(message, layouts=[layout]))
@@ -583,7 +588,7 @@ def test_bytes_that_belong_to_no_extra_column_are_refused(make_segment: Any, cha
     body = body[:change] if change < 0 else body + bytes(change)
     with pytest.raises(ProtocolError) as caught:
         read_submit(dataclasses.replace(message, body=(body,), digests=()))
-    assert caught.value.code is Refusal.SHAPE
+    assert caught.value.code is RefusalReason.SHAPE
 
 
 def test_a_column_of_another_length_is_not_packed(make_segment: Any) -> None:
@@ -629,19 +634,19 @@ def test_a_tree_of_observations_has_a_column_for_each_array_in_sorted_order(make
         assert TREES.check(sent) is None
         message = join_submit(0, 0, [pack_segment(sent), pack_segment(with_tree(make_segment(3)))], coded=terminated)
         assert message.layouts[0] == "o|u1:8x8 o|i1:3 o<i8 o<f4:2 o<i8:2 a<i8 r<f4 l<f4 v<u8 m|b1:2" == TREES.layouts[1]
-        batch = Batch(decode(encode(message)), TREES)  # type: ignore[arg-type]
+        batch = SubmitReader(decode(encode(message)), TREES)  # type: ignore[arg-type]
         assert batch.errors(TREES) == {}
         got, _ = batch.segments()
         assert same(sent, got)
         assert list(got.observations) == ["camera", "flags", "mode", "state"]
         assert sent.nbytes == got.nbytes
         assert same(dataclasses.replace(sent, observations=tuple(sent.observation_leaves)), read_submit(message)[0])  # type: ignore[arg-type]
-        assert same(Batch(batch.alone(0), TREES).segments()[0], sent)
+        assert same(SubmitReader(batch.alone(0), TREES).segments()[0], sent)
 
 
 def test_versions_of_a_tree_of_observations(make_segment: Any) -> None:
     mixed = dataclasses.replace(with_tree(make_segment(3)), versions=np.array([4, 2, 9], np.uint64))
-    batch = Batch(join_submit(0, 0, [pack_segment(with_tree(make_segment(3))), pack_segment(mixed)]), TREES)
+    batch = SubmitReader(join_submit(0, 0, [pack_segment(with_tree(make_segment(3))), pack_segment(mixed)]), TREES)
     assert batch.oldest(1_700_000_000_000, 0).tolist() == [3, 2]
     assert batch.segments()[1].versions.tolist() == [4, 2, 9]
 
@@ -670,9 +675,9 @@ def test_large_leaves_travel_in_frames_of_their_own(make_segment: Any, size: int
 )
 def test_another_tree_is_refused_alone(make_segment: Any, changes: Any) -> None:
     other = with_tree(make_segment(), **changes)
-    assert TREES.check(other).code is Refusal.SPEC  # type: ignore[union-attr]
-    batch = Batch(join_submit(0, 0, [pack_segment(with_tree(make_segment())), pack_segment(other)]), TREES)
-    assert {place: e.code for place, e in batch.errors(TREES).items()} == {1: Refusal.SPEC}
+    assert TREES.check(other).code is RefusalReason.SPEC  # type: ignore[union-attr]
+    batch = SubmitReader(join_submit(0, 0, [pack_segment(with_tree(make_segment())), pack_segment(other)]), TREES)
+    assert {place: e.code for place, e in batch.errors(TREES).items()} == {1: RefusalReason.SPEC}
     assert len(batch.segments()) == 2
 
 
@@ -681,7 +686,7 @@ def test_too_many_leaves_and_images_in_a_tree_are_refused(make_segment: Any) -> 
     many = " ".join(["o<f4"] * (MAX_LEAVES + 1)) + " a<i8 r<f4 l<f4 v<u8"
     with pytest.raises(ProtocolError) as caught:
         read_submit(dataclasses.replace(message, layouts=[many]))
-    assert caught.value.code is Refusal.MALFORMED
+    assert caught.value.code is RefusalReason.MALFORMED
     images = np.zeros((300, 16, 16), "|u1")
     tree = dataclasses.replace(make_segment(299, terminated=False), observations=(images, images))
     packed = pack_segment(tree)
@@ -768,7 +773,7 @@ def test_specs_come_back(spec: Any) -> None:
 def test_other_specs_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError) as caught:
         spec_from_document({**spec_to_document(SPECS[0]), **changes})
-    assert caught.value.code is Refusal.SPEC
+    assert caught.value.code is RefusalReason.SPEC
 
 
 def test_a_spec_with_something_missing_is_refused() -> None:

@@ -10,7 +10,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import MAX_BLOB_BYTES, BoxSpace, DiscreteSpace, PolicySpec, TensorSpec
 from rl4sys_zmq.values.tensors import TENSOR_DTYPES
@@ -55,10 +55,10 @@ def test_a_spec_of_float32_alone_has_no_dtypes() -> None:
 def test_specs_of_all_dtypes_survive_the_codec(tensors: Any, blob: bytes) -> None:
     sizes = [size for shape, _ in tensors.values() for size in shape]
     spec = PolicySpec(FOUR, TWO, "graph", {}, tuple(TensorSpec(name, *rest) for name, rest in tensors.items()), blob)
-    ready = m.Ready(spec_to_document(spec), "onpolicy", 1, 0, 0, [], {}, [], spec_body(spec))
+    ready = m.ThreadReady(spec_to_document(spec), "onpolicy", 1, 0, 0, [], {}, [], spec_body(spec))
     if max(sizes, default=0) < 1 << 64:
         again = decode([bytes(frame) for frame in encode(ready)])
-        assert isinstance(again, m.Ready) and spec_from_document(again.spec, again.body) == spec
+        assert isinstance(again, m.ThreadReady) and spec_from_document(again.spec, again.body) == spec
     else:
         with pytest.raises(ProtocolError):
             encode(ready)
@@ -67,16 +67,16 @@ def test_specs_of_all_dtypes_survive_the_codec(tensors: Any, blob: bytes) -> Non
 @pytest.mark.parametrize("name", ["Welcome", "Ready"])
 def test_a_blob_travels_as_the_body(samples: dict[str, m.Message], name: str) -> None:
     plain = samples[name]
-    assert isinstance(plain, m.Welcome | m.Ready)
+    assert isinstance(plain, m.Welcome | m.ThreadReady)
     assert len(encode(plain)) == 1
     message = dataclasses.replace(plain, spec=spec_to_document(SPEC), body=spec_body(SPEC))
     again = decode(encode(message))
-    assert isinstance(again, m.Welcome | m.Ready)
+    assert isinstance(again, m.Welcome | m.ThreadReady)
     assert again == message and spec_from_document(again.spec, again.body) == SPEC
     frames = [bytes(frame) for frame in encode(message)]
     with pytest.raises(ProtocolError) as caught:
         decode([frames[0], frames[1][:-1] + b"!"])
-    assert caught.value.code is Refusal.CHECKSUM
+    assert caught.value.code is RefusalReason.CHECKSUM
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_blob_travels_as_the_body(samples: dict[str, m.Message], name: str) ->
 def test_other_tensors_are_refused(tensor: Any) -> None:
     with pytest.raises(ProtocolError) as caught:
         read({"tensors": [tensor]}, spec_body(SPEC))
-    assert caught.value.code is Refusal.SPEC
+    assert caught.value.code is RefusalReason.SPEC
 
 
 def test_a_size_beyond_all_memory_is_only_a_number() -> None:
@@ -143,7 +143,7 @@ DIGEST = xxhash.xxh3_128_hexdigest(BLOB)
 def test_other_blobs_are_refused(blob: Any, body: Any) -> None:
     with pytest.raises(ProtocolError) as caught:
         read({"blob": blob}, body)
-    assert caught.value.code is Refusal.SPEC
+    assert caught.value.code is RefusalReason.SPEC
 
 
 def test_a_body_that_is_left_out_is_that_of_the_spec_that_is_held() -> None:

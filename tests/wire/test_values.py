@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.values import DTYPES
 from rl4sys_zmq.values.trees import MAX_DEPTH
 from rl4sys_zmq.wire.values import MAX_HEADER_BYTES, pack_header, unpack_header
@@ -96,7 +96,7 @@ def test_views_are_packed_as_what_they_show(shape: Any, dtype: Any) -> None:
 def test_other_arrays_are_refused_before_they_are_packed(bad: Any) -> None:
     with pytest.raises(ProtocolError) as caught:
         pack_header({"x": bad})
-    assert caught.value.code is Refusal.DTYPE
+    assert caught.value.code is RefusalReason.DTYPE
 
 
 @pytest.mark.parametrize("bad", [object(), {1, 2}, 1j, {"x": range(3)}, 2**64, Bomb()])
@@ -115,44 +115,44 @@ def test_a_loop_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({"kind": b"O", "type": "|O", "data": PICKLED}, Refusal.DTYPE),
-        ({"kind": b"O", "data": PICKLED}, Refusal.MALFORMED),
-        ({"type": "|O", "data": PICKLED}, Refusal.DTYPE),
-        ({"type": "O"}, Refusal.DTYPE),
-        ({"kind": b"V", "type": [["a", "<f4"], ["b", "|O"]]}, Refusal.DTYPE),
-        ({"kind": b"V", "type": "|V8"}, Refusal.DTYPE),
-        ({"type": "<f4,<f4"}, Refusal.DTYPE),
-        ({"type": "S1000000000"}, Refusal.DTYPE),
-        ({"type": "<M8[s]"}, Refusal.DTYPE),
-        ({"type": ">f4"}, Refusal.DTYPE),
-        ({"type": "float32"}, Refusal.DTYPE),
-        ({"type": b"<f4"}, Refusal.DTYPE),
-        ({"type": None}, Refusal.DTYPE),
-        ({"type": ...}, Refusal.DTYPE),
-        ({"shape": [-2]}, Refusal.SHAPE),
-        ({"shape": [-1, -2]}, Refusal.SHAPE),
-        ({"shape": [2.0]}, Refusal.SHAPE),
-        ({"shape": [True, 2]}, Refusal.SHAPE),
-        ({"shape": ["2"]}, Refusal.SHAPE),
-        ({"shape": "ab"}, Refusal.SHAPE),
-        ({"shape": 2}, Refusal.SHAPE),
-        ({"shape": None}, Refusal.SHAPE),
-        ({"shape": [3]}, Refusal.SHAPE),
-        ({"shape": [1] * 8 + [2]}, Refusal.SHAPE),
-        ({"shape": [2**62, 8]}, Refusal.SHAPE),
-        ({"shape": [0, 2**63], "data": b""}, Refusal.SHAPE),
-        ({"shape": [2**62, 0, 2**62], "data": b""}, Refusal.SHAPE),
-        ({"data": "12345678"}, Refusal.SHAPE),
-        ({"data": bytes(7)}, Refusal.SHAPE),
-        ({"data": None}, Refusal.SHAPE),
-        ({"nd": 1}, Refusal.MALFORMED),
-        ({"nd": None}, Refusal.MALFORMED),
-        ({"nd": False}, Refusal.MALFORMED),
-        ({"kind": ""}, Refusal.MALFORMED),
-        ({"kind": ...}, Refusal.MALFORMED),
-        ({"more": 1}, Refusal.MALFORMED),
-        ({"nd": False, "kind": ..., "shape": ...}, Refusal.SHAPE),
-        ({"nd": b"\x01", "kind": ..., "shape": ...}, Refusal.MALFORMED),
+        ({"kind": b"O", "type": "|O", "data": PICKLED}, RefusalReason.DTYPE),
+        ({"kind": b"O", "data": PICKLED}, RefusalReason.MALFORMED),
+        ({"type": "|O", "data": PICKLED}, RefusalReason.DTYPE),
+        ({"type": "O"}, RefusalReason.DTYPE),
+        ({"kind": b"V", "type": [["a", "<f4"], ["b", "|O"]]}, RefusalReason.DTYPE),
+        ({"kind": b"V", "type": "|V8"}, RefusalReason.DTYPE),
+        ({"type": "<f4,<f4"}, RefusalReason.DTYPE),
+        ({"type": "S1000000000"}, RefusalReason.DTYPE),
+        ({"type": "<M8[s]"}, RefusalReason.DTYPE),
+        ({"type": ">f4"}, RefusalReason.DTYPE),
+        ({"type": "float32"}, RefusalReason.DTYPE),
+        ({"type": b"<f4"}, RefusalReason.DTYPE),
+        ({"type": None}, RefusalReason.DTYPE),
+        ({"type": ...}, RefusalReason.DTYPE),
+        ({"shape": [-2]}, RefusalReason.SHAPE),
+        ({"shape": [-1, -2]}, RefusalReason.SHAPE),
+        ({"shape": [2.0]}, RefusalReason.SHAPE),
+        ({"shape": [True, 2]}, RefusalReason.SHAPE),
+        ({"shape": ["2"]}, RefusalReason.SHAPE),
+        ({"shape": "ab"}, RefusalReason.SHAPE),
+        ({"shape": 2}, RefusalReason.SHAPE),
+        ({"shape": None}, RefusalReason.SHAPE),
+        ({"shape": [3]}, RefusalReason.SHAPE),
+        ({"shape": [1] * 8 + [2]}, RefusalReason.SHAPE),
+        ({"shape": [2**62, 8]}, RefusalReason.SHAPE),
+        ({"shape": [0, 2**63], "data": b""}, RefusalReason.SHAPE),
+        ({"shape": [2**62, 0, 2**62], "data": b""}, RefusalReason.SHAPE),
+        ({"data": "12345678"}, RefusalReason.SHAPE),
+        ({"data": bytes(7)}, RefusalReason.SHAPE),
+        ({"data": None}, RefusalReason.SHAPE),
+        ({"nd": 1}, RefusalReason.MALFORMED),
+        ({"nd": None}, RefusalReason.MALFORMED),
+        ({"nd": False}, RefusalReason.MALFORMED),
+        ({"kind": ""}, RefusalReason.MALFORMED),
+        ({"kind": ...}, RefusalReason.MALFORMED),
+        ({"more": 1}, RefusalReason.MALFORMED),
+        ({"nd": False, "kind": ..., "shape": ...}, RefusalReason.SHAPE),
+        ({"nd": b"\x01", "kind": ..., "shape": ...}, RefusalReason.MALFORMED),
     ],
     ids=repr,
 )
@@ -196,16 +196,16 @@ def test_the_form_that_the_others_change_is_right() -> None:
     ids=lambda d: f"{d[:8].hex()}-{len(d)}",
 )
 def test_other_bytes_are_refused(data: Any) -> None:
-    assert code_of(data) is Refusal.MALFORMED
-    assert code_of(memoryview(data)) is Refusal.MALFORMED
+    assert code_of(data) is RefusalReason.MALFORMED
+    assert code_of(memoryview(data)) is RefusalReason.MALFORMED
 
 
 def test_limits() -> None:
     assert unpack_header(b"\x91" * MAX_DEPTH + b"\xc0") is not None
-    assert code_of(bytes(MAX_HEADER_BYTES + 1)) is Refusal.TOO_LARGE
+    assert code_of(bytes(MAX_HEADER_BYTES + 1)) is RefusalReason.TOO_LARGE
     with pytest.raises(ProtocolError) as caught:
         pack_header(bytes(MAX_HEADER_BYTES))
-    assert caught.value.code is Refusal.TOO_LARGE
+    assert caught.value.code is RefusalReason.TOO_LARGE
 
 
 @given(st.binary(max_size=200))

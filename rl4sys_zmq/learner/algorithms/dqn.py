@@ -19,7 +19,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.dqn_parameters import DQNParameters, plan_dqn
 from rl4sys_zmq.learner.algorithms.entry import read_parameters
 from rl4sys_zmq.learner.algorithms.networks import FlatAdam, MLPStack, encode_observations
-from rl4sys_zmq.learner.algorithms.replay import Batch, Replay
+from rl4sys_zmq.learner.algorithms.replay import ReplayMemory, TransitionBatch
 from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, PolicySpec, Segment, Space, feature_size
 from rl4sys_zmq.values.observations import flat_space
 
@@ -54,7 +54,7 @@ class DQN:
         self.rollout_length = p.rollout_length
         self.publish_every_updates = max(1, round(_STEPS_PER_VERSION / p.train_frequency)) if p.traj_per_epoch is None else 1
         self._generator = torch.Generator().manual_seed(seed)
-        self._replay = Replay(observations, action_space, p.buffer_size, p.n_step, p.gamma)
+        self._replay = ReplayMemory(observations, action_space, p.buffer_size, p.n_step, p.gamma)
         self._online, self._target = (
             MLPStack(feature_size(observations), p.hidden_sizes, [action_space.n], p.activation) for _ in range(2)
         )
@@ -229,7 +229,7 @@ class DQN:
         return loss.detach(), values.detach().mean()
 
     @torch.no_grad()
-    def _targets(self, batch: Batch) -> torch.Tensor:
+    def _targets(self, batch: TransitionBatch) -> torch.Tensor:
         """Return the values that the online network must learn for a batch, ``[B]`` (van Hasselt et al. 2016, equation 4)."""
         successors = encode_observations(self._observation_space, batch.successors)
         values = self._target(successors)[0]

@@ -19,7 +19,7 @@ from rl4sys_zmq.learner.algorithms.normalise import RewardScale, RunningMoments
 from rl4sys_zmq.learner.algorithms.ppo_parameters import PPOParameters, plan_ppo
 from rl4sys_zmq.learner.algorithms.returns import explained_variance, vtrace
 from rl4sys_zmq.learner.algorithms.rollout import (
-    Rollout,
+    RolloutBatch,
     TrainingColumns,
     clipped_objective,
     equal_sizes,
@@ -284,7 +284,7 @@ class PPO:
         """Discard the segments that wait for the next update."""
         self._taken, self._buffered, self._trajectories, self._complete = [], 0, 0, False
 
-    def _train(self, rollout: Rollout) -> dict[str, float]:
+    def _train(self, rollout: RolloutBatch) -> dict[str, float]:
         """Do one update: all passes over a batch, with a gradient step per minibatch. Return the metrics of the update."""
         p = self.parameters
         left = max(p.anneal_floor, 1.0 - self._steps / p.total_steps) if p.total_steps is not None else 1.0
@@ -313,7 +313,7 @@ class PPO:
                 break
         return {**last.scalars(clip), **metrics, "charts/learning_rate": policy_rate}
 
-    def _prepare(self, rollout: Rollout, clip: float) -> tuple[TrainingColumns, dict[str, float]]:
+    def _prepare(self, rollout: RolloutBatch, clip: float) -> tuple[TrainingColumns, dict[str, float]]:
         """Compute the inputs of all gradient steps of an update, by one forward pass over all observations.
 
         Args:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
 
-__all__ = ["Batch", "SegmentNSteps", "Replay", "n_step_columns"]
+__all__ = ["TransitionBatch", "SegmentNSteps", "ReplayMemory", "n_step_columns"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +36,7 @@ class SegmentNSteps:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Batch:
+class TransitionBatch:
     """``B`` transitions, copied from the replay buffer.
 
     Attributes:
@@ -78,7 +78,7 @@ def n_step_columns(segment: Segment, n_step: int, gamma: float) -> SegmentNSteps
     return SegmentNSteps(returns.astype(np.float32), discounts.astype(np.float32), reach)
 
 
-class Replay:
+class ReplayMemory:
     """A replay buffer with the last `capacity` transitions. New transitions overwrite the oldest ones.
 
     Continuous observations are stored as float32, which the networks use. Observations of a one-byte dtype, such as pixels, keep
@@ -158,10 +158,10 @@ class Replay:
             column[gone] = column[stand_ins]
         return [int(n) for n in sources]
 
-    def gather(self, rows: NDArray[np.int64]) -> Batch:
+    def gather(self, rows: NDArray[np.int64]) -> TransitionBatch:
         """Return copies of the transitions with these row numbers."""
         columns = {name: column[rows] for name, column in self._columns.items()}
-        return Batch(**columns, masks=None if self._masks is None else self._masks[rows])
+        return TransitionBatch(**columns, masks=None if self._masks is None else self._masks[rows])
 
     def state(self) -> dict[str, Any]:
         """Return copies of all transitions, and the number of transitions written so far."""

@@ -13,7 +13,15 @@ from torch import Tensor
 from rl4sys_zmq.learner.algorithms.networks import encode_observations
 from rl4sys_zmq.values import DiscreteSpace, Segment, Space
 
-__all__ = ["Rollout", "TrainingColumns", "clipped_objective", "equal_sizes", "half_square_error", "join_segments", "ratio_bounds"]
+__all__ = [
+    "RolloutBatch",
+    "TrainingColumns",
+    "clipped_objective",
+    "equal_sizes",
+    "half_square_error",
+    "join_segments",
+    "ratio_bounds",
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,7 +125,7 @@ def half_square_error(estimates: Tensor, targets: Tensor, old: Tensor | None, cl
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rollout:
+class RolloutBatch:
     """The joined segments of one update: ``N`` steps and their ``M >= N`` observations, ordered by episode and then by time.
 
     A segment that did not end in a terminal state has one observation more than steps: the one after its last step.
@@ -148,7 +156,7 @@ class Rollout:
     segments: Sequence[Segment]
 
 
-def join_segments(taken: Sequence[tuple[Segment, bool]], observation_space: Space, action_space: Space) -> Rollout:
+def join_segments(taken: Sequence[tuple[Segment, bool]], observation_space: Space, action_space: Space) -> RolloutBatch:
     """Join segments into one batch. Consecutive segments of an episode become adjacent.
 
     So an advantage trace continues from one segment to the next, and short segments cause no bias.
@@ -176,7 +184,7 @@ def join_segments(taken: Sequence[tuple[Segment, bool]], observation_space: Spac
         moves = torch.from_numpy(actions.astype(np.int64) - action_space.start)
     else:
         moves = torch.from_numpy(actions.astype(np.float32).reshape(len(actions), action_space.size))
-    return Rollout(
+    return RolloutBatch(
         features=encode_observations(observation_space, np.concatenate([segment.observations for segment in segments])),
         rows=np.arange(len(continues)) + np.repeat(before, lengths),
         alive=alive,

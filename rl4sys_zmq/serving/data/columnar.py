@@ -14,9 +14,9 @@ import numpy as np
 from rl4sys_zmq.errors import Closed, ConfigError, DataError, StoreEmpty
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.serving.data.base import DataStoreBase
-from rl4sys_zmq.serving.data.folder import Folder
-from rl4sys_zmq.serving.data.layout import Leaf, StoreLayout
-from rl4sys_zmq.serving.data.ring import Ids, Ring
+from rl4sys_zmq.serving.data.folder import StoreFolder
+from rl4sys_zmq.serving.data.layout import ArraySpec, StoreLayout
+from rl4sys_zmq.serving.data.ring import Ids, RowRingBuffer
 
 __all__ = ["ColumnStore", "batch_count", "memory_error_as_data_error"]
 
@@ -37,7 +37,7 @@ class ColumnStore(DataStoreBase, Resource):
 
     Raises:
         ConfigError: If the capacity is not a positive integer, or the seed or the path is invalid.
-        StoreError: If the folder cannot be used; see `Folder`.
+        StoreError: If the folder cannot be used; see `StoreFolder`.
     """
 
     _KIND: ClassVar[str]
@@ -54,10 +54,10 @@ class ColumnStore(DataStoreBase, Resource):
             raise ConfigError(f"seed is {seed!r:.60}; expected None or an integer of at least 0", key="seed") from exc
         self._closed = False
         self._layout: StoreLayout | None = None
-        self._folder = None if path is None else Folder(path, self._KIND, {"capacity": capacity, **(options or {})})
+        self._folder = None if path is None else StoreFolder(path, self._KIND, {"capacity": capacity, **(options or {})})
         if self._folder is not None:
             self.lineage, self.on_disk = self._folder.lineage, True
-        self._ring = Ring(capacity, self._folder)
+        self._ring = RowRingBuffer(capacity, self._folder)
 
     def insert(self, data: Mapping[str, Any]) -> None:
         """Store one item under the next number. The arrays of the item are copied.
@@ -123,7 +123,7 @@ class ColumnStore(DataStoreBase, Resource):
                 self._folder.close()
 
     @abstractmethod
-    def _columns(self, layout: StoreLayout) -> dict[str, Leaf]:
+    def _columns(self, layout: StoreLayout) -> dict[str, ArraySpec]:
         """Return the shape and dtype of one row in each column.
 
         Args:

@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError, StoreError
 from rl4sys_zmq.private import make_private, open_private
 from rl4sys_zmq.serving.data.base import new_lineage
-from rl4sys_zmq.serving.data.layout import Leaf
+from rl4sys_zmq.serving.data.layout import ArraySpec
 from rl4sys_zmq.values import DTYPES
 
-__all__ = ["Folder"]
+__all__ = ["StoreFolder"]
 
 FORMAT = 1
 _MANIFEST, _LOCK = "manifest.json", "lock"
@@ -40,7 +40,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NAME = "column-"
 
 
-class Folder:
+class StoreFolder:
     """The folder of a data store on disk. Only one process can have it open.
 
     Args:
@@ -63,7 +63,7 @@ class Folder:
             self.path = Path(path)
         except TypeError as exc:
             raise ConfigError(f"path must be the path of a folder, not {path!r:.60}", key="path") from exc
-        self.layout: dict[str, Leaf] | None = None
+        self.layout: dict[str, ArraySpec] | None = None
         self.lineage = new_lineage()
         self._head = {"format": FORMAT, "kind": kind, **options}
         self._files: dict[str, str] = {}
@@ -85,7 +85,7 @@ class Folder:
             self.release()
             raise
 
-    def create(self, layout: Mapping[str, Leaf], columns: Mapping[str, Leaf]) -> dict[str, NDArray[Any]]:
+    def create(self, layout: Mapping[str, ArraySpec], columns: Mapping[str, ArraySpec]) -> dict[str, NDArray[Any]]:
         """Create the files of a new store, and then its manifest.
 
         Args:
@@ -117,7 +117,7 @@ class Folder:
         self.layout = dict(layout)
         return made
 
-    def columns(self, columns: Mapping[str, Leaf]) -> dict[str, NDArray[Any]]:
+    def columns(self, columns: Mapping[str, ArraySpec]) -> dict[str, NDArray[Any]]:
         """Open the columns that `create` made, and return the arrays by name.
 
         Raises:
@@ -127,7 +127,7 @@ class Folder:
             raise StoreError(self.path / _MANIFEST, "lists other files than such a store has; delete the folder to start again")
         return {name: self.open(self._files[name], leaf) for name, leaf in columns.items()}
 
-    def make(self, name: str, leaf: Leaf) -> NDArray[Any]:
+    def make(self, name: str, leaf: ArraySpec) -> NDArray[Any]:
         """Create a file of zeros and return it as an array. An existing file of that name is overwritten.
 
         Raises:
@@ -145,7 +145,7 @@ class Folder:
             self._remove(name)
             raise
 
-    def open(self, name: str, leaf: Leaf) -> NDArray[Any]:
+    def open(self, name: str, leaf: ArraySpec) -> NDArray[Any]:
         """Open a file that `make` created, and return it as an array.
 
         Raises:
@@ -157,7 +157,7 @@ class Folder:
                 np.lib.format.read_magic(file)
                 shape, _, dtype = np.lib.format.read_array_header_1_0(file)
                 start = file.tell()
-            found, size = Leaf(shape, dtype), leaf.dtype.itemsize * prod(leaf.shape)
+            found, size = ArraySpec(shape, dtype), leaf.dtype.itemsize * prod(leaf.shape)
             if found != leaf or path.stat().st_size < start + size:  # numpy would extend a short file
                 raise StoreError(path, f"holds {found} or less, not {leaf}; it is damaged; delete the folder to start again")
             array: np.memmap[Any, Any] = np.memmap(path, leaf.dtype, "r+", start, leaf.shape)
@@ -254,11 +254,11 @@ def _boot_id() -> bytes:
         return b"unknown"
 
 
-def _to_json(leaves: Mapping[str, Leaf]) -> dict[str, Any]:
+def _to_json(leaves: Mapping[str, ArraySpec]) -> dict[str, Any]:
     return {name: [list(leaf.shape), leaf.dtype.str] for name, leaf in leaves.items()}
 
 
-def _from_json(shape: list[int], dtype: str) -> Leaf:
+def _from_json(shape: list[int], dtype: str) -> ArraySpec:
     if dtype not in DTYPES or any(type(n) is not int or n < 0 for n in shape):
         raise ValueError(f"a column of shape {shape} and dtype {dtype!r:.60}")
-    return Leaf(tuple(shape), np.dtype(dtype))
+    return ArraySpec(tuple(shape), np.dtype(dtype))

@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from rl4sys_zmq.serving.data.layout import Leaf
+from rl4sys_zmq.serving.data.layout import ArraySpec
 
 __all__ = ["FrameStore"]
 
@@ -29,7 +29,7 @@ class FrameStore:
         make: Function that takes the number of a block (0, 1, ...) and creates its array ``[block, *leaf.shape]``.
     """
 
-    def __init__(self, leaf: Leaf, block: int, make: Callable[[int], NDArray[Any]]) -> None:
+    def __init__(self, leaf: ArraySpec, block: int, make: Callable[[int], NDArray[Any]]) -> None:
         self._leaf, self._block, self._make = leaf, block, make
         self._blocks: list[NDArray[Any]] = []
         self._uses = np.zeros(0, np.int64)  # for each slot, the number of references

@@ -15,7 +15,7 @@ from rl4sys_zmq.values import DTYPES
 from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
 from rl4sys_zmq.values.trees import STORED_DEPTH, Path, is_text, keys_of, map_tree
 
-__all__ = ["DataShape", "StoreLayout", "Leaf", "as_leaf", "copy_payload", "flag", "space_leaves", "zeros"]
+__all__ = ["DataShape", "StoreLayout", "ArraySpec", "as_leaf", "copy_payload", "flag", "space_leaves", "zeros"]
 
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
 _PLAIN = (type(None), bool, int, float, str, bytes)
@@ -39,13 +39,13 @@ class DataShape:
     shape: tuple[int, ...] = ()
     dtype: str = "float32"
 
-    def leaf(self) -> Leaf:
+    def leaf(self) -> ArraySpec:
         """Check the shape and the dtype, and return both."""
         return _leaf(self.name, self.shape, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class ArraySpec:
     """The shape and dtype of one value of an item, or of a whole column of such values."""
 
     shape: tuple[int, ...]
@@ -62,7 +62,7 @@ class StoreLayout:
         leaves: Shape and dtype of each value, by key; a nested value has a path like ``observations/camera``.
     """
 
-    def __init__(self, leaves: Mapping[str, Leaf]) -> None:
+    def __init__(self, leaves: Mapping[str, ArraySpec]) -> None:
         self.leaves = dict(leaves)
 
     def pack(self, rows: Sequence[Mapping[str, object]]) -> dict[str, NDArray[Any]]:
@@ -82,7 +82,7 @@ class StoreLayout:
                 raise self._other_keys(row)
         return {path: self._column(path, leaf, [row[path] for row in rows]) for path, leaf in self.leaves.items()}
 
-    def _column(self, path: str, leaf: Leaf, values: list[object]) -> NDArray[Any]:
+    def _column(self, path: str, leaf: ArraySpec, values: list[object]) -> NDArray[Any]:
         if len(values) > 1:
             try:  # all at once, if numpy can make one array of them
                 block = np.asarray(values)
@@ -146,7 +146,7 @@ def flag(path: str, value: object) -> bool:
     return bool(array)
 
 
-def space_leaves(prefix: str, space: object) -> dict[str, Leaf]:
+def space_leaves(prefix: str, space: object) -> dict[str, ArraySpec]:
     """Return the shape and dtype of each array in the elements of a space, by path.
 
     Args:
@@ -197,7 +197,7 @@ def _copy_leaf(value: Any, path: Path) -> Any:
     return value
 
 
-def zeros(leaf: Leaf) -> NDArray[Any]:
+def zeros(leaf: ArraySpec) -> NDArray[Any]:
     """Create an array in memory, filled with zeros.
 
     Raises:
@@ -212,9 +212,9 @@ def zeros(leaf: Leaf) -> NDArray[Any]:
         ) from exc
 
 
-def _leaf(name: str, shape: object, dtype: object) -> Leaf:
+def _leaf(name: str, shape: object, dtype: object) -> ArraySpec:
     try:
-        found = Leaf(tuple(int(n) for n in shape), np.dtype(dtype))  # type: ignore[attr-defined, call-overload]
+        found = ArraySpec(tuple(int(n) for n in shape), np.dtype(dtype))  # type: ignore[attr-defined, call-overload]
     except (TypeError, ValueError) as exc:
         raise ConfigError(
             f"{name}: shape {shape!r:.60} and dtype {dtype!r:.60} are invalid for a column ({exc})", key=name
@@ -224,7 +224,7 @@ def _leaf(name: str, shape: object, dtype: object) -> Leaf:
     return found
 
 
-def _fit(path: str, array: NDArray[Any], leaf: Leaf) -> NDArray[Any]:
+def _fit(path: str, array: NDArray[Any], leaf: ArraySpec) -> NDArray[Any]:
     """Convert an array to the dtype of a column. Only rounding to a float dtype can change values; otherwise raise DataError."""
     target = leaf.dtype
     if array.dtype == target:

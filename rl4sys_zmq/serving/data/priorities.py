@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import DataError
-from rl4sys_zmq.serving.data.ring import Ids, Ring
+from rl4sys_zmq.serving.data.ring import Ids, RowRingBuffer
 from rl4sys_zmq.serving.data.spans import SampleableRows
 from rl4sys_zmq.serving.data.sum_tree import SumTree
 
-__all__ = ["Priorities"]
+__all__ = ["RowPriorities"]
 
 _ROUNDS = 8
 """Number of attempts to draw allowed rows at random. After these, the rows are drawn from a list of all allowed rows."""
@@ -20,8 +20,8 @@ _LEAST = 1e-300
 """Smallest mass of a row, so that every row can be drawn."""
 
 
-class Priorities:
-    """The priorities of the rows of a `Ring`, and random draws in proportion to them.
+class RowPriorities:
+    """The priorities of the rows of a `RowRingBuffer`, and random draws in proportion to them.
 
     A row is drawn in proportion to its *mass*, ``(priority + epsilon) ** alpha``. A new row gets the largest mass so far.
 
@@ -40,12 +40,12 @@ class Priorities:
         self._greatest = 1.0
         self._known = 0  # the number of the first row without a mass
 
-    def masses(self, ring: Ring, ids: Ids) -> NDArray[np.float64]:
+    def masses(self, ring: RowRingBuffer, ids: Ids) -> NDArray[np.float64]:
         """Return the mass ``(priority + epsilon) ** alpha`` of each of the given rows, which must still be in the ring."""
         self._add_new(ring)
         return self._tree[ids % ring.capacity]
 
-    def update(self, ring: Ring, ids: NDArray[Any], priorities: NDArray[Any]) -> int:
+    def update(self, ring: RowRingBuffer, ids: NDArray[Any], priorities: NDArray[Any]) -> int:
         """Set the priorities of rows. Ignore rows that were overwritten.
 
         Args:
@@ -81,7 +81,7 @@ class Priorities:
         self._greatest = max(self._greatest, float(masses[held].max(initial=0.0)))
         return int(np.count_nonzero(held))
 
-    def draw(self, ring: Ring, count: int, allowed: SampleableRows, rng: np.random.Generator) -> Ids:
+    def draw(self, ring: RowRingBuffer, count: int, allowed: SampleableRows, rng: np.random.Generator) -> Ids:
         """Draw `count` of the allowed rows, in proportion to their masses. At least one row must be allowed.
 
         The method draws from all rows and replaces rows that are not allowed by further draws. If rows are still missing after
@@ -101,12 +101,12 @@ class Priorities:
         masses = self._tree[held % ring.capacity] * allowed.allow(held)
         return np.concatenate([*found, rng.choice(held, missing, p=masses / masses.sum())])
 
-    def _draw_any(self, ring: Ring, count: int, rng: np.random.Generator) -> Ids:
+    def _draw_any(self, ring: RowRingBuffer, count: int, rng: np.random.Generator) -> Ids:
         slots = self._tree.find(rng.random(count) * self._tree.total)
         begin = ring.begin
         return np.minimum(begin + (slots - begin) % ring.capacity, ring.end - 1)
 
-    def _add_new(self, ring: Ring) -> None:
+    def _add_new(self, ring: RowRingBuffer) -> None:
         """Give the largest mass so far to rows that were added to the ring since the last call."""
         ids = np.arange(max(self._known, ring.begin), ring.end)
         self._tree.set(ids % ring.capacity, self._greatest)

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError, DataError, StoreEmpty, StoreError
 from rl4sys_zmq.serving.data.base import as_batch
 from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, memory_error_as_data_error
-from rl4sys_zmq.serving.data.folder import Folder
+from rl4sys_zmq.serving.data.folder import StoreFolder
 from rl4sys_zmq.serving.data.frame_store import FrameStore
-from rl4sys_zmq.serving.data.layout import Leaf, StoreLayout, as_leaf, flag, space_leaves, zeros
+from rl4sys_zmq.serving.data.layout import ArraySpec, StoreLayout, as_leaf, flag, space_leaves, zeros
 from rl4sys_zmq.serving.data.ring import Ids
 from rl4sys_zmq.values.trees import flatten_names, unflatten_names
 
@@ -24,9 +24,9 @@ __all__ = ["ReplayBuffer"]
 _OBSERVATION_KEYS = ("observations", "next_observations")
 _REQUIRED = ("observations", "actions", "rewards", "next_observations")
 _FIXED = {
-    "rewards": Leaf((), np.dtype("<f4")),
-    "terminated": Leaf((), np.dtype("?")),
-    "truncated": Leaf((), np.dtype("?")),
+    "rewards": ArraySpec((), np.dtype("<f4")),
+    "terminated": ArraySpec((), np.dtype("?")),
+    "truncated": ArraySpec((), np.dtype("?")),
 }
 _BLOCKS = 8
 """Divisor of the capacity that gives the size of a frame store's blocks: a block has ``capacity / _BLOCKS`` frames."""
@@ -142,7 +142,7 @@ class ReplayBuffer(ColumnStore):
                 leaves[path] = self._expected[path]
             else:
                 array = as_leaf(path, value)
-                leaves[path] = Leaf(array.shape, array.dtype)
+                leaves[path] = ArraySpec(array.shape, array.dtype)
         for path, expected in self._expected.items():
             leaves.setdefault(path, expected)  # `pack` then reports the keys that the transition lacks
         for path in [p for p in leaves if p.partition("/")[0] == "next_observations"]:
@@ -154,7 +154,7 @@ class ReplayBuffer(ColumnStore):
             self._frame_leaf(key, leaves, suffix)
         return StoreLayout(leaves)
 
-    def _frame_leaf(self, key: str, leaves: Mapping[str, Leaf], suffix: str) -> Leaf:
+    def _frame_leaf(self, key: str, leaves: Mapping[str, ArraySpec], suffix: str) -> ArraySpec:
         """Return the shape and dtype of one frame (a single image of a stack) for an image key."""
         leaf = leaves.get(f"observations{suffix}")
         if leaf is None or f"next_observations{suffix}" not in leaves:
@@ -171,12 +171,12 @@ class ReplayBuffer(ColumnStore):
                 f"observations{suffix}",
                 f"shape {leaf.shape} does not have {self._num_stack} frames along axis {self._stack_axis}",
             )
-        return Leaf(tuple(shape), leaf.dtype)
+        return ArraySpec(tuple(shape), leaf.dtype)
 
-    def _columns(self, layout: StoreLayout) -> dict[str, Leaf]:
+    def _columns(self, layout: StoreLayout) -> dict[str, ArraySpec]:
         images = {name + suffix for suffix in self._images.values() for name in _OBSERVATION_KEYS}
         columns = {path: leaf for path, leaf in layout.leaves.items() if path not in images}
-        slots = Leaf((2, self._num_stack), np.dtype("<i8"))
+        slots = ArraySpec((2, self._num_stack), np.dtype("<i8"))
         return columns | {_slots(key): slots for key in self._images}
 
     def _allocate(self, layout: StoreLayout) -> None:
@@ -184,16 +184,16 @@ class ReplayBuffer(ColumnStore):
         for index, (key, suffix) in enumerate(self._images.items()):
             block = -(-self.capacity // _BLOCKS)
             leaf = self._frame_leaf(key, layout.leaves, suffix)
-            frames[key] = FrameStore(leaf, block, partial(self._make_block, index, Leaf((block, *leaf.shape), leaf.dtype)))
+            frames[key] = FrameStore(leaf, block, partial(self._make_block, index, ArraySpec((block, *leaf.shape), leaf.dtype)))
         super()._allocate(layout)
         self._frames = frames
 
-    def _make_block(self, key: int, leaf: Leaf, number: int) -> NDArray[Any]:
+    def _make_block(self, key: int, leaf: ArraySpec, number: int) -> NDArray[Any]:
         if self._folder is None:
             return zeros(leaf)
         return self._folder.make(_block_name(key, number), leaf)
 
-    def _take_up(self, folder: Folder, layout: StoreLayout) -> None:
+    def _take_up(self, folder: StoreFolder, layout: StoreLayout) -> None:
         """Open the transitions and images that an existing folder contains."""
         for path, expected in self._expected.items():
             if layout.leaves.get(path) != expected:
@@ -212,7 +212,7 @@ class ReplayBuffer(ColumnStore):
                     folder.path, "refers to frames that cannot exist: it is damaged; delete the folder to start again"
                 )
             count = int(slots.max()) // block + 1 if slots.size else 0
-            whole = Leaf((block, *leaf.shape), leaf.dtype)
+            whole = ArraySpec((block, *leaf.shape), leaf.dtype)
             self._frames[key].restore([folder.open(_block_name(index, n), whole) for n in range(count)], slots)
 
     def _write(self, blocks: dict[str, NDArray[Any]], count: int) -> None:

@@ -9,16 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import DataError, StoreError
-from rl4sys_zmq.serving.data.folder import Folder
-from rl4sys_zmq.serving.data.layout import Leaf, as_leaf, zeros
+from rl4sys_zmq.serving.data.folder import StoreFolder
+from rl4sys_zmq.serving.data.layout import ArraySpec, as_leaf, zeros
 
-__all__ = ["Ids", "Ring"]
+__all__ = ["Ids", "RowRingBuffer"]
 
 Ids = NDArray[np.int64]
 _SPAN = "/span"
 
 
-class Ring:
+class RowRingBuffer:
     """A ring buffer of rows, with one array (column) for each value of a row. It has no lock; the data store locks.
 
     The rows have consecutive numbers from `begin` up to, but without, `end`. Row ``id`` is at index ``id % capacity`` of every
@@ -32,7 +32,7 @@ class Ring:
         folder: Folder for the columns. None: the columns are in memory.
     """
 
-    def __init__(self, capacity: int, folder: Folder | None) -> None:
+    def __init__(self, capacity: int, folder: StoreFolder | None) -> None:
         self.capacity = capacity
         self._folder = folder
         self._columns: dict[str, NDArray[Any]] = {}
@@ -51,7 +51,7 @@ class Ring:
     def __contains__(self, name: str) -> bool:
         return name in self._columns
 
-    def allocate(self, layout: Mapping[str, Leaf], columns: Mapping[str, Leaf]) -> None:
+    def allocate(self, layout: Mapping[str, ArraySpec], columns: Mapping[str, ArraySpec]) -> None:
         """Create the columns, or open the columns in the folder.
 
         Args:
@@ -62,11 +62,11 @@ class Ring:
             StoreError: If the columns cannot be created, or the folder has other columns.
             ConfigError: If the columns do not fit in memory.
         """
-        whole = {name: Leaf((self.capacity, *leaf.shape), leaf.dtype) for name, leaf in columns.items()}
+        whole = {name: ArraySpec((self.capacity, *leaf.shape), leaf.dtype) for name, leaf in columns.items()}
         if self._folder is None:
             self._columns = {name: zeros(leaf) for name, leaf in whole.items()}
             return
-        whole[_SPAN] = Leaf((2,), np.dtype("<i8"))
+        whole[_SPAN] = ArraySpec((2,), np.dtype("<i8"))
         found = self._folder.create(layout, whole) if self._folder.layout is None else self._folder.columns(whole)
         self._span, self._columns = found.pop(_SPAN), found
         if not 0 <= self.begin <= self.end <= self.begin + self.capacity:

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError, DataError, StoreEmpty, StoreError
 from rl4sys_zmq.serving.data.base import as_batch
 from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, memory_error_as_data_error
-from rl4sys_zmq.serving.data.layout import DataShape, Leaf, StoreLayout, as_leaf, flag
+from rl4sys_zmq.serving.data.layout import ArraySpec, DataShape, StoreLayout, as_leaf, flag
 from rl4sys_zmq.serving.data.npz import TrajectoryFile, read_npz, write_npz
-from rl4sys_zmq.serving.data.priorities import Priorities
+from rl4sys_zmq.serving.data.priorities import RowPriorities
 from rl4sys_zmq.serving.data.ring import Ids
 from rl4sys_zmq.serving.data.samplers import PrioritySampler, Sampler, check_rows
 from rl4sys_zmq.serving.data.spans import TrajectorySpans
@@ -29,7 +29,7 @@ _START_COLUMN = "/start"
 
 
 @dataclass(frozen=True, slots=True)
-class _Config:
+class _SampleConfig:
     """A registered configuration for `TrajectoryBuffer.sample`; see `TrajectoryBuffer.register_sample_config`."""
 
     samplers: dict[str, Sampler]
@@ -83,8 +83,8 @@ class TrajectoryBuffer(ColumnStore):
         self._min_length = min_trajectory_length
         self._spans = TrajectorySpans()
         self._ended = True
-        self._configs: dict[str, _Config] = {}
-        self._priorities: Priorities | None = None
+        self._configs: dict[str, _SampleConfig] = {}
+        self._priorities: RowPriorities | None = None
         with self._opening() as found:
             if found is not None and declared is not None and declared.leaves != found.leaves:
                 raise StoreError(path, "has other columns than data_shapes; use those, or another folder")
@@ -129,13 +129,13 @@ class TrajectoryBuffer(ColumnStore):
             if prioritised:
                 mine = (prioritised[0].alpha, prioritised[0].epsilon)
                 if self._priorities is None:
-                    self._priorities = Priorities(self.capacity, *mine)
+                    self._priorities = RowPriorities(self.capacity, *mine)
                 elif self._priorities.exponents != mine:
                     raise ConfigError(
                         f"alpha and epsilon are {mine}; the other configs of this buffer have {self._priorities.exponents}",
                         key=name,
                     )
-            self._configs[name] = _Config(chosen, (low, high), transform, prioritised[0] if prioritised else None)
+            self._configs[name] = _SampleConfig(chosen, (low, high), transform, prioritised[0] if prioritised else None)
 
     def insert(self, data: Mapping[str, Any], end_of_trajectory: bool = False) -> None:
         """Store one step under the next number. The arrays of the step are copied; `data` is not changed.
@@ -302,8 +302,8 @@ class TrajectoryBuffer(ColumnStore):
         held = np.arange(self._ring.begin, self._ring.end)
         self._spans.extend(held[self._ring.gather(_START_COLUMN, held) | (held == self._ring.begin)])
 
-    def _columns(self, layout: StoreLayout) -> dict[str, Leaf]:
-        return {**layout.leaves, _START_COLUMN: Leaf((), np.dtype("?"))}
+    def _columns(self, layout: StoreLayout) -> dict[str, ArraySpec]:
+        return {**layout.leaves, _START_COLUMN: ArraySpec((), np.dtype("?"))}
 
     def _items(self, ids: Ids, gap: bool) -> list[dict[str, Any]]:
         leaves = {path: self._ring.gather(path, ids) for path in self._layout.leaves} if self._layout is not None else {}
@@ -314,7 +314,7 @@ class TrajectoryBuffer(ColumnStore):
         leaves[_START], leaves[_END] = start, end
         return [unflatten_names({path: block[row] for path, block in leaves.items()}) for row in range(len(ids))]
 
-    def _anchors(self, config: _Config, count: int, forced: object | None) -> tuple[Ids, Ids, Ids]:
+    def _anchors(self, config: _SampleConfig, count: int, forced: object | None) -> tuple[Ids, Ids, Ids]:
         """Choose the steps of a sample. Return three arrays ``[batch]``.
 
         They have, for each step, its number, the first stored row of its trajectory, and the last row of its trajectory plus one.
@@ -414,6 +414,6 @@ def _step(data: object) -> tuple[dict[str, object], bool, bool]:
     return leaves, start, end
 
 
-def _leaf_of(path: str, value: object) -> Leaf:
+def _leaf_of(path: str, value: object) -> ArraySpec:
     array = as_leaf(path, value)
-    return Leaf(array.shape, array.dtype)
+    return ArraySpec(array.shape, array.dtype)

@@ -14,7 +14,7 @@ from harness.talk import obey, options, say
 
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, space_to_json
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
-from rl4sys_zmq.wire.messages import Fetch, Heartbeat, Hello, StatusRequest, Welcome
+from rl4sys_zmq.wire.messages import FetchWeights, Heartbeat, Hello, StatusRequest, Welcome
 
 GIANT = (1 << 63) - 1
 given = options()
@@ -66,7 +66,7 @@ def words(name: str, number: int) -> Iterator[list[Any]]:
         case "fetch":
             yield hello("lab", f"fetch-{number}", time.time_ns())
             while True:
-                yield encode(Fetch(0, 0))
+                yield encode(FetchWeights(0, 0))
         case "wants":
             yield hello("lab", f"wants-{number}", time.time_ns())
             while True:

@@ -32,10 +32,10 @@ import rl4sys_zmq.learner.checkpoints as checkpoints
 from rl4sys_zmq.delivery import JournalEntry
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal_marks import MarksWriter
-from rl4sys_zmq.delivery.journal_rows import Tables
+from rl4sys_zmq.delivery.journal_rows import JournalTables
 from rl4sys_zmq.errors import AddressInUse, RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.learner.client import Client
+from rl4sys_zmq.learner.client import ClientState
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
 from rl4sys_zmq.learner.gateway import Gateway
 from rl4sys_zmq.learner.train_loop import TrainLoop
@@ -128,13 +128,13 @@ def after(owner: Any, name: str) -> Callable[[Fuse], None]:
 
 def before_segments(fuse: Fuse) -> None:
     """Lights a fuse once for each segment of an entry that is to be fed again."""
-    call = Client.replay
+    call = ClientState.replay
 
-    def wrapped(client: Client, entry: JournalEntry) -> None:
+    def wrapped(client: ClientState, entry: JournalEntry) -> None:
         fuse(entry.accepted)
         call(client, entry)
 
-    setattr(Client, "replay", wrapped)  # noqa: B010 a method cannot be assigned to
+    setattr(ClientState, "replay", wrapped)  # noqa: B010 a method cannot be assigned to
 
 
 def _wrap(owner: Any, name: str, early: bool, fuse: Fuse) -> None:
@@ -158,19 +158,19 @@ POINTS: dict[str, Callable[[Fuse], None]] = {
     "checkpoint.renamed": after(os, "rename"),
     "checkpoint.pruning": before(shutil, "rmtree"),
     "checkpoint.untold": after(checkpoints.CheckpointStore, "write"),
-    "commit.applied": after(Tables, "apply"),
+    "commit.applied": after(JournalTables, "apply"),
     "commit.done": after(DiskJournal, "_transact"),
     "marks.note": after(MarksWriter, "note"),
     "marks.renew": before(MarksWriter, "renew"),
-    "trim": after(Tables, "_trim"),
-    "page": after(Tables, "read"),
+    "trim": after(JournalTables, "_trim"),
+    "page": after(JournalTables, "read"),
     "start.open": after(DiskJournal, "open"),
     "start.bound": after(Gateway, "_bind"),
     "start.build": before(TrainLoop, "_build"),
     "start.loaded": after(TrainLoop, "_resume"),
-    "start.rewind": after(Client, "rewind"),
+    "start.rewind": after(ClientState, "rewind"),
     "replay": before_segments,
-    "replayed": before(Client, "caught_up"),
+    "replayed": before(ClientState, "caught_up"),
     "join": before(ActorEndpoint, "_welcome"),
     "joined": after(ActorEndpoint, "_welcome"),
     "submit": after(ActorEndpoint, "_on_submit"),

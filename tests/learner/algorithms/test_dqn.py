@@ -17,7 +17,7 @@ from rl4sys_zmq.learner.algorithms import Algorithm, make_algorithm
 from rl4sys_zmq.learner.algorithms.dqn import DQN
 from rl4sys_zmq.learner.algorithms.dqn_parameters import ENTRY, DQNParameters
 from rl4sys_zmq.learner.algorithms.entry import read_parameters
-from rl4sys_zmq.learner.algorithms.replay import Batch
+from rl4sys_zmq.learner.algorithms.replay import TransitionBatch
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
 
 from .policy_twin import policy_outputs
@@ -94,7 +94,7 @@ def test_targets_match_the_slow_twin(size: int, double: bool, masked: bool, seed
     train(algorithm)
     masks = rng.random((size, 3)) < 0.5
     masks[:, 1] |= ~masks.any(axis=1)
-    batch = Batch(
+    batch = TransitionBatch(
         observations=np.zeros((size, 3), np.float32),
         actions=np.zeros(size, np.int64),
         returns=rng.normal(size=size).astype(np.float32),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.replay import Replay, n_step_columns
+from rl4sys_zmq.learner.algorithms.replay import ReplayMemory, n_step_columns
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 
 ENDS = ("terminated", "truncated", "cut")
@@ -53,10 +53,10 @@ def _global_numpy_state() -> NDArray[np.uint32]:
     return np.asarray(np.random.get_state(legacy=False)["state"]["key"]).copy()
 
 
-def make_replay(capacity: int = 100, n_step: int = 3, **spaces: object) -> Replay:
+def make_replay(capacity: int = 100, n_step: int = 3, **spaces: object) -> ReplayMemory:
     observation = spaces.get("observation", BoxSpace((1,)))
     action = spaces.get("action", DiscreteSpace(2))
-    return Replay(observation, action, capacity, n_step, 0.9)  # type: ignore[arg-type]
+    return ReplayMemory(observation, action, capacity, n_step, 0.9)  # type: ignore[arg-type]
 
 
 @given(

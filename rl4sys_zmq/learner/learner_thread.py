@@ -15,13 +15,13 @@ from pathlib import Path
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError
 from rl4sys_zmq.learner.checkpoints import CheckpointStore
 from rl4sys_zmq.learner.client import QUEUE_MESSAGES
-from rl4sys_zmq.learner.ports import LearnerThreadHandle
+from rl4sys_zmq.learner.core_callbacks import LearnerThreadHandle
 from rl4sys_zmq.learner.reporting import GatewaySender, plain_text
 from rl4sys_zmq.learner.train_loop import TrainLoop
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.messages import Failed, Frame, Stop
+from rl4sys_zmq.wire.messages import Frame, StopThread, ThreadFailed
 
 __all__ = ["CheckpointRenamer", "LearnerThread", "LearnerThreadPipe"]
 
@@ -33,7 +33,7 @@ PULL_MESSAGES = 64
 
 
 class LearnerThread(Worker):
-    """A learner thread, which trains one client. The message `Assign` gives it its client and settings; `Stop` ends it.
+    """A learner thread, which trains one client. It starts with the message `AssignClient` and ends with `StopThread`.
 
     The thread exchanges only encoded messages with the gateway, so the same code can run in another process with other
     addresses.
@@ -56,7 +56,7 @@ class LearnerThread(Worker):
         self._loop: TrainLoop | None = None
 
     def run(self) -> None:
-        """Train until the message `Stop` arrives or `stop` is called. If the algorithm raises, send the message `Failed`."""
+        """Train until the message `StopThread` arrives or `stop` is called. If the algorithm raises, send `ThreadFailed`."""
         with Socket.pull(connect=self._down, hwm=PULL_MESSAGES) as down, Socket.push(connect=self._up) as up:
             upstream = GatewaySender(up, self._key)
             try:
@@ -68,7 +68,7 @@ class LearnerThread(Worker):
                     text, trace = f"{type(exc).__name__}: {exc}", traceback.format_exc()[-8000:]
                     if isinstance(exc, ConfigError):  # the user's mistake: its text says everything
                         text, trace = str(exc), ""
-                    upstream.send(Failed(plain_text(text[:1000]), plain_text(trace)))
+                    upstream.send(ThreadFailed(plain_text(text[:1000]), plain_text(trace)))
             except Closed as exc:
                 log.warning("%s ends without a report to the gateway: %s", self.name, exc)
 
@@ -138,7 +138,7 @@ class LearnerThreadPipe:
             replaced: True if another thread takes over the client. This thread then writes no more checkpoints.
         """
         if self._push is not None:
-            self._push.send(encode(Stop()))
+            self._push.send(encode(StopThread()))
             self._push.close()
             self._push = None
         if replaced:

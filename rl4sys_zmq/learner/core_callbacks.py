@@ -15,7 +15,7 @@ from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.wire.messages import Frame
 
-__all__ = ["SYSTEM_CLOCK", "Clock", "Ports", "LearnerThreadHandle", "CheckpointRenameTask"]
+__all__ = ["SYSTEM_CLOCK", "Clock", "CoreCallbacks", "LearnerThreadHandle", "CheckpointRenameTask"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class CheckpointRenameTask(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ports:
+class CoreCallbacks:
     """The functions that the learner's core calls to act on the outside world. No function blocks.
 
     The journal and the event sink are not part of this object; the core uses them directly.

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rl4sys_zmq.actor.io import ActorIOThread
-from rl4sys_zmq.actor.remote import RemoteInference
+from rl4sys_zmq.actor.remote import InferenceCaller
 from rl4sys_zmq.actor.segment_queue import Outbox
 from rl4sys_zmq.actor.segments import LateRewardQueue, PolicyStamp
 from rl4sys_zmq.config import AgentConfig
@@ -20,7 +20,7 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import SessionState
 from rl4sys_zmq.delivery.incarnation import first_incarnation
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable, ProtocolError
-from rl4sys_zmq.policies import Act, Policy, Sampler, bind
+from rl4sys_zmq.policies import Act, Policy, RandomSource, bind
 from rl4sys_zmq.transports.greeting import explain_silence
 from rl4sys_zmq.values import space_to_json
 from rl4sys_zmq.wire import encode
@@ -29,7 +29,7 @@ from rl4sys_zmq.wire.messages import Hello
 if TYPE_CHECKING:
     from rl4sys_zmq.security import UserKeys
 
-__all__ = ["AgentContext", "ThreadState"]
+__all__ = ["AgentComponents", "ThreadState"]
 
 
 class ThreadState:
@@ -52,7 +52,7 @@ class ThreadState:
 
     def __init__(self, seed: int, explore: bool, owner: object) -> None:
         self._explore, self._owner = explore, owner
-        self.sampler = Sampler(seed)
+        self.sampler = RandomSource(seed)
         self.policy: Policy | None = None
         self.last_act: Any = None
         self.calls_until_cut = 0
@@ -76,7 +76,7 @@ class ThreadLocalState(threading.local):
         self.state = ThreadState(seed << 32 | next(numbers), explore, owner)
 
 
-class AgentContext:
+class AgentComponents:
     """The parts of an agent in one process. A forked child creates a new context.
 
     Attributes:
@@ -93,7 +93,7 @@ class AgentContext:
     """
 
     def __init__(
-        self, config: AgentConfig, keys: UserKeys | None, counters: Counters, parent: AgentContext | None = None
+        self, config: AgentConfig, keys: UserKeys | None, counters: Counters, parent: AgentComponents | None = None
     ) -> None:
         """Start the I/O thread, and wait until it has opened the files on disk.
 
@@ -125,7 +125,7 @@ class AgentContext:
             seed = seed << 32 | os.getpid()
         self.threads = ThreadLocalState(seed, itertools.count(), config.explore, self.owner)
         self.pending = LateRewardQueue(self.outbox, config.reward_timeout_s, self.io.wake_up)
-        self.remote = RemoteInference(config, counters) if config.inference != "local" else None
+        self.remote = InferenceCaller(config, counters) if config.inference != "local" else None
         self.io.start()
         self.io.opened.wait()
 

@@ -90,7 +90,7 @@ def play(document: Path, folder: Path) -> Played:
         if is_installation(line):
             check_installation(line)
     script = script_of(text)
-    for port in sorted(set(re.findall(r"\b(?:50051|5555|5556)\b", script))):
+    for port in sorted(set(re.findall(r"\b(?:5005[12]|5555|5556)\b", script))):
         script = re.sub(rf"\b{port}\b", str(free_port()), script)
     prologue = "set -eu\ntrap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT\n"
     path = [str(Path(sys.executable).parent), os.environ["PATH"]]

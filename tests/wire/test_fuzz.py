@@ -64,7 +64,7 @@ class Mutator:
     def __init__(self, seed: Any, samples: Any) -> None:
         self.rng = random.Random(seed)
         self.samples = [[bytes(f) for f in encode(s)] for s in samples.values()]
-        self.submits = [[bytes(f) for f in encode(samples[n])] for n in ("Submit", "Submit", "Welcome", "Ready")]
+        self.submits = [[bytes(f) for f in encode(samples[n])] for n in ("Submit", "Submit", "Welcome", "ThreadReady")]
 
     def mutate(self) -> tuple[list[bytes], bool]:
         """Frames, and whether prefix and checksum were set right again."""

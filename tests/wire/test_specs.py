@@ -64,7 +64,7 @@ def test_specs_of_all_dtypes_survive_the_codec(tensors: Any, blob: bytes) -> Non
             encode(ready)
 
 
-@pytest.mark.parametrize("name", ["Welcome", "Ready"])
+@pytest.mark.parametrize("name", ["Welcome", "ThreadReady"])
 def test_a_blob_travels_as_the_body(samples: dict[str, m.Message], name: str) -> None:
     plain = samples[name]
     assert isinstance(plain, m.Welcome | m.ThreadReady)

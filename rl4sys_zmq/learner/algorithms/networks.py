@@ -121,8 +121,8 @@ def activation_function(name: str) -> Callable[[Tensor], Tensor]:
 class MLPStack:
     """``K`` multilayer perceptrons (MLPs) with equal input and hidden sizes. All parameters are in one flat vector.
 
-    A forward pass computes all networks together, with one batched matrix product per layer. PPO uses two networks: network 0
-    is the policy, network 1 estimates values.
+    A forward pass computes all networks together, with one batched matrix product per layer, or one network by itself. PPO uses
+    two networks: network 0 is the policy, network 1 estimates values.
 
     The vector contains the networks one after another. The order within a network is that of a policy's weights in `PolicySpec`:
     weight ``[out, in]`` and bias of each layer, then a number of extra parameters, such as a log_std. So the slice of network 0
@@ -161,6 +161,11 @@ class MLPStack:
         self._grad_views = self._views_of(self._grad)
         self.leaves = [view.requires_grad_() for view in self._views]
         self.extras = self.leaves[-1] if extras else None
+        self._leaves_of = [[view.requires_grad_() for view in self._views_of(self.flat, k)] for k in range(len(outputs))]
+        self._grad_views_of = [self._views_of(self._grad, k) for k in range(len(outputs))]
+        if self.extras is not None:
+            self._leaves_of[0].append(self.extras)
+            self._grad_views_of[0].append(self._grad_views[-1])
 
     def __call__(self, x: Tensor) -> list[Tensor]:
         """Run all networks on one input ``[B, features]``. Return a list of the outputs of each network, ``[B, outputs[k]]``."""
@@ -174,6 +179,15 @@ class MLPStack:
         if count == 1:
             return [hidden]
         return [out if n == self._outputs[0] else out[:, :n] for out, n in zip(hidden.unbind(0), self._outputs, strict=True)]
+
+    def one(self, k: int, x: Tensor) -> Tensor:
+        """Run network `k` by itself on an input ``[B, features]``, and return its outputs, ``[B, outputs[k]]``."""
+        leaves, last = self._leaves_of[k], len(self._shapes) - 1
+        for layer in range(last + 1):
+            x = F.linear(x, leaves[2 * layer], leaves[2 * layer + 1])
+            if layer < last:
+                x = self._activation(x)
+        return x[:, : self._outputs[k]]
 
     def initialise(self, generator: torch.Generator, output_gains: Sequence[float]) -> None:
         """Set random orthogonal weights and zero biases. The extra parameters do not change.
@@ -192,27 +206,37 @@ class MLPStack:
                         torch.nn.init.orthogonal_(matrix[: self._outputs[k]], output_gains[k], generator=generator)
                 self._views[2 * layer + 1].zero_()
 
-    def gradient(self, loss: Tensor) -> Tensor:
+    def gradient(self, loss: Tensor, only: int | None = None) -> Tensor:
         """Return the gradient of a scalar loss by all parameters, float32 ``[size]``, in the same order as `flat`.
 
         The gradient is zero for parameters that the loss does not depend on. The next call overwrites the returned tensor.
+
+        Args:
+            loss: The loss.
+            only: The network whose output, from `one`, the loss was computed from; None for outputs of all networks.
         """
-        grads = cast(tuple[Tensor | None, ...], torch.autograd.grad(loss, self.leaves, allow_unused=True))
-        for view, grad in zip(self._grad_views, grads, strict=True):
+        leaves, views = self.leaves, self._grad_views
+        if only is not None:
+            leaves, views = self._leaves_of[only], self._grad_views_of[only]
+            self._grad.zero_()
+        grads = cast(tuple[Tensor | None, ...], torch.autograd.grad(loss, leaves, allow_unused=True))
+        for view, grad in zip(views, grads, strict=True):
             if grad is None:
                 view.zero_()
             else:
                 view.copy_(grad)
         return self._grad
 
-    def _views_of(self, flat: Tensor) -> list[Tensor]:
+    def _views_of(self, flat: Tensor, only: int | None = None) -> list[Tensor]:
         """Return views into a flat vector: the weight and the bias of each layer, then the extra parameters of network 0.
 
         The shapes of weight and bias are ``[out, in]`` and ``[out]`` for a single network, and ``[K, out, in]`` and ``[K, 1,
-        out]`` for several networks.
+        out]`` for several networks. With `only`, the views are those of one network, without extra parameters.
         """
-        count = len(self._outputs)
-        table = flat.view(count, -1)
+        table = flat.view(len(self._outputs), -1)
+        if only is not None:
+            table = table[only : only + 1]
+        count = len(table)
         views: list[Tensor] = []
         at = 0
         for rows, columns in self._shapes:
@@ -223,7 +247,7 @@ class MLPStack:
             else:
                 views += [weight.view(count, rows, columns), bias.view(count, 1, rows)]
             at = end + rows
-        if self._extras:
+        if self._extras and only is None:
             views.append(table[0, at:])
         return views
 

@@ -380,9 +380,13 @@ class PPO:
         p = self.parameters
         limit = RL4SYS_KL_FACTOR * p.target_kl if p.in_turn and p.target_kl is not None else None
         value_weight = 2.0 if p.in_turn else p.vf_coef  # RL4Sys's value loss is the whole mean squared error
+        only = None if all(trains) else trains.index(True)  # running one network costs half
         record = PassMetrics()
         for batch in columns.minibatches(sizes, self._generator):
-            outputs, estimates = self._network(batch.features)
+            if only is None:
+                outputs, estimates = self._network(batch.features)
+            else:
+                outputs = estimates = self._network.one(only, batch.features)
             loss: Tensor | None = None
             if trains[0]:
                 distribution = self._distribution(outputs, batch.forbidden)
@@ -404,7 +408,7 @@ class PPO:
                 record.value_losses.append(value_loss.detach())
                 loss = value_loss * value_weight if loss is None else loss.add(value_loss, alpha=value_weight)
             assert loss is not None, "a pass trains at least one of the two networks"
-            self._optimizer.step(self._network.gradient(loss), rates, max_norm=p.max_grad_norm)
+            self._optimizer.step(self._network.gradient(loss, only), rates, max_norm=p.max_grad_norm)
         return record
 
     def _distribution(self, outputs: Tensor, forbidden: Tensor | None) -> Distribution:

@@ -51,7 +51,13 @@ class TrainingColumns:
     forbidden: Tensor | None
 
     def minibatches(self, sizes: list[int], generator: torch.Generator) -> Iterator[TrainingColumns]:
-        """Yield minibatches of the given sizes, which must add up to ``N``. Each call uses a new random order of the steps."""
+        """Yield minibatches of the given sizes, which must add up to ``N``.
+
+        Each call uses a new random order of the steps. A single minibatch is the batch as it is.
+        """
+        if len(sizes) == 1:  # the order makes no difference
+            yield self
+            return
         order = torch.randperm(len(self.actions), generator=generator)
         # One gather per column and pass, then slices: cheaper than one gather per column and minibatch.
         features, actions, log_probs, advantages, low, high, values, targets = (

@@ -89,6 +89,25 @@ def test_outputs_and_gradients_are_those_of_ordinary_modules(
         assert not gradient[part][len(expected) :].any()
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("outputs", "hidden", "extras"), [((4, 1), (16, 8), 0), ((2, 1), (6, 6, 6), 2), ((3, 2, 3), (6, 4), 1)])
+def test_one_network_by_itself_gives_the_outputs_and_the_gradient_of_the_stack(
+    activation: str, outputs: tuple[int, ...], hidden: tuple[int, ...], extras: int
+) -> None:
+    network = stack(outputs, hidden, activation, extras=extras)
+    x = torch.randn(9, 5, generator=torch.Generator().manual_seed(2))
+    for k in range(len(outputs)):
+        every = network(x)[k]
+        network.gradient(torch.stack([out.square().sum() for out in network(x)]).sum())  # must leave nothing behind
+        torch.testing.assert_close(network.one(k, x), every, atol=1e-5, rtol=1e-5)
+        losses = [every.square().sum(), network.one(k, x).square().sum()]
+        if k == 0 and network.extras is not None:
+            losses = [loss + network.extras.square().sum() for loss in losses]
+        joint = network.gradient(losses[0]).clone()
+        assert joint.any()
+        torch.testing.assert_close(network.gradient(losses[1], only=k), joint, atol=1e-4, rtol=1e-4)
+
+
 def test_initialisation_is_orthogonal_seeded_and_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
     a, b, c = (MLPStack(8, (64, 64), (4, 1)) for _ in range(3))

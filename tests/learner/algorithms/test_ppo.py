@@ -507,7 +507,12 @@ def test_the_first_update_already_uses_the_statistics_of_its_batch() -> None:
     algorithm.observe(piece)
     seen: list[Any] = []
     train = algorithm._train
-    algorithm._train = lambda rollout: seen.append((algorithm._mean.clone(), algorithm._scale.clone())) or train(rollout)  # type: ignore[method-assign, func-returns-value]
+
+    def observed(rollout: Any) -> dict[str, float]:
+        seen.append((algorithm._mean.clone(), algorithm._scale.clone()))
+        return train(rollout)
+
+    algorithm._train = observed  # type: ignore[method-assign]
     algorithm.update(partial=True)
     np.testing.assert_allclose(seen[0][0][0], piece.observations[:-1, 0].mean(), rtol=1e-5)
     np.testing.assert_allclose(seen[0][1][0], 1 / piece.observations[:-1, 0].std(), rtol=1e-5)

@@ -198,7 +198,7 @@ class AgentComponents:
         answered = self.io.session.state is SessionState.JOINED or self.io.starting_at > float("-inf")
         if timeout_s and not answered and (reason := explain_silence(error.address, has_keys=self.config.keys is not None)):
             hint = f"{reason}; `rl4sys-learner doctor {self.config.train_server_address}` tests each step"
-        return LearnerUnavailable(error.address, error.stage, round(timeout_s, 1), hint)
+        return LearnerUnavailable(error.address, error.stage, round(timeout_s, 3), hint)
 
     def admit(self, steps: int) -> None:
         """Wait until a new segment of `steps` steps can start. Only with ``overflow: wait``.

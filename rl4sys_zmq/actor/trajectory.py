@@ -253,7 +253,7 @@ class TrajectoryManager:
             if final_obs is None:
                 raise ObservationError("truncated=True needs final_obs, the observation after the last action")
             final = self.inputs.observation(final_obs)[0]
-        if action is not None and action.writer is None:
+        if action is not None and action.writer is None and action is not traj.last:
             self.add(traj, action)
         writer = traj.writer
         if self._stores and traj.steps:

@@ -47,6 +47,9 @@ EXIT_FLUSH_S = 1.0
 The agents use that time to send their finished segments.
 """
 
+EXIT_STOP_S = 0.5
+"""Longest delay of the interpreter's exit, in seconds, until the I/O threads of these agents have closed their sockets."""
+
 _open_agents: weakref.WeakSet[RL4SysAgent] = weakref.WeakSet()
 """The open agents of this process.
 
@@ -397,9 +400,15 @@ class RL4SysAgent(Resource):
                 log.warning("%s with %d segments undelivered: %s", words, self._in_actor, exc)
 
     def _leave(self, timeout_s: float) -> None:
-        """Flush at the exit of the interpreter. Host threads that still run can request actions meanwhile."""
-        if not self._forked and not self._context.closed and not self._io.idle:
+        """Flush at the exit of the interpreter, and stop the I/O thread.
+
+        Host threads that still run can request actions meanwhile.
+        """
+        if self._forked or self._context.closed:
+            return
+        if not self._io.idle:
             self._flush_or_log(timeout_s, f"actor {self.actor_id} was not closed; the process exits")
+        self._io.stop()
 
     @property
     def _io(self) -> ActorIOThread:
@@ -494,9 +503,13 @@ def _after_fork() -> None:
 
 
 def _at_exit() -> None:
-    deadline = time.monotonic() + EXIT_FLUSH_S
-    for agent in list(_open_agents):
+    agents, deadline = list(_open_agents), time.monotonic() + EXIT_FLUSH_S
+    for agent in agents:
         agent._leave(max(0.0, deadline - time.monotonic()))
+    deadline = time.monotonic() + EXIT_STOP_S
+    for agent in agents:
+        if not agent._forked:
+            agent._io.join(max(0.0, deadline - time.monotonic()))
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -146,10 +146,11 @@ class AgentComponents:
     @property
     def policy(self) -> Policy:
         """The current policy, or `no_policy`. Use this property only after the agent's constructor has returned."""
+        placeholder = self.no_policy
+        if placeholder is not None and not self.has_policy:
+            return placeholder
         policy = self.io.weight_subscriber.policy
-        if policy is None:
-            policy = self.no_policy
-            assert policy is not None
+        assert policy is not None
         return policy
 
     @property

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +27,7 @@ from rl4sys_zmq.testing.fakes import FakeFactory
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 from .conftest import Lab
+from .memory import WIDTH
 from .test_host_side import until
 from .test_killed_learner import serving
 
@@ -61,7 +62,7 @@ def options(address: str, **changes: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def early(address: str, baseline: Baseline | None = None, **changes: Any) -> Iterator[RL4SysAgent]:
+def early(address: str, baseline: Callable[..., Any] | None = None, **changes: Any) -> Iterator[RL4SysAgent]:
     with RL4SysAgent(config=AgentConfig(**options(address, **changes)), baseline=baseline) as agent:
         yield agent
 
@@ -113,12 +114,11 @@ def test_an_early_actor_acts_by_its_baseline_and_joins_when_the_learner_comes(la
         learner.drain(timeout_s=20.0)
         assert factory.made[-1].steps == 4 and [index for _, index in factory.made[-1].keys] == [0]
         client = learner.status()["clients"]["lab"]
-        assert client["accepted"] == client["verdicts"]["trained"] == 1 and client["mean_return"] is None, "its return is unknown"
+        assert client["accepted"] == client["verdicts"]["trained"] == 1
         assert baseline.calls == 4 == counters(agent)["unrecorded_actions"] == counters(agent)["baseline_actions"]
         lab.episode(agent, 4, reward=0.5)
         agent.flush(20.0)
-        learner.drain(timeout_s=20.0)
-        assert learner.status()["clients"]["lab"]["mean_return"] == 2.0
+        until(lambda: learner.status()["clients"]["lab"]["mean_return"] == 2.0)  # of this episode alone
 
 
 def test_the_learner_is_killed_and_started_again_and_no_segment_counts_twice(tmp_path: Path) -> None:
@@ -198,6 +198,39 @@ def test_a_batch_joins_too(inproc_lab: Lab) -> None:
             agent.mark_end_of_trajectory(traj)
         agent.flush(20.0)
         assert agent.stats()["accepted"] == 3
+
+
+def test_the_first_policy_may_record_extra_columns(inproc_lab: Lab) -> None:
+    address = inproc_lab.new_address()
+    spaces = {"observation_space": BoxSpace((WIDTH,)), "action_space": DiscreteSpace(2)}
+    with early(address, lambda observation, mask: 0, algorithm_name="MEMORY", **spaces) as agent:
+        observation = np.ones(WIDTH, np.float32)
+        trajs: list[Any] = [None, None]
+        for policy in range(2):
+            for i, traj in enumerate(trajs):
+                trajs[i], action = agent.request_for_action(traj, observation)
+                agent.add_to_trajectory(trajs[i], action)
+                action.update_reward(1.0)
+            if not policy:
+                learner = inproc_lab.learner(address)
+                agent.wait_version(0, 20.0)
+        for traj in trajs:
+            agent.mark_end_of_trajectory(traj)
+        agent.flush(20.0)
+        learner.drain(timeout_s=20.0)
+        assert learner.status()["clients"]["lab"]["verdicts"]["trained"] == 2
+    with early(address, lambda observation, mask: 0, algorithm_name="MEMORY", inference="auto", **spaces) as agent:
+        until(lambda: "extra columns" in agent.stats()["error"])
+        assert not agent.request_for_action(None, observation)[1].stored, "the host goes on"
+
+
+def test_the_learner_that_comes_may_choose_the_actions(inproc_lab: Lab) -> None:
+    address = inproc_lab.new_address()
+    with early(address, Baseline(), inference="remote", inference_timeout_s=20.0) as agent:
+        traj, _ = step(agent, None)
+        inproc_lab.learner(address, inference="auto")
+        agent.wait_version(0, 20.0)
+        assert step(agent, traj)[1].stored and counters(agent)["inference.actions"] == 1
 
 
 def test_an_early_actor_survives_bad_input_and_a_silent_learner(inproc_lab: Lab) -> None:

@@ -451,7 +451,7 @@ class RL4SysAgent(Resource):
         rollout = min(config.rollout_length or learners, config.max_traj_length, session_parameters.max_segment_steps)
         acting = ActionSelector(self._context, self._spec, rollout, self._baseline, before)
         self._episodes = acting.episodes
-        self._open, self._startup = acting, None
+        self._open, self._startup, self._context.no_policy = acting, None, None
         if before is not None:
             dropped = self._counters.get("unrecorded_actions")
             words = "%s: the first policy has arrived, version %d; %d steps before it were not recorded"

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def test_an_early_actor_acts_by_its_baseline_and_joins_when_the_learner_comes(la
         ended, action = step(agent, None)
         agent.mark_end_of_trajectory(ended, action)
         assert (action.act, action.stored, ended.completed) == (1, False, True)
-        traj = None
+        traj: Any = None
         for _ in range(3):
             traj, action = step(agent, traj)
         assert agent.stats()["submitted"] == agent.stats()["in_actor"] == 0
@@ -127,13 +128,12 @@ def test_the_learner_is_killed_and_started_again_and_no_segment_counts_twice(tmp
         step(agent, None)
         for accepted in (2, 5):
             with serving(address, run):  # kills the process at the end
-                joins = accepted // 2
-                until(lambda joins=joins: counters(agent).get("joined", 0) == joins)
+                until(partial(has_joined, agent, accepted // 2))
                 agent.wait_version(0, 20.0)
                 for _ in range(2):
                     Lab.episode(agent, 16)
                 agent.flush(20.0)
-                until(lambda accepted=accepted: trained(address) == accepted)
+                until(partial(has_trained, address, accepted))
                 client = request_status(address, 10.0)["clients"]["lab"]
                 assert (client["accepted"], client["pending"], client["rolled_back"], client["gap"]) == (accepted, 0, 0, 0)
             Lab.episode(agent, 16)
@@ -142,8 +142,12 @@ def test_the_learner_is_killed_and_started_again_and_no_segment_counts_twice(tmp
         assert counters(agent)["unrecorded_actions"] == 1
 
 
-def trained(address: str) -> int:
-    return int(request_status(address, 10.0)["clients"]["lab"]["verdicts"]["trained"])
+def has_joined(agent: RL4SysAgent, times: int) -> bool:
+    return counters(agent).get("joined", 0) == times
+
+
+def has_trained(address: str, segments: int) -> bool:
+    return bool(request_status(address, 10.0)["clients"]["lab"]["verdicts"]["trained"] == segments)
 
 
 def test_without_a_baseline_no_action_is_random_unless_asked(inproc_lab: Lab) -> None:

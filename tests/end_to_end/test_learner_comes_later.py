@@ -283,6 +283,22 @@ def test_a_learner_that_refuses_later_does_not_stop_the_host(inproc_lab: Lab) ->
         assert not step(agent, None)[1].stored
 
 
+def test_a_client_that_failed_is_waited_for_like_an_absent_learner(inproc_lab: Lab) -> None:
+    register_algorithm("FAILS", FakeAlgorithm.factory(steps_per_update=4, rollout_length=16, fail_after_updates=0))
+    address = inproc_lab.new_address()
+    learner = inproc_lab.learner(address)
+    with early(address, algorithm_name="FAILS", connect_timeout_s=20.0) as first:
+        inproc_lab.episode(first, 4)
+        until(lambda: learner.status()["clients"]["lab"]["state"] == "failed")
+    with early(address, Baseline(), algorithm_name="FAILS", connect_timeout_s=20.0) as agent:
+        assert "fails after 0 updates" in agent.stats()["error"]
+        traj, action = step(agent, None)
+        assert not action.stored
+        learner.restart("lab")
+        until(lambda: agent.version == 0)
+        assert step(agent, traj)[1].stored
+
+
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_child_of_an_early_actor_joins_as_another_actor(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/l"

@@ -433,7 +433,8 @@ class RL4SysAgent(Resource):
             self._context.join(config.connect_timeout_s, patient=not (source and has_spaces))
         except (LearnerUnavailable, ClientFailed) as exc:
             if source and not has_spaces:
-                log.error("%s: to act by its baseline alone, the actor needs both spaces in its configuration", config.client_id)
+                words = "%s: to act without a policy, the actor needs both spaces: set observation_space and action_space"
+                log.error(words, config.client_id)
             if not (source and has_spaces):
                 raise
             words = "%s: %s; until the first policy arrives, the actor acts by %s, and records no steps"

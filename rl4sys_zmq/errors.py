@@ -364,6 +364,7 @@ class RefusalReason(StrEnum):
     SPEC = "spec"  # columns do not fit the client's spaces
     RANGE = "range"  # a number is out of its range
     DIRECTION = "direction"  # only the other side may send this message
+    STARTING = "starting"  # the client's learner thread is starting: the learner answers the handshake when it is ready
     NO_SESSION = "no_session"  # data before a handshake: send HELLO again
     FENCED = "fenced"  # another start of this actor is on record; if the reply names its incarnation, use a higher one
     CONFLICT = "conflict"  # another start of this actor has a session

@@ -170,6 +170,7 @@ AGENT_DEFAULTS: dict[str, Any] = {
     "act_limit": None,
     "train_server_address": "localhost:50051",
     "connect_timeout_s": 10.0,
+    "fallback": "raise",
     "send_frequency": 1,
     "linger_ms": 200,
     "compression": "off",

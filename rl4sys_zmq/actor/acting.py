@@ -3,6 +3,7 @@
 `ActionSelector.request` has a fast path for the most frequent request: a running trajectory, a short flat observation of floats,
 no mask, and no closed segment that waits for rewards. `ActionSelector._request` handles every request, with the same results.
 `FallbackActions` chooses the action for invalid input, for a stale policy, and for a policy whose action is not finite.
+`StartupActionSelector` chooses all actions of an agent that started without its learner, until the first policy arrives.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from rl4sys_zmq.actor.recorded import ColumnActionSelector
 from rl4sys_zmq.actor.segments import PolicyStamp
 from rl4sys_zmq.actor.trajectory import RL4SysTrajectory, TrajectoryManager
 from rl4sys_zmq.errors import ActionError, BadInput, CallError, PolicyStale
-from rl4sys_zmq.policies import Policy
+from rl4sys_zmq.policies import Policy, RandomSource
 from rl4sys_zmq.values import BoxSpace, PolicySpec
 from rl4sys_zmq.values.trees import Tree
 
-__all__ = ["ActionSelector", "Baseline", "FallbackActions", "with_leading_axis"]
+__all__ = ["ActionSelector", "Baseline", "FallbackActions", "StartupActionSelector", "with_leading_axis"]
 
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ Baseline = Callable[[Any, NDArray[np.bool_] | None], Any]
 
 
 class FallbackActions:
-    """The source of actions for invalid input, for a stale policy, and for a policy whose action is not finite.
+    """The source of actions for invalid input, without a policy, for a stale policy, and for one whose action is not finite.
 
     An *idle action* is the last resort: the first allowed discrete action, or the middle of the range of a box. Idle actions and
     actions of the host's fallback function are never stored or trained on.
@@ -118,6 +119,14 @@ class FallbackActions:
                 return action
         return self._idle_action(observation, mask, leading)
 
+    def before_policy(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
+        """Return the action of the host's fallback function, or without one a random action (``fallback: random``)."""
+        if self._baseline is not None:
+            return self.baseline(observation, mask, leading)
+        self._context.counters.add("random_actions")
+        act = _random(self._spec, mask, self._context.threads.state.sampler)
+        return self._unstored_action(observation, with_leading_axis(act, leading))
+
     def baseline(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
         """Return the action of the host's fallback function, or an idle action without one. Count it as ``baseline_actions``."""
         self._context.counters.add("baseline_actions")
@@ -151,6 +160,23 @@ def _idle(spec: PolicySpec, mask: NDArray[np.bool_] | None = None) -> Any:
     return middle.astype(space.dtype)
 
 
+def _random(spec: PolicySpec, mask: NDArray[np.bool_] | None, sampler: RandomSource) -> Any:
+    """Return a random action: an allowed discrete action, or an element of a box. All actions are equally likely.
+
+    A dimension of the box with an infinite bound gets a standard normal number, clipped to the other bound.
+    """
+    space = spec.action_space
+    if not isinstance(space, BoxSpace):
+        allowed = np.arange(space.n) if mask is None else np.flatnonzero(mask)
+        return np.int64(space.start + allowed[int(sampler.uniform() * len(allowed))])
+    low, high = space.low_array(), space.high_array()
+    finite = np.isfinite(low) & np.isfinite(high)
+    first, width = np.where(finite, low, 0.0), np.where(finite, high - low, 0.0)
+    drawn = first + width * sampler.uniforms(space.shape)
+    unbounded = np.clip(sampler.normals(space.size).reshape(space.shape), low, high)
+    return np.where(finite, drawn, unbounded).astype(space.dtype)
+
+
 Choices = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], PolicyStamp]
 """The actions for ``N`` observations: raw actions ``[N, *act]`` to train on, actions ``[N, *act]`` for the environment, their
 log-probabilities ``[N]``, and the policy version that chose them."""
@@ -165,10 +191,30 @@ class ActionSelector:
         episodes: The object that starts the trajectories, and cuts them into segments.
     """
 
-    def __init__(self, context: AgentComponents, spec: PolicySpec, rollout: int, baseline: Baseline | None) -> None:
+    def __init__(
+        self,
+        context: AgentComponents,
+        spec: PolicySpec,
+        rollout: int,
+        baseline: Baseline | None,
+        before: ActionSelector | None = None,
+    ) -> None:
+        """Create a selector.
+
+        Args:
+            context: The parts of the agent.
+            spec: The description of the policy.
+            rollout: The number of steps of a full segment.
+            baseline: The host's fallback function, or None.
+            before: The selector that chose the actions until now. Its trajectories continue.
+        """
         self._context = context
         self._inputs: InputValidator = inputs_for(spec.observation_space, spec.action_space)
-        self.episodes = TrajectoryManager(context, spec, self._inputs, rollout)
+        if before is None:
+            self.episodes = TrajectoryManager(context, spec, self._inputs, rollout)
+        else:
+            self.episodes = before.episodes
+            self.episodes.use(spec, self._inputs, rollout)
         self._recorder = ColumnActionSelector(spec, context.config.explore) if spec.columns else None
         self._fallback = FallbackActions(context, spec, baseline, self._recorder)
         self._weight_subscriber, self._pending, self._threads = context.io.weight_subscriber, context.pending, context.threads
@@ -257,7 +303,7 @@ class ActionSelector:
         self, trajs: Sequence[RL4SysTrajectory | None] | None, obs: object, masks: object
     ) -> tuple[list[RL4SysTrajectory], list[RL4SysAction]]:
         """Choose actions for ``N`` environments, as described in `RL4SysAgent.request_for_actions`."""
-        context, episodes, fallback = self._context, self.episodes, self._fallback
+        context, episodes = self._context, self.episodes
         given = self._without_parents([None] * self._inputs.count(obs) if trajs is None else trajs)
         count = len(given)
         observations = self._inputs.observations(obs, count)
@@ -276,29 +322,49 @@ class ActionSelector:
             thread.calls_until_cut, thread.batch_width = episodes.rollout, count
         thread.calls_until_cut -= 1
         running = episodes.running(given, each, rows, context.policy.generation)
+        return running, self._choose_batch(running, observations, allowed, each, rows)
+
+    def _choose_batch(
+        self,
+        running: Sequence[RL4SysTrajectory],
+        observations: Tree,
+        allowed: NDArray[np.bool_] | None,
+        each: Sequence[Tree],
+        rows: Sequence[NDArray[np.bool_] | None],
+    ) -> list[RL4SysAction]:
+        """Choose the actions of ``N`` running trajectories.
+
+        Args:
+            running: The trajectories.
+            observations: ``[N, *obs]`` or a tree of such arrays, checked.
+            allowed: ``[N, n]`` or None, checked.
+            each: The single observations.
+            rows: The single masks.
+        """
+        context, fallback, thread = self._context, self._fallback, self._context.threads.state
         policy = self._policy_for(running[0])
         if fallback.is_stale():
-            return running, [fallback.for_stale(o, m) for o, m in zip(each, rows, strict=True)]
+            return [fallback.for_stale(o, m) for o, m in zip(each, rows, strict=True)]
         if self._recorder is not None:
             thread.take(policy)
             states = [traj.state for traj in running]
             actions: list[RL4SysAction] = [*self._recorder.choose_batch(policy, thread, states, observations, allowed)]
             if not all(isfinite(action.log_prob) for action in actions):
-                return running, self._unusable_batch(policy, running, each, rows)
-            return running, actions
+                return self._unusable_batch(policy, running, each, rows)
+            return actions
         try:
             answers = self._ask_learner(observations, allowed)
         except CallError:
             if context.config.on_stale != "baseline":
                 raise
-            return running, [fallback.baseline(o, m) for o, m in zip(each, rows, strict=True)]
+            return [fallback.baseline(o, m) for o, m in zip(each, rows, strict=True)]
         if answers is None:
             raws, acts, log_probs = policy.act_batch(observations, allowed, thread.sampler, context.config.explore)
             if not np.isfinite(log_probs).all():
-                return running, self._unusable_batch(policy, running, each, rows)
+                return self._unusable_batch(policy, running, each, rows)
             thread.take(policy)
             answers = raws, acts, log_probs, thread.stamp
-        return running, new_actions(each, *answers, rows)
+        return new_actions(each, *answers, rows)
 
     def _unusable_batch(
         self,
@@ -352,3 +418,23 @@ class ActionSelector:
         if chosen is None or self._context.config.swap == "step" or chosen.generation != policy.generation:
             traj.policy = chosen = policy
         return chosen
+
+
+class StartupActionSelector(ActionSelector):
+    """The chooser of actions of an agent that started without its learner, until the first policy arrives.
+
+    The host's fallback function chooses, or chance (``fallback: random``). No step is stored.
+    """
+
+    def _choose(self, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool) -> RL4SysAction:
+        return self._fallback.before_policy(observation, mask, leading)
+
+    def _choose_batch(
+        self,
+        running: Sequence[RL4SysTrajectory],
+        observations: Tree,
+        allowed: NDArray[np.bool_] | None,
+        each: Sequence[Tree],
+        rows: Sequence[NDArray[np.bool_] | None],
+    ) -> list[RL4SysAction]:
+        return [self._fallback.before_policy(observation, mask) for observation, mask in zip(each, rows, strict=True)]

@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.acting import ActionSelector
+from rl4sys_zmq.actor.acting import ActionSelector, StartupActionSelector
 from rl4sys_zmq.actor.action import RL4SysAction
 from rl4sys_zmq.actor.components import AgentComponents
 from rl4sys_zmq.actor.io import ActorIOThread
+from rl4sys_zmq.actor.remote import RemotePolicyStub
 from rl4sys_zmq.actor.session_parameters import SessionParameters
 from rl4sys_zmq.actor.trajectory import RL4SysTrajectory
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable, RL4SysError
+from rl4sys_zmq.errors import ClientFailed, Closed, ConfigError, LearnerUnavailable, RL4SysError
 from rl4sys_zmq.plugins import import_plugins
-from rl4sys_zmq.policies import local_only_reason
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.values import PolicySpec
+from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space, TensorSpec
 
 if TYPE_CHECKING:
     from rl4sys_zmq.security import UserKeys
@@ -46,6 +46,9 @@ EXIT_FLUSH_S = 1.0
 
 The agents use that time to send their finished segments.
 """
+
+EXIT_STOP_S = 0.5
+"""Longest delay of the interpreter's exit, in seconds, until the I/O threads of these agents have closed their sockets."""
 
 _open_agents: weakref.WeakSet[RL4SysAgent] = weakref.WeakSet()
 """The open agents of this process.
@@ -67,8 +70,13 @@ class RL4SysAgent(Resource):
                 action.update_reward(do(action.act))
             agent.mark_end_of_trajectory(traj, action)
 
-    Several threads can use one agent, each with its own trajectories. The constructor waits up to ``connect_timeout_s`` for the
-    learner. It does not wait if a policy from an earlier start is cached (`AgentConfig.policy_cache`).
+    Several threads can use one agent, each with its own trajectories.
+
+    The constructor waits up to ``connect_timeout_s`` for the learner. It does not wait if a policy from an earlier start is in
+    the policy cache (`AgentConfig.policy_cache`). An agent with ``overflow: drop_oldest`` and both spaces in its configuration
+    can then start without a policy: it acts by its `baseline`, or at random with ``fallback: random``, and records no steps.
+    When the first policy arrives, it acts by that policy from the next request on. Any other agent raises; but it first waits
+    longer while the learner answers that it starts this client, up to 10 minutes.
 
     Close the agent, or use it in a `with` statement. At the exit of the interpreter, an agent that is still open sends its
     finished segments for at most `EXIT_FLUSH_S`, and logs how many it could not deliver.
@@ -93,17 +101,20 @@ class RL4SysAgent(Resource):
             debug: True sets this package's logger to level DEBUG.
             config: The configuration as an object, in place of a file.
             baseline: Your fallback function, from the observation and the mask to an action. The agent calls the function when
-                the policy is stale (``on_stale: baseline``) or gives no finite action. None: the agent then uses the middle of
-                the action range, or the first allowed discrete action.
+                it has started without its learner, when the policy is stale (``on_stale: baseline``), and when the policy gives
+                no finite action. None: in the last two cases, the agent uses the middle of the action range, or the first allowed
+                discrete action.
 
         Raises:
             ConfigError: If the configuration is invalid, a plugin cannot be imported, the policy kind is not registered in this
                 process, the keys cannot be used, ``image_codec`` is set for observations that are not images, or ``inference`` is
                 not ``local`` and the policy has extra columns or trees of observations.
             SpoolError: If the spool cannot be used, or another process uses it.
-            LearnerUnavailable: If no learner answers in time. The message names the step of the handshake that is missing.
+            LearnerUnavailable: If no learner answers in time, and the agent cannot act without a policy. The message names the
+                step of the handshake that is missing.
             HandshakeRefused: If the learner refuses this actor. The message has the reason.
-            ClientFailed: If the learner has stopped the thread that trains this policy, because of an error.
+            ClientFailed: If the learner has stopped the thread that trains this policy, because of an error, and the agent cannot
+                act without a policy.
         """
         if (conf_path is None) == (config is None):
             raise ConfigError("give either conf_path or config", key="conf_path")
@@ -119,17 +130,10 @@ class RL4SysAgent(Resource):
         self._forked = False
         self._reopening = threading.Lock()
         self._open: ActionSelector | None = None
+        self._startup: StartupActionSelector | None = None
         self._context = AgentComponents(config, self._keys, self._counters)
         try:
-            self._context.join(config.connect_timeout_s)
-            self._spec = cast(PolicySpec, self._io.spec)
-            config.check_images(self._spec.observation_space)
-            if config.inference != "local" and (reason := local_only_reason(self._spec)):
-                raise ConfigError(f"inference is {config.inference!r}, but {reason}", key="inference")
-            session_parameters = cast(SessionParameters, self._io.session_parameters)
-            learners = session_parameters.rollout_length or 128
-            self._rollout = min(config.rollout_length or learners, config.max_traj_length, session_parameters.max_segment_steps)
-            self._begin()
+            self._connect()
         except BaseException:
             self.close(0.0)
             raise
@@ -162,7 +166,7 @@ class RL4SysAgent(Resource):
         """
         acting = self._open
         if acting is None:
-            acting = self._reopened()
+            acting = self._selector()
         return acting.request(traj, obs, mask)
 
     def request_for_actions(
@@ -185,7 +189,7 @@ class RL4SysAgent(Resource):
             ObservationError, MaskError: If the input is invalid, also with ``on_bad_input: drop``. Nothing has changed.
             Closed, LearnerUnavailable, ClientFailed: As for `request_for_action`.
         """
-        return (self._open or self._reopened()).request_batch(trajs, obs, masks)
+        return (self._open or self._selector()).request_batch(trajs, obs, masks)
 
     def add_to_trajectory(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
         """Store an action as the next step of `traj`. Its reward can be set before or after this call.
@@ -250,7 +254,10 @@ class RL4SysAgent(Resource):
 
     @property
     def version(self) -> int:
-        """The version of the current policy: the number of its publication. `generation` and `version` together identify it."""
+        """The version of the current policy: the number of its publication. -1 before the first policy has arrived.
+
+        `generation` and `version` together identify a policy.
+        """
         return self._context.policy.version
 
     @property
@@ -265,8 +272,11 @@ class RL4SysAgent(Resource):
 
     @property
     def spec(self) -> PolicySpec:
-        """The description of the policy: its spaces, kind, parameters and tensors."""
-        return self._spec
+        """The description of the policy: its spaces, kind, parameters and tensors.
+
+        Before the first policy has arrived, only the spaces have a meaning; the kind is ``none``.
+        """
+        return self._io.spec or self._spec
 
     def wait_version(self, version: int, timeout_s: float) -> int:
         """Wait until the current policy has `version` or a later version. Return the version of the current policy.
@@ -364,7 +374,7 @@ class RL4SysAgent(Resource):
         call does nothing.
         """
         context = self._context
-        before, context.closed, self._open = context.closed, True, None
+        before, context.closed, self._open, self._startup = context.closed, True, None, None
         if self._forked or (before and not self._io.alive):  # a child that never used the agent has nothing to close
             return
         deadline = time.monotonic() + timeout_s
@@ -390,9 +400,15 @@ class RL4SysAgent(Resource):
                 log.warning("%s with %d segments undelivered: %s", words, self._in_actor, exc)
 
     def _leave(self, timeout_s: float) -> None:
-        """Flush at the exit of the interpreter. Host threads that still run can request actions meanwhile."""
-        if not self._forked and not self._context.closed and not self._io.idle:
+        """Flush at the exit of the interpreter, and stop the I/O thread.
+
+        Host threads that still run can request actions meanwhile.
+        """
+        if self._forked or self._context.closed:
+            return
+        if not self._io.idle:
             self._flush_or_log(timeout_s, f"actor {self.actor_id} was not closed; the process exits")
+        self._io.stop()
 
     @property
     def _io(self) -> ActorIOThread:
@@ -402,40 +418,99 @@ class RL4SysAgent(Resource):
     def _in_actor(self) -> int:
         return self._io.waiting_segments + self._io.session.unreceived
 
+    def _connect(self) -> None:
+        """Wait for the learner. Without one, act without a policy, if there is a baseline or the configuration permits that.
+
+        Raises:
+            LearnerUnavailable, ClientFailed: As for the constructor.
+        """
+        config = self.config
+        source = "its baseline" if self._baseline is not None else "random actions" if config.fallback == "random" else ""
+        if config.overflow == "wait":
+            source = ""
+        has_spaces = config.observation_space is not None and config.action_space is not None
+        try:
+            self._context.join(config.connect_timeout_s, patient=not (source and has_spaces))
+        except (LearnerUnavailable, ClientFailed) as exc:
+            if source and not has_spaces:
+                words = "%s: to act without a policy, the actor needs both spaces: set observation_space and action_space"
+                log.error(words, config.client_id)
+            if not (source and has_spaces):
+                raise
+            words = "%s: %s; until the first policy arrives, the actor acts by %s, and records no steps"
+            log.warning(words, config.client_id, exc, source)
+            self._begin_without_policy()
+        else:
+            self._begin()
+
     def _begin(self) -> ActionSelector:
-        acting = self._open = ActionSelector(self._context, self._spec, self._rollout, self._baseline)
+        """Act by the learner's policy from now on."""
+        before, config = self._startup, self.config
+        self._spec = cast(PolicySpec, self._io.spec)
+        session_parameters = cast(SessionParameters, self._io.session_parameters)
+        learners = session_parameters.rollout_length or 128
+        rollout = min(config.rollout_length or learners, config.max_traj_length, session_parameters.max_segment_steps)
+        acting = ActionSelector(self._context, self._spec, rollout, self._baseline, before)
+        self._episodes = acting.episodes
+        self._open, self._startup, self._context.no_policy = acting, None, None
+        if before is not None:
+            dropped = self._counters.get("unrecorded_actions")
+            words = "%s: the first policy has arrived, version %d; %d steps before it were not recorded"
+            log.warning(words, config.client_id, self.version, dropped)
+        return acting
+
+    def _begin_without_policy(self) -> ActionSelector:
+        """Act without a policy until one arrives."""
+        spaces = cast(ObservationSpace, self.config.observation_space), cast(Space, self.config.action_space)
+        spec = self._spec = PolicySpec(*spaces, kind="none", tensors=(TensorSpec("none", (0,)),))
+        self._context.no_policy = RemotePolicyStub(spec, 0, -1, 0)
+        acting = self._startup = StartupActionSelector(self._context, spec, 0, self._baseline)
         self._episodes = acting.episodes
         return acting
 
-    def _reopened(self) -> ActionSelector:
-        """Become another actor in a forked child. The parent keeps the spool, the sockets and the running trajectories.
+    def _selector(self) -> ActionSelector:
+        """Return the selector of actions: without a policy so far, and in a forked child.
+
+        A forked child becomes another actor. The parent keeps the spool, the sockets and the running trajectories.
 
         Raises:
             Closed: If the agent was closed.
         """
+        startup = self._startup
+        if startup is not None and not self._context.has_policy:
+            return startup
         with self._reopening:
-            if self._open is not None:  # another thread has reopened it
+            if self._open is not None:  # another thread has begun to act by the policy
                 return self._open
             if self._context.closed:
                 raise Closed("this agent is closed")
-            self._forked = False
-            if self.config.spool is not None:
-                log.warning("a forked child has no spool: its parent uses it")
-            self._counters.add("forks")
-            config = replace(self.config, actor_id=None, spool=None, policy_cache=None)
-            self._context = AgentComponents(config, self._keys, self._counters, parent=self._context)
-            return self._begin()
+            if self._forked:
+                self._become_child()
+            return self._begin() if self._context.has_policy else self._begin_without_policy()
+
+    def _become_child(self) -> None:
+        self._forked = False
+        if self.config.spool is not None:
+            log.warning("a forked child has no spool: its parent uses it")
+        self._counters.add("forks")
+        config = replace(self.config, actor_id=None, spool=None, policy_cache=None)
+        self._context = AgentComponents(config, self._keys, self._counters, parent=self._context)
 
 
 def _after_fork() -> None:
     for agent in list(_open_agents):
-        agent._forked, agent._open, agent._reopening = True, None, threading.Lock()
+        agent._forked, agent._reopening = True, threading.Lock()
+        agent._open = agent._startup = None
 
 
 def _at_exit() -> None:
-    deadline = time.monotonic() + EXIT_FLUSH_S
-    for agent in list(_open_agents):
+    agents, deadline = list(_open_agents), time.monotonic() + EXIT_FLUSH_S
+    for agent in agents:
         agent._leave(max(0.0, deadline - time.monotonic()))
+    deadline = time.monotonic() + EXIT_STOP_S
+    for agent in agents:
+        if not agent._forked:
+            agent._io.join(max(0.0, deadline - time.monotonic()))
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import random
 import threading
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rl4sys_zmq.actor.io import ActorIOThread
-from rl4sys_zmq.actor.remote import InferenceCaller
+from rl4sys_zmq.actor.remote import InferenceCaller, RemotePolicyStub
 from rl4sys_zmq.actor.segment_queue import Outbox
 from rl4sys_zmq.actor.segments import LateRewardQueue, PolicyStamp
 from rl4sys_zmq.config import AgentConfig
@@ -20,6 +21,7 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import SessionState
 from rl4sys_zmq.delivery.incarnation import first_incarnation
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable, ProtocolError
+from rl4sys_zmq.liveness import CLIENT_START_S, SILENCE_S
 from rl4sys_zmq.policies import Act, Policy, RandomSource, bind
 from rl4sys_zmq.transports.greeting import explain_silence
 from rl4sys_zmq.values import space_to_json
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from rl4sys_zmq.security import UserKeys
 
 __all__ = ["AgentComponents", "ThreadState"]
+
+log = logging.getLogger(__name__)
 
 
 class ThreadState:
@@ -89,6 +93,7 @@ class AgentComponents:
         threads: The state of each host thread.
         pending: The closed segments that wait for late rewards before they go into the outbox.
         remote: Calls the learner's inference service. None with ``inference: local``.
+        no_policy: The placeholder for the policy of an actor that started without its learner, until the first policy arrives.
         closed: True once the agent is closed. `wait` then raises Closed.
     """
 
@@ -110,6 +115,7 @@ class AgentComponents:
         self.actor_id = config.actor_id or uuid.uuid4().hex
         self.owner: object = object() if parent is None else parent.owner
         self.counters = counters
+        self.no_policy: RemotePolicyStub | None = parent.no_policy if parent is not None else None
         self.closed = False
         self._waits = config.overflow == "wait" and config.explore
         self.outbox = Outbox(config.queue_items, config.queue_bytes, drops=config.overflow == "drop_oldest")
@@ -128,6 +134,8 @@ class AgentComponents:
         self.remote = InferenceCaller(config, counters) if config.inference != "local" else None
         self.io.start()
         self.io.opened.wait()
+        if self.io.spool is not None:
+            self.actor_id = self.io.spool.actor_id
 
     @property
     def longest_segment(self) -> int:
@@ -137,35 +145,61 @@ class AgentComponents:
 
     @property
     def policy(self) -> Policy:
-        """The current policy. Use this property only after the agent's constructor has returned."""
+        """The current policy, or `no_policy`. Use this property only after the agent's constructor has returned."""
+        placeholder = self.no_policy
+        if placeholder is not None and not self.has_policy:
+            return placeholder
         policy = self.io.weight_subscriber.policy
         assert policy is not None
         return policy
 
     @property
+    def has_policy(self) -> bool:
+        """True if a policy and the session parameters have arrived, from the learner or from the policy cache."""
+        return self.io.policy is not None and self.io.session_parameters is not None
+
+    @property
     def policy_age_s(self) -> float:
-        """The time since the learner's last message, in seconds. Before the first message: the age of the cached policy."""
+        """The time since the learner's last message, in seconds.
+
+        Before the first message: the age of the cached policy; infinite without one.
+        """
         return max(0.0, time.monotonic() - self.io.current_at)
 
-    def join(self, timeout_s: float) -> None:
+    def join(self, timeout_s: float, *, patient: bool) -> None:
         """Wait for at most `timeout_s` seconds until the learner has answered and a policy is available.
 
         If the policy cache has a policy, this method does not wait for the learner. If the learner does not answer, the
         error says why, as far as plain sockets can tell.
 
+        Args:
+            timeout_s: Longest time to wait, in seconds. 0 does not wait.
+            patient: True to wait longer while the learner answers that it starts the client, for at most `CLIENT_START_S`.
+
         Raises:
             LearnerUnavailable, HandshakeRefused, ClientFailed, SpoolError: As for the constructor of `RL4SysAgent`.
         """
-        try:
-            self.wait(lambda: self.io.policy is not None and self.io.session_parameters is not None, timeout_s)
-        except LearnerUnavailable as exc:
-            if self.io.session.state is SessionState.JOINED or not timeout_s:
-                raise
-            reason = explain_silence(exc.address, has_keys=self.config.keys is not None)
-            command = f"`rl4sys-learner doctor {self.config.train_server_address}` tests each step"
-            raise LearnerUnavailable(exc.address, exc.stage, timeout_s, f"{reason}; {command}" if reason else "") from None
-        if self.io.spool is not None:
-            self.actor_id = self.io.spool.actor_id
+        began = time.monotonic()
+        until, limit = began + timeout_s, began + (CLIENT_START_S if patient and timeout_s else 0.0)
+        while True:
+            try:
+                self.wait(lambda: self.has_policy, until - time.monotonic())
+                return
+            except LearnerUnavailable as exc:
+                later = min(self.io.starting_at + SILENCE_S, limit)
+                if later <= until:
+                    raise self._explained(exc, until - began) from None
+                if until == began + timeout_s:
+                    log.info("%s: %s; waiting for at most %g s", self.config.client_id, exc.stage, CLIENT_START_S)
+                until = later
+
+    def _explained(self, error: LearnerUnavailable, timeout_s: float) -> LearnerUnavailable:
+        """Return an error for a wait of `timeout_s` seconds. If the learner has not answered, it has the reason and a remedy."""
+        hint = ""
+        answered = self.io.session.state is SessionState.JOINED or self.io.starting_at > float("-inf")
+        if timeout_s and not answered and (reason := explain_silence(error.address, has_keys=self.config.keys is not None)):
+            hint = f"{reason}; `rl4sys-learner doctor {self.config.train_server_address}` tests each step"
+        return LearnerUnavailable(error.address, error.stage, round(timeout_s, 3), hint)
 
     def admit(self, steps: int) -> None:
         """Wait until a new segment of `steps` steps can start. Only with ``overflow: wait``.

@@ -79,6 +79,7 @@ class ActorIOThread(Worker):
             None.
         current_at: The monotonic time of the learner's last message in a session, in seconds. For a cached policy, until then,
             the time at which the policy was saved.
+        starting_at: The monotonic time at which the learner last answered that it starts the client, in seconds.
     """
 
     def __init__(self, config: AgentConfig, hello: Hello, outbox: Outbox, keys: UserKeys | None = None) -> None:
@@ -89,7 +90,7 @@ class ActorIOThread(Worker):
         super().__init__(f"rl4sys-actor-{hello.actor_id[:8]}")
         self.opened = threading.Event()
         self.open_error: RL4SysError | None = None
-        self.current_at = float("-inf")
+        self.current_at = self.starting_at = float("-inf")
         self.changed = threading.Condition()
         self.counters = Counters()
         self.credit_gate = SegmentAdmission(0, 0, 0, None, "the learner to answer")
@@ -106,9 +107,8 @@ class ActorIOThread(Worker):
         self._wakeup = Wakeup()
         self._rng = random.Random(hello.incarnation)
         self._session = self._new_session()
-        acts = config.inference != "remote"
         self._weight_subscriber = WeightSubscriber(
-            self._address, self._keys, self.counters, self._rng, self._fetch, self._on_new_policy, acts
+            self._address, self._keys, self.counters, self._rng, self._fetch, self._on_new_policy, config
         )
         self._last_policy = _last_policy(config, self._weight_subscriber, self.counters)
         self._io_scheduler = IOThrottle()
@@ -445,6 +445,8 @@ class ActorIOThread(Worker):
                 case SessionRefused(refused):
                     self._on_rejected(refused)
                 case TemporaryRefusal(refused):
+                    if refused.code == RefusalReason.STARTING:
+                        self.starting_at = time.monotonic()
                     if refused.code != RefusalReason.NO_SESSION:
                         self._set_stage(f"the learner to accept this actor: {refused.reason}")
                 case Reconnect():

@@ -46,9 +46,11 @@ log-probabilities ``[N]``, and the (generation, version) of the policy that chos
 
 
 class RemotePolicyStub:
-    """A placeholder for the policy of an actor that gets all its actions from the learner (``inference: remote``).
+    """A placeholder for the policy of an actor without weights.
 
-    It has the generation and the version of the learner's policy, but no weights. Its `act` raises LearnerUnavailable.
+    An actor with ``inference: remote`` gets all its actions from the learner; the placeholder then has the generation and the
+    version of the learner's policy. Another actor has a placeholder of version -1 until its first policy arrives. The methods
+    `act` and `act_batch` raise LearnerUnavailable.
     """
 
     def __init__(self, spec: PolicySpec, generation: int, version: int, digest: int) -> None:

@@ -299,7 +299,8 @@ class EpisodePendingSegments:
         episode_id: The random number of the episode.
         writers: The waiting segments, oldest first.
         reward_sum: The sum of the rewards in the segments that have gone to the outbox.
-        lost: True if a segment of the episode was dropped. The sum of the episode's rewards is then unknown.
+        lost: True if a segment of the episode was dropped, or its first steps were not stored. The sum of the episode's rewards
+            is then unknown.
     """
 
     __slots__ = ("episode_id", "lost", "reward_sum", "writers")

@@ -90,14 +90,16 @@ class TrajectoryManager:
     def __init__(self, context: AgentComponents, spec: PolicySpec, inputs: InputValidator, rollout: int) -> None:
         config = context.config
         self.owner = context.owner
-        self.rollout = rollout
-        self._spec = spec
-        self.inputs = inputs
+        self.use(spec, inputs, rollout)
         self._context, self._pending, self._counters = context, context.pending, context.counters
         self._stores = config.explore
         self._lenient = config.overflow == "drop_oldest"  # an embedded host must not fail because of late rewards
         self._max_steps = config.max_traj_length
         self._ids = random.Random()
+
+    def use(self, spec: PolicySpec, inputs: InputValidator, rollout: int) -> None:
+        """Store steps for the policy that `spec` describes, in segments of at most `rollout` steps. 0 stores no step."""
+        self._spec, self.inputs, self.rollout = spec, inputs, rollout
 
     def begin(self) -> RL4SysTrajectory:
         """Return a new trajectory without steps."""
@@ -206,10 +208,14 @@ class TrajectoryManager:
             return
         writer = traj.writer
         if action.raw is None:  # no policy chose it: it is not stored, so the next step does not follow the last stored one
+            self._counters.add("unrecorded_actions")
             if writer.steps:
                 self.cut(traj, action.obs, action.mask, follows=False)
             return
         if not writer.steps:
+            if not writer.limit:  # the episode began before the first policy arrived, so its return is unknown
+                writer = traj.writer = self._new_writer(min(self.rollout, traj.cap_left), 0)
+                traj.closed.lost = True
             writer.generation = action.generation
         elif writer.generation != action.generation or not writer.continues(action):
             writer = self.cut(traj, action.obs, action.mask)
@@ -247,7 +253,7 @@ class TrajectoryManager:
             if final_obs is None:
                 raise ObservationError("truncated=True needs final_obs, the observation after the last action")
             final = self.inputs.observation(final_obs)[0]
-        if action is not None and action.writer is None:
+        if action is not None and action.writer is None and action is not traj.last:
             self.add(traj, action)
         writer = traj.writer
         if self._stores and traj.steps:

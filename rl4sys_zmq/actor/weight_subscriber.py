@@ -10,10 +10,11 @@ from collections import deque
 from collections.abc import Callable
 
 from rl4sys_zmq.actor.remote import RemotePolicyStub
+from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused, ProtocolError, RefusalReason, RL4SysError, WeightsError
 from rl4sys_zmq.liveness import BEACON_TOPIC, FETCH_RETRY_S, PUBLISHER_SILENCE_S, WEIGHTS_TOPIC, SilenceTimer, jittered
-from rl4sys_zmq.policies import Policy, build_policy, require_policy
+from rl4sys_zmq.policies import Policy, build_policy, local_only_reason, require_policy
 from rl4sys_zmq.transports import MAX_FRAME_BYTES, Address, Frame
 from rl4sys_zmq.transports.network import ConnectingSocket, Keys, Network, SocketPoller
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
@@ -59,7 +60,7 @@ class WeightSubscriber:
         rng: random.Random,
         fetch: Callable[[FetchWeights], None],
         swapped: Callable[[], None],
-        acts: bool = True,
+        config: AgentConfig,
     ) -> None:
         """Create a subscriber without a policy.
 
@@ -70,13 +71,15 @@ class WeightSubscriber:
             rng: Source of the random variation of retry intervals.
             fetch: Sends a `FetchWeights` message to the learner if there is a session. It must not raise.
             swapped: Called after each change to a new policy.
-            acts: False if the learner chooses all actions of this actor. It then needs no weights (`RemotePolicyStub`).
+            config: The actor's configuration, with which the policy must agree. With ``inference: remote`` the actor needs no
+                weights (`RemotePolicyStub`).
         """
         self.policy: Policy | None = None
         self.spec: PolicySpec | None = None
         self.alarms: dict[str, int] = {}
         self._learner, self._keys, self._counters, self._rng = learner, keys, counters, rng
-        self._send_fetch, self._swapped, self._acts = fetch, swapped, acts
+        self._send_fetch, self._swapped = fetch, swapped
+        self._config, self._acts = config, config.inference != "remote"
         self._welcome: Welcome | None = None
         self._previous: deque[Policy] = deque(maxlen=PREVIOUS_KEPT)
         self._rejected = (0, -1)
@@ -106,8 +109,9 @@ class WeightSubscriber:
         """Start with a policy from the policy cache, which an earlier start of the actor saved.
 
         Raises:
-            RL4SysError: If the policy cannot be built in this process.
+            RL4SysError: If the policy cannot be built in this process, or the actor's configuration does not fit it.
         """
+        self._check_configuration(spec)
         self.policy, self.spec = build_policy(spec, snapshot), spec
 
     def inherit(self, other: WeightSubscriber) -> None:
@@ -138,8 +142,8 @@ class WeightSubscriber:
             poller: The poller with which to register the SUB socket.
 
         Raises:
-            ConfigError: If the policy's kind is not registered in this process, or this actor has ``inference: remote`` and the
-                learner has no inference service.
+            ConfigError: If the policy's kind is not registered in this process, the actor's configuration does not fit the
+                policy, or this actor has ``inference: remote`` and the learner has no inference service.
             HandshakeRefused: If the `Welcome` is invalid, the policy is too large, or its spaces or extra columns have changed
                 since the last session.
         """
@@ -154,6 +158,7 @@ class WeightSubscriber:
                 "(--inference auto), or act locally (inference: local)"
             )
             raise ConfigError(message, key="inference")
+        self._check_configuration(spec)
         if self._acts:
             entry = require_policy(spec.kind)
             try:
@@ -181,6 +186,17 @@ class WeightSubscriber:
         if not self._acts:
             self._note(welcome.generation, welcome.version, welcome.digest)
         self._dial(welcome, pub, poller)
+
+    def _check_configuration(self, spec: PolicySpec) -> None:
+        """Check that the actor's configuration fits a policy.
+
+        Raises:
+            ConfigError: If ``image_codec`` is set and the observations are no images, or ``inference`` is not ``local`` and only
+                a policy in the actor can choose the actions.
+        """
+        self._config.check_images(spec.observation_space)
+        if self._config.inference != "local" and (reason := local_only_reason(spec)):
+            raise ConfigError(f"inference is {self._config.inference!r}, but {reason}", key="inference")
 
     def _dial(self, welcome: Welcome, pub: Address, poller: SocketPoller) -> None:
         self.leave()

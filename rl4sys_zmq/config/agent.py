@@ -87,7 +87,13 @@ class AgentConfig:
     train_server_address: str = option(dialled, "localhost:50051", names=("server_address",))
     """The learner's address, as host:port or as a URI. The property `address` converts it to a URI."""
     connect_timeout_s: float = option(number(0), 10.0, names=("timeout", "connection_timeout_seconds"))
-    """Longest time to wait for the learner at the start, in seconds."""
+    """Longest time to wait for the learner at the start, in seconds. An actor that can act without a policy (by its baseline, or
+    with ``fallback: random``) then starts without the learner. Any other actor waits on while the learner answers that it starts
+    this client, up to 10 minutes."""
+    fallback: str = option(one_of("raise", "random"), "raise")
+    """Behavior of an actor that starts without its learner, and has neither a cached policy nor a baseline. ``raise``: raise
+    `LearnerUnavailable`. ``random``: take random actions of the action space until the first policy arrives. ``random`` needs
+    both spaces, and ``overflow: drop_oldest``."""
     send_frequency: int = option(integer(1, 8192), 1)
     """Number of finished segments to send in one message."""
     linger_ms: int = option(integer(0, 3_600_000), 200)
@@ -170,6 +176,11 @@ class AgentConfig:
             raise ConfigError("inference: a sidecar supports only inference: local; change one of them", key="inference")
         if self.inference == "remote" and self.policy_cache is not None:
             raise ConfigError("policy_cache: inference: remote has no policy to store; remove one of them", key="policy_cache")
+        if self.fallback == "random" and (self.observation_space is None or self.action_space is None):
+            words = "fallback: random actions need both spaces; set observation_space and action_space, or input_size and act_dim"
+            raise ConfigError(words, key="fallback")
+        if self.fallback == "random" and self.overflow == "wait":
+            raise ConfigError("fallback: an actor with overflow: wait never acts without its learner; remove one", key="fallback")
         if self.images is not None and not has_pillow():
             raise ConfigError(f"image_codec: {NEEDS_PILLOW}", key="image_codec")
         if self.observation_space is not None:

@@ -78,7 +78,14 @@ __all__ = [
 
 MAX_BATCH_ITEMS = 64
 MAX_BATCH_BYTES = 1 << 20
-_TEMPORARY = {RefusalReason.NO_SESSION, RefusalReason.CLOSING, RefusalReason.CONFLICT, RefusalReason.GAP, RefusalReason.CHECKSUM}
+_TEMPORARY = {
+    RefusalReason.STARTING,
+    RefusalReason.NO_SESSION,
+    RefusalReason.CLOSING,
+    RefusalReason.CONFLICT,
+    RefusalReason.GAP,
+    RefusalReason.CHECKSUM,
+}
 FIELD_RIGHTS = "keys"
 """The value of `Refused.field` if the actor lacks a right, so that not only one message is refused."""
 

@@ -104,6 +104,7 @@ class ClientState:
         next_ack_at: The earliest time of the next acks, on the monotonic clock, in seconds.
         waiting: The HELLOs that arrived while the learner thread was starting, by routing id, each with the name of its user.
         worker: The handle of the current life; None after `end_thread`.
+        started_at: The time when the current life began, on the monotonic clock, in seconds.
         workers: The handles of all lives whose threads can still be running.
         backlog: The encoded messages to send to the learner thread, oldest first. They stay here while its pipeline is full.
         known: True if the journal has a record of this client.
@@ -157,7 +158,7 @@ class ClientState:
         self.accepted = self.gap = 0
         self.rolled_back = 0
         self.known = False
-        self.busy_at = clock.monotonic()
+        self.busy_at = self.started_at = clock.monotonic()
         self.replaying = self.replayed = 0
         self.page_after: int | None = None
         self.saved = CheckpointResult(0, 0, 0, [], 0.0, "")
@@ -277,6 +278,7 @@ class ClientState:
         self._credit_items = DURABLE_CREDIT_ITEMS if journal.durable else CREDIT_ITEMS
         self.page_after = None
         self.state, self.error = LearnerThreadState.STARTING, ""
+        self.started_at = self._clock.monotonic()
         self.pool = CreditPool()
         assign = self.settings.assign(
             self.policy_id, self.weight_history.generation, config, checkpoints=self.checkpoints, journal_id=journal.journal_id

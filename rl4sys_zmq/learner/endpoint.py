@@ -325,6 +325,9 @@ class ActorEndpoint:
             return
         match client.state:
             case LearnerThreadState.STARTING:
+                if peer in client.waiting:  # a repeated HELLO: the actor can wait longer. It is not counted as refused
+                    reason = f"client {client.client_id!r} has been starting for {now - client.started_at:.0f} s"
+                    self._send(peer, Refused(RefusalReason.STARTING.value, "", reason, 0, 0))
                 client.waiting[peer] = hello, sender.name if sender is not None else ""
             case LearnerThreadState.FAILED:
                 raise ProtocolError(RefusalReason.FAILED, client.error)

@@ -24,7 +24,7 @@ from rl4sys_zmq.delivery import (
     TemporaryRefusal,
 )
 from rl4sys_zmq.delivery.session import FIELD_RATE
-from rl4sys_zmq.errors import ProtocolError
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.images import ImageCodec
 from rl4sys_zmq.liveness import REFUSED_RETRY_S
 from rl4sys_zmq.values import Segment
@@ -129,6 +129,21 @@ def counters() -> Counters:
 def session(counters: Counters) -> ActorSession:
     """One that has joined, with credit for a hundred steps."""
     return joined(counters)
+
+
+def test_a_client_that_starts_is_asked_for_again_on_the_same_sockets(counters: Counters) -> None:
+    session = ActorSession(HELLO, counters, random.Random(1))
+    session.open(0.0, (0, 0))
+    now = 0.0
+    while now < 10.0:
+        now = session.next_deadline()
+        assert isinstance(sent(session.tick(now, (0, 0)))[0], Hello)
+        starting = Refused(RefusalReason.STARTING.value, "", "it starts", 0, 0)
+        assert session.on_message(now, starting) == [TemporaryRefusal(starting)]
+        assert session.state is SessionState.JOINING
+    session.on_message(now, welcome())
+    assert session.on_message(now, Refused(RefusalReason.STARTING.value, "", "it was late", 0, 0)) == []
+    assert session.state is SessionState.JOINED
 
 
 def test_it_says_hello_until_it_is_answered(counters: Counters) -> None:

@@ -88,12 +88,15 @@ class World:
 
 
 def test_embed(learner: Learner, tmp_path: Path) -> None:
-    loop, batch = python_blocks("embed.md")
+    loop, alone, batch = python_blocks("embed.md")
     configuration(tmp_path, "plant.json", learner.address)
     names: dict[str, Any] = {}
     exec(loop, names)
     turns = iter(range(25))
     names["control_loop"](Plant(), lambda: next(turns, None) is not None)
+    exec(alone, names)
+    with names["start_alone"](f"ipc://{tmp_path}/nobody", lambda observation, mask: 2) as agent:
+        assert agent.request_for_action(None, [0.5, -0.5])[1].act == 2 and agent.version == -1
     exec(batch, names)
     with RL4SysAgent(conf_path=str(tmp_path / "plant.json")) as agent:
         with pytest.raises(Done):

@@ -18,16 +18,16 @@ import sys
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm
 register_algorithm("FAKE", FakeAlgorithm.factory(steps_per_update=16, rollout_length=16))
-with Learner(LearnerConfig(bind=sys.argv[1], run_dir=None)) as learner:
+with Learner(LearnerConfig(bind=sys.argv[1], run_dir=sys.argv[2] or None)) as learner:
     print(learner.address, flush=True)
     sys.stdin.read()
 """
 
 
 @contextmanager
-def serving(bind: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving(bind: str, run_dir: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A learner process, and its address."""
-    command = [sys.executable, "-c", SERVE, bind]
+    command = [sys.executable, "-c", SERVE, bind, run_dir]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

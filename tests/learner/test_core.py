@@ -407,6 +407,18 @@ def test_weights_are_answered_from_memory_and_a_status_too() -> None:
     assert status.report["clients"]["lab"]["state"] == "running"
 
 
+def test_an_actor_that_asks_again_learns_that_its_client_is_starting() -> None:
+    rig = Rig()
+    assert rig.say(hello()) == []
+    rig.now += 4.0
+    assert rig.say(hello("b"), b"q") == [], "its first HELLO"
+    again = only(rig.say(hello()), Refused)
+    assert (again.code, again.reason) == (RefusalReason.STARTING, "client 'lab' has been starting for 4 s")
+    assert not [name for name in rig.core.counters.snapshot() if name.startswith("refused.")]
+    rig.ready()
+    assert isinstance(rig.answers()[0], Welcome) and isinstance(rig.answers(b"q")[0], Welcome)
+
+
 # ---- learner threads
 
 

@@ -16,7 +16,7 @@ from rl4sys_zmq.values.arrays import BFLOAT16_BITS, array_from, read_bfloat16
 from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
 from rl4sys_zmq.values.trees import STORED_DEPTH, Path, is_text, keys_of, map_tree
 
-__all__ = ["DataShape", "StoreLayout", "ArraySpec", "as_leaf", "copy_payload", "flag", "space_leaves", "zeros"]
+__all__ = ["DataShape", "StoreLayout", "ArraySpec", "as_leaf", "copy_payload", "flag", "is_space", "space_leaves", "zeros"]
 
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
 _PLAIN = (type(None), bool, int, float, str, bytes)
@@ -148,6 +148,11 @@ def flag(path: str, value: object) -> bool:
     if array.shape != () or array not in (0, 1):
         raise DataError(path, f"shape {array.shape} and dtype {array.dtype}, not a boolean or 0 or 1")
     return bool(array)
+
+
+def is_space(value: object) -> bool:
+    """Return True for a space of Gymnasium or of this library."""
+    return hasattr(value, "spaces") or (hasattr(value, "shape") and hasattr(value, "dtype") and not hasattr(value, "__array__"))
 
 
 def space_leaves(prefix: str, space: object) -> dict[str, ArraySpec]:

@@ -439,7 +439,7 @@ class TrainerClient(Resource):
 
     def _failed(self, what: str, error: RL4SysError) -> None:
         """Count a failed update or request, and log it unless the last one failed in the same way."""
-        self._count(f"{what}_failed")
+        self._count("update_failed" if what == "update" else "request_failed")
         self.last_error = error
         if self._failing.get(what) is not type(error):
             self._failing[what] = type(error)

@@ -367,7 +367,8 @@ class _TreeReader:
             array = np.frombuffer(data, dtype)
             return (array if dtype is not BFLOAT16_BITS else read_bfloat16(array))[0]
         if key == b"k" and len(held) == 2:
-            return self.numbered(*held, depth)
+            keys, values = held
+            return self.numbered(keys, values, depth)
         if key == b"b" and len(held) == 3:
             return bytes(self.part(*held))
         if key == b"s" and len(held) == 3:

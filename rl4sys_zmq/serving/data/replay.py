@@ -175,12 +175,13 @@ class ReplayBuffer(ColumnStore):
         """
         if type(queue_size) is not int or queue_size < 1:
             raise ConfigError(f"queue_size is {queue_size!r:.60}; expected an integer of at least 1", key="queue_size")
-        jax = sys.modules.get("jax")
-        if device is not None and jax is None:
-            raise ConfigError(f"device is {device!r:.60}, which needs JAX; import jax, or omit device", key="device")
-        return self._batches(
-            queue_size, dict(sample_args or {}), None if device is None else partial(jax.device_put, device=device)
-        )
+        put = None
+        if device is not None:
+            jax = sys.modules.get("jax")
+            if jax is None:
+                raise ConfigError(f"device is {device!r:.60}, which needs JAX; import jax, or omit device", key="device")
+            put = partial(jax.device_put, device=device)
+        return self._batches(queue_size, dict(sample_args or {}), put)
 
     def _batches(
         self, queue_size: int, sample_args: dict[str, Any], put: Callable[[dict[str, Any]], Any] | None

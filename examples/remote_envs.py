@@ -2,11 +2,16 @@
 
 This command starts everything on this machine::
 
-    python examples/remote_envs.py --count 4 --episodes 128
+    python examples/remote_envs.py --count 4 --episodes 64
 
 It starts `count` remote environments (``rl4sys-actor serve-env``), one exploration worker for each environment, and a model
-worker that answers all explorers in batches. The training worker is this process. On several machines, you would start each of
-them on its machine, with the addresses of the others.
+worker that answers all explorers in batches. The training worker is this process. It ends when the mean return of 20 episodes in
+a row reaches `target`, or when each explorer has finished `episodes` episodes.
+
+With environments on another machine, start them there, at consecutive ports, and give their host and first port::
+
+    rl4sys-actor serve-env --env CartPole-v1 --bind tcp://0.0.0.0:18000 --keys KEYS     # and :18001, ...
+    python examples/remote_envs.py --count 2 --host 10.0.0.5 --port 18000 --keys NAME.keys
 
     environment i  <- steps -  explorer i  - observations ->  model worker
                                     |                              ^ newest weights
@@ -26,7 +31,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -35,10 +40,13 @@ from gymnasium.spaces import Box, Discrete
 
 from rl4sys_zmq.errors import CallError, Closed, RL4SysError
 from rl4sys_zmq.rpc import Caller, Server
-from rl4sys_zmq.serving import BatchLimits, InferenceClient, InferenceServer, RemoteEnv
+from rl4sys_zmq.serving import BatchLimits, InferenceClient, InferenceServer, RemoteEnv, ReplayBuffer
 
 CHUNK = 16
 """Largest number of transitions in one message to the training worker."""
+WINDOW = 20
+"""Number of episodes in a row whose mean return decides whether the environment is solved."""
+DEFAULT_PORT = 18_000
 Array = np.ndarray[Any, Any]
 
 
@@ -47,7 +55,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--count", type=int, default=4, help="number of remote environments and of exploration workers (default: 4)"
     )
-    parser.add_argument("--episodes", type=int, default=128, help="end after this number of episodes (default: 128)")
+    parser.add_argument("--episodes", type=int, default=64, help="largest number of episodes of each explorer (default: 64)")
+    parser.add_argument(
+        "--target", type=float, default=475.0, help=f"end when the mean return of {WINDOW} episodes reaches this (default: 475)"
+    )
+    parser.add_argument("--host", help="host of environments that run already (default: start them on this machine)")
+    parser.add_argument("--port", type=int, help=f"first of their ports; the others follow it (default: {DEFAULT_PORT})")
+    parser.add_argument("--keys", help="your key file, if the environments of the host require keys")
     parser.add_argument(
         "--env", default="CartPole-v1", help="environment with flat observations and discrete actions (default: CartPole-v1)"
     )
@@ -88,28 +102,41 @@ def work_as_model(trainer: str, pipe: Connection) -> None:
 # ---- an exploration worker: acts in one remote environment, mostly greedily, and sends transitions
 
 
-def work_as_explorer(number: int, seed: int, env_address: str, model: str, trainer: str, pipe: Connection) -> None:
-    rng = np.random.default_rng([seed, number])
-    env = RemoteEnv(env_address)
-    greedy, teacher = InferenceClient(model), Caller(trainer, timeout_s=60.0)
+@dataclass(frozen=True)
+class Exploration:
+    """The task of one explorer."""
+
+    number: int
+    seed: int
+    episodes: int
+    env: str
+    keys: str | None
+    model: str
+    trainer: str
+
+
+def work_as_explorer(task: Exploration, pipe: Connection) -> None:
+    env = RemoteEnv(task.env, keys=task.keys)
+    greedy, teacher = InferenceClient(task.model), Caller(task.trainer, timeout_s=60.0)
     try:
         pipe.send("ready")
-        explore(env, greedy, teacher, rng, seed * 1000 + number)
+        explore(env, greedy, teacher, task)
     except (Closed, CallError) as error:
         if not pipe.poll():  # the parent has not requested the end, so this is an error
-            raise SystemExit(f"explorer {number}: {error}") from error
+            raise SystemExit(f"explorer {task.number}: {error}") from error
     finally:
         for closing in (env, greedy, teacher):
             closing.close()
 
 
-def explore(env: RemoteEnv, greedy: InferenceClient, teacher: Caller, rng: np.random.Generator, seed: int) -> None:
-    """Explore until the training worker reports that it has enough."""
-    epsilon, chunk, total = 1.0, [], 0.0
+def explore(env: RemoteEnv, greedy: InferenceClient, teacher: Caller, task: Exploration) -> None:
+    """Explore for the number of episodes, or until the training worker reports that it has enough."""
+    rng = np.random.default_rng([task.seed, task.number])
+    epsilon, chunk, total, episodes = 1.0, [], 0.0, 0
     assert isinstance(env.action_space, Discrete)
     actions = int(env.action_space.n)
-    observation, _ = env.reset(seed=seed)
-    while True:
+    observation, _ = env.reset(seed=task.seed * 1000 + task.number)
+    while episodes < task.episodes:
         explores = rng.random() < epsilon
         action = int(rng.integers(actions) if explores else np.argmax(greedy.call("q", observation)))
         following, reward, terminated, truncated, _ = env.step(action)
@@ -118,7 +145,7 @@ def explore(env: RemoteEnv, greedy: InferenceClient, teacher: Caller, rng: np.ra
         chunk.append((observation, action, float(reward), following, terminated, truncated, total if ended else 0.0))
         observation = following
         if ended:
-            observation, total = env.reset()[0], 0.0
+            observation, total, episodes = env.reset()[0], 0.0, episodes + 1
         if ended or len(chunk) == CHUNK:
             columns = [np.array(column) for column in zip(*chunk, strict=True)]
             answer = teacher.call("learn", columns, once=True)  # may be resent, but runs once
@@ -131,12 +158,16 @@ def explore(env: RemoteEnv, greedy: InferenceClient, teacher: Caller, rng: np.ra
 
 
 class Trainer:
-    """The training worker: its replay memory and its networks. Its callback runs for one chunk at a time."""
+    """The training worker: its replay memory and its networks. Its callback runs for one chunk at a time.
 
-    def __init__(self, observation_size: int, actions: int, episodes: int, seed: int) -> None:
+    A policy that gets worse has short episodes, and so uses many of them up in a moment. Therefore the learning rate falls as the
+    training goes on, and the training ends when the environment is solved rather than at a certain episode.
+    """
+
+    def __init__(self, observation_size: int, actions: int, episodes: int, target: float, seed: int) -> None:
         import torch
 
-        self.torch, self.rng, self.episodes = torch, np.random.default_rng(seed), episodes
+        self.torch, self.episodes, self.target_return = torch, episodes, target
         torch.manual_seed(seed)
         torch.set_num_threads(1)
         self.net, self.target = (
@@ -151,7 +182,8 @@ class Trainer:
         )
         self.target.load_state_dict(self.net.state_dict())
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=5e-4)
-        self.memory: deque[tuple[Any, ...]] = deque(maxlen=50_000)
+        self.schedule = torch.optim.lr_scheduler.LinearLR(self.optimizer, 1.0, 0.1, total_iters=20_000)
+        self.memory = ReplayBuffer(50_000, seed=seed)
         self.returns: list[float] = []
         self.seen = self.terminal = self.cut = self.updates = 0
         self.enough = threading.Event()
@@ -162,42 +194,47 @@ class Trainer:
         Explorers wait for the reply, so they are as fast as the training.
         """
         if not self.enough.is_set():
-            for row in zip(*columns, strict=True):
-                *transition, truncated, total = row
-                self.memory.append(tuple(transition))
+            for observation, action, reward, following, terminated, truncated, total in zip(*columns, strict=True):
+                transition = {"observations": observation, "actions": action, "rewards": reward, "next_observations": following}
+                self.memory.insert({**transition, "terminated": terminated, "truncated": truncated})
                 self.seen += 1
-                self.terminal += bool(transition[-1])
-                self.cut += bool(truncated and not transition[-1])
-                if transition[-1] or truncated:
+                self.terminal += bool(terminated)
+                self.cut += bool(truncated and not terminated)
+                if terminated or truncated:
                     self.returns.append(float(total))
                 if len(self.memory) >= 128:
                     self.update()
-            if len(self.returns) >= self.episodes:
+            if len(self.returns) >= self.episodes or self.solved:
                 self.enough.set()
         return {"epsilon": max(0.02, 1.0 - self.seen / 1000), "enough": self.enough.is_set()}
 
     def update(self) -> None:
         """Make one step of the optimizer, on 128 transitions from the memory."""
         torch = self.torch
-        rows = [self.memory[i] for i in self.rng.integers(len(self.memory), size=128)]
-        observations, actions, rewards, following, terminated = (np.array(column) for column in zip(*rows, strict=True))
+        batch = {key: torch.from_numpy(column) for key, column in self.memory.sample(128).items()}
         with torch.no_grad():
-            after = torch.as_tensor(following, dtype=torch.float32)
-            best = self.net(after).argmax(1, keepdim=True)
-            later = self.target(after).gather(1, best).squeeze(1)
-            later[torch.as_tensor(terminated)] = 0.0  # a terminal state has no future value; a truncated one has
-            goal = torch.as_tensor(rewards, dtype=torch.float32) + 0.99 * later
-        values = self.net(torch.as_tensor(observations, dtype=torch.float32))
-        taken = values.gather(1, torch.as_tensor(actions, dtype=torch.int64).unsqueeze(1)).squeeze(1)
+            following = batch["next_observations"].float()
+            best = self.net(following).argmax(1, keepdim=True)
+            later = self.target(following).gather(1, best).squeeze(1)
+            goal = batch["rewards"] + 0.99 * batch["masks"] * later  # a terminal state has no future value; a truncated one has
+        values = self.net(batch["observations"].float())
+        taken = values.gather(1, batch["actions"].unsqueeze(1)).squeeze(1)
         loss = torch.nn.functional.smooth_l1_loss(taken, goal)
         self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.net.parameters(), 10.0)
         self.optimizer.step()
+        self.schedule.step()
         with torch.no_grad():
             for theirs, ours in zip(self.target.parameters(), self.net.parameters(), strict=True):
                 theirs.lerp_(ours, 0.01)
         self.updates += 1
+
+    @property
+    def solved(self) -> bool:
+        """True if the mean return of the last episodes has reached the target."""
+        last = self.returns[-WINDOW:]
+        return len(last) == WINDOW and sum(last) / WINDOW >= self.target_return
 
     def weights(self) -> list[Array]:
         """Return a copy of the network's parameters, for the model worker."""
@@ -286,22 +323,30 @@ def address_of(environment: subprocess.Popen[str]) -> str:
     return line.partition(" at ")[2].partition(";")[0]
 
 
+def environment_addresses(args: argparse.Namespace, fleet: Fleet) -> list[str]:
+    """Return the addresses of the environments, which run on another host or are started here."""
+    if args.host is not None or args.port is not None:
+        port = DEFAULT_PORT if args.port is None else args.port
+        return [f"tcp://{args.host or '127.0.0.1'}:{port + i}" for i in range(args.count)]
+    return [address_of(environment) for environment in [fleet.serve_environment(args.env) for _ in range(args.count)]]
+
+
 def train(args: argparse.Namespace, fleet: Fleet) -> None:
     started = time.monotonic()
-    environments = [fleet.serve_environment(args.env) for _ in range(args.count)]
-    addresses = [address_of(environment) for environment in environments]
-    with RemoteEnv(addresses[0]) as env:
+    addresses = environment_addresses(args, fleet)
+    with RemoteEnv(addresses[0], keys=args.keys) as env:
         if not isinstance(env.observation_space, Box) or not isinstance(env.action_space, Discrete):
-            raise RuntimeError(f"{args.env} does not have a Box observation space and a Discrete action space")
+            raise RuntimeError(f"{addresses[0]} does not have a Box observation space and a Discrete action space")
         size, actions = math.prod(env.observation_space.shape), int(env.action_space.n)
-    trainer = Trainer(size, actions, args.episodes, args.seed)
+    trainer = Trainer(size, actions, args.count * args.episodes, args.target, args.seed)
     with Server("tcp://127.0.0.1:0", name="trainer", pub="tcp://127.0.0.1:0") as server:
         server.register("learn", trainer.learn)
         server.start()
         server.publish("weights", trainer.weights())
         model = fleet.said(fleet.start(work_as_model, server.address))
         explorers = [
-            fleet.start(work_as_explorer, i, args.seed, address, model, server.address) for i, address in enumerate(addresses)
+            fleet.start(work_as_explorer, Exploration(i, args.seed, args.episodes, address, args.keys, model, server.address))
+            for i, address in enumerate(addresses)
         ]
         for pipe in explorers:
             fleet.said(pipe)
@@ -320,7 +365,8 @@ def train(args: argparse.Namespace, fleet: Fleet) -> None:
             trainer.enough.set()
             fleet.end()  # while the server can still answer them
             counts = server.status()["counters"]
-            print(f"{time.monotonic() - started:6.1f} s  {progress(trainer)}; best 20 in a row: {best(trainer.returns):.1f}")
+            verdict = "solved" if trainer.solved else f"not solved, best {WINDOW} in a row: {best(trainer.returns):.1f}"
+            print(f"{time.monotonic() - started:6.1f} s  {progress(trainer)}; {verdict}")
             ends = f"terminal {trainer.terminal}, truncated {trainer.cut}"
             print(
                 f"transitions {trainer.seen}, of them {ends}; updates {trainer.updates}; chunks {counts.get('calls', 0)}",
@@ -329,14 +375,14 @@ def train(args: argparse.Namespace, fleet: Fleet) -> None:
 
 
 def progress(trainer: Trainer) -> str:
-    last = trainer.returns[-20:]
+    last = trainer.returns[-WINDOW:]
     mean = sum(last) / max(1, len(last))
     return f"episodes {len(trainer.returns)}  transitions {trainer.seen}  mean return of the last {len(last)}: {mean:.1f}"
 
 
 def best(returns: list[float]) -> float:
-    """Return the best mean of 20 episodes in a row, or of all episodes if there are fewer."""
-    width = min(20, len(returns))
+    """Return the best mean of `WINDOW` episodes in a row, or of all episodes if there are fewer."""
+    width = min(WINDOW, len(returns))
     return max((sum(returns[i : i + width]) / width for i in range(len(returns) - width + 1)), default=0.0) if width else 0.0
 
 

@@ -21,6 +21,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from rl4sys_zmq import transports
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusalReason, Closed, ConfigError, ProtocolError, RefusalReason
 from rl4sys_zmq.liveness import BEACON_S, SilenceTimer
@@ -35,12 +36,14 @@ from rl4sys_zmq.transports import Address, Frame, Poller, Secure, SendResult, So
 from rl4sys_zmq.wire.rpc import Call, decode_call
 from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES, Tree
 
-__all__ = ["MAX_FRAME_BYTES", "BatchLimits", "Server"]
+__all__ = ["MAX_ANSWER_FRAME_BYTES", "MAX_FRAME_BYTES", "BatchLimits", "Server"]
 
 log = logging.getLogger(__name__)
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
-"""The largest frame of a call, a reply or a publication, in bytes. This is also the largest size of one array."""
+"""The largest frame of a call, in bytes. This is also the largest size of one array in a call."""
+MAX_ANSWER_FRAME_BYTES = transports.MAX_FRAME_BYTES
+"""The largest frame of a reply or a publication, in bytes. A caller receives no larger one."""
 CLOSE_CHECK_S = 0.1
 LEAST_POLL_S, NAP_S = 0.001, 0.000_1
 """The shortest time for which the leader waits in a poll, and the length of the sleep if a wait is shorter, in seconds."""
@@ -126,8 +129,8 @@ class Server(Resource):
         self._max_frame_bytes = max_frame_bytes
         self._id = _rng.getrandbits(63)
         self._call_queue = CallQueue(self.counters)
-        self._executor = CallExecutor(name, self._id, self.counters, MAX_FRAME_BYTES)
-        self._publisher = TopicPublisher(self._id, self.counters, MAX_FRAME_BYTES)
+        self._executor = CallExecutor(name, self._id, self.counters, MAX_ANSWER_FRAME_BYTES)
+        self._publisher = TopicPublisher(self._id, self.counters, MAX_ANSWER_FRAME_BYTES)
         self._lock = threading.Lock()
         self._pool = LeaderFollowerPool(name, self._lead, self._adopt, self._close_sockets, self.counters)
         self._wakeup = Wakeup()
@@ -251,8 +254,8 @@ class Server(Resource):
         earlier ones. The payload is copied, so its arrays can change after this call.
 
         Raises:
-            PayloadError: If the payload cannot be encoded, a frame of it is larger than `MAX_FRAME_BYTES`, the topic is not a
-                valid name, or 1024 other topics are published already.
+            PayloadError: If the payload cannot be encoded, a frame of it is larger than `MAX_ANSWER_FRAME_BYTES`, the topic is
+                not a valid name, or 1024 other topics are published already.
             Closed: If the server was stopped, or has no address for publications.
             WorkerDied: If a thread of the server has ended with an error.
         """

@@ -2,13 +2,14 @@
 
 - `InferenceServer`, `InferenceClient`: remote calls of named functions. Calls of several callers can be joined to one batch
   (`BatchLimits`, `stack`, `unstack`).
-- `GymEnvServer`, `RemoteEnv`, `RemoteVectorEnv`: remote Gymnasium environments. `GymEnvServerWrapper` and
+- `GymEnvServer`, `RemoteEnv`, `RemoteVectorEnv`: remote Gymnasium environments. `GymEnvServerWrapper`, `GymEnvClient` and
   `GymEnvClientWrapper` do the same for a single environment; the names are those of the library agentlace.
 - `ActionServer`, `ActionClient`, `ActionConfig`: a robot, or anything else that can be observed and can act.
 - `TrainerServer`, `TrainerClient`, `TrainerConfig`: copy actors' data stores to a trainer, and send networks back.
   `TrainerSMInterface` does the same within one process. `UpdateResult` is the result of one update.
 - `DataStoreBase`: the contract of a data store. `QueuedDataStore`, `ReplayBuffer` and `TrajectoryBuffer` implement it.
-  `rl4sys_zmq.serving.data` has the samplers.
+  `ReplayBufferDataStore`, `MemoryEfficientReplayBufferDataStore`, `TrajectoryBufferDataStore` and
+  `make_default_trajectory_buffer` have the arguments of jaxrl and SERL. `rl4sys_zmq.serving.data` has the samplers.
 
 A payload is a tree: nested dicts, lists and tuples of numpy arrays, numbers, strings and bytes. Nothing is pickled or unpickled.
 """
@@ -22,9 +23,18 @@ from rl4sys_zmq._lazy import lazy_getattr
 if TYPE_CHECKING:
     from rl4sys_zmq.serving.action import ActionClient, ActionServer
     from rl4sys_zmq.serving.action_config import ActionConfig
-    from rl4sys_zmq.serving.data import DataStoreBase, QueuedDataStore, ReplayBuffer, TrajectoryBuffer
+    from rl4sys_zmq.serving.data import (
+        DataStoreBase,
+        MemoryEfficientReplayBufferDataStore,
+        QueuedDataStore,
+        ReplayBuffer,
+        ReplayBufferDataStore,
+        TrajectoryBuffer,
+        TrajectoryBufferDataStore,
+        make_default_trajectory_buffer,
+    )
     from rl4sys_zmq.serving.environments import GymEnvServer
-    from rl4sys_zmq.serving.gym_wrappers import GymEnvClientWrapper, GymEnvServerWrapper
+    from rl4sys_zmq.serving.gym_wrappers import GymEnvClient, GymEnvClientWrapper, GymEnvServerWrapper
     from rl4sys_zmq.serving.inference import BatchLimits, InferenceClient, InferenceServer
     from rl4sys_zmq.serving.remote_env import RemoteEnv
     from rl4sys_zmq.serving.remote_vector import RemoteVectorEnv
@@ -40,21 +50,26 @@ __all__ = [
     "ActionServer",
     "BatchLimits",
     "DataStoreBase",
+    "GymEnvClient",
     "GymEnvClientWrapper",
     "GymEnvServer",
     "GymEnvServerWrapper",
     "InferenceClient",
     "InferenceServer",
+    "MemoryEfficientReplayBufferDataStore",
     "QueuedDataStore",
     "RemoteEnv",
     "RemoteVectorEnv",
     "ReplayBuffer",
+    "ReplayBufferDataStore",
     "TrainerClient",
     "TrainerConfig",
     "TrainerSMInterface",
     "TrainerServer",
     "TrajectoryBuffer",
+    "TrajectoryBufferDataStore",
     "UpdateResult",
+    "make_default_trajectory_buffer",
     "stack",
     "unstack",
 ]
@@ -69,12 +84,17 @@ __getattr__ = lazy_getattr(
         "action_config": ("ActionConfig",),
         "data": (
             "DataStoreBase",
+            "MemoryEfficientReplayBufferDataStore",
             "QueuedDataStore",
             "ReplayBuffer",
+            "ReplayBufferDataStore",
             "TrajectoryBuffer",
+            "TrajectoryBufferDataStore",
+            "make_default_trajectory_buffer",
         ),
         "environments": ("GymEnvServer",),
         "gym_wrappers": (
+            "GymEnvClient",
             "GymEnvClientWrapper",
             "GymEnvServerWrapper",
         ),

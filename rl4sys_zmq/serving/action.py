@@ -31,10 +31,12 @@ log = logging.getLogger(__name__)
 
 OBS, ACT = "obs", "act"
 GROUP = "robot"
+MAX_FAULTS = 64
+"""Largest number of different faults of callbacks that are logged."""
 
 ObsCallback = Callable[[set[str]], dict[str, Tree]]
-"""Type of the callback for observations. It takes the requested keys and returns a dict with exactly these keys."""
-ActCallback = Callable[[str, Tree], dict[str, Tree]]
+"""Type of the callback for observations. It takes the requested keys and returns a dict with these keys."""
+ActCallback = Callable[[str, Tree], dict[str, Tree] | None]
 """Type of the callback for actions. It takes the key and the payload of an action and returns any dict."""
 
 
@@ -44,6 +46,9 @@ class ActionServer(Resource):
     The server can run different calls in different threads, but always one after another. If a callback raises an exception, the
     caller gets `CallFailed` and the server continues. While a callback blocks, further calls of either callback wait, at most
     until their timeouts. A callback can write to the arrays of its payload.
+
+    If a callback returns None, or observations with other keys than the requested ones, the client gets what it returned, or an
+    empty dict for None. Each such fault is logged once, and counted in the status as ``callback_odd``.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class ActionServer(Resource):
         self.config = config
         self._obs_callback, self._act_callback = obs_callback, act_callback
         self._codecs = config.codecs
+        self._faults: set[str] = set()
         self._server = Server(
             config.bind_address(),
             name="action",
@@ -172,8 +178,8 @@ class ActionServer(Resource):
         missing, extra = sorted(set(keys) - values.keys()), sorted(map(str, values.keys() - set(keys)))
         faults = [f"without {', '.join(missing)}"] if missing else []
         faults += [f"with {', '.join(extra)}, which was not requested"] if extra else []
-        if faults:
-            raise InvalidReply(f"obs_callback returned a dict {' and '.join(faults)}")
+        if faults and answer is not None:
+            self._report(f"obs_callback returned a dict {' and '.join(faults)}")
         return self._coded(values)
 
     def _act(self, call: Tree) -> Tree:
@@ -198,11 +204,20 @@ class ActionServer(Resource):
         plain, images = code_images(values, self._codecs)
         return (plain, images) if images else plain
 
-    @staticmethod
-    def _checked(name: str, answer: object) -> dict[str, Tree]:
+    def _checked(self, name: str, answer: object) -> dict[str, Tree]:
+        if answer is None:
+            self._report(f"{name} returned None, which counts as an empty dict")
+            return {}
         if not isinstance(answer, dict):
             raise InvalidReply(f"{name} returned a {type(answer).__name__}; it must return a dict")
         return answer
+
+    def _report(self, fault: str) -> None:
+        """Count a fault of a callback that does not prevent a reply, and log it the first time."""
+        self._server.counters.add("callback_odd")
+        if fault not in self._faults and len(self._faults) < MAX_FAULTS:
+            self._faults.add(fault)
+            log.warning("%s; the client gets what it returned", fault)
 
 
 class ActionClient(Resource):
@@ -278,7 +293,7 @@ class ActionClient(Resource):
 
         Raises:
             CallRefused: Code ``unknown`` for a key that is not in the configuration; nothing is sent.
-            CallFailed: If the server's callback raised an exception, or did not return exactly these keys.
+            CallFailed: If the server's callback raised an exception, or did not return a dict.
             CallTimeout: If no reply arrived in time.
             ProtocolError: If the images are malformed, or decoding them needs Pillow (extra ``images``).
         """

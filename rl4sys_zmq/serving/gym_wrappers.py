@@ -1,18 +1,26 @@
-"""Two classes with the names of the library agentlace: a wrapper that serves one environment, and its client."""
+"""Classes with the names of the library agentlace: a wrapper that serves one environment, and two clients of it."""
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 
+from rl4sys_zmq.errors import CallRefusalReason, CallRefused, CallTimeout, ConfigError
+from rl4sys_zmq.rpc import Caller
 from rl4sys_zmq.serving.addresses import connect_address
 from rl4sys_zmq.serving.environments import DEFAULT_PORT, GymEnvServer
 from rl4sys_zmq.serving.remote_env import TIMEOUT_S, RemoteEnv
 
-__all__ = ["GymEnvClientWrapper", "GymEnvServerWrapper"]
+__all__ = ["GymEnvClient", "GymEnvClientWrapper", "GymEnvServerWrapper"]
+
+log = logging.getLogger(__name__)
+
+DAY_S = 86_400.0
 
 
 class _LockedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -102,3 +110,53 @@ class GymEnvClientWrapper(RemoteEnv):
             CallError, ConfigError, TransportError: As `RemoteEnv`.
         """
         super().__init__(connect_address(host, port).uri, timeout_s=timeout_s, keys=keys)
+
+
+class GymEnvClient(RemoteEnv):
+    """A `RemoteEnv` that waits for its server, with the arguments of agentlace's class.
+
+    The constructor waits without limit until a server answers and has a free environment. After that, a call waits for its reply
+    for up to a day. agentlace sends a call again every `timeout_ms`, so that a slow environment makes several steps. Here a step
+    runs once. If the server was restarted during a call, the call raises `CallLost`; continue with `reset`.
+    """
+
+    def __init__(
+        self,
+        host: str = "localhost",
+        port: int = DEFAULT_PORT,
+        retry_interval: float = 0.5,
+        timeout_ms: float = 800,
+        *,
+        keys: str | Path | None = None,
+    ) -> None:
+        """Wait for the server, and lease the environment. No other caller can use it until `close`.
+
+        Args:
+            host: Host name or IP address of the server, or a URI, which includes the port.
+            port: Port of the server.
+            retry_interval: Time between two attempts to find the server, in seconds.
+            timeout_ms: Longest time that one attempt waits for a reply, in milliseconds.
+            keys: The user's key file; see `RemoteEnv`.
+
+        Raises:
+            ConfigError: If a time is not positive, or the keys cannot be read.
+            CallRefused: As `RemoteEnv`, but not if no environment is free.
+            TransportError: If the address is invalid.
+        """
+        if not retry_interval > 0:
+            raise ConfigError(f"retry_interval is {retry_interval!r:.60}; expected more than 0 seconds", key="retry_interval")
+        address = connect_address(host, port).uri
+        while True:
+            try:
+                with Caller(address, timeout_s=timeout_ms / 1000, keys=keys) as probe:
+                    probe.call("describe")
+                super().__init__(address, timeout_s=DAY_S, keys=keys)
+                return
+            except CallTimeout as exc:
+                problem = str(exc)
+            except CallRefused as exc:
+                if exc.code is not CallRefusalReason.OCCUPIED:
+                    raise
+                problem = str(exc)
+            log.warning("waiting for an environment at %s: %s", address, problem)
+            time.sleep(retry_interval)

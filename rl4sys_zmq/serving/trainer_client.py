@@ -16,6 +16,7 @@ from typing import Any
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import (
+    CallError,
     CallFailed,
     CallLost,
     CallRefusalReason,
@@ -50,17 +51,23 @@ FIRST_ITEMS = 64
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """The result of a successful update. As a condition it is always true; a failed update raises an exception.
+    """The result of an update. As a condition it is true if the update succeeded.
 
     Attributes:
         items: Number of new items that the server accepted.
-        acked: Dict from the name of each data store to the number of the last item that the server has, or -1.
+        acked: Dict from the name of each data store to the number of the last item that the server has, or -1. After a failed
+            update it lacks the stores that were not updated completely.
         dropped_at_source: Number of items that the full data stores dropped before they were sent.
+        error: Exception that ended the update, or the first that concerned single items. None if the update succeeded.
     """
 
     items: int = 0
     acked: dict[str, int] = field(default_factory=dict)
     dropped_at_source: int = 0
+    error: RL4SysError | None = None
+
+    def __bool__(self) -> bool:
+        return self.error is None
 
 
 class _StoreTransfer:
@@ -114,14 +121,20 @@ class TrainerClient(Resource):
     (`ReplayBuffer(path=...)`) continues after the last item that the server acknowledged. Items that a full store drops before
     they are sent are counted.
 
+    A host that calls this object in a loop continues while the server is restarted, as with agentlace: an update or request that
+    fails is logged and counted, and returns a false `UpdateResult` or None. With ``raises=True`` it raises its exception instead.
+    Errors of the program itself, such as a payload that cannot be sent, are raised in both cases.
+
     Attributes:
         name: Name of this trainer client at the server. Two trainer clients with the same name do not disturb each other, because
             the server also distinguishes their data stores, by a random number.
         data_stores: The data stores, by name at the server.
         network_version: Version of the newest network that was received. 0 before the first.
-        last_error: Exception of the last update in the background. None if that update succeeded.
+        raises: True if failed updates and requests raise their exceptions.
+        last_error: Exception of the last update or request that failed. None before the first, and after an update that
+            succeeded.
         counters: ``items``, ``messages``, ``dropped_at_source``, ``unsendable`` (items that cannot be sent), ``updates``,
-            ``update_failed``, ``requests``, ``refused.rate``. `stats` adds those of `rl4sys_zmq.rpc.Caller`.
+            ``update_failed``, ``requests``, ``request_failed``, ``refused.rate``. `stats` adds those of `rl4sys_zmq.rpc.Caller`.
     """
 
     def __init__(  # noqa: PLR0913 - its call shape is agentlace's
@@ -135,6 +148,7 @@ class TrainerClient(Resource):
         wait_for_server: bool = False,
         timeout_ms: float = 800,
         *,
+        raises: bool = False,
         keys: str | Path | None = None,
     ) -> None:
         """Connect to the server, compare the configurations, and send the items in the data stores.
@@ -148,16 +162,17 @@ class TrainerClient(Resource):
             log_level: Level of the logger ``rl4sys_zmq``; None leaves it unchanged.
             wait_for_server: True to wait without limit until a server answers. Later calls wait at most `timeout_ms`.
             timeout_ms: Longest time to wait for each reply, in milliseconds.
+            raises: True to raise the exceptions of failed updates and requests. False to log and count them.
             keys: The user's key file, if the server requires keys.
 
         Raises:
             ConfigError: If an argument is invalid.
             CallTimeout: If no server answered and `wait_for_server` is False.
             CallRefused: Code ``mismatch`` if the configurations differ; the message names the field. Code ``unknown`` if the
-                server does not have a data store of this name.
-            CallFailed: As `update`. Other items were sent, but the client is not created.
+                server does not have a data store of this name, and `raises` is True.
+            CallFailed: As `update`, if `raises` is True. Other items were sent, but the client is not created.
             PayloadError: As `CallFailed`.
-            StoreError: As `CallFailed`.
+            StoreError: As `update`.
         """
         self.name = check_name(name, "name")
         self.config = check_config(config)
@@ -172,7 +187,9 @@ class TrainerClient(Resource):
             logging.getLogger("rl4sys_zmq").setLevel(log_level)
         self.data_stores: Mapping[str, DataStoreBase] = stores
         self.network_version = 0
+        self.raises = raises
         self.last_error: RL4SysError | None = None
+        self._failing: dict[str, type[RL4SysError]] = {}  # the class of the last error of updates and of requests
         self.counters = Counters()
         self._feeds = {key: _StoreTransfer(store) for key, store in stores.items()}
         self._lock = threading.Lock()
@@ -193,6 +210,9 @@ class TrainerClient(Resource):
         Items that are inserted during the call wait for the next update. If an update fails, the items that were already sent
         stay at the server.
 
+        Returns:
+            The result. It is false if the update failed, and `UpdateResult.error` then has one of the first four exceptions.
+
         Raises:
             CallTimeout: If a reply did not arrive in time. The next update continues after the last item that the server has.
             CallRefused: Code ``unknown``: the server does not have a data store of this name. Code ``busy``: the server's journal
@@ -202,28 +222,39 @@ class TrainerClient(Resource):
                 callback raised an exception. The server has all items, so nothing is resent.
             PayloadError: If an item has a type that cannot be sent. This item is skipped and counted, and the others were sent.
             StoreError: If a data store on disk was replaced by an older copy, so that the server has later items; or if your
-                own data store raised an exception (see ``__cause__``).
-            Closed: After `stop`.
+                own data store raised an exception (see ``__cause__``). This is raised even if `raises` is False.
+            Closed: After `stop`. This is raised even if `raises` is False.
+        """
+        try:
+            done = self._update_all()
+        except CallError as exc:
+            done = UpdateResult(error=exc)
+        return self._judged(done)
+
+    def _update_all(self) -> UpdateResult:
+        """Update all data stores.
+
+        Returns:
+            The result. Its `error` concerns single items.
+
+        Raises:
+            CallError: If the server could not be reached or refused an update.
+            StoreError: As `update`.
         """
         done = UpdateResult()
-        trouble: RL4SysError | None = None
         for name in self._feeds:
-            try:
-                part = self._update(name, None)
-            except (CallFailed, CallRefused, PayloadError) as exc:
-                if isinstance(exc, CallRefused) and exc.code is not CallRefusalReason.TOO_LARGE:
-                    raise
-                trouble = trouble or exc
-            else:
-                done = UpdateResult(
-                    done.items + part.items, {**done.acked, **part.acked}, done.dropped_at_source + part.dropped_at_source
-                )
-        if trouble is not None:
-            raise trouble
-        self._count("updates")
+            part = self._update(name, None)
+            done = UpdateResult(
+                done.items + part.items,
+                {**done.acked, **part.acked},
+                done.dropped_at_source + part.dropped_at_source,
+                done.error or part.error,
+            )
+        if done:
+            self._count("updates")
         return done
 
-    def update_datastore(self, name: str, from_id: int, confirm_update: bool = False) -> UpdateResult:
+    def update_datastore(self, name: str, from_id: int | None, confirm_update: bool = False) -> UpdateResult:
         """Send the items of one data store after `from_id`.
 
         The server inserts no item twice, so a small `from_id` is safe. If `from_id` is larger than the last number that the
@@ -231,28 +262,46 @@ class TrainerClient(Resource):
 
         Args:
             name: Name of the data store.
-            from_id: Number of the last item that need not be sent.
+            from_id: Number of the last item that need not be sent. None: the last item that the server has.
             confirm_update: True to ask the server afterwards for the number of its last item, as a check.
+
+        Returns:
+            The result, as `update`.
 
         Raises:
             ConfigError: If this trainer client has no such data store.
             CallLost: With `confirm_update`, if the server was restarted and has lost items that it had acknowledged.
-            CallError: As `update`.
+            RL4SysError: As `update`.
         """
-        done = self._update(name, from_id)
-        if confirm_update and self.get_server_last_update_id(name) < done.acked[name]:
-            raise CallLost(INSERT + name, self._client.address)
-        return done
+        try:
+            done = self._update(name, from_id)
+            if confirm_update and self._mark(name) < done.acked.get(name, -1):
+                raise CallLost(INSERT + name, self._client.address)
+        except CallError as exc:
+            done = UpdateResult(error=exc)
+        return self._judged(done)
 
-    def get_server_last_update_id(self, name: str) -> int:
+    def get_server_last_update_id(self, name: str) -> int | None:
         """Return the number of the last item of a data store that the server has, or -1 if the server has none.
+
+        Returns:
+            The number. None if the call failed and `raises` is False.
 
         Raises:
             ConfigError: If this trainer client has no such data store.
             CallTimeout: If no reply arrived.
             CallRefused: If the server has no such data store.
-            Closed: After `stop`.
+            Closed: After `stop`. This is raised even if `raises` is False.
         """
+        try:
+            return self._mark(name)
+        except CallError as exc:
+            if self.raises:
+                raise
+            self._failed("update", exc)
+            return None
+
+    def _mark(self, name: str) -> int:
         feed = self._feed(name)
         acked: int = self._client.call(MARK, {"client": self.name, "store": name, "lineage": feed.store.lineage})
         return acked
@@ -260,12 +309,14 @@ class TrainerClient(Resource):
     def request(self, type: str, payload: Tree) -> Tree:
         """Make a custom request, which the server's callback answers. The callback runs at most once.
 
+        If the request fails and `raises` is False, one of the first four exceptions is logged and counted.
+
         Args:
             type: One of the configuration's `request_types`.
             payload: Numpy arrays, numbers, strings and bytes, also nested in dicts, lists and tuples.
 
         Returns:
-            The return value of the server's callback. Its arrays are read-only.
+            The return value of the server's callback. Its arrays are read-only. None if the request failed and `raises` is False.
 
         Raises:
             CallRefused: Code ``unknown`` if `type` is not in `request_types`, code ``rate`` above the rate limit. Nothing was
@@ -273,9 +324,20 @@ class TrainerClient(Resource):
             CallTimeout: If no reply arrived. The callback may have run, or may still run.
             CallLost: If the server was restarted during the call. The callback may have run.
             CallFailed: If the server's callback raised an exception.
-            PayloadError: If the payload cannot be sent.
-            Closed: After `stop`.
+            PayloadError: If the payload cannot be sent. This is raised even if `raises` is False.
+            Closed: As `PayloadError`, after `stop`.
         """
+        try:
+            answer = self._request(type, payload)
+        except CallError as exc:
+            if self.raises:
+                raise
+            self._failed("request", exc)
+            return None
+        self._failing.pop("request", None)
+        return answer
+
+    def _request(self, type: str, payload: Tree) -> Tree:
         method = f"{REQUEST}{type}"
         if type not in self.config.request_types:
             known = ", ".join(self.config.request_types) or "none"
@@ -352,18 +414,41 @@ class TrainerClient(Resource):
         while True:
             try:
                 self._client.call(STORES)
-                self.update()
+                done = self._update_all()
             except (CallTimeout, CallRefused) as exc:
-                if not wait or (isinstance(exc, CallRefused) and exc.code is not CallRefusalReason.CLOSING):
+                if isinstance(exc, CallRefused) and exc.code is CallRefusalReason.UNKNOWN:
+                    done = UpdateResult(error=exc)  # the trainer can register the data store later
+                elif not wait or (isinstance(exc, CallRefused) and exc.code is not CallRefusalReason.CLOSING):
                     raise
-                log.info("waiting for a trainer at %s", self._client.address)
-            else:
-                return
+                else:
+                    log.info("waiting for a trainer at %s", self._client.address)
+                    continue
+            self._judged(done)
+            return
+
+    def _judged(self, done: UpdateResult) -> UpdateResult:
+        """Return the result of an update. If the update failed, raise its error, or count and log it."""
+        if done.error is None:
+            self.last_error = None
+            self._failing.pop("update", None)
+        elif self.raises:
+            raise done.error
+        else:
+            self._failed("update", done.error)
+        return done
+
+    def _failed(self, what: str, error: RL4SysError) -> None:
+        """Count a failed update or request, and log it unless the last one failed in the same way."""
+        self._count("update_failed" if what == "update" else "request_failed")
+        self.last_error = error
+        if self._failing.get(what) is not type(error):
+            self._failing[what] = type(error)
+            log.warning("%s: the %s failed, and %s continues: %s", self.name, what, type(self).__name__, error)
 
     def _update(self, name: str, from_id: int | None) -> UpdateResult:
         """Send the items of a data store that the server does not have. With `from_id`, send all items after this number."""
         feed = self._feed(name)
-        acked, latest = self.get_server_last_update_id(name), feed.latest()
+        acked, latest = self._mark(name), feed.latest()
         if acked > latest:
             raise StoreError(
                 name,
@@ -371,10 +456,7 @@ class TrainerClient(Resource):
                 "under old numbers; delete the store's folder to begin a new one",
             )
         with feed.lock:
-            done, trouble = self._send_all(name, feed, acked if from_id is None else max(-1, min(from_id, acked)))
-        if trouble is not None:
-            raise trouble
-        return done
+            return self._send_all(name, feed, acked if from_id is None else max(-1, min(from_id, acked)))
 
     def _feed(self, name: str) -> _StoreTransfer:
         feed = self._feeds.get(name)
@@ -383,11 +465,11 @@ class TrainerClient(Resource):
             raise ConfigError(f"this trainer client has no data store {name!r:.60}; it has: {known}", key=str(name)[:100])
         return feed
 
-    def _send_all(self, name: str, feed: _StoreTransfer, from_id: int) -> tuple[UpdateResult, RL4SysError | None]:
+    def _send_all(self, name: str, feed: _StoreTransfer, from_id: int) -> UpdateResult:
         """Send all items after `from_id` that the store holds at the start of this call.
 
         Returns:
-            The result, and the first exception that concerned single items and did not end the update (or None).
+            The result. Its `error` is the first exception that concerned single items and did not end the update.
         """
         acked, target = from_id, feed.latest()
         items = dropped = 0
@@ -414,7 +496,7 @@ class TrainerClient(Resource):
                 trouble = trouble or CallFailed(INSERT + name, self._client.address, *said["error"])
         self._count("items", items)
         self._count("dropped_at_source", dropped)
-        return UpdateResult(items, {name: acked}, dropped), trouble
+        return UpdateResult(items, {name: acked}, dropped, trouble)
 
     def _send(self, name: str, feed: _StoreTransfer, after: int, first: int, batch: list[Any]) -> dict[str, Any]:
         payload = {
@@ -458,16 +540,15 @@ class _UpdateThread(Worker):
         client = self._client
         while not self._stopping.is_set():
             try:
-                client.update()
+                done = client._update_all()
             except RL4SysError as exc:
-                if self._stopping.is_set():
-                    return
-                client._count("update_failed")
-                if type(exc) is not type(client.last_error):
-                    log.warning("an update of %s failed: %s", client.name, exc)
-                client.last_error = exc
+                done = UpdateResult(error=exc)
+            if self._stopping.is_set():
+                return
+            if done.error is not None:
+                client._failed("update", done.error)
             else:
-                client.last_error = None
+                client._judged(done)
             self._stopping.wait(self._interval_s)
 
     def stop(self) -> None:

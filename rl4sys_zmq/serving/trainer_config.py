@@ -32,6 +32,8 @@ class TrainerConfig:
         rate_limit: Largest average number of custom requests per second of one trainer client. Bursts of two seconds' worth are
             allowed. None: no limit. Items of data stores and networks are not limited.
         version: A version that you choose, for example of your program. The library only checks that both sides have the same.
+        experimental_pipeline_port: Port of agentlace's separate connection for items. It is accepted, so that programs run
+            unchanged, but not bound: items are sent to `port_number`, in large messages that the server acknowledges.
         bind: IP address of the interface on which the server binds ports that are numbers. If other machines can reach this
             address, the server needs `keys` or `insecure=True`. Trainer clients do not use this field.
 
@@ -44,6 +46,7 @@ class TrainerConfig:
     request_types: Sequence[str] = ()
     rate_limit: float | None = None
     version: str = "0.0.1"
+    experimental_pipeline_port: int | str | None = None
     bind: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
@@ -59,6 +62,8 @@ class TrainerConfig:
             )
         if not isinstance(self.version, str):
             raise ConfigError(f"version must be a string, not {self.version!r:.60}", key="version")
+        if self.experimental_pipeline_port is not None:
+            address_of("experimental_pipeline_port", self.experimental_pipeline_port, self.bind)
         if self.bind_address() == self.broadcast_address() and not self.bind_address().is_fresh:
             raise ConfigError(
                 f"broadcast_port is {self.broadcast_port}, the same as port_number; choose another", key="broadcast_port"

@@ -13,8 +13,7 @@ from rl4sys_zmq.names import check_name
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.trainer_client import UpdateResult
-from rl4sys_zmq.serving.trainer_params import params_as_arrays
-from rl4sys_zmq.values.trees import copy_tree
+from rl4sys_zmq.serving.trainer_params import copy_params, params_as_arrays
 
 __all__ = ["TrainerSMInterface"]
 
@@ -176,7 +175,7 @@ class TrainerSMInterface(Resource):
                     continue
                 listener.version = version
                 try:
-                    listener.callback(copy_tree(arrays))
+                    listener.callback(copy_params(arrays))
                 except Exception:
                     with self._lock:
                         self.counters.add("callback_failed")

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from rl4sys_zmq.errors import PayloadError
-from rl4sys_zmq.rpc.server import MAX_FRAME_BYTES
+from rl4sys_zmq.rpc.server import MAX_ANSWER_FRAME_BYTES
 from rl4sys_zmq.values import DTYPES
+from rl4sys_zmq.values.arrays import BFLOAT16_BITS, array_from, read_bfloat16
 from rl4sys_zmq.values.trees import Path, Tree, keys_of, map_tree
 
-__all__ = ["params_as_arrays"]
+__all__ = ["copy_params", "params_as_arrays"]
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
 
@@ -23,7 +24,10 @@ def params_as_arrays(params: object) -> Tree:
 
     Args:
         params: PyTorch tensors, JAX arrays, numpy arrays, or other objects that numpy converts to arrays of numbers; alone, or
-            nested in mappings with string keys, lists and tuples.
+            nested in mappings, lists and tuples. The keys of a mapping are strings, or all of them are integers.
+
+    Returns:
+        The parameters. Those of type bfloat16 have the dtype `rl4sys_zmq.values.arrays.BFLOAT16_BITS`.
 
     Raises:
         PayloadError: If a part cannot be sent. The message has the path of the part.
@@ -31,30 +35,34 @@ def params_as_arrays(params: object) -> Tree:
     return map_tree(_convert, params, _error)
 
 
+def copy_params(params: Tree) -> Any:
+    """Return a copy of the result of `params_as_arrays`, as a trainer client receives it: bfloat16 as in `read_bfloat16`."""
+    return map_tree(_copy, params, _error)
+
+
+def _copy(value: Any, _path: Path) -> Any:
+    if not isinstance(value, np.ndarray):
+        return value
+    return read_bfloat16(value.copy()) if value.dtype == BFLOAT16_BITS else value.copy()
+
+
 def _error(path: Path, problem: str) -> PayloadError:
     return PayloadError("params" + "".join([f"[{key!r}]" for key in keys_of(path)]), problem)
 
 
 def _convert(value: Any, path: Path) -> Tree:
-    if type(value) in _PLAIN or isinstance(value, np.generic):
+    if type(value) in _PLAIN:
         return value
-    return _array(value, path)
-
-
-def _array(value: Any, path: Path) -> np.ndarray[Any, Any]:
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     try:
-        if hasattr(value, "detach") and hasattr(value, "cpu"):
-            value = value.detach().cpu().numpy()
-        elif not hasattr(value, "__array__"):
-            raise _error(path, f"a value of type {kind} cannot be sent")
-        array = np.array(value)  # a copy: the trainer continues to write to its own
+        found = array_from(value)
     except (TypeError, ValueError, RuntimeError) as exc:
-        if isinstance(exc, PayloadError):
-            raise
         raise _error(path, f"numpy cannot convert a {kind} to an array ({exc}); cast it, to float32 for instance") from exc
-    if array.dtype.newbyteorder("<").str not in DTYPES:
-        raise _error(path, f"an array of dtype {array.dtype} cannot be sent; cast it, to float32 for instance")
-    if array.nbytes > MAX_FRAME_BYTES:
-        raise _error(path, f"an array of {array.nbytes} bytes; the limit is {MAX_FRAME_BYTES}")
-    return array
+    if found is None:
+        raise _error(path, f"a value of type {kind} cannot be sent")
+    if found.dtype != BFLOAT16_BITS and found.dtype.newbyteorder("<").str not in DTYPES:
+        raise _error(path, f"an array of dtype {found.dtype} cannot be sent; cast it, to float32 for instance")
+    if found.nbytes > MAX_ANSWER_FRAME_BYTES:
+        problem = f"an array of {found.nbytes} bytes; the limit is {MAX_ANSWER_FRAME_BYTES}. Publish it in parts"
+        raise _error(path, problem)
+    return value if isinstance(value, np.generic) and found.dtype != BFLOAT16_BITS else found.copy()

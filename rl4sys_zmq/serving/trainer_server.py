@@ -78,7 +78,8 @@ class TrainerServer(Resource):
                 thread of the server, possibly for two stores at the same time. While it runs, its store accepts no items. If it
                 raises an exception, the trainer client gets the error, and the items stay in the store.
             request_callback: Function that answers custom requests, one at a time. Its arguments are the type and the payload
-                of the request. It returns the reply. If it raises an exception, the caller gets the error.
+                of the request. It returns the reply. If it raises an exception, the caller gets the error. None: the reply to
+                each request is an empty dict, as in agentlace; if the configuration has `request_types`, this is logged.
             log_level: Level of the logger ``rl4sys_zmq``; None leaves it unchanged.
             run_dir: Folder of the journal. None: nothing is written to disk.
             journal_bytes: Largest number of bytes that the journal keeps for each data store.
@@ -97,7 +98,8 @@ class TrainerServer(Resource):
         """
         self.config = check_config(config)
         if self.config.request_types and request_callback is None:
-            raise ConfigError("request_types without a request_callback; give a callback to answer them", key="request_callback")
+            kinds = ", ".join(self.config.request_types)
+            log.warning("no request_callback was given, so the reply to each request (%s) is an empty dict", kinds)
         if type(journal_bytes) is not int or journal_bytes < 1:
             raise ConfigError(f"journal_bytes must be a positive integer, not {journal_bytes!r:.60}", key="journal_bytes")
         if log_level is not None:
@@ -331,8 +333,7 @@ class TrainerServer(Resource):
         with self._lock:
             self._counters.add("requests")
             self._limit(client)
-        assert self._request_callback is not None
-        return self._request_callback(kind, said.get("payload"))
+        return {} if self._request_callback is None else self._request_callback(kind, said.get("payload"))
 
     def _limit(self, client: str) -> None:
         rate, now = self.config.rate_limit, time.monotonic()

@@ -32,7 +32,10 @@ __all__ = [
 ]
 
 Tree = Any
-"""A tree: None, bool, int, float, str, bytes, a NumPy array or scalar, or a list, tuple or dict of trees."""
+"""A tree: None, bool, int, float, str, bytes, a NumPy array or scalar, or a list, tuple or dict of trees.
+
+The keys of a dict are strings, or all of them are integers.
+"""
 MAX_DEPTH = 16
 """The largest number of nested levels of dicts, lists and tuples in a tree that can be sent."""
 MAX_ITEMS = 65_536
@@ -171,12 +174,22 @@ def map_tree(
         raise error(path, f"has {len(tree)} entries; the limit is {MAX_ITEMS}. Use an array")
     deeper = max_depth - 1
     if isinstance(tree, Mapping):
+        numbered = type(next(iter(tree), None)) is int
         for key in tree:
-            if not isinstance(key, str) or len(key) > MAX_KEY or not is_text(key):
-                raise error(path, f"{key!r:.60} is not a key; expected a string of at most {MAX_KEY} characters")
-        return {str(key): map_tree(fn, held, error, deeper, (path, key)) for key, held in tree.items()}
+            if not (_is_number(key) if numbered else _is_name(key)):
+                expected = f"strings of at most {MAX_KEY} characters, or all of them integers of at most 64 bits"
+                raise error(path, f"{key!r:.60} is not a key; keys must be {expected}")
+        return {key if numbered else str(key): map_tree(fn, held, error, deeper, (path, key)) for key, held in tree.items()}
     mapped = [map_tree(fn, held, error, deeper, (path, index)) for index, held in enumerate(tree)]
     return tuple(mapped) if isinstance(tree, tuple) else mapped
+
+
+def _is_name(key: object) -> bool:
+    return isinstance(key, str) and len(key) <= MAX_KEY and is_text(key)
+
+
+def _is_number(key: object) -> bool:
+    return type(key) is int and -(1 << 63) <= key < 1 << 64
 
 
 def keys_of(path: Path) -> list[Any]:

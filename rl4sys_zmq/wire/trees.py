@@ -1,13 +1,17 @@
 """The encoding of trees, the payloads of calls, replies and publications, in msgpack and frames.
 
-A tree is None, a boolean, a number, a string, bytes, a numpy array or scalar of a `DTYPES` dtype, or a list, tuple or dict (with
-string keys) of trees. It is encoded as one msgpack value, the *skeleton*, and frames with the large parts. All keys of a tree are
-strings. So a map in the skeleton whose only key is bytes stands for something else, in one of these forms::
+A tree is None, a boolean, a number, a string, bytes, an array or a numpy scalar, or a list, tuple or dict of trees. The keys of a
+dict are strings, or all of them are integers. A dtype is one of `DTYPES`, or bfloat16. Arrays of PyTorch and JAX become numpy
+arrays (`values.arrays`).
+
+A tree is encoded as one msgpack value, the *skeleton*, and frames with the large parts. A map in the skeleton whose only key is
+bytes stands for something else, in one of these forms::
 
     {a: [dtype, shape, bytes]}                 a small array
     {f: [dtype, shape, frame, offset]}         an array in a frame
     {n: [dtype, bytes]}                        a numpy scalar
     {t: [...]}                                 a tuple
+    {k: [keys, values]}                        a dict with integer keys
     {b: [frame, offset, length]}               long bytes
     {s: [frame, offset, length]}               a long string, UTF-8
 
@@ -23,6 +27,7 @@ import numpy as np
 
 from rl4sys_zmq.errors import PayloadError, ProtocolError, RefusalReason
 from rl4sys_zmq.values import DTYPES
+from rl4sys_zmq.values.arrays import BFLOAT16_BITS, array_from, read_bfloat16
 from rl4sys_zmq.values.trees import MAX_DEPTH, MAX_ITEMS, MAX_KEY, Tree
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.values import elements
@@ -40,16 +45,20 @@ OWN_FRAME_BYTES = 64 * 1024
 MAX_TREE_FRAMES = 128
 """The largest number of frames of a tree.
 
-Parts of medium size share the first frame. When all frames are in use, further large parts are put there too.
+Parts of medium size share the first frame. When all frames are in use, a further large part joins the smallest of the others.
 """
 
-_DTYPES = {np.dtype(d): d for d in DTYPES}
-_BY_NAME = {d: np.dtype(d) for d in DTYPES}
+_BY_NAME = {**{d: np.dtype(d) for d in DTYPES}, "bfloat16": BFLOAT16_BITS}
+_DTYPES = {dtype: name for name, dtype in _BY_NAME.items()}
 _PLAIN = frozenset({type(None), bool, float})
 _AS_IT_IS = _PLAIN | {int, str, bytes}
 _MANY = frozenset({dict, list, tuple})
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 64) - 1
 _ALIGN = 8
+
+
+class _IntegerKeyError(Exception):
+    """A dict has a key that is an integer, so it needs the form ``{k: [keys, values]}``."""
 
 
 class _TreePacker:
@@ -59,7 +68,8 @@ class _TreePacker:
         copy: True to copy the large parts, which have a frame each. False to send them from the caller's memory.
         shared: The medium-sized parts, which share the first frame, with padding.
         shared_bytes: Size of the first frame, in bytes.
-        own: The further frames, one for each large part.
+        own: The further frames, one for each large part. A list of parts, with padding, if several share a frame.
+        own_bytes: Size of each of the further frames, in bytes.
         inlined: Number of bytes of the arrays, strings and bytes that are in the skeleton.
     """
 
@@ -67,7 +77,8 @@ class _TreePacker:
         self.copy = copy
         self.shared: list[Frame] = []
         self.shared_bytes = 0
-        self.own: list[Frame] = []
+        self.own: list[list[Frame]] = []
+        self.own_bytes: list[int] = []
         self.inlined = 0
 
     def pack(self, value: Tree, depth: int) -> Any:
@@ -87,10 +98,15 @@ class _TreePacker:
         if kind in _MANY and len(value) > MAX_ITEMS:
             raise PayloadError("", f"{len(value)} entries in one {kind.__name__}; the limit is {MAX_ITEMS}: use an array")
         if kind is dict:
-            return {
-                k if type(k) is str and len(k) <= MAX_KEY else self.key(k): v if type(v) in _PLAIN else self.entry(k, v, depth)
-                for k, v in value.items()
-            }
+            try:
+                return {
+                    k if type(k) is str and len(k) <= MAX_KEY else self.key(k): v
+                    if type(v) in _PLAIN
+                    else self.entry(k, v, depth)
+                    for k, v in value.items()
+                }
+            except _IntegerKeyError:
+                return self.numbered(value, depth)
         if kind is list:
             return [self.entry(i, v, depth) for i, v in enumerate(value)]
         if kind is tuple:
@@ -109,11 +125,8 @@ class _TreePacker:
         """Pack a numpy scalar, or an instance of a subclass of a supported type as that type. Refuse anything else."""
         if isinstance(value, np.generic) and not isinstance(value, (str, bytes)):
             dtype = _DTYPES.get(value.dtype)
-            if dtype is None:
-                raise PayloadError("", f"a numpy scalar of dtype {value.dtype} cannot travel")
-            return {b"n": [dtype, value.tobytes()]}
-        if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
-            return self.array(np.asarray(value))
+            if dtype is not None:
+                return {b"n": [dtype, value.tobytes()]}
         if isinstance(value, str):
             return self.text(str.__str__(value))  # `str(value)` of an enumeration would be its name
         bases: tuple[Callable[[Any], Any], ...] = (int, float, bytes, dict, list, tuple)
@@ -121,11 +134,27 @@ class _TreePacker:
             if isinstance(value, cast(type, base)):
                 return self.pack(base(value), depth)
         kind = type(value)
-        raise PayloadError("", f"a value of type {kind.__module__}.{kind.__qualname__} cannot travel")
+        name = f"a value of type {kind.__module__}.{kind.__qualname__}"
+        try:
+            array = None if isinstance(value, np.ma.MaskedArray) else array_from(value)
+        except (TypeError, ValueError, RuntimeError) as exc:
+            raise PayloadError("", f"{name} cannot be converted to a numpy array: {exc}") from exc
+        if array is None:
+            raise PayloadError("", f"{name} cannot travel")
+        return self.array(array)
+
+    def numbered(self, value: dict[Any, Tree], depth: int) -> Any:
+        """Pack a dict with integer keys."""
+        for key in value:
+            if type(key) is not int or not _LOWEST <= key <= _HIGHEST:
+                raise PayloadError("", f"the key {key!r:.60}; keys must be strings, or all of them integers of at most 64 bits")
+        return {b"k": [list(value), [self.entry(k, v, depth) for k, v in value.items()]]}
 
     def key(self, key: object) -> str:
+        if type(key) is int:
+            raise _IntegerKeyError
         if not isinstance(key, str):
-            raise PayloadError("", f"the key {key!r:.60} is not a string")
+            raise PayloadError("", f"the key {key!r:.60} is not a string or an integer")
         if len(key) > MAX_KEY:
             raise PayloadError("", f"the key {key!r:.60} has {len(key)} characters; the limit is {MAX_KEY}")
         return key if type(key) is str else str.__str__(key)
@@ -134,10 +163,13 @@ class _TreePacker:
         dtype = _DTYPES.get(value.dtype)
         if dtype is None:
             little = value.dtype.newbyteorder("<")
-            dtype = _DTYPES.get(little)
-            if dtype is None:
-                raise PayloadError("", f"an array of dtype {value.dtype} cannot travel; use one of {', '.join(DTYPES)}")
-            value = value.astype(little)
+            if value.dtype.name == "bfloat16":
+                value = value.view(BFLOAT16_BITS)
+            elif little in _DTYPES:
+                value = value.astype(little)
+            else:
+                raise PayloadError("", f"an array of dtype {value.dtype} cannot travel; use one of {', '.join(_BY_NAME)}")
+            dtype = _DTYPES[value.dtype]
         if value.ndim > 8:
             raise PayloadError("", f"an array of {value.ndim} dimensions; the limit is 8")
         shape, size = list(value.shape), value.nbytes
@@ -173,15 +205,23 @@ class _TreePacker:
         Returns:
             The index of the frame, the offset of the bytes in the frame, and their number.
         """
-        if size >= OWN_FRAME_BYTES and len(self.own) < MAX_TREE_FRAMES - 1:
-            self.own.append(bytes(data) if self.copy else data)
+        if size < OWN_FRAME_BYTES:
+            at = self.shared_bytes
+            self.shared.append(data)
+            if size % _ALIGN:
+                self.shared.append(bytes(_ALIGN - size % _ALIGN))
+            self.shared_bytes += -(-size // _ALIGN) * _ALIGN
+            return [0, at, size]
+        if len(self.own) < MAX_TREE_FRAMES - 1:
+            self.own.append([bytes(data) if self.copy else data])
+            self.own_bytes.append(size)
             return [len(self.own), 0, size]
-        at = self.shared_bytes
-        self.shared.append(data)
-        if size % _ALIGN:
-            self.shared.append(bytes(_ALIGN - size % _ALIGN))
-        self.shared_bytes += -(-size // _ALIGN) * _ALIGN
-        return [0, at, size]
+        least = self.own_bytes.index(min(self.own_bytes))
+        padding = -self.own_bytes[least] % _ALIGN
+        at = self.own_bytes[least] + padding
+        self.own[least] += [bytes(padding), data]
+        self.own_bytes[least] = at + size
+        return [least + 1, at, size]
 
 
 def pack_tree(value: Tree, *, copy: bool = False) -> tuple[Any, list[Frame]]:
@@ -203,7 +243,7 @@ def pack_tree(value: Tree, *, copy: bool = False) -> tuple[Any, list[Frame]]:
         raise PayloadError("payload" + exc.path, exc.problem) from None
     if not packer.shared and not packer.own:
         return skeleton, []
-    return skeleton, [b"".join(packer.shared), *packer.own]
+    return skeleton, [b"".join(packer.shared), *[parts[0] if len(parts) == 1 else b"".join(parts) for parts in packer.own]]
 
 
 def drop_unsupported(value: Any, path: str, depth: int = 0) -> tuple[Tree, list[str]]:
@@ -234,9 +274,10 @@ def _drop(value: Any, path: str, depth: int, seen: set[int]) -> tuple[Tree, list
         return None, [path]
     seen.add(id(value))  # a value can contain itself
     kept, dropped = {}, []
+    numbered = all(type(key) is int for key in value)
     for key, held in value.items():
         where = f"{path}[{key!r:.40}]"
-        if not isinstance(key, str):
+        if not (numbered or isinstance(key, str)):
             dropped.append(where)
             continue
         part, missing = _drop(held, where, depth + 1, seen)
@@ -307,12 +348,15 @@ class _TreeReader:
             if type(data) is not bytes or elements(shape) * dtype.itemsize != len(data):
                 raise ProtocolError(RefusalReason.SHAPE, f"the bytes of an array do not fit its shape {shape!r:.60}")
             array = np.frombuffer(data, dtype)
+            if dtype is BFLOAT16_BITS:
+                array = read_bfloat16(array)
             return array if len(shape) == 1 else array.reshape(shape)
         if key == b"f" and len(held) == 4:
             name, shape, frame, at = held
             dtype = _dtype(name)
             size = dtype.itemsize * elements(shape)
-            return np.frombuffer(self.part(frame, at, size), dtype).reshape(shape)
+            array = np.frombuffer(self.part(frame, at, size), dtype)
+            return (array if dtype is not BFLOAT16_BITS else read_bfloat16(array)).reshape(shape)
         if key == b"t":
             return tuple([self.read(v, depth + 1) for v in held])
         if key == b"n" and len(held) == 2:
@@ -320,7 +364,11 @@ class _TreeReader:
             dtype = _dtype(name)
             if dtype.itemsize != (len(data) if type(data) is bytes else -1):
                 raise ProtocolError(RefusalReason.SHAPE, "the bytes of a scalar do not fit its dtype")
-            return np.frombuffer(data, dtype)[0]
+            array = np.frombuffer(data, dtype)
+            return (array if dtype is not BFLOAT16_BITS else read_bfloat16(array))[0]
+        if key == b"k" and len(held) == 2:
+            keys, values = held
+            return self.numbered(keys, values, depth)
         if key == b"b" and len(held) == 3:
             return bytes(self.part(*held))
         if key == b"s" and len(held) == 3:
@@ -329,6 +377,17 @@ class _TreeReader:
             except UnicodeDecodeError as exc:
                 raise ProtocolError(RefusalReason.MALFORMED, "a string is not UTF-8") from exc
         raise ProtocolError(RefusalReason.MALFORMED, f"an unknown form {key!r:.20} in a tree")
+
+    def numbered(self, keys: object, values: object, depth: int) -> Tree:
+        """Return a dict with integer keys."""
+        if (
+            type(keys) is not list
+            or type(values) is not list
+            or len(keys) != len(values)
+            or any(type(k) is not int for k in keys)
+        ):
+            raise ProtocolError(RefusalReason.MALFORMED, "a dict of a tree does not have an integer key for each value")
+        return {key: self.read(value, depth + 1) for key, value in zip(keys, values, strict=True)}
 
     def part(self, frame: object, at: object, size: object) -> memoryview:
         frames = self.frames

@@ -53,6 +53,7 @@ TREES = st.recursive(
         st.lists(inner, max_size=4),
         st.lists(inner, max_size=4).map(tuple),
         st.dictionaries(st.text(max_size=8), inner, max_size=4),
+        st.dictionaries(st.integers(-(1 << 63), (1 << 64) - 1), inner, max_size=3),
     ),
     max_leaves=12,
 )

@@ -46,6 +46,13 @@ def test_more_large_arrays_than_frames() -> None:
     assert_same(tree, there_and_back(tree))
 
 
+def test_many_large_arrays_share_frames_of_about_the_same_size() -> None:
+    tree = [np.full(OWN_FRAME_BYTES + i % 7, i % 251, np.uint8) for i in range(5 * MAX_TREE_FRAMES)]
+    _, frames = pack_tree(tree, copy=True)
+    assert max(map(len, frames)) <= 6 * (OWN_FRAME_BYTES + 14)
+    assert_same(tree, there_and_back(tree))
+
+
 @pytest.mark.parametrize("copy", [False, True])
 def test_a_large_array_is_copied_only_on_demand(copy: bool) -> None:
     array = np.zeros(OWN_FRAME_BYTES, np.uint8)
@@ -125,7 +132,11 @@ ENDLESS.append(ENDLESS)
         (np.datetime64("2020-01-01"), "payload"),
         (np.longdouble(1), "payload"),
         (np.ma.masked_array([1, 2], [True, False]), "payload"),
-        ({"a": {1: 2}}, "payload['a']"),
+        ({"a": {"x": 1, 1: 2}}, "payload['a']"),
+        ({"a": {1: 2, "x": 1}}, "payload['a']"),
+        ({"a": {1 << 64: 1}}, "payload['a']"),
+        ({"a": {1.5: 1}}, "payload['a']"),
+        ({"a": {7: object()}}, "payload['a'][7]"),
         ({"n": [1 << 64]}, "payload['n'][0]"),
         ({"n": -(1 << 63) - 1}, "payload['n']"),
         (10**400, "payload"),
@@ -154,8 +165,10 @@ ODD = st.recursive(
     ),
     lambda inner: st.one_of(
         st.lists(inner, max_size=5),
-        st.dictionaries(st.sampled_from([b"a", b"f", b"n", b"t", b"b", b"s", b"x", "a", "k"]), inner, max_size=2),
-        st.tuples(st.sampled_from(["<f4", "|O", "|u1", "<M8"]), st.lists(st.integers(0, 9), max_size=3), inner, inner).map(list),
+        st.dictionaries(st.sampled_from([b"a", b"f", b"n", b"t", b"k", b"b", b"s", b"x", "a", "k"]), inner, max_size=2),
+        st.tuples(
+            st.sampled_from(["<f4", "|O", "|u1", "<M8", "bfloat16"]), st.lists(st.integers(0, 9), max_size=3), inner, inner
+        ).map(list),
     ),
     max_leaves=20,
 )
@@ -184,6 +197,11 @@ def test_odd_skeletons_are_read_or_refused(skeleton: Any, frames: Any) -> None:
         {b"b": [0, 0, 1 << 70]},
         {b"b": [True, 0, 1]},
         {b"t": 3},
+        {b"k": [[1], []]},
+        {b"k": [[1.5], [1]]},
+        {b"k": [1, [1]]},
+        {b"k": [[True], [1]]},
+        {b"a": ["bfloat16", [2], bytes(3)]},
         {b"z": []},
         {b"t": [], "x": 1},
         {1: 2},

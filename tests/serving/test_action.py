@@ -338,16 +338,28 @@ def test_a_server_checks_the_keys_too(lab: Lab) -> None:
         ({"cam1": 1}, "without cam2"),
         ({"cam1": 1, "cam2": 2, "cam3": 3}, "with cam3, which was not requested"),
         ({}, "without cam1, cam2"),
-        (None, "returned a NoneType"),
-        ([1], "returned a list"),
+        (None, "returned None"),
     ],
 )
-def test_an_answer_that_was_not_asked_for_is_named(lab: Lab, answer: object, words: str) -> None:
-    client = lab.client(lab.server(lab.config(observation_keys=["cam1", "cam2"]), lambda keys: answer, lambda key, payload: None))
-    with pytest.raises(CallFailed, match=words) as caught:
+def test_an_answer_that_was_not_asked_for_is_passed_on_with_a_warning(
+    lab: Lab, answer: Any, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = lab.server(lab.config(observation_keys=["cam1", "cam2"]), lambda keys: answer, lambda key, payload: None)
+    client = lab.client(server)
+    for _ in range(3):
+        assert client.obs() == (answer or {})
+    assert client.act("move") == {}
+    observed, acted = [record.getMessage() for record in caplog.records if "callback returned" in record.getMessage()]
+    assert words in observed and "act_callback returned None" in acted  # each once
+    assert server.status()["counters"]["callback_odd"] == 4
+
+
+def test_an_answer_that_is_no_dict_is_a_failure(lab: Lab) -> None:
+    client = lab.client(lab.server(lab.config(), lambda keys: [1], lambda key, payload: 3))
+    with pytest.raises(CallFailed, match="obs_callback returned a list; it must return a dict") as caught:
         client.obs()
     assert caught.value.kind == "InvalidReply"
-    with pytest.raises(CallFailed, match="act_callback returned a NoneType"):
+    with pytest.raises(CallFailed, match="act_callback returned a int; it must return a dict"):
         client.act("move")
 
 

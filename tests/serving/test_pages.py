@@ -14,10 +14,8 @@ DOCS = Path(__file__).parents[2] / "docs/howto"
 NOT_OURS = {
     "ActionClientEnv",
     "Exception",
-    "GymEnvClient",
+    "FrozenDict",
     "None",
-    "ReplayBufferDataStore",
-    "TrajectoryBufferDataStore",
 }
 """Names of theirs that the page maps to others."""
 
@@ -46,11 +44,13 @@ def test_every_class_of_serving_that_agentlace_has_is_on_the_migration_page() ->
             "TrainerServer",
             "TrainerSMInterface",
             "GymEnvServerWrapper",
+            "GymEnvClient",
             "GymEnvClientWrapper",
             "DataStoreBase",
             "QueuedDataStore",
         ),
-        *("ReplayBuffer", "TrajectoryBuffer"),
+        *("ReplayBuffer", "ReplayBufferDataStore", "MemoryEfficientReplayBufferDataStore"),
+        *("TrajectoryBuffer", "TrajectoryBufferDataStore", "make_default_trajectory_buffer"),
     }
     assert theirs <= set(serving.__all__)
     for name in theirs:

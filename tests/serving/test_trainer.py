@@ -141,8 +141,8 @@ def test_the_calls_of_agentlaces_own_test(transport: TransportUnderTest) -> None
     assert (len(ds_trainer1), len(ds_trainer2)) == (4, 2)
 
     assert client.request("get-stats", {}) == answer
-    with pytest.raises(CallRefused, match="no request type 'invalid'; the types are: get-stats"):
-        client.request("invalid", {})
+    assert client.request("invalid", {}) is None
+    assert "no request type 'invalid'; the types are: get-stats" in str(client.last_error)
 
     client.start_async_update(interval=0.01)
     ds_actor1.insert(np.array([13, 14, 15]))
@@ -693,8 +693,6 @@ def test_requests_that_fail_or_come_too_often(inproc: TransportUnderTest) -> Non
                     client.request("echo", 3)
             assert caught.value.code is CallRefusalReason.RATE
         assert server.status()["counters"]["refused.rate"] == 1
-    with pytest.raises(ConfigError, match="without a request_callback"):
-        TrainerServer(config)
 
 
 def test_what_no_client_sends_is_refused(server: TrainerServer) -> None:
@@ -730,9 +728,10 @@ def test_after_stop(inproc: TransportUnderTest) -> None:
     client = join(server, "c")
     client.stop()
     client.stop()
-    for call in (lambda: client.get_server_last_update_id("a"), lambda: client.start_async_update(1.0)):
-        with pytest.raises((Closed, ConfigError)):
-            call()
+    with pytest.raises(ConfigError):
+        client.get_server_last_update_id("a")
+    with pytest.raises(Closed):
+        client.start_async_update(1.0)
     server.stop()
     server.stop()
     for call in (lambda: server.start(threaded=True), lambda: server.publish_network({})):

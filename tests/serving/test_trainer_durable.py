@@ -441,7 +441,13 @@ class Fleet:
         rng = random.Random(self._seeds[number])
         stores = {"memory": QueuedDataStore(100_000), "disk": ReplayBuffer(100_000)}
         with TrainerClient(
-            f"c{number}", self._config.bind_address().uri, self._config, data_stores=stores, wait_for_server=True, timeout_ms=1500
+            f"c{number}",
+            self._config.bind_address().uri,
+            self._config,
+            data_stores=stores,
+            wait_for_server=True,
+            timeout_ms=1500,
+            raises=True,
         ) as client:
             made = 0
             while not self._given_up.is_set() and (not self._update(number, client, made) or made < self._goal):

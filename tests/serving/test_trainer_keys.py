@@ -47,7 +47,9 @@ def test_roles(give: Give, tmp_path: Path) -> None:
         server.start(threaded=True)
 
         def join(keys: Path | None, **options: Any) -> TrainerClient:
-            return TrainerClient("c", server.address, config, **{"timeout_ms": WAIT_S * 1000, "keys": keys, **options})
+            return TrainerClient(
+                "c", server.address, config, **{"timeout_ms": WAIT_S * 1000, "keys": keys, "raises": True, **options}
+            )
 
         mine, arrived = QueuedDataStore(10), threading.Event()
         mine.insert(1)

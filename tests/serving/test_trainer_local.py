@@ -54,7 +54,7 @@ def test_in_one_process_no_older_network_comes_after_a_newer_one(monkeypatch: py
             go_on.wait(WAIT_S)
         return network
 
-    monkeypatch.setattr(local_module, "copy_tree", copy)
+    monkeypatch.setattr(local_module, "copy_params", copy)
     both = TrainerSMInterface()
     both.publish_network(1)
     late = threading.Thread(target=both.recv_network_callback, args=(got.append,))

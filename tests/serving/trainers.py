@@ -19,9 +19,9 @@ def config_at(transport: TransportUnderTest, **options: Any) -> TrainerConfig:
 
 
 def join(server: TrainerServer, name: str, *args: Any, **options: Any) -> TrainerClient:
-    """A client of a server that runs."""
+    """A client of a server that runs, which raises its errors."""
     config = options.pop("config", server.config)
-    return TrainerClient(name, server.address, config, *args, **{"timeout_ms": WAIT_S * 1000, **options})
+    return TrainerClient(name, server.address, config, *args, **{"timeout_ms": WAIT_S * 1000, "raises": True, **options})
 
 
 def until(ready: Callable[[], object], what: str) -> None:

@@ -90,7 +90,9 @@ def test_a_tree_is_changed_leaf_by_leaf() -> None:
 @pytest.mark.parametrize(
     ("tree", "key", "words"),
     [
-        ({"a": {1: 2}}, "a", "is not a key"),
+        ({"a": {"x": 1, 1: 2}}, "a", "1 is not a key"),
+        ({"a": {1: 1, "x": 2}}, "a", "'x' is not a key"),
+        ({"a": {1 << 64: 2}}, "a", "is not a key"),
         ({"a": {"k" * 5000: 2}}, "a", "is not a key"),
         ({"a": {"\ud800": 2}}, "a", "is not a key"),
         ([[0] * (MAX_ITEMS + 1)], "0", "65537 entries"),

@@ -55,7 +55,7 @@ def test_every_refusal_of_a_call_and_every_form_of_a_tree_is_described(page: str
     for code in CallRefusalReason:
         assert f"| `{code.value}` |" in section
     forms = re.findall(r"^    (\{[a-z]: \[.*?\]\}) ", trees.__doc__, re.MULTILINE)
-    assert len(forms) == 6
+    assert len(forms) == 7
     for form in forms:
         assert f"| `{form}` |" in section
 

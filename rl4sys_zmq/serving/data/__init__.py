@@ -5,9 +5,17 @@
 - `ReplayBuffer`: single transitions in random order. Equal images are stored once.
 - `TrajectoryBuffer`: the steps of trajectories in order. A sampler (`LatestSampler`, `SequenceSampler`, `FutureSampler`,
   `PrioritySampler`) chooses rows for a sample. `DataShape` declares the shape and dtype of a value.
+- `ReplayBufferDataStore`, `MemoryEfficientReplayBufferDataStore`, `TrajectoryBufferDataStore`, `make_default_trajectory_buffer`:
+  the same buffers with the arguments of jaxrl and SERL.
 """
 
 from rl4sys_zmq.serving.data.base import DataStoreBase
+from rl4sys_zmq.serving.data.jaxrl import (
+    MemoryEfficientReplayBufferDataStore,
+    ReplayBufferDataStore,
+    TrajectoryBufferDataStore,
+    make_default_trajectory_buffer,
+)
 from rl4sys_zmq.serving.data.layout import DataShape
 from rl4sys_zmq.serving.data.queued import QueuedDataStore
 from rl4sys_zmq.serving.data.replay import ReplayBuffer
@@ -20,10 +28,14 @@ __all__ = [
     "SampledRows",
     "FutureSampler",
     "LatestSampler",
+    "MemoryEfficientReplayBufferDataStore",
     "PrioritySampler",
     "QueuedDataStore",
     "ReplayBuffer",
+    "ReplayBufferDataStore",
     "Sampler",
     "SequenceSampler",
     "TrajectoryBuffer",
+    "TrajectoryBufferDataStore",
+    "make_default_trajectory_buffer",
 ]

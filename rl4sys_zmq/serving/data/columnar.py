@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import threading
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
@@ -48,16 +49,32 @@ class ColumnStore(DataStoreBase, Resource):
     ) -> None:
         super().__init__(capacity)
         self._lock = threading.Lock()
-        try:
-            self._rng = np.random.default_rng(seed)
-        except (TypeError, ValueError) as exc:
-            raise ConfigError(f"seed is {seed!r:.60}; expected None or an integer of at least 0", key="seed") from exc
+        self._rng = _generator(seed)
         self._closed = False
         self._layout: StoreLayout | None = None
         self._folder = None if path is None else StoreFolder(path, self._KIND, {"capacity": capacity, **(options or {})})
         if self._folder is not None:
             self.lineage, self.on_disk = self._folder.lineage, True
         self._ring = RowRingBuffer(capacity, self._folder)
+
+    def seed(self, seed: int | None = None) -> list[int]:
+        """Start a new sequence of random numbers for samples.
+
+        Args:
+            seed: Integer of at least 0. None: a random one.
+
+        Returns:
+            A list of one item, the seed.
+
+        Raises:
+            ConfigError: If the seed is invalid.
+        """
+        if seed is None:
+            seed = secrets.randbits(63)
+        rng = _generator(seed)
+        with self._lock:
+            self._rng = rng
+        return [seed]
 
     def insert(self, data: Mapping[str, Any]) -> None:
         """Store one item under the next number. The arrays of the item are copied.
@@ -169,6 +186,13 @@ class ColumnStore(DataStoreBase, Resource):
         if begin == end:
             raise StoreEmpty(f"the {self._KIND} is empty")
         return self._rng.integers(begin, end, count)
+
+
+def _generator(seed: object) -> np.random.Generator:
+    try:
+        return np.random.default_rng(seed)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as exc:
+        raise ConfigError(f"seed is {seed!r:.60}; expected None or an integer of at least 0", key="seed") from exc
 
 
 def batch_count(batch_size: object) -> int:

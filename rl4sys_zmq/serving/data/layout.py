@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, DataError
 from rl4sys_zmq.values import DTYPES
+from rl4sys_zmq.values.arrays import BFLOAT16_BITS, array_from, read_bfloat16
 from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
 from rl4sys_zmq.values.trees import STORED_DEPTH, Path, is_text, keys_of, map_tree
 
-__all__ = ["DataShape", "StoreLayout", "ArraySpec", "as_leaf", "copy_payload", "flag", "space_leaves", "zeros"]
+__all__ = ["DataShape", "StoreLayout", "ArraySpec", "as_leaf", "copy_payload", "flag", "is_space", "space_leaves", "zeros"]
 
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
 _PLAIN = (type(None), bool, int, float, str, bytes)
@@ -111,15 +112,18 @@ def as_leaf(path: str, value: object) -> NDArray[Any]:
 
     Args:
         path: Path of the value, for the error message.
-        value: An array, a number, or anything that numpy converts to an array.
+        value: An array of any library, a number, or anything that numpy converts to an array. bfloat16 becomes float32.
 
     Raises:
         DataError: If the result is not an array of numbers or booleans.
     """
     try:
-        array = np.asarray(value)
+        found = None if type(value) is np.ndarray and value.dtype.str in DTYPES else array_from(value)
+        array = np.asarray(value) if found is None else found
     except (ValueError, TypeError, RuntimeError, OverflowError) as exc:
         raise DataError(path, f"not an array: {exc!s:.200}") from exc
+    if array.dtype == BFLOAT16_BITS:
+        return read_bfloat16(array).astype(np.float32)
     if array.dtype.str in DTYPES:
         return array
     little = array.dtype.newbyteorder("<")
@@ -144,6 +148,11 @@ def flag(path: str, value: object) -> bool:
     if array.shape != () or array not in (0, 1):
         raise DataError(path, f"shape {array.shape} and dtype {array.dtype}, not a boolean or 0 or 1")
     return bool(array)
+
+
+def is_space(value: object) -> bool:
+    """Return True for a space of Gymnasium or of this library."""
+    return hasattr(value, "spaces") or (hasattr(value, "shape") and hasattr(value, "dtype") and not hasattr(value, "__array__"))
 
 
 def space_leaves(prefix: str, space: object) -> dict[str, ArraySpec]:
@@ -183,18 +192,30 @@ def _data_error(path: Path, problem: str) -> DataError:
 
 def _copy_leaf(value: Any, path: Path) -> Any:
     if isinstance(value, (np.ndarray, np.generic)):
-        if value.dtype not in _DTYPES or isinstance(value, np.ma.MaskedArray):
-            raise _data_error(path, f"a {type(value).__name__} of dtype {value.dtype} cannot be sent")
-        if value.ndim > MAX_DIMENSIONS:
-            raise _data_error(path, f"an array of more than {MAX_DIMENSIONS} dimensions cannot be sent")
-        return value.copy()
+        return _copy_array(value, value, path)
     if isinstance(value, str) and not is_text(value):
         raise _data_error(path, "a string that is not UTF-8 cannot be sent")
     if isinstance(value, int) and not _INT_MIN <= value <= _INT_MAX:
         raise _data_error(path, "an integer of more than 64 bits cannot be sent")
-    if not isinstance(value, _PLAIN):
+    if isinstance(value, _PLAIN):
+        return value
+    try:
+        found = array_from(value)
+    except (TypeError, ValueError, RuntimeError) as exc:
+        raise _data_error(path, f"a {type(value).__name__} cannot be converted to an array: {exc!s:.200}") from exc
+    if found is None:
         raise _data_error(path, f"a value of type {type(value).__name__} cannot be sent")
-    return value
+    return _copy_array(found, value, path)
+
+
+def _copy_array(array: Any, value: object, path: Path) -> Any:
+    if array.dtype == BFLOAT16_BITS:
+        array = read_bfloat16(array)
+    elif (array.dtype not in _DTYPES and array.dtype.name != "bfloat16") or isinstance(array, np.ma.MaskedArray):
+        raise _data_error(path, f"a {type(value).__name__} of dtype {array.dtype} cannot be sent")
+    if array.ndim > MAX_DIMENSIONS:
+        raise _data_error(path, f"an array of more than {MAX_DIMENSIONS} dimensions cannot be sent")
+    return array.copy()
 
 
 def zeros(leaf: ArraySpec) -> NDArray[Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+import sys
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +17,7 @@ from rl4sys_zmq.serving.data.base import as_batch
 from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, memory_error_as_data_error
 from rl4sys_zmq.serving.data.folder import StoreFolder
 from rl4sys_zmq.serving.data.frame_store import FrameStore
-from rl4sys_zmq.serving.data.layout import ArraySpec, StoreLayout, as_leaf, flag, space_leaves, zeros
+from rl4sys_zmq.serving.data.layout import ArraySpec, StoreLayout, as_leaf, flag, is_space, space_leaves, zeros
 from rl4sys_zmq.serving.data.ring import Ids
 from rl4sys_zmq.values.trees import flatten_names, unflatten_names
 
@@ -28,6 +30,8 @@ _FIXED = {
     "terminated": ArraySpec((), np.dtype("?")),
     "truncated": ArraySpec((), np.dtype("?")),
 }
+_DERIVED_FROM = {"terminated", "truncated"}
+"""Keys from which `ReplayBuffer.sample` derives ``masks`` and ``dones``."""
 _BLOCKS = 8
 """Divisor of the capacity that gives the size of a frame store's blocks: a block has ``capacity / _BLOCKS`` frames."""
 
@@ -36,9 +40,12 @@ class ReplayBuffer(ColumnStore):
     """A replay buffer that keeps the newest `capacity` transitions and samples them uniformly.
 
     A transition is a dict with the keys ``observations``, ``actions``, ``rewards``, ``next_observations``, ``terminated`` and
-    optionally ``truncated`` (default False). Observations and actions can be dicts of arrays. The key ``dones`` (same meaning) or
-    ``masks`` (1 - terminated) can replace ``terminated``. Further keys are stored too. Shapes and dtypes come from the spaces
-    if they are given, otherwise from the first transition. Rewards are float32.
+    optionally ``truncated`` (default False). Observations and actions can be dicts of arrays. Further keys are stored too. Shapes
+    and dtypes come from the spaces if they are given, otherwise from the first transition. Rewards are float32.
+
+    ``masks`` (1 - terminated) can replace ``terminated``: it says whether the value of the next observation counts. ``dones``
+    beside one of these two says where the episode ends. It is stored, and ``truncated`` is then True where the episode ends but
+    does not terminate. ``dones`` alone has the meaning of ``terminated``.
 
     For data that are not transitions, such as single observations, use `QueuedDataStore`.
 
@@ -72,6 +79,12 @@ class ReplayBuffer(ColumnStore):
         seed: int | None = None,
         path: str | os.PathLike[str] | None = None,
     ) -> None:
+        if is_space(capacity):
+            raise ConfigError(
+                f"capacity is {capacity!r:.60}; the order is ReplayBuffer(capacity, observation_space, action_space). "
+                "ReplayBufferDataStore has agentlace's order, with the spaces first",
+                key="capacity",
+            )
         if type(num_stack) is not int or num_stack < 1:
             raise ConfigError(f"num_stack must be a positive integer, not {num_stack!r:.60}", key="num_stack")
         if type(stack_axis) is not int:
@@ -111,28 +124,74 @@ class ReplayBuffer(ColumnStore):
             for start in range(0, len(rows), piece):
                 self._write({path: block[start : start + piece] for path, block in blocks.items()}, min(piece, len(rows) - start))
 
-    def sample(self, batch_size: int, indices: object | None = None) -> dict[str, Any]:
+    def sample(self, batch_size: int, keys: Iterable[str] | None = None, indx: object | None = None) -> dict[str, Any]:
         """Draw a batch of transitions uniformly, with replacement.
 
         Args:
             batch_size: Number of transitions.
-            indices: Numbers of the transitions to return instead: integers ``[batch]`` from `oldest_data_id` to
-                `latest_data_id`. `batch_size` is then ignored.
+            keys: Keys of the result. None: those of a transition, and ``masks``. ``dones`` can be requested too if the store does
+                not have it: it is then ``terminated`` or ``truncated``.
+            indx: Numbers of the transitions to return instead: integers ``[batch]`` from `oldest_data_id` to `latest_data_id`.
+                `batch_size` is then ignored.
 
         Returns:
-            A dict with the keys of a transition. Each value is a new array ``[batch, ...]``. ``terminated`` and ``truncated`` are
-            bool. ``masks`` is added: float32, 1 - terminated.
+            A dict of new arrays ``[batch, ...]``, or of dicts of them. ``terminated``, ``truncated`` and ``dones`` are bool.
+            ``masks`` is float32, 1 - terminated.
 
         Raises:
             StoreEmpty: If the store is empty.
-            DataError: If `indices` has the number of a transition that is not stored, or the batch does not fit in memory.
+            DataError: If `keys` has an unknown key, `indx` has the number of a transition that is not stored, or the batch does
+                not fit in memory.
             Closed: After `close`.
         """
-        count = batch_count(batch_size) if indices is None else 0
+        count = batch_count(batch_size) if indx is None else 0
+        wanted = None if keys is None else _wanted(keys)
         with self._open(), memory_error_as_data_error(count):
-            leaves = self._gather(self._draw_uniform(count) if indices is None else self._ring.held("indices", indices))
-        leaves["masks"] = 1 - leaves["terminated"].astype(np.float32)
-        return unflatten_names(leaves)
+            ids = self._draw_uniform(count) if indx is None else self._ring.held("indx", indx)
+            leaves = self._gather(ids, None if wanted is None else wanted | _DERIVED_FROM)
+        terminated = leaves["terminated"]
+        leaves["masks"] = 1 - terminated.astype(np.float32)
+        if wanted is not None:
+            leaves.setdefault("dones", terminated | leaves["truncated"])
+            leaves = {path: block for path, block in leaves.items() if path.partition("/")[0] in wanted}
+        batch = unflatten_names(leaves)
+        if wanted is not None and (unknown := wanted - batch.keys()):
+            raise DataError(min(unknown), f"is not a key of this store, so it is not in a sample; keys was {sorted(wanted)}")
+        return batch
+
+    def get_iterator(
+        self, queue_size: int = 2, sample_args: Mapping[str, Any] | None = None, device: object | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Return an endless iterator over batches. The first batch is drawn when it is requested.
+
+        Args:
+            queue_size: Number of batches that are drawn in advance, so that the copy of a batch to a device overlaps with the
+                work on the last one.
+            sample_args: Arguments of `sample`, such as ``{"batch_size": 256}``.
+            device: Device or sharding of JAX to which each batch is copied (`jax.device_put`). None: numpy arrays.
+
+        Raises:
+            ConfigError: If `queue_size` is not a positive integer, or `device` is given and the program has not imported JAX.
+        """
+        if type(queue_size) is not int or queue_size < 1:
+            raise ConfigError(f"queue_size is {queue_size!r:.60}; expected an integer of at least 1", key="queue_size")
+        put = None
+        if device is not None:
+            jax = sys.modules.get("jax")
+            if jax is None:
+                raise ConfigError(f"device is {device!r:.60}, which needs JAX; import jax, or omit device", key="device")
+            put = partial(jax.device_put, device=device)
+        return self._batches(queue_size, dict(sample_args or {}), put)
+
+    def _batches(
+        self, queue_size: int, sample_args: dict[str, Any], put: Callable[[dict[str, Any]], Any] | None
+    ) -> Iterator[dict[str, Any]]:
+        ahead: deque[dict[str, Any]] = deque()
+        while True:
+            while len(ahead) < queue_size:
+                batch = self.sample(**sample_args)
+                ahead.append(batch if put is None else put(batch))
+            yield ahead.popleft()
 
     def _first_layout(self, row: Mapping[str, object]) -> StoreLayout:
         """Return the shape and dtype of each value of a transition, from the spaces and the first transition."""
@@ -236,14 +295,20 @@ class ReplayBuffer(ColumnStore):
         """Return the frames (single images) of a stacked image observation, as an array ``[num_stack, *frame]``."""
         return image[np.newaxis] if self._num_stack == 1 else np.moveaxis(image, self._stack_axis, 0)
 
-    def _gather(self, ids: Ids) -> dict[str, NDArray[Any]]:
-        """Return the transitions with the given numbers: one new array ``[batch, ...]`` for each path to a value."""
+    def _gather(self, ids: Ids, keys: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
+        """Return the transitions with the given numbers: one new array ``[batch, ...]`` for each path to a value.
+
+        With `keys`, return only the values under these keys of a transition.
+        """
         if self._layout is None:  # then `ids` is empty
             raise StoreEmpty(f"the {self._KIND} is empty")
-        leaves = {path: self._ring.gather(path, ids) for path in self._layout.leaves if path in self._ring}
+        paths = [path for path in self._layout.leaves if keys is None or path.partition("/")[0] in keys]
+        leaves = {path: self._ring.gather(path, ids) for path in paths if path in self._ring}
         for key, suffix in self._images.items():
             slots = self._ring.gather(_slots(key), ids)
             for index, name in enumerate(_OBSERVATION_KEYS):
+                if keys is not None and name not in keys:
+                    continue
                 frames = self._frames[key].gather(slots[:, index])  # [batch, num_stack, *frame]
                 axis = self._stack_axis + (self._stack_axis >= 0)  # the batch is axis 0
                 leaves[name + suffix] = frames[:, 0] if self._num_stack == 1 else np.moveaxis(frames, 1, axis)
@@ -284,13 +349,26 @@ def _transition(data: object) -> dict[str, object]:
     for key in _REQUIRED:
         if key not in data:
             raise DataError(key, f"is missing from a transition with the keys {', '.join(map(str, data))}")
-    ends = [key for key in ("terminated", "dones", "masks") if key in data]
-    if len(ends) != 1:
+    ends = [key for key in ("terminated", "masks", "dones") if key in data]
+    if not ends or ends[:2] == ["terminated", "masks"]:
         raise DataError(
-            ends[1] if ends else "terminated", f"a transition must have one of terminated, dones and masks, not {len(ends)}"
+            ends[1] if ends else "terminated",
+            f"a transition must have one of terminated and masks, or dones; this one has {' and '.join(ends) or 'none of them'}",
         )
     leaves = flatten_names(data)
-    leaves.setdefault("truncated", False)
     if ends[0] != "terminated":
         leaves["terminated"] = flag(ends[0], leaves.pop(ends[0], None)) != (ends[0] == "masks")
+    if "dones" in leaves:
+        leaves["dones"] = done = flag("dones", leaves["dones"])
+        leaves.setdefault("truncated", done and not flag("terminated", leaves["terminated"]))
+    leaves.setdefault("truncated", False)
     return leaves
+
+
+def _wanted(keys: object) -> set[str]:
+    if isinstance(keys, str) or not isinstance(keys, Iterable):
+        raise DataError("keys", f"{keys!r:.60} is not a list of keys; expected some of those of a transition")
+    wanted = set(keys)
+    if not all(isinstance(key, str) for key in wanted):
+        raise DataError("keys", f"{sorted(wanted, key=str)!r:.60} are not keys; give numbers of transitions as indx=")
+    return wanted

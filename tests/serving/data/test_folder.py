@@ -60,7 +60,7 @@ def test_a_replay_goes_on_where_it_was(tmp_path_factory: pytest.TempPathFactory,
             assert_whole(store)
     with make(path, capacity) as store:
         ids = np.arange(store.oldest_data_id(), number)
-        np.testing.assert_array_equal(store.sample(1, ids)["actions"], ids)
+        np.testing.assert_array_equal(store.sample(1, indx=ids)["actions"], ids)
         assert {key: frames.used for key, frames in store._frames.items()} == {"camera": len(ids) + 3}
 
 

@@ -98,7 +98,7 @@ def test_every_transition_comes_back_as_it_was(
     ids = np.arange(store.oldest_data_id(), store.latest_data_id() + 1)
     twin = stack_rows(held)
     twin["masks"] = (1 - twin["terminated"]).astype(np.float32)
-    batch = store.sample(1, indices=ids)
+    batch = store.sample(1, indx=ids)
     assert_same(batch, twin)
     drawn = store.sample(50)
     for index in range(50):
@@ -135,7 +135,7 @@ def test_an_observation_may_be_the_image() -> None:
     ]
     store = ReplayBuffer(5, image_keys=["observations"], num_stack=3)
     store.batch_insert(rows)
-    np.testing.assert_array_equal(store.sample(1, [8, 4])["next_observations"][0], rows[8]["next_observations"])
+    np.testing.assert_array_equal(store.sample(1, indx=[8, 4])["next_observations"][0], rows[8]["next_observations"])
     assert {key: frames.used for key, frames in store._frames.items()} == {"observations": 8}
 
 
@@ -144,7 +144,7 @@ def test_a_frame_may_be_a_number() -> None:
     for n in range(6):
         store.insert(plain(observations=np.arange(n, n + 4), next_observations=np.arange(n + 1, n + 5)))
     assert {key: frames.used for key, frames in store._frames.items()} == {"observations": 10}
-    np.testing.assert_array_equal(store.sample(1, [5])["observations"][0], np.arange(5, 9))
+    np.testing.assert_array_equal(store.sample(1, indx=[5])["observations"][0], np.arange(5, 9))
 
 
 @pytest.mark.parametrize("first", ["<", ">"])
@@ -157,7 +157,7 @@ def test_the_byte_order_does_not_matter(first: str) -> None:
     store.insert(rows[0])
     store.insert(rows[1])
     store.batch_insert(rows[2:])
-    batch = store.sample(1, range(4))
+    batch = store.sample(1, indx=range(4))
     assert batch["actions"].tolist() == [[n, 0.5] for n in range(4)]
     assert batch["observations"].tolist() == [0, 1, 2, 3]
     assert (batch["actions"].dtype.str, batch["observations"].dtype.str) == ("<f8", "<i4")
@@ -197,8 +197,9 @@ BAD = [
     (np.zeros(4), "", "a transition must be a dict"),
     ((1, 2, 3), "", "QueuedDataStore"),
     (plain(rewards=None), "rewards", "is missing"),
-    (plain(terminated=None), "terminated", "one of terminated, dones and masks, not 0"),
-    (plain(dones=True), "dones", "not 2"),
+    (plain(terminated=None), "terminated", "one of terminated and masks, or dones; this one has none"),
+    (plain(masks=1.0), "masks", "has terminated and masks"),
+    (plain(dones=True), "dones", "is not a key of this store"),
     (plain(terminated=0.5), "terminated", "bool cannot hold"),
     (plain(terminated=None, masks=0.5), "masks", "not a boolean"),
     (plain(terminated=None, masks={"a": 1}), "masks", "object"),
@@ -293,8 +294,8 @@ def test_what_cannot_be_sampled() -> None:
         with pytest.raises(DataError, match="batch_size"):
             store.sample(size)  # type: ignore[arg-type]
     for indices in ([1], [5], [-1], [[2]], [2.0], 3, "ab"):
-        with pytest.raises(DataError, match="indices"):
-            store.sample(1, indices)
+        with pytest.raises(DataError, match="indx"):
+            store.sample(1, indx=indices)
     store.close()
     store.close()
     for call in (lambda: store.sample(1), lambda: store.insert(plain()), lambda: store.get_latest_data(-1)):

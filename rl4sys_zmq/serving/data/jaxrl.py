@@ -1,0 +1,230 @@
+"""The data stores of jaxrl and SERL, under their names and with the order of their arguments.
+
+They are the stores of this package, so they need neither JAX nor TensorFlow. What their authors call an RLDS logger is left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rl4sys_zmq.errors import ConfigError, DataError
+from rl4sys_zmq.serving.data.layout import DataShape, is_space, space_leaves
+from rl4sys_zmq.serving.data.replay import ReplayBuffer
+from rl4sys_zmq.serving.data.samplers import LatestSampler
+from rl4sys_zmq.serving.data.trajectory import TrajectoryBuffer
+
+__all__ = [
+    "MemoryEfficientReplayBufferDataStore",
+    "ReplayBufferDataStore",
+    "TrajectoryBufferDataStore",
+    "make_default_trajectory_buffer",
+]
+
+log = logging.getLogger(__name__)
+
+_END = "end_of_trajectory"
+
+
+class ReplayBufferDataStore(ReplayBuffer):
+    """A `ReplayBuffer` with the order of arguments of jaxrl and SERL.
+
+    Args:
+        observation_space: Space that sets the shapes and dtypes of observations.
+        action_space: Space that sets the shapes and dtypes of actions.
+        capacity: Largest number of transitions.
+        rlds_logger: Must be None.
+        seed: See `ReplayBuffer`.
+        path: See `ReplayBuffer`.
+
+    Raises:
+        ConfigError: If an argument is invalid, or the arguments have another order.
+        StoreError: If the folder cannot be used.
+    """
+
+    def __init__(
+        self,
+        observation_space: object,
+        action_space: object,
+        capacity: int,
+        rlds_logger: None = None,
+        *,
+        seed: int | None = None,
+        path: str | os.PathLike[str] | None = None,
+    ) -> None:
+        _check(type(self).__name__, observation_space, action_space, rlds_logger)
+        super().__init__(capacity, observation_space, action_space, seed=seed, path=path)
+
+
+class MemoryEfficientReplayBufferDataStore(ReplayBuffer):
+    """A `ReplayBuffer` that stores each image once, with the arguments of SERL.
+
+    Args:
+        observation_space: Dict space that sets the shapes and dtypes of observations. Axis 0 of an image is the stack.
+        action_space: Space that sets the shapes and dtypes of actions.
+        capacity: Largest number of transitions.
+        image_keys: Keys of observations that are stacks of images.
+        rlds_logger: Must be None.
+        seed: See `ReplayBuffer`.
+        path: See `ReplayBuffer`.
+
+    Raises:
+        ConfigError: If an argument is invalid, or the arguments have another order.
+        StoreError: If the folder cannot be used.
+    """
+
+    def __init__(
+        self,
+        observation_space: object,
+        action_space: object,
+        capacity: int,
+        image_keys: Iterable[str] = ("image",),
+        rlds_logger: None = None,
+        *,
+        seed: int | None = None,
+        path: str | os.PathLike[str] | None = None,
+    ) -> None:
+        _check(type(self).__name__, observation_space, action_space, rlds_logger)
+        self._image_keys = list(image_keys)
+        leaves = space_leaves("observations", observation_space)
+        missing = [key for key in self._image_keys if not getattr(leaves.get(f"observations/{key}"), "shape", ())]
+        if missing or not self._image_keys:
+            raise ConfigError(
+                f"image_keys is {self._image_keys}; expected keys of the images in {sorted(leaves)}", key="image_keys"
+            )
+        stacks = {leaves[f"observations/{key}"].shape[0] for key in self._image_keys}
+        if len(stacks) > 1:
+            raise ConfigError(f"image_keys have stacks of {sorted(stacks)} images; expected the same number", key="image_keys")
+        super().__init__(
+            capacity, observation_space, action_space, image_keys=self._image_keys, num_stack=stacks.pop(), seed=seed, path=path
+        )
+
+    def sample(
+        self,
+        batch_size: int,
+        keys: Iterable[str] | None = None,
+        indx: object | None = None,
+        pack_obs_and_next_obs: bool = False,
+    ) -> dict[str, Any]:
+        """Draw a batch of transitions; see `ReplayBuffer.sample`.
+
+        Args:
+            batch_size: Number of transitions.
+            keys: Keys of the result.
+            indx: Numbers of the transitions to return instead.
+            pack_obs_and_next_obs: True to append the last image of the next observation to the stack of the observation, so that
+                an image has the shape ``[batch, num_stack + 1, ...]``, and to leave images out of ``next_observations``.
+
+        Raises:
+            StoreEmpty: As `ReplayBuffer.sample`.
+            DataError: As `ReplayBuffer.sample`. Also if images are packed, and `keys` lacks an observation.
+            Closed: After `close`.
+        """
+        batch = super().sample(batch_size, keys, indx)
+        if pack_obs_and_next_obs:
+            observations, following = batch.get("observations"), batch.get("next_observations")
+            if observations is None or following is None:
+                raise DataError("keys", "pack_obs_and_next_obs needs observations and next_observations among the keys")
+            for key in self._image_keys:
+                observations[key] = np.concatenate([observations[key], following.pop(key)[:, -1:]], axis=1)
+        return batch
+
+
+class TrajectoryBufferDataStore(TrajectoryBuffer):
+    """A `TrajectoryBuffer` with the arguments of agentlace.
+
+    Args:
+        capacity: Largest number of steps.
+        data_shapes: Keys, shapes and dtypes of a step. The flag ``end_of_trajectory`` can be among them.
+        device: Ignored, with a warning: the steps are in the memory of the process, as they are in agentlace.
+        seed: See `TrajectoryBuffer`.
+        min_trajectory_length: See `TrajectoryBuffer`.
+        rlds_logger: Must be None.
+        path: See `TrajectoryBuffer`.
+
+    Raises:
+        ConfigError: If an argument is invalid, or the arguments have another order.
+        StoreError: If the folder cannot be used.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        data_shapes: Sequence[DataShape] | None = None,
+        device: object | None = None,
+        seed: int | None = 0,
+        min_trajectory_length: int = 2,
+        rlds_logger: None = None,
+        *,
+        path: str | os.PathLike[str] | None = None,
+    ) -> None:
+        _check_rlds(rlds_logger)
+        if isinstance(device, int):
+            raise ConfigError(
+                f"device is {device}; the order is TrajectoryBufferDataStore(capacity, data_shapes, device, seed, "
+                "min_trajectory_length). TrajectoryBuffer has the seed in this place",
+                key="device",
+            )
+        if device is not None:
+            log.warning("TrajectoryBufferDataStore: device %s is ignored; copy the samples to the device", device)
+        if data_shapes is not None:
+            data_shapes = [shape for shape in data_shapes if getattr(shape, "name", None) != _END]
+        super().__init__(capacity, data_shapes, seed, min_trajectory_length, path=path)
+
+
+def make_default_trajectory_buffer(
+    observation_space: object,
+    action_space: object,
+    capacity: int,
+    device: object | None = None,
+    rlds_logger: None = None,
+) -> TrajectoryBufferDataStore:
+    """Create a trajectory buffer for transitions, with the sample configuration ``"training"``.
+
+    A step has ``observations``, ``next_observations``, ``actions``, ``rewards`` and ``masks``, and optionally the flag
+    ``end_of_trajectory``. A sample has the first five. agentlace never samples the last step of a trajectory; here it is sampled.
+
+    Args:
+        observation_space: Space that sets the shapes and dtypes of observations.
+        action_space: Space that sets the shapes and dtypes of actions.
+        capacity: Largest number of steps.
+        device: See `TrajectoryBufferDataStore`.
+        rlds_logger: Must be None.
+
+    Raises:
+        ConfigError: If an argument is invalid, or the arguments have another order.
+    """
+    _check("make_default_trajectory_buffer", observation_space, action_space, rlds_logger)
+    leaves = {
+        **space_leaves("observations", observation_space),
+        **space_leaves("next_observations", observation_space),
+        **space_leaves("actions", action_space),
+    }
+    shapes = [DataShape(path, leaf.shape, leaf.dtype.str) for path, leaf in leaves.items()]
+    shapes += [DataShape("rewards", (), "float64"), DataShape("masks", (), "float64")]
+    buffer = TrajectoryBufferDataStore(capacity, shapes, device)
+    keys = ("observations", "next_observations", "actions", "rewards", "masks")
+    buffer.register_sample_config("training", {key: LatestSampler() for key in keys})
+    return buffer
+
+
+def _check(name: str, observation_space: object, action_space: object, rlds_logger: object) -> None:
+    for key, space in (("observation_space", observation_space), ("action_space", action_space)):
+        if not is_space(space):
+            raise ConfigError(
+                f"{key} is {space!r:.60}, which is not a space; the order is {name}(observation_space, action_space, capacity)",
+                key=key,
+            )
+    _check_rlds(rlds_logger)
+
+
+def _check_rlds(rlds_logger: object) -> None:
+    if rlds_logger is not None:
+        raise ConfigError(
+            "rlds_logger was given, and this package does not write RLDS; give None, and log the transitions in your actor",
+            key="rlds_logger",
+        )

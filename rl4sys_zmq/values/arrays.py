@@ -1,0 +1,61 @@
+"""Arrays of other libraries as NumPy arrays, and the bits of bfloat16.
+
+PyTorch tensors and JAX arrays are recognised by their methods, so neither library is imported. NumPy has no bfloat16. Here the
+dtype `BFLOAT16_BITS` stands for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["BFLOAT16_BITS", "array_from", "read_bfloat16"]
+
+BFLOAT16_BITS = np.dtype([("bfloat16", "<u2")])
+"""The dtype of bfloat16 numbers of which only the bits are known: the first 16 bits of the float32 with the same value."""
+
+
+def array_from(value: Any) -> NDArray[Any] | None:
+    """Return an array of any library as a NumPy array, or None if the value is not an array.
+
+    A PyTorch tensor is detached from its graph and read from its device. The result can share memory with the value.
+
+    Args:
+        value: A PyTorch tensor, a NumPy array, or an object that NumPy can convert (``__array__``), such as a JAX array.
+
+    Returns:
+        The array. Numbers of type bfloat16 have the dtype `BFLOAT16_BITS`.
+
+    Raises:
+        TypeError: If the library cannot convert the array.
+        ValueError: As TypeError.
+        RuntimeError: As TypeError.
+    """
+    if hasattr(value, "detach") and hasattr(value, "cpu"):
+        tensor = value.detach().cpu()
+        if str(tensor.dtype) == "torch.bfloat16":
+            tensor = tensor.view(sys.modules["torch"].int16)
+            return np.asarray(tensor.numpy()).view(BFLOAT16_BITS)
+        return np.asarray(tensor.numpy())
+    if not hasattr(value, "__array__"):
+        return None
+    array = np.asarray(value)
+    return array.view(BFLOAT16_BITS) if array.dtype.name == "bfloat16" else array
+
+
+def read_bfloat16(bits: NDArray[Any]) -> NDArray[Any]:
+    """Return numbers of the dtype `BFLOAT16_BITS` in a dtype that a program can calculate with.
+
+    Returns:
+        An array of the dtype ``ml_dtypes.bfloat16`` if the program has imported this package, as every program with JAX has.
+        Otherwise the same numbers as float32.
+    """
+    ml_dtypes = sys.modules.get("ml_dtypes")
+    if ml_dtypes is not None:
+        return bits.view(ml_dtypes.bfloat16)
+    wide = np.zeros((*bits.shape, 2), "<u2")  # a float32 begins, at its high end, with the bits of the bfloat16
+    wide[..., 1] = bits.view("<u2")
+    return wide.view("<f4")[..., 0]

@@ -33,6 +33,7 @@ __all__ = [
     "as_json",
     "check_fields",
     "check_value",
+    "closest",
     "compression",
     "flag",
     "parse_options",
@@ -162,7 +163,7 @@ def one_of(*choices: str) -> Check[str]:
     def check(value: object) -> str:
         if value in choices:
             return str(value)
-        near = _closest(value, choices) if isinstance(value, str) else []
+        near = closest(value, choices) if isinstance(value, str) else []
         raise InvalidValue(" or ".join(map(repr, choices)) + (f" (did you mean {near[0]!r}?)" if near else ""))
 
     return check
@@ -331,22 +332,23 @@ def _dotted(section: str, key: str) -> str:
     return f"{section}.{key}" if section else key
 
 
-def _closest(word: str, choices: Collection[str], cutoff: float = 0.6) -> list[str]:
+def closest(word: str, choices: Collection[str], cutoff: float = 0.6) -> list[str]:
+    """Return a list with the choice that has the most similar spelling; an empty list if none is similar."""
     import difflib  # rarely needed: only for a message about a typing error
 
     return difflib.get_close_matches(word, choices, n=1, cutoff=cutoff)
 
 
-def unknown_key(key: str, valid: Collection[str], section: str = "", owner: str = "") -> ConfigError:
+def unknown_key(key: str, valid: Collection[str], section: str = "", owner: str = "", noun: str = "key") -> ConfigError:
     """Return the `ConfigError` for an unknown key.
 
     The message names the valid key with the most similar spelling, and `owner`, for example an algorithm.
     """
-    near = _closest(key, valid)
-    nearest = near or _closest(key, valid, cutoff=0.0)
-    hint = f"did you mean {near[0]!r}?" if near else f"the nearest valid key is {nearest[0]!r}"
+    near = closest(key, valid)
+    nearest = near or closest(key, valid, cutoff=0.0)
+    hint = f"did you mean {near[0]!r}?" if near else f"the nearest valid {noun} is {nearest[0]!r}"
     dotted = _dotted(section, key)
-    problem = f"{owner} has no such parameter" if owner else "no such key"
+    problem = f"{owner} has no such parameter" if owner else f"no such {noun}"
     return ConfigError(f"{dotted}: {problem}; {hint}", key=dotted)
 
 

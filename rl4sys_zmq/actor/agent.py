@@ -456,7 +456,7 @@ def _ignore(extra: tuple[object, ...], more: Mapping[str, object]) -> None:
     """Log arguments of the constructor that have no meaning. Raise `ConfigError` for one that is misspelt."""
     for name in more:
         if closest(name, _ARGUMENTS):
-            raise unknown_key(name, _ARGUMENTS, noun="argument")
+            raise unknown_key(name, _ARGUMENTS, problem="no such argument")
     given = [*(f"{value!r:.40}" for value in extra), *more]
     log.warning("RL4SysAgent takes a file or a configuration; these further arguments are ignored: %s", ", ".join(given))
 

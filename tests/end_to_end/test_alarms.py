@@ -77,11 +77,12 @@ def test_updates_that_change_nothing_are_an_alarm_in_the_status(inproc_lab: Any)
     learner.drain(timeout_s=20.0)
     status = learner.status()
     stuck, resting = status["clients"]["stuck"], status["clients"]["resting"]
-    updates = stuck["updates"]  # one update takes all segments that wait
+    assert stuck["verdicts"]["trained"] == resting["verdicts"]["trained"] == 3
     alarm = stuck["alarms"]["update_changes_nothing"]
-    assert updates >= 1 and alarm["count"] == updates and alarm["text"].startswith(f"update {updates} changed no weight")
-    assert any(f"alarm update_changes_nothing: {updates}" in line for line in report_lines(status, time.time()))
-    assert resting["updates"] >= 1 and resting["alarms"] == {}, "its learning rate is 0"
+    count = alarm["count"]
+    assert 1 <= count <= 3 and alarm["text"].startswith(f"update {count} changed no weight, although"), "one for each update"
+    assert any(f"alarm update_changes_nothing: {count}" in line for line in report_lines(status, time.time()))
+    assert resting["alarms"] == {}, "its learning rate is 0"
 
 
 def test_an_alarm_is_seen_everywhere(inproc_lab: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

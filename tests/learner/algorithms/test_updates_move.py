@@ -42,11 +42,16 @@ class Message:
         self.segment_bytes = segment.nbytes
 
 
+def names_of(entry: AlgorithmEntry) -> set[str]:
+    """The names of an algorithm's parameters."""
+    assert entry.parameters is not None
+    return {field.name for field in fields(entry.parameters)}
+
+
 def cases() -> Iterator[Any]:
     for name in OURS:
         entry = ALGORITHMS.get(name)
-        assert entry.parameters is not None
-        known = {field.name for field in fields(entry.parameters)}
+        known = names_of(entry)
         for number, kind in enumerate([{}, *KINDS.get(name, [])]):
             given = {k: v for k, v in {**SMALL, **kind}.items() if k in known or k in kind}
             for limit in ("default", 0, None, -1, 0.5) if "max_grad_norm" in known else ("default",):
@@ -90,16 +95,14 @@ def test_every_update_moves_a_weight(entry: AlgorithmEntry, parameters: dict[str
 @pytest.mark.parametrize("name", OURS)
 def test_a_learning_rate_of_zero_moves_none_and_is_no_alarm(name: str) -> None:
     entry = ALGORITHMS.get(name)
-    known = {field.name for field in fields(entry.parameters or ())}
-    given = {k: v for k, v in SMALL.items() if k in known}
+    given = {k: v for k, v in SMALL.items() if k in names_of(entry)}
     assert set(moves(make(entry, {**given, "learning_rate": 0.0}))) == {(False, False)}
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_an_optimiser_that_does_nothing_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = ALGORITHMS.get(name)
-    known = {field.name for field in fields(entry.parameters or ())}
-    algorithm = make(entry, {k: v for k, v in SMALL.items() if k in known})
+    algorithm = make(entry, {k: v for k, v in SMALL.items() if k in names_of(entry)})
     monkeypatch.setattr(algorithm, "publish_every_updates", 1)  # checked at each version
     monkeypatch.setattr(algorithm._optimizer, "step", lambda *_, **__: None)
     assert set(moves(algorithm)) == {(False, True)}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import configparser
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 from test_architecture import FLOOR_OF, GROUND
 
 import rl4sys_zmq
+from rl4sys_zmq.cli.act import SIMULATOR_EXTRAS
 
 PACKAGE = Path(rl4sys_zmq.__file__).parent
 ROOT = PACKAGE.parent
@@ -90,3 +94,37 @@ def setup_script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 )
 def test_an_index_page_shows_words_for_relative_links(setup_script: ModuleType, markdown: str, shown: str) -> None:
     assert setup_script.for_index_page(markdown) == shown
+
+
+HINT = re.compile(r"rl4sys-zmq\[([^\]]*)\]")
+EXTRA = re.compile(r"""(?:require\(|extra=)["'](\w+)["']""")
+
+
+def test_every_hint_to_install_an_extra_names_one_that_exists() -> None:
+    """Hints that are computed, such as ``[{extra}]``, take their extra from `require` and from entries of registries."""
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    extras = set(settings["options.extras_require"])
+    found: set[str] = set()
+    for path in (*PACKAGE.rglob("*.py"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.py"), ROOT / "README.md"):
+        text = path.read_text()
+        for named in HINT.findall(text):
+            if not re.fullmatch(r"\{.*\}", named):
+                assert set(named.split(",")) <= extras, f"{path} names the extra {named}"
+                found.add(named)
+        for named in EXTRA.findall(text):
+            assert named in extras, f"{path} names the extra {named}"
+    assert {"images", "learner", "yaml"} <= found
+    assert set(SIMULATOR_EXTRAS.values()) <= extras
+
+
+def test_a_module_is_in_the_extra_that_a_command_names() -> None:
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    for path in (PACKAGE / "cli").glob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            match call:
+                case ast.Call(func=ast.Name(id="require"), args=[ast.Constant(value=str(extra)), *modules]):
+                    for module in modules:
+                        assert isinstance(module, ast.Constant) and isinstance(module.value, str)
+                        assert module.value in settings["options.extras_require"][extra], f"{path}: {module.value}"

@@ -23,11 +23,15 @@ LEAST = -LARGEST
 class RL4SysAction(EpisodeStep):
     """One decision of the policy, created by the agent.
 
+    `rew`, `data`, `set_done`, `is_done` and `is_reward_set` are for programs that were written for RL4Sys.
+
     Attributes:
         act: The action for the environment: a numpy integer for Discrete, an array of the space's shape and dtype for Box
             (with a leading axis of 1 if the observation had one).
         obs: A checked copy of the observation for which the action was chosen: an array, or a tree of arrays.
         log_prob: The log-probability of the raw action (before clipping or squashing) under the policy that chose it.
+        mask: A copy of the mask with which the action was chosen: ``[n]`` bool, True where an action was allowed. None if the
+            host gave no mask.
         done: True if the episode reached a terminal state with this action. Set by the host. The next `request_for_action`
             then ends the trajectory.
     """
@@ -50,8 +54,41 @@ class RL4SysAction(EpisodeStep):
 
     @property
     def reward(self) -> float | None:
-        """The reward, or None if the host has not set it so far."""
+        """The reward, or None if the host has not set it so far. Setting it has the effect of `update_reward`."""
         return self.known_reward
+
+    @reward.setter
+    def reward(self, reward: object) -> None:
+        self.update_reward(reward)
+
+    @property
+    def rew(self) -> float | None:
+        """RL4Sys's name of `reward`. In RL4Sys only `rew` is sent to the learner."""
+        return self.known_reward
+
+    @rew.setter
+    def rew(self, reward: object) -> None:
+        self.update_reward(reward)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """A new dict with the values that the policy recorded for the learner: ``logp_a``, and the policy's extra columns.
+
+        RL4Sys's dict also has ``v``, the critic's value. Here only the learner has the critic.
+        """
+        return {"logp_a": self.log_prob}
+
+    def set_done(self, done: bool) -> None:
+        """Set `done`."""
+        self.done = done
+
+    def is_done(self) -> bool:
+        """Return `done`."""
+        return self.done
+
+    def is_reward_set(self) -> bool:
+        """Return True if the host has set the reward. In RL4Sys every action begins with the reward -1."""
+        return self.known_reward is not None
 
     @property
     def stored(self) -> bool:

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,9 +25,11 @@ from rl4sys_zmq.actor.action import RL4SysAction
 from rl4sys_zmq.actor.components import AgentComponents
 from rl4sys_zmq.actor.io import ActorIOThread
 from rl4sys_zmq.actor.remote import RemotePolicyStub
+from rl4sys_zmq.actor.rl4sys import RL4SysAttributes
 from rl4sys_zmq.actor.session_parameters import SessionParameters
 from rl4sys_zmq.actor.trajectory import RL4SysTrajectory
 from rl4sys_zmq.config import AgentConfig
+from rl4sys_zmq.config.options import closest, unknown_key
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ClientFailed, Closed, ConfigError, LearnerUnavailable, RL4SysError
 from rl4sys_zmq.plugins import import_plugins
@@ -50,6 +52,8 @@ The agents use that time to send their finished segments.
 EXIT_STOP_S = 0.5
 """Longest delay of the interpreter's exit, in seconds, until the I/O threads of these agents have closed their sockets."""
 
+_ARGUMENTS = ("conf_path", "debug", "config", "baseline")
+
 _open_agents: weakref.WeakSet[RL4SysAgent] = weakref.WeakSet()
 """The open agents of this process.
 
@@ -57,7 +61,7 @@ The fork handler marks them as forked in a child process. The exit handler flush
 """
 
 
-class RL4SysAgent(Resource):
+class RL4SysAgent(RL4SysAttributes, Resource):
     """An actor: it acts with the learner's newest policy and sends the steps to the learner.
 
     ::
@@ -90,25 +94,28 @@ class RL4SysAgent(Resource):
         self,
         conf_path: str | os.PathLike[str] | None = None,
         debug: bool = False,
-        *,
+        *extra: object,
         config: AgentConfig | None = None,
         baseline: Callable[[NDArray[Any], NDArray[np.bool_] | None], Any] | None = None,
+        **more: object,
     ) -> None:
         """Connect to the learner, and wait until a policy is available.
 
         Args:
             conf_path: Path of a JSON or YAML configuration file. Give either this or `config`.
             debug: True sets this package's logger to level DEBUG.
+            *extra: Ignored with a warning, as in RL4Sys's other programs.
             config: The configuration as an object, in place of a file.
             baseline: Your fallback function, from the observation and the mask to an action. The agent calls the function when
                 it has started without its learner, when the policy is stale (``on_stale: baseline``), and when the policy gives
                 no finite action. None: in the last two cases, the agent uses the middle of the action range, or the first allowed
                 discrete action.
+            **more: Ignored with the same warning, except for a name that is close to one of the arguments above.
 
         Raises:
-            ConfigError: If the configuration is invalid, a plugin cannot be imported, the policy kind is not registered in this
-                process, the keys cannot be used, ``image_codec`` is set for observations that are not images, or ``inference`` is
-                not ``local`` and the policy has extra columns or trees of observations.
+            ConfigError: If an argument is misspelt, the configuration is invalid, a plugin cannot be imported, the policy kind is
+                not registered in this process, the keys cannot be used, ``image_codec`` is set for observations that are not
+                images, or ``inference`` is not ``local`` and the policy has extra columns or trees of observations.
             SpoolError: If the spool cannot be used, or another process uses it.
             LearnerUnavailable: If no learner answers in time, and the agent cannot act without a policy. The message names the
                 step of the handshake that is missing.
@@ -116,10 +123,13 @@ class RL4SysAgent(Resource):
             ClientFailed: If the learner has stopped the thread that trains this policy, because of an error, and the agent cannot
                 act without a policy.
         """
+        if extra or more:
+            _ignore(extra, more)
         if (conf_path is None) == (config is None):
             raise ConfigError("give either conf_path or config", key="conf_path")
         config = config if config is not None else AgentConfig.load(cast(str, conf_path))
-        level = "DEBUG" if debug or config.debug else config.log_level
+        self.debug = debug or config.debug
+        level = "DEBUG" if self.debug else config.log_level
         if level is not None:
             logging.getLogger("rl4sys_zmq").setLevel(level)
         import_plugins(config.plugins)
@@ -515,6 +525,15 @@ def _at_exit() -> None:
 
 os.register_at_fork(after_in_child=_after_fork)
 atexit.register(_at_exit)
+
+
+def _ignore(extra: tuple[object, ...], more: Mapping[str, object]) -> None:
+    """Log arguments of the constructor that have no meaning. Raise `ConfigError` for one that is misspelt."""
+    for name in more:
+        if closest(name, _ARGUMENTS):
+            raise unknown_key(name, _ARGUMENTS, problem="no such argument")
+    given = [*(f"{value!r:.40}" for value in extra), *more]
+    log.warning("RL4SysAgent takes a file or a configuration; these further arguments are ignored: %s", ", ".join(given))
 
 
 def _keys(config: AgentConfig) -> UserKeys | None:

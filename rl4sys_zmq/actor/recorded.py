@@ -5,7 +5,7 @@ The values are called extra columns. Such a policy can also carry a state from s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,7 +23,7 @@ from rl4sys_zmq.values.trees import Tree
 if TYPE_CHECKING:
     from rl4sys_zmq.actor.components import ThreadState
 
-__all__ = ["ColumnSegmentWriter", "ColumnAction", "ColumnActionSelector"]
+__all__ = ["ColumnSegmentWriter", "ColumnAction", "ColumnActionSelector", "recorded_actions"]
 
 
 class ColumnAction(RL4SysAction):
@@ -40,6 +40,11 @@ class ColumnAction(RL4SysAction):
     columns: Mapping[str, NDArray[Any]]
     before: Any
     state: Any
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """A new dict with ``logp_a`` and the extra columns, as `RL4SysAction.data` describes."""
+        return {**super().data, **self.columns}
 
 
 class ColumnActionSelector:
@@ -195,6 +200,13 @@ class ColumnSegmentWriter(SegmentWriter):
         """Return True if the policy chose this step from the state that it had after the last row."""
         return isinstance(step, ColumnAction) and step.before is self.state
 
+    def read(self, row: int, step: EpisodeStep, owner: object) -> None:
+        """Fill a new `ColumnAction` with copies of a row, except for the states of the policy, which are not recorded."""
+        assert isinstance(step, ColumnAction)
+        super().read(row, step, owner)
+        step.columns = {name: np.array(column[row]) for name, column in self._extras.items()}
+        step.before = step.state = None
+
     def build(self, episode_id: int, episode_return: float | None) -> Segment:
         """Return the finished segment, as `SegmentWriter.build` does, with the extra columns."""
         extras = {name: column[: self.steps] for name, column in self._extras.items()}
@@ -203,3 +215,22 @@ class ColumnSegmentWriter(SegmentWriter):
     def _grow(self) -> None:
         super()._grow()
         self._extras = {name: np.concatenate([column, np.empty_like(column)]) for name, column in self._extras.items()}
+
+
+def recorded_actions(writer: SegmentWriter, owner: object, known: Iterable[RL4SysAction | None]) -> list[RL4SysAction]:
+    """Return the steps of a segment as actions, oldest first.
+
+    Args:
+        writer: The segment.
+        owner: The object that identifies the agent, as in `PolicyStamp`.
+        known: Actions that still exist. The rows that they were written to are returned as these objects, the others as copies.
+    """
+    by_row = {action.row: action for action in known if action is not None and action.writer is writer}
+    return [by_row.get(row) or _recorded_action(writer, row, owner) for row in range(writer.steps)]
+
+
+def _recorded_action(writer: SegmentWriter, row: int, owner: object) -> RL4SysAction:
+    action = ColumnAction() if isinstance(writer, ColumnSegmentWriter) else RL4SysAction()
+    writer.read(row, action, owner)
+    action.act, action.done = action.raw, False
+    return action

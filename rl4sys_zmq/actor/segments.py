@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,8 @@ class SegmentWriter:
         terminated: True if the episode reached a terminal state with the last step.
         truncated: True if the host ended the episode after the last step for another reason, such as a time limit.
         capped: True if the episode continues, but reached ``max_traj_length`` with this segment.
-        pending: The `LateRewardQueue` that has the segment once it is closed, None while the segment is open.
+        pending: The `LateRewardQueue` that sets the rewards, once the segment is closed or `read`. None before that: each row
+            then has one step, which knows whether it has a reward.
         left: True once the segment has gone to the outbox or was dropped. Its rewards can no longer be set.
         episode_length: The number of steps of the whole episode, if this is its last segment. Otherwise None.
     """
@@ -221,6 +223,23 @@ class SegmentWriter:
             self.observations[self.steps] = observation
             if mask is not None or self.masks is not None:
                 self._set_mask(self.steps, mask)
+
+    def read(self, row: int, step: EpisodeStep, owner: object) -> None:
+        """Fill a new step with copies of a row. It then stands for the row, as the step that was written there does.
+
+        Set `pending` before, so that the two steps agree on the number of missing rewards.
+
+        Args:
+            row: The row.
+            step: The step to fill.
+            owner: The object that identifies the agent, as in `PolicyStamp`.
+        """
+        reward = self._reward_cells[row]
+        step.obs, step.raw, step.log_prob = self._row(row), self.actions[row].copy(), self._log_prob_cells[row]
+        step.stamp = PolicyStamp(self.generation, int(self.versions[row]), owner)
+        step.mask = None if self.masks is None else self.masks[row].copy()
+        step.known_reward = None if isnan(reward) else reward
+        step.writer, step.row = self, row
 
     @property
     def last_observation(self) -> Tree:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.actor.action import RL4SysAction
 from rl4sys_zmq.actor.components import AgentComponents
 from rl4sys_zmq.actor.inputs import InputValidator
-from rl4sys_zmq.actor.recorded import ColumnAction, ColumnSegmentWriter
+from rl4sys_zmq.actor.recorded import ColumnAction, ColumnSegmentWriter, recorded_actions
 from rl4sys_zmq.actor.segments import EpisodePendingSegments, SegmentWriter
 from rl4sys_zmq.errors import ActionError, ObservationError, RewardError
 from rl4sys_zmq.policies import Policy
@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 
 class RL4SysTrajectory:
     """One episode, which `RL4SysAgent.request_for_action` starts. Its first steps can have been sent already, in segments.
+
+    `version`, `actions` and the methods are for programs that were written for RL4Sys. There a trajectory is a list of actions,
+    which is sent as a whole after its end. Here the steps are recorded in columns and sent while the episode runs.
 
     Attributes:
         episode_id: A random 64-bit number that identifies the episode.
@@ -76,6 +79,70 @@ class RL4SysTrajectory:
 
     def __len__(self) -> int:
         return self.steps
+
+    @property
+    def version(self) -> int:
+        """The version of the policy that chose the last added action; before that, of the agent's current policy.
+
+        In RL4Sys all actions of a trajectory have one version. Here each action has its own (`RL4SysAction.version`).
+        """
+        return self.last.version if self.last is not None else self.episodes.policy_version
+
+    @property
+    def actions(self) -> list[RL4SysAction]:
+        """The actions of this trajectory that this process still holds, oldest first, as a new list.
+
+        These are the actions of the newest segment, and those of earlier segments that wait for rewards. Actions that have been
+        queued for sending are not among them; ``len(traj)`` counts these too. Adding to the list or removing from it has no
+        effect on the trajectory. The last action is the object that `request_for_action` returned. The others are copies of what
+        was recorded: `act` is then the action to train on, for a Box before clipping or squashing. A reward can be set through a
+        copy, but the object that was copied does not show it.
+        """
+        return self.episodes.actions(self)
+
+    def get_actions(self) -> list[RL4SysAction]:
+        """Return `actions`."""
+        return self.actions
+
+    def add_action(self, action: RL4SysAction) -> None:
+        """Store an action as the next step, as `RL4SysAgent.add_to_trajectory` does.
+
+        Raises:
+            ActionError: As for `RL4SysAgent.add_to_trajectory`.
+        """
+        self.episodes.add(self, action)
+
+    def is_empty(self) -> bool:
+        """Return True if no action was added so far."""
+        return not self.steps
+
+    def is_valid(self) -> bool:
+        """Return False if a segment of this trajectory was dropped because its rewards did not come in time.
+
+        In RL4Sys a trajectory is invalid, and is not sent, if its actions have different versions. Here they can have different
+        versions.
+        """
+        return not self.closed.lost
+
+    def is_completed(self) -> bool:
+        """Return `completed`."""
+        return self.completed
+
+    def mark_completed(self) -> None:
+        """End the episode in a terminal state, as `RL4SysAgent.mark_end_of_trajectory` does. In RL4Sys this sends nothing.
+
+        Raises:
+            RewardError: As for `RL4SysAgent.mark_end_of_trajectory`.
+        """
+        self.episodes.end(self)
+
+    def clear(self) -> None:
+        """Discard the steps since the last segment was closed, and count them (``cleared_steps`` in `RL4SysAgent.stats`).
+
+        The episode goes on with the next action. Steps in closed segments are on their way to the learner and are not discarded.
+        The method does nothing after the end of the episode: RL4Sys's agent calls it for trajectories that were sent.
+        """
+        self.episodes.discard_open_segment(self)
 
 
 class TrajectoryManager:
@@ -169,6 +236,31 @@ class TrajectoryManager:
         index = writer.segment_index + (1 if follows else 2)
         traj.writer = self._new_writer(min(self.rollout, traj.cap_left), index)
         return traj.writer
+
+    def actions(self, traj: RL4SysTrajectory) -> list[RL4SysAction]:
+        """Return the actions of a trajectory, as described in `RL4SysTrajectory.actions`."""
+        writers = [*traj.closed.writers]
+        if traj.writer not in writers:
+            writers.append(traj.writer)
+        known = (traj.last, traj.marked)
+        for writer in writers:
+            writer.pending = self._pending
+        return [action for writer in writers for action in recorded_actions(writer, self.owner, known)]
+
+    def discard_open_segment(self, traj: RL4SysTrajectory) -> None:
+        """Replace the trajectory's open segment by an empty one, as described in `RL4SysTrajectory.clear`."""
+        writer = traj.writer
+        if traj.completed or not writer.steps:
+            return
+        self._counters.add("cleared_steps", writer.steps)
+        index = writer.segment_index
+        traj.writer = self._new_writer(writer.limit, index + 1 if index else 0)  # a gap, unless the episode begins here
+        traj.last = None
+
+    @property
+    def policy_version(self) -> int:
+        """The version of the agent's current policy."""
+        return self._context.policy.version
 
     def _new_writer(self, max_steps: int, segment_index: int) -> SegmentWriter:
         spec = self._spec

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,20 @@ from rl4sys_zmq.cli.app import as_config_error, configure_logging, print_line, r
 from rl4sys_zmq.cli.signals import SignalHandlers, end_with_stdin
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.config.files import read_mapping
+from rl4sys_zmq.config.options import check_value
+from rl4sys_zmq.config.rl4sys import IGNORED_BY_ACTORS
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.values import space_from
+from rl4sys_zmq.values import DiscreteSpace, Space, observation_space_from, space_from
+from rl4sys_zmq.values.observations import flat_space
 
-__all__ = ["RunOptions", "act", "make_environments", "play"]
+__all__ = ["RunOptions", "act", "environment_spaces", "make_environments", "play"]
 
 LAST_FLUSH_S = 10.0
 SIGNALLED_FLUSH_S = 0.5
 VERBOSE_S = 5.0
 CHECK_STEPS = 64
+SIMULATOR_EXTRAS = {"box2d": "gym", "mujoco": "mujoco"}
+"""The extra of this package that installs a simulator, by a word in Gymnasium's message about its absence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +105,12 @@ def agent_config(run: RunOptions, env: Any, seed: int) -> AgentConfig:
     """
     given = read_mapping(run.config_path) if run.config_path is not None else {}
     known = AgentConfig.from_mapping({"client_id": "?", **given}, source=str(run.config_path or ""))
-    for key in ("observation_space", "action_space"):
-        said, real = getattr(known, key), space_from(getattr(env, key))
+    given = {key: value for key, value in given.items() if key not in IGNORED_BY_ACTORS}  # they were logged just now
+    spaces = environment_spaces(env, run.env_id)
+    if "observation_space" not in given and isinstance(spaces["observation_space"], DiscreteSpace):
+        known = replace(known, observation_space=None)  # the file has input_size alone, which fits a Discrete space too
+    for key, real in spaces.items():
+        said = getattr(known, key)
         if said is not None and (said.shape, getattr(said, "n", None)) != (real.shape, getattr(real, "n", None)):
             raise ConfigError(f"{run.config_path}: {key} is {said}, but {run.env_id} has {real}; correct one of them", key=key)
     overrides: dict[str, Any] = {
@@ -124,6 +133,19 @@ def agent_config(run: RunOptions, env: Any, seed: int) -> AgentConfig:
     return AgentConfig.from_mapping(given, source=str(run.config_path or ""), **chosen)
 
 
+def environment_spaces(env: Any, env_id: str) -> dict[str, Space]:
+    """Return the spaces of an environment as ``observation_space`` and ``action_space``.
+
+    Raises:
+        ConfigError: If one of them is neither Box nor Discrete. The message names it.
+    """
+    observations = check_value(f"{env_id}: observation_space", env.observation_space, observation_space_from)
+    return {
+        "observation_space": flat_space(observations, f"{env_id}: this command"),
+        "action_space": check_value(f"{env_id}: action_space", env.action_space, space_from),
+    }
+
+
 def make_environments(env_id: str, count: int) -> list[Any]:
     """Create `count` Gymnasium environments with the ID `env_id`.
 
@@ -138,7 +160,8 @@ def make_environments(env_id: str, count: int) -> list[Any]:
             return [gymnasium.make(env_id, disable_env_checker=True) for _ in range(count)]
     except ConfigError as exc:
         needs = isinstance(exc.__cause__, gymnasium.error.DependencyNotInstalled | ModuleNotFoundError)
-        hint = "; pip install 'rl4sys-zmq[gym]' installs Box2D" if needs else ""
+        extra = next((extra for name, extra in SIMULATOR_EXTRAS.items() if needs and name in str(exc).lower()), "")
+        hint = f"; this library's extra: pip install 'rl4sys-zmq[{extra}]'" if extra else ""
         raise ConfigError(f"environment {env_id!r}: {exc}{hint}") from exc.__cause__
 
 

@@ -51,10 +51,12 @@ def check_file(path: Path) -> None:
 def is_learner_file(given: Mapping[str, object]) -> bool:
     """Return True if a file configures a learner, and False if it configures an actor.
 
-    The function counts keys that only one of the two has. RL4Sys's global file counts as a learner's.
+    The function counts keys that only one of the two has. RL4Sys's global file counts as a learner's. If the counts are equal, a
+    file with ``client_id`` is an actor's.
     """
     agents, learners = _keys(AgentConfig), _keys(LearnerConfig) | RL4SYS_GLOBAL
-    return len(given.keys() & (learners - agents)) > len(given.keys() & (agents - learners))
+    learner, agent = len(given.keys() & (learners - agents)), len(given.keys() & (agents - learners))
+    return learner > agent or (learner == agent > 0 and "client_id" not in given)
 
 
 def _keys(config: type[DataclassInstance]) -> set[str]:
@@ -122,13 +124,24 @@ def _algorithm(
             except ConfigError:
                 raise refusal from None
     except ConfigError as exc:
-        raise ConfigError(f"{where}: {exc}" if where else str(exc), key=exc.key) from exc
+        raise _under(where, exc) from exc
     said = f"{name} ({kind})" if kind else name
     note = "" if observations and actions else ", with example spaces because the file does not give both"
     yield f"  {where or 'algorithm'}: {said} can be built; its policy has {size:,} parameters{note}"
     yield from (f"    {line}" for line in readings(used))
     if is_dataclass(used):
         yield from (f"    {key}: {_text(getattr(used, key))}" for key in (f.name for f in fields(used)))
+
+
+def _under(where: str, error: ConfigError) -> ConfigError:
+    """Return an error about an algorithm's parameters with the place of its key in the file."""
+    if not where:
+        return error
+    message, own = str(error), "algorithm_parameters."
+    if not error.key or not message.startswith(error.key):
+        return ConfigError(f"{where}: {message}", key=error.key)
+    inner = error.key.removeprefix(own) if where.startswith("algorithms.") else error.key
+    return ConfigError(f"{where}.{inner}{message.removeprefix(error.key)}", key=f"{where}.{inner}")
 
 
 def _planned(

@@ -30,7 +30,6 @@ from rl4sys_zmq.learner.algorithms import ALGORITHMS, TaskPreset, planned_policy
 from rl4sys_zmq.ops.curves import WINDOW, LearningCurve, draw_curves, read_curves
 from rl4sys_zmq.private import open_private
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.values import space_from
 
 __all__ = ["DemoOptions", "demo"]
 
@@ -141,11 +140,12 @@ def _probe(env_id: str, algorithm: str) -> float | None:
     Raises:
         ConfigError: If the environment does not exist, or the algorithm does not support it.
     """
-    from rl4sys_zmq.cli.act import make_environments
+    from rl4sys_zmq.cli.act import environment_spaces, make_environments
 
     (env,) = make_environments(env_id, 1)
     try:
-        planned_policy(algorithm, space_from(env.observation_space), space_from(env.action_space), {})
+        spaces = environment_spaces(env, env_id)
+        planned_policy(algorithm, spaces["observation_space"], spaces["action_space"], {})
         return env.spec.reward_threshold if env.spec is not None else None
     finally:
         env.close()

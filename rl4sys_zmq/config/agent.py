@@ -16,6 +16,7 @@ from rl4sys_zmq.config.options import (
     SPACE,
     as_json,
     check_fields,
+    checked_arguments,
     compression,
     flag,
     integer,
@@ -32,7 +33,7 @@ from rl4sys_zmq.config.options import (
     path,
     with_source,
 )
-from rl4sys_zmq.config.rl4sys import IGNORED_BY_ACTORS, algorithm_name, expand_sections, lift_actor_keys
+from rl4sys_zmq.config.rl4sys import IGNORED_BY_ACTORS, PARAMETER_HINT, algorithm_name, expand_sections, lift_actor_keys
 from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
 from rl4sys_zmq.config.weights import WeightsConfig, weights_options
 from rl4sys_zmq.errors import ConfigError
@@ -49,6 +50,7 @@ _PLANNED = ("guard_rails",)
 _FLAT = tuple(key for key in FLAT_KEYS if key != "act_limit")
 
 
+@checked_arguments
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
     """The configuration of one actor process.
@@ -268,7 +270,7 @@ def _canonical(given: Mapping[str, object]) -> dict[str, object]:
     for key in given.keys() & IGNORED_BY_ACTORS.keys():
         log.warning("%s has no meaning here and is ignored: %s", key, IGNORED_BY_ACTORS[key])
     kept = {key: value for key, value in given.items() if key not in IGNORED_BY_ACTORS}
-    return parse_options(AgentConfig, lift_actor_keys(expand_sections(kept)), extra=_FLAT, partial=True)
+    return parse_options(AgentConfig, lift_actor_keys(expand_sections(kept)), extra=_FLAT, partial=True, hint=PARAMETER_HINT)
 
 
 def _parameters(values: Mapping[str, object]) -> dict[str, object]:

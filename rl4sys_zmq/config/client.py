@@ -11,6 +11,7 @@ from rl4sys_zmq.config.options import (
     SPACE,
     as_json,
     check_fields,
+    checked_arguments,
     integer,
     number,
     one_of,
@@ -19,7 +20,7 @@ from rl4sys_zmq.config.options import (
     parameters,
     parse_options,
 )
-from rl4sys_zmq.config.rl4sys import algorithm_name, expand_sections
+from rl4sys_zmq.config.rl4sys import PARAMETER_HINT, algorithm_name, expand_sections
 from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
 from rl4sys_zmq.config.weights import WeightsConfig, weights_options
 from rl4sys_zmq.values import ObservationSpace, Space
@@ -27,6 +28,7 @@ from rl4sys_zmq.values import ObservationSpace, Space
 __all__ = ["ClientConfig"]
 
 
+@checked_arguments
 @dataclass(frozen=True, kw_only=True)
 class ClientConfig:
     """The options of one client in the learner's configuration.
@@ -87,7 +89,8 @@ class ClientConfig:
             ConfigError: If a key is unknown or a value is invalid.
         """
         flat = tuple(key for key in FLAT_KEYS if key != "act_limit")
-        return cls(**parse_options(cls, expand_sections(given, ("network_architecture", "training")), extra=flat))  # type: ignore[arg-type]
+        expanded = expand_sections(given, ("network_architecture", "training"))
+        return cls(**parse_options(cls, expanded, extra=flat, hint=PARAMETER_HINT))  # type: ignore[arg-type]
 
     def to_json(self) -> dict[str, object]:
         """Return the configuration as JSON values that `from_mapping` can read."""

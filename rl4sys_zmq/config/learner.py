@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from rl4sys_zmq.config.options import (
     as_json,
     check_fields,
     check_value,
+    checked_arguments,
     flag,
     integer,
     mapping,
@@ -38,8 +38,6 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.loopback import is_local
 
 __all__ = ["LearnerConfig"]
-
-log = logging.getLogger(__name__)
 
 _INHERITED = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates", "max_magnitude", "max_reward")
 """Options that both classes have. If a client's entry does not set one, the learner's own value applies."""
@@ -66,6 +64,7 @@ def _inference(value: object) -> str:
     return "auto" if value == "auto" else bind_uri(value)
 
 
+@checked_arguments
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
     """The configuration of one learner process.
@@ -165,7 +164,7 @@ class LearnerConfig:
     """The seed of the training of clients whose parameters have no ``seed``. Default: from the operating system."""
     ignored: tuple[str, ...] = option(_texts, ())
     """Keys of the file that have no meaning for the learner, such as ``server.trajectory_server``. The class sets this when it
-    reads a file; it is not a key of the file."""
+    reads a file; it is not a key of the file. The learner logs them when it starts."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -222,13 +221,10 @@ class LearnerConfig:
             if "ignored" in given:
                 raise ConfigError("ignored: this is a result of reading a file, not a key; remove it", key="ignored")
             translated, ignored = translate_global(given)
-            values = parse_options(cls, translated)
+            hint = "if it is a parameter of an algorithm, put it under 'algorithms', such as algorithms.PPO"
+            values = parse_options(cls, translated, hint=hint)
         values.update(parse_options(cls, overrides))
         values["algorithms"], flat = _without_spaces(cast("Mapping[str, Mapping[str, object]]", values.get("algorithms", {})))
-        if ignored or flat:
-            log.warning(
-                "%s: ignored, without a meaning for the learner: %s", source or "configuration", ", ".join((*ignored, *flat))
-            )
         with with_source(source):
             return cls(**{**values, "ignored": (*ignored, *flat)})  # type: ignore[arg-type]
 

@@ -6,6 +6,7 @@ is invalid, the check raises `InvalidValue`. The text of the exception describes
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import reprlib
@@ -33,6 +34,8 @@ __all__ = [
     "as_json",
     "check_fields",
     "check_value",
+    "checked_arguments",
+    "closest",
     "compression",
     "flag",
     "parse_options",
@@ -57,6 +60,9 @@ __all__ = [
 T = TypeVar("T")
 Check = Callable[[object], T]
 
+SIMILAR = 0.65
+"""The lowest similarity of two words, from 0 to 1, at which an error message suggests one for the other. At 0.62, bytes_per_s
+would be suggested for steps_per_update."""
 MAX_TEXT = 256
 MAX_COUNT = 1 << 40
 """Limit on counts and on numbers of bytes, for options that have no smaller limit."""
@@ -162,7 +168,7 @@ def one_of(*choices: str) -> Check[str]:
     def check(value: object) -> str:
         if value in choices:
             return str(value)
-        near = _closest(value, choices) if isinstance(value, str) else []
+        near = closest(value, choices) if isinstance(value, str) else []
         raise InvalidValue(" or ".join(map(repr, choices)) + (f" (did you mean {near[0]!r}?)" if near else ""))
 
     return check
@@ -286,7 +292,8 @@ def parse_options(
     extra: Collection[str] = (),
     partial: bool = False,
     section: str = "",
-    owner: str = "",
+    problem: str = "no such key",
+    hint: str = "",
 ) -> dict[str, object]:
     """Convert the keys and values of a file to the arguments of the configuration class `cls`.
 
@@ -296,7 +303,8 @@ def parse_options(
         extra: Keys that are passed on unchecked.
         partial: True if required keys may be missing, because `given` is only a part.
         section: The key under which `given` stands in its file. Messages show ``section.key``.
-        owner: The algorithm to which the keys belong. The message about an unknown key names it.
+        problem: What is wrong with an unknown key, as text.
+        hint: What to do about an unknown key that resembles no valid one, as in `unknown_key`.
 
     Raises:
         ConfigError: If a key is unknown, a check refuses a value, a required key is missing, or two names of one option have
@@ -311,7 +319,7 @@ def parse_options(
             values[key] = raw
             continue
         if key not in by_name:
-            raise unknown_key(key, [*by_name, *extra], section, owner)
+            raise unknown_key(key, [*by_name, *extra], section, problem=problem, hint=hint)
         field, dotted = by_name[key], _dotted(section, key)
         value = check_value(dotted, raw, field.metadata["check"])
         if field.name in values and values[field.name] != value:
@@ -331,23 +339,57 @@ def _dotted(section: str, key: str) -> str:
     return f"{section}.{key}" if section else key
 
 
-def _closest(word: str, choices: Collection[str], cutoff: float = 0.6) -> list[str]:
+def closest(word: str, choices: Collection[str]) -> list[str]:
+    """Return a list with the choice that has the most similar spelling; an empty list if none is similar."""
     import difflib  # rarely needed: only for a message about a typing error
 
-    return difflib.get_close_matches(word, choices, n=1, cutoff=cutoff)
+    near = difflib.get_close_matches(word, choices, n=3, cutoff=SIMILAR)
+    return sorted(near, key=lambda choice: choice[:3] != word[:3])[:1]  # a word that begins in the same way is more likely
 
 
-def unknown_key(key: str, valid: Collection[str], section: str = "", owner: str = "") -> ConfigError:
+def unknown_key(
+    key: str, valid: Collection[str], section: str = "", *, problem: str = "no such key", hint: str = ""
+) -> ConfigError:
     """Return the `ConfigError` for an unknown key.
 
-    The message names the valid key with the most similar spelling, and `owner`, for example an algorithm.
+    Args:
+        key: The key.
+        valid: The valid keys. The message names the one with a similar spelling.
+        section: The key under which `key` stands in its file.
+        problem: What is wrong, as text.
+        hint: What to do if no valid key has a similar spelling. Empty: the message lists the valid keys.
     """
-    near = _closest(key, valid)
-    nearest = near or _closest(key, valid, cutoff=0.0)
-    hint = f"did you mean {near[0]!r}?" if near else f"the nearest valid key is {nearest[0]!r}"
+    near = closest(key, valid)
+    advice = f"did you mean {near[0]!r}?" if near else hint or f"the valid ones are {', '.join(sorted(valid))}"
     dotted = _dotted(section, key)
-    problem = f"{owner} has no such parameter" if owner else "no such key"
-    return ConfigError(f"{dotted}: {problem}; {hint}", key=dotted)
+    return ConfigError(f"{dotted}: {problem}; {advice}", key=dotted)
+
+
+def checked_arguments(cls: type[T]) -> type[T]:
+    """Make the constructor of a dataclass raise `ConfigError`, not TypeError, for unknown and missing keyword arguments.
+
+    The name of an option in files (a synonym) is an unknown argument too. The message then names the option.
+    """
+    known = {f.name: f for f in cls.__dataclass_fields__.values()}  # type: ignore[attr-defined]
+    synonyms = {other: f.name for f in known.values() for other in f.metadata.get("names", ())}
+    required = [f.name for f in known.values() if f.kw_only and _is_required(f)]
+    create = cls.__init__
+
+    @functools.wraps(create)
+    def __init__(self: Any, *args: Any, **given: Any) -> None:
+        for key in given:
+            if key in synonyms:
+                problem = f"no such argument; did you mean {synonyms[key]!r}?"
+                raise ConfigError(f"{key}: {problem} {key!r} is its name in files", key=key)
+            if key not in known:
+                raise unknown_key(key, known, problem=f"{cls.__name__} has no such argument")
+        for key in required:
+            if key not in given:
+                raise ConfigError(f"{key} is missing; give it as an argument", key=key)
+        create(self, *args, **given)
+
+    cls.__init__ = __init__  # type: ignore[method-assign]
+    return cls
 
 
 @contextmanager

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Self
 
-from rl4sys_zmq.config.options import check_fields, integer, mapping, one_of, option, optional, parse_options
+from rl4sys_zmq.config.options import check_fields, checked_arguments, integer, mapping, one_of, option, optional, parse_options
 
 __all__ = ["WeightsConfig", "weights_options"]
 
 
+@checked_arguments
 @dataclass(frozen=True, kw_only=True)
 class WeightsConfig:
     """The options for the encoding of weights, under the key ``weights``.

@@ -96,6 +96,8 @@ class Learner(Resource):
             if self._gateway is not None:
                 return self
             import_plugins(self.config.plugins)
+            if self.config.ignored:
+                log.warning("keys without a meaning for the learner are ignored: %s", ", ".join(self.config.ignored))
             sink: EventSink = NullEventSink()
             if self.config.run_dir is not None:
                 self._recorder = sink = Recorder(self.config.run_dir, self.config.to_json())

@@ -473,7 +473,8 @@ class TrainLoop:
                 self._undone(outcome)
                 continue
             if outcome.unchanged:
-                self._alarm(UPDATE_CHANGES_NOTHING, f"update {self._trainer.updates} changed no weight")
+                text = "changed no weight, although the learning rate is not 0: are the gradients 0, or is the rate too small?"
+                self._alarm(UPDATE_CHANGES_NOTHING, f"update {self._trainer.updates} {text}")
             self._reporter.scalars.update(outcome.metrics)
             for key, first, end in streams_of(outcome.used):
                 self._record_verdict(key, first, end, Verdict.TRAINED)

@@ -11,7 +11,10 @@ from rl4sys_zmq.policies.registry import PolicyEntry
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace, PolicySpec, Space, TensorSpec, feature_size
 from rl4sys_zmq.values.observations import flat_space
 
-__all__ = ["ENTRY", "OBS_CLIP", "MLPParameters", "mlp_document", "mlp_spec"]
+__all__ = ["ENTRY", "MAX_IMAGE_WEIGHTS", "OBS_CLIP", "MLPParameters", "check_not_image", "mlp_document", "mlp_spec"]
+
+MAX_IMAGE_WEIGHTS = 1_000_000
+"""The largest number of weights of a first layer that gets a flattened image."""
 
 OBS_CLIP = 10.0
 """The largest absolute value of a normalised observation. Larger values are clipped."""
@@ -96,6 +99,29 @@ def mlp_spec(
     )
     plain = {**asdict(document), "hidden_sizes": list(document.hidden_sizes)}
     return PolicySpec(observation_space, action_space, "mlp", plain, document.tensors(observation_space, action_space))
+
+
+def check_not_image(space: ObservationSpace, hidden_sizes: tuple[int, ...], user: str) -> None:
+    """Check that a network without convolutions does not get a large image.
+
+    Args:
+        space: The observation space. An image is a uint8 Box of at least two dimensions.
+        hidden_sizes: The widths of the hidden layers.
+        user: The name of the algorithm, for the error message.
+
+    Raises:
+        ConfigError: If the first layer would have more than `MAX_IMAGE_WEIGHTS` weights for an image.
+    """
+    if not isinstance(space, BoxSpace) or space.dtype != "|u1" or len(space.shape) < 2 or not hidden_sizes:
+        return
+    if (weights := space.size * hidden_sizes[0]) > MAX_IMAGE_WEIGHTS:
+        raise ConfigError(
+            f"observation_space: {user} has no convolutions; it would flatten the image of shape {space.shape} to {space.size:,} "
+            f"inputs, with {weights:,} weights in the first layer (limit {MAX_IMAGE_WEIGHTS:,}). Make the image smaller "
+            "(gymnasium.wrappers.ResizeObservation, GrayscaleObservation), send features of it, or register an algorithm with "
+            "convolutions",
+            key="observation_space",
+        )
 
 
 def mlp_document(spec: PolicySpec) -> MLPParameters:

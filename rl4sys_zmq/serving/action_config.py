@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rl4sys_zmq.config.options import checked_arguments
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.images import NEEDS_PILLOW, ImageCodec, has_pillow
 from rl4sys_zmq.serving.addresses import address_of
@@ -17,6 +18,7 @@ MAX_KEYS = 1024
 MAX_KEY = 256
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class ActionConfig:
     """The configuration of an `ActionServer` and its clients, checked when it is created.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rl4sys_zmq.config.options import checked_arguments
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.names import is_name
 from rl4sys_zmq.serving.addresses import address_of
@@ -17,6 +18,7 @@ MAX_RATE = 1e9
 """Highest `rate_limit`, in requests per second."""
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class TrainerConfig:
     """The configuration of a `TrainerServer` and all of its trainer clients, checked when it is created.

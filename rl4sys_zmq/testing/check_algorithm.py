@@ -219,6 +219,7 @@ def _check_training(make: Callable[[], Algorithm], seed: int, max_steps: int, lo
     states = _global_states()
     world = _RandomEnvironment(make(), seed)
     segments: list[list[Segment]] = []
+    first = world.algorithm.spec().flatten(world.algorithm.snapshot())
     while len(segments) < 3:
         before = sum(len(batch) for batch in segments)
         segments.append(_one_update(world, max_steps, log_probs))
@@ -227,6 +228,7 @@ def _check_training(make: Callable[[], Algorithm], seed: int, max_steps: int, lo
             saved = world.algorithm.state()
             tree, arrays = pack_state(saved)
     algorithm, spec = world.algorithm, world.algorithm.spec()
+    assert not _equal(first, spec.flatten(algorithm.snapshot())), "three updates change no weight"
     assert states == _global_states(), "the algorithm changes a global random state of numpy, random or torch"
     final = spec.flatten(algorithm.snapshot())
     twin = make()

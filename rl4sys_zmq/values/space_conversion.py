@@ -47,6 +47,9 @@ MAX_CLIENT_DIMENSIONS = 7
 MAX_LEAVES = 32
 """The largest number of arrays in one observation. Each array is a column of the segment."""
 
+MAX_COMBINED = 1 << 16
+"""The largest number of combinations for which an error message suggests one Discrete space instead of a MultiDiscrete."""
+
 _BY_NAME = {np.dtype(d).name: d for d in DTYPES} | {d: d for d in DTYPES}
 _CLASSES: dict[str, type[AnySpace]] = {cls.KIND: cls for cls in get_args(AnySpace)}
 _KINDS = ", ".join(_CLASSES)
@@ -55,7 +58,7 @@ _ALWAYS = {("Box", "dtype"), ("Discrete", "start")}
 
 
 def space_from(value: object) -> Space:
-    """Return the Box or Discrete space that a value describes, such as the space of a policy's actions.
+    """Return the Box or Discrete space of a policy's actions that a value describes.
 
     Args:
         value: A space in any form that `any_space_from` accepts.
@@ -66,8 +69,10 @@ def space_from(value: object) -> Space:
     space = any_space_from(value)
     if isinstance(space, BoxSpace | DiscreteSpace):
         return _leaf(space, "space")  # type: ignore[return-value]
-    advice = "use Box or Discrete (gymnasium.wrappers.FlattenObservation makes a Box)"
-    raise ConfigError(f"a space of type {space.KIND} is not supported by learner clients: {advice}", key="type")
+    advice = "use Box or Discrete, and compute the environment's action from it"
+    if isinstance(space, sp.MultiDiscreteSpace) and 1 < (count := prod(space.nvec)) <= MAX_COMBINED:
+        advice = f"use Discrete({count}), and numpy.unravel_index(action.act, {space.nvec}) in the host"
+    raise ConfigError(f"a space of type {space.KIND} is not supported for actions: {advice}", key="type")
 
 
 def observation_space_from(value: object) -> ObservationSpace:

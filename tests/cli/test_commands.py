@@ -6,8 +6,10 @@ import importlib.util
 import json
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -15,13 +17,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rl4sys_zmq import __version__
+from rl4sys_zmq.cli.act import RunOptions, agent_config, environment_spaces
 from rl4sys_zmq.cli.actor import main as actor
 from rl4sys_zmq.cli.learner import main as learner
 from rl4sys_zmq.cli.rundir import fresh_run_dir
+from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import ConfigError, RunDirectoryError
+from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.algorithms import register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm
-from rl4sys_zmq.values import BoxSpace, Space
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Space
 
 LUNA = {
     "client_id": "luna",
@@ -40,6 +45,7 @@ SECTIONS = {
     "training": {"batch_size": 64},
     "communication": {"server_address": "localhost:50051", "timeout": 5},
 }
+IMAGE = {"type": "Box", "shape": [96, 96, 3], "dtype": "uint8", "low": 0, "high": 255}
 GLOBAL = {
     "default_algorithm": "PPO",
     "algorithms": {"PPO": {"gamma": 0.9}, "TD3": {"a": 1}},
@@ -227,10 +233,31 @@ def test_an_algorithm_for_boxes_alone_is_planned_with_one(tmp_path: Path) -> Non
         ({**LUNA, "send_frequenzy": 1}, "'send_frequency'"),
         ({**LUNA, "algorithm_parameters": {"gama": 1.0}}, "'gamma'"),
         ({**LUNA, "algorithm_name": "PPQ"}, "'PPO'"),
-        ({**GLOBAL, "algorithms": {"PPO": {"gamma": "high"}}}, "algorithms.PPO: algorithm_parameters.gamma"),
+        ({**GLOBAL, "algorithms": {"PPO": {"gamma": "high"}}}, "algorithms.PPO.gamma: expected a number"),
         (
             {"clients": {"luna": {"algorithm_name": "DQN", "algorithm_parameters": {"tau": 2}}}},
-            "clients.luna: algorithm_parameters.tau",
+            "clients.luna.algorithm_parameters.tau: expected",
+        ),
+        ({**GLOBAL, "algorithms": {"PPO": {"steps_per_updat": 3}}}, "algorithms.PPO.steps_per_updat: PPO has no such parameter"),
+        ({**GLOBAL, "algorithms": {"PPO": {"steps_per_updat": 3}}}, "did you mean 'steps_per_update'?"),
+        ({**GLOBAL, "algorithms": {"PPO": {"zzzz": 3}}}, "`rl4sys-learner algorithms` lists them"),
+        ({**LUNA, "steps_per_update": 3}, "put it under 'algorithm_parameters'"),
+        (
+            {"bind": "127.0.0.1:0", "algorithm_parameters": {"gamma": 1}},
+            "algorithm_parameters: no such key; did you mean 'algorithms'",
+        ),
+        (
+            {"clients": {"c": {"algorithm": "DQN", "input_size": 3, "act_dim": 2, "continuous": True, "act_limit": 1}}},
+            "clients.c: DQN needs a Discrete action space",
+        ),
+        (
+            {"client_id": "c", "algorithm": "PPO", "act_dim": 4, "observation_space": IMAGE},
+            "observation_space: PPO has no convolutions; it would flatten the image of shape (96, 96, 3) to 27,648 inputs, with "
+            "1,769,472 weights",
+        ),
+        (
+            {"client_id": "c", "algorithm": "PPO", "action_space": {"type": "MultiDiscrete", "nvec": [3, 4]}},
+            "action_space: a space of type MultiDiscrete is not supported for actions: use Discrete(12)",
         ),
     ],
 )
@@ -239,6 +266,43 @@ def test_a_bad_file_is_one_line_with_the_key_and_the_file(tmp_path: Path, conten
     line = refused(invoke(learner, "config", "check", "file.json"))
     assert said in line
     assert "file.json" in line
+
+
+@pytest.mark.usefixtures("learners_extra")
+def test_ignored_keys_are_printed_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file.json").write_text(json.dumps({**GLOBAL, "model_paths": {}, "tensorboard": {}}))
+    result = invoke(learner, "config", "check", "file.json")
+    assert result.exit_code == 0, result.output
+    assert (result.output + caplog.text).count("model_paths") == 1
+    config = replace(LearnerConfig.load(tmp_path / "file.json"), bind="inproc://*", run_dir=None)
+    with Learner(config):
+        assert caplog.text.count("are ignored: model_paths, tensorboard") == 1
+
+
+def test_spaces_that_do_not_fit_are_named() -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    said = refused(invoke(actor, "run", "--env", "Blackjack-v1", "--client-id", "a"))
+    assert "Blackjack-v1: this command does not support the observation space Tuple(" in said and "FlattenObservation" in said
+    spaces = gymnasium.spaces
+    env = SimpleNamespace(observation_space=spaces.Discrete(2), action_space=spaces.MultiDiscrete([2, 2]))
+    with pytest.raises(ConfigError, match=r"^Keys-v0: action_space: a space of type MultiDiscrete .*: use Discrete\(4\)"):
+        environment_spaces(env, "Keys-v0")
+
+
+def test_the_size_of_a_discrete_observation_fits_a_file_of_rl4sys(tmp_path: Path) -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    spaces = gymnasium.spaces
+    env = SimpleNamespace(observation_space=spaces.Discrete(16), action_space=spaces.Discrete(4))
+    path = tmp_path / "file.json"
+    run = RunOptions(
+        env_id="Lake", learner=None, client_id="a", config_path=path, num_envs=1, episodes=None, seed=None, algorithm=None,
+        connect_timeout_s=None, exit_with_stdin=False, verbose=False, debug=False,
+    )  # fmt: skip
+    path.write_text(json.dumps({"algorithm_parameters": {"input_size": 16, "act_dim": 4}}))
+    assert agent_config(run, env, 0).observation_space == DiscreteSpace(16)
+    path.write_text(json.dumps({"algorithm_parameters": {"input_size": 8, "act_dim": 4}}))
+    with pytest.raises(ConfigError, match="input_size: 8 contradicts 'observation_space' of 16 elements"):
+        agent_config(run, env, 0)
 
 
 @pytest.mark.usefixtures("learners_extra")

@@ -11,11 +11,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.ops.report import report_lines
-from rl4sys_zmq.testing import FakeAlgorithm
+from rl4sys_zmq.policies.mlp import mlp_spec
+from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
 
 _Usual = FakeAlgorithm.factory(steps_per_update=4, rollout_length=4)
 
@@ -37,6 +39,25 @@ def _choosy(*args: Any) -> Any:
 register_algorithm("CHOOSY", _choosy)
 
 
+class Stuck(FakeAlgorithm):
+    """Its updates change no weight. Its learning rate is 0 if an update takes an even number of steps."""
+
+    def numbers_to_check(self) -> list[Any]:
+        return [np.zeros(3, np.float32)]
+
+    def update(self, *, partial: bool = False) -> Any:
+        metrics = super().update(partial=partial)
+        rate = 0.0 if self.parameters.steps_per_update % 2 == 0 else 1e-3
+        return None if metrics is None else {**metrics, "charts/learning_rate": rate}
+
+
+def _stuck(observations: Any, actions: Any, parameters: Any, seed: int) -> Any:
+    return Stuck(mlp_spec(observations, actions, "categorical", (8,)), FakeParameters(**parameters), seed)
+
+
+register_algorithm("STUCK", _stuck)
+
+
 def until(condition: Callable[[], Any], what: str) -> Any:
     """Waits for a condition."""
     deadline, pause = time.monotonic() + 20.0, threading.Event()
@@ -44,6 +65,24 @@ def until(condition: Callable[[], Any], what: str) -> Any:
         assert time.monotonic() < deadline, f"not within 20 s: {what}"
         pause.wait(0.005)
     return found
+
+
+def test_updates_that_change_nothing_are_an_alarm_in_the_status(inproc_lab: Any) -> None:
+    learner = inproc_lab.learner()
+    for client_id, steps in (("stuck", 5), ("resting", 6)):
+        agent = inproc_lab.agent(learner, client_id, algorithm_name="STUCK", algorithm_parameters={"steps_per_update": steps})
+        for _ in range(3):
+            inproc_lab.episode(agent, steps)
+        agent.flush(20.0)
+    learner.drain(timeout_s=20.0)
+    status = learner.status()
+    stuck, resting = status["clients"]["stuck"], status["clients"]["resting"]
+    assert stuck["verdicts"]["trained"] == resting["verdicts"]["trained"] == 3
+    alarm = stuck["alarms"]["update_changes_nothing"]
+    count = alarm["count"]
+    assert 1 <= count <= 3 and alarm["text"].startswith(f"update {count} changed no weight, although"), "one for each update"
+    assert any(f"alarm update_changes_nothing: {count}" in line for line in report_lines(status, time.time()))
+    assert resting["alarms"] == {}, "its learning rate is 0"
 
 
 def test_an_alarm_is_seen_everywhere(inproc_lab: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -87,6 +87,18 @@ def test_a_batch_of_trajectories_has_a_state_each(inproc_lab: Lab) -> None:
     assert sum(segment.steps for segment in made[-1].found) == 36
 
 
+def test_the_actions_of_a_trajectory_have_the_extra_columns(inproc_lab: Lab) -> None:
+    agent = inproc_lab.agent(inproc_lab.learner(), algorithm_name="MEMORY")
+    traj: Any = None
+    for _ in range(3):
+        traj, action = agent.request_for_action(traj, np.ones(WIDTH, np.float32))
+        agent.add_to_trajectory(traj, action)
+    assert action.data.keys() == {"logp_a", "state", "hidden", "tick"}
+    copies = traj.actions[:-1]
+    assert traj.actions[-1] is action and [int(copy.data["tick"]) for copy in copies] == [0, 1]
+    assert copies[0].data.keys() == {"logp_a", "hidden", "tick"}, "the state is recorded once for each segment"
+
+
 @contextmanager
 def serving(bind: str, run_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A learner process with a journal, and its address."""

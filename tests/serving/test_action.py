@@ -251,7 +251,7 @@ def test_the_configuration_is_a_value() -> None:
     assert str(config.bind_address()) == "tcp://127.0.0.1:6379"
     with pytest.raises(AttributeError):
         config.version = "2"  # type: ignore[misc]
-    with pytest.raises(TypeError, match="colour"):
+    with pytest.raises(ConfigError, match="colour: ActionConfig has no such argument; the valid ones are action_keys, bind"):
         ActionConfig(1, [], [], colour=2)  # type: ignore[call-arg]
 
 

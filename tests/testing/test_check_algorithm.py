@@ -15,6 +15,7 @@ from rl4sys_zmq.policies import ExtraColumnPolicy, Policy, RandomSource, build_p
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.policies.registry import POLICIES, PolicyEntry
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters, check_algorithm, check_policy
+from rl4sys_zmq.testing.fakes import fake_weights
 from rl4sys_zmq.values import (
     BoxSpace,
     ColumnSpec,
@@ -125,6 +126,11 @@ class Wasteful(FakeAlgorithm):
         return super().update()
 
 
+class Frozen(FakeAlgorithm):
+    def snapshot(self) -> Any:
+        return self._spec.views(fake_weights(self._spec, 0))
+
+
 class Lucky(FakeAlgorithm):
     made = 0
 
@@ -143,6 +149,7 @@ class Lucky(FakeAlgorithm):
         (Stalls, "no update would happen"),
         (Wasteful, "does not use the one step"),
         (Lucky, "equal seeds and segments"),
+        (Frozen, "change no weight"),
     ],
 )
 def test_a_faulty_algorithm_is_found_out(cls: Any, words: str) -> None:

@@ -292,8 +292,11 @@ def test_a_space_is_made_of_spaces(make: Any) -> None:
 
 def test_what_a_learner_client_cannot_have_yet_is_refused_by_its_kind() -> None:
     for space in (DictSpace({"a": DiscreteSpace(2)}), TupleSpace(()), MultiDiscreteSpace((2, 3)), TextSpace(1, 0, "a")):
-        with pytest.raises(ConfigError, match=f"type {space.KIND} is not supported by learner clients:"):
+        with pytest.raises(ConfigError, match=f"type {space.KIND} is not supported for actions:") as caught:
             space_from(space_to_json(space))
+        assert "FlattenObservation" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"use Discrete\(6\), and numpy.unravel_index\(action.act, \(2, 3\)\)"):
+        space_from(MultiDiscreteSpace((2, 3)))
     assert space_from(DiscreteSpace(3, dtype="|u1")) == DiscreteSpace(3)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, TaskPreset, gradient_norm, read_parameters
-from rl4sys_zmq.policies.mlp import mlp_spec
+from rl4sys_zmq.policies.mlp import check_not_image, mlp_spec
 from rl4sys_zmq.values import ACTIVATIONS, DiscreteSpace, ObservationSpace, PolicySpec, Space
 from rl4sys_zmq.values.observations import flat_space
 
@@ -177,6 +177,7 @@ def plan_dqn(observation_space: ObservationSpace, action_space: Space, parameter
     if not isinstance(action_space, DiscreteSpace):
         raise ConfigError(f"DQN needs a Discrete action space, not {action_space}; use PPO for a Box", key="action_space")
     p = read_parameters(DQNParameters, parameters, algorithm="DQN")
+    check_not_image(observations, p.hidden_sizes, "DQN")
     return mlp_spec(observations, action_space, "q_values", p.hidden_sizes, p.activation)
 
 

@@ -56,7 +56,8 @@ def read_parameters(cls: type[T], given: Mapping[str, object], *, algorithm: str
         ConfigError: If a key is unknown, a value has a wrong type or is out of range, or two names of one parameter disagree.
     """
     elsewhere = READ_ELSEWHERE | frozenset(getattr(cls, "ignored", ()))
-    values = parse_options(cls, given, extra=elsewhere, section="algorithm_parameters", owner=algorithm)
+    problem, hint = f"{algorithm} has no such parameter", "`rl4sys-learner algorithms` lists them"
+    values = parse_options(cls, given, extra=elsewhere, section="algorithm_parameters", problem=problem, hint=hint)
     return cls(**{key: value for key, value in values.items() if key not in elsewhere})
 
 

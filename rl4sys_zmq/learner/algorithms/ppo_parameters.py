@@ -12,7 +12,7 @@ from typing import ClassVar
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, TaskPreset, gradient_norm, read_parameters
-from rl4sys_zmq.policies.mlp import mlp_spec
+from rl4sys_zmq.policies.mlp import check_not_image, mlp_spec
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace, PolicySpec, Space
 from rl4sys_zmq.values.observations import flat_space
 
@@ -277,6 +277,7 @@ def plan_ppo(observation_space: ObservationSpace, action_space: Space, parameter
     """
     observations = flat_space(observation_space, "PPO")
     p = read_parameters(PPOParameters, parameters, algorithm="PPO")
+    check_not_image(observations, p.hidden_sizes, "PPO")
     continuous = isinstance(action_space, BoxSpace)
     return mlp_spec(
         observations,

@@ -1,0 +1,93 @@
+"""The attributes of an agent that programs written for RL4Sys read."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from rl4sys_zmq.config import AgentConfig
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec
+
+__all__ = ["KeywordLogger", "RL4SysAttributes"]
+
+if TYPE_CHECKING:
+    _Adapter = logging.LoggerAdapter[logging.Logger]
+else:
+    _Adapter = logging.LoggerAdapter
+
+
+class KeywordLogger(_Adapter):
+    """A logger whose methods accept keywords, as RL4Sys's ``StructuredLogger`` does, and append them to the message."""
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """Return the message with the keywords that `logging` does not know, and the others."""
+        known = {key: kwargs.pop(key) for key in ("exc_info", "stack_info", "stacklevel", "extra") if key in kwargs}
+        pairs = ", ".join(f"{key}={value}" for key, value in kwargs.items())
+        return (f"{msg} ({pairs})" if pairs else msg), known
+
+
+class RL4SysAttributes:
+    """The attributes of RL4Sys's agent. They are read from the configuration and the policy at each access.
+
+    Attributes:
+        config: The agent's configuration.
+        debug: True if the constructor's argument `debug` or the option `AgentConfig.debug` is True.
+        logger: The logger of agents, ``rl4sys_zmq.actor``. Its methods accept keywords, which are appended to the message.
+    """
+
+    config: AgentConfig
+    debug: bool
+    logger = KeywordLogger(logging.getLogger("rl4sys_zmq.actor"), {})
+
+    @property
+    @abstractmethod
+    def version(self) -> int:
+        """The version of the current policy."""
+
+    @property
+    @abstractmethod
+    def spec(self) -> PolicySpec:
+        """The description of the policy."""
+
+    @property
+    def client_id(self) -> str:
+        """The name of the client."""
+        return self.config.client_id
+
+    @property
+    def algorithm_name(self) -> str | None:
+        """The name of the algorithm in the configuration. None if the learner's configuration names it."""
+        return self.config.algorithm_name
+
+    @property
+    def algorithm_parameters(self) -> dict[str, object]:
+        """The algorithm's parameters in the configuration, as a new dict, with `input_size` and `act_dim` of the policy.
+
+        Parameters that the learner's configuration sets are not among them.
+        """
+        observations, actions = self.spec.observation_space, self.spec.action_space
+        sizes: dict[str, object] = {"act_dim": actions.size if isinstance(actions, BoxSpace) else actions.n}
+        if isinstance(observations, BoxSpace | DiscreteSpace):
+            sizes["input_size"] = observations.size if isinstance(observations, BoxSpace) else observations.n
+        return {**self.config.algorithm_parameters, **sizes}
+
+    @property
+    def algorithm_type(self) -> str | None:
+        """The configured `AgentConfig.type`. None if the configuration expects no type."""
+        return self.config.type
+
+    @property
+    def server_address(self) -> str:
+        """The learner's address as in the configuration. `AgentConfig.address` is the URI."""
+        return self.config.train_server_address
+
+    @property
+    def local_version(self) -> int:
+        """Another name of `RL4SysAgent.version`.
+
+        RL4Sys's versions count the updates, and its actions have the version at the start of their trajectory. Here a version is
+        a publication (`publish_every_updates`), and each action has the version that chose it.
+        """
+        return self.version

@@ -27,8 +27,9 @@ from rl4sys_zmq.learner.reporting import GatewaySender, ProgressReporter, plain_
 from rl4sys_zmq.learner.suspects import CrashSuspects
 from rl4sys_zmq.learner.training import UpdateOutcome, UpdateRunner
 from rl4sys_zmq.learner.validation import ColumnRanges, ContentRules, content_errors
+from rl4sys_zmq.policies import PolicyOrigin, StoredPolicy
 from rl4sys_zmq.transports import Poller, Socket
-from rl4sys_zmq.values import PolicySnapshot, PolicySpec, observation_space_from, space_from
+from rl4sys_zmq.values import FlatWeights, PolicySnapshot, PolicySpec, observation_space_from, space_from
 from rl4sys_zmq.weights import digest, encode_update
 from rl4sys_zmq.wire import SegmentSchema, SubmitReader, blob_digest, decode, spec_body, spec_to_document
 from rl4sys_zmq.wire.messages import (
@@ -271,7 +272,10 @@ class TrainLoop:
         began = time.monotonic()
         try:
             wanted = lambda: not self._replaced.is_set()  # noqa: E731
-            manifest = self._store.write(self._manifest(), self._algorithm.state(), wanted=wanted)
+            flat, others = self._spec.flatten(self._algorithm.snapshot())
+            manifest = self._manifest(digest(flat, others))
+            policy = self._stored_policy(manifest, flat, others)
+            manifest = self._store.write(manifest, self._algorithm.state(), policy=policy, wanted=wanted)
         except CheckpointError as exc:
             log.error("client %s: %s", self._assign.client_id, exc)
             self._send(CheckpointResult(token, 0, 0, [], time.monotonic() - began, plain_text(str(exc)[:500])))
@@ -283,14 +287,25 @@ class TrainLoop:
         marks = [[m.actor_id, m.origin, m.next_seq] for m in manifest.marks]
         self._send(CheckpointResult(token, manifest.number, manifest.version, marks, duration_s, ""))
 
-    def _manifest(self) -> CheckpointManifest:
-        """Return the manifest (the description) of a checkpoint of the current state.
+    def _stored_policy(self, manifest: CheckpointManifest, flat: FlatWeights, others: bytes) -> StoredPolicy:
+        """Return the policy of a checkpoint in the form in which it can be exported, given its weights."""
+        snapshot = PolicySnapshot(manifest.generation, manifest.version, manifest.digest, flat, others)
+        origin = PolicyOrigin(
+            client_id=manifest.client_id,
+            algorithm_name=manifest.algorithm_name,
+            updates=manifest.updates,
+            steps=manifest.steps,
+            saved_unix_s=manifest.saved_unix_s,
+        )
+        return StoredPolicy(self._spec, snapshot, origin)
+
+    def _manifest(self, now: int) -> CheckpointManifest:
+        """Return the manifest (the description) of a checkpoint of the current state. `now` is the digest of its weights.
 
         The manifest names a policy version. If the current weights are published, this is their version. Otherwise it is the
         next version, which these weights get when they are published by this learner thread, or by one that resumes from the
         checkpoint.
         """
-        now = digest(*self._spec.flatten(self._algorithm.snapshot()))
         published = self._snapshot is not None and self._published_master_digest == now
         return CheckpointManifest(
             client_id=self._assign.client_id,

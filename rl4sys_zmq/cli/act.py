@@ -124,7 +124,7 @@ def agent_config(run: RunOptions, env: Any, seed: int) -> AgentConfig:
     return AgentConfig.from_mapping(given, source=str(run.config_path or ""), **chosen)
 
 
-def make_environments(env_id: str, count: int) -> list[Any]:
+def make_environments(env_id: str, count: int, render_mode: str | None = None) -> list[Any]:
     """Create `count` Gymnasium environments with the ID `env_id`.
 
     Raises:
@@ -135,7 +135,7 @@ def make_environments(env_id: str, count: int) -> list[Any]:
 
     try:
         with as_config_error(gymnasium.error.Error, ModuleNotFoundError, TypeError):
-            return [gymnasium.make(env_id, disable_env_checker=True) for _ in range(count)]
+            return [gymnasium.make(env_id, render_mode=render_mode, disable_env_checker=True) for _ in range(count)]
     except ConfigError as exc:
         needs = isinstance(exc.__cause__, gymnasium.error.DependencyNotInstalled | ModuleNotFoundError)
         hint = "; pip install 'rl4sys-zmq[gym]' installs Box2D" if needs else ""

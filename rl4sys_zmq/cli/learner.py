@@ -307,6 +307,22 @@ def plot(runs: tuple[Path, ...], output: Path, target: float | None) -> None:
     run(runs, output, target)
 
 
+@main.command()
+@click.argument("run", type=FILE)
+@option("--client", metavar="ID", help="The client whose policy is exported.  [default: the only one]")
+@option("-o", "--output", type=FILE, default=Path("policy"), metavar="DIR", help="The folder to write.")
+@option("--force", is_flag=True, help="Replace the folder if it is a policy folder.")
+def export(run: Path, client: str | None, output: Path, force: bool) -> None:
+    """Write the policy in the newest checkpoint of the run directory RUN to a folder, for use without a learner.
+
+    The folder gets the weights as named tensors (safetensors), the description of the policy, and an ONNX file if the extra onnx
+    is installed. RUN can also be the folder of one checkpoint. A running learner is not disturbed.
+    """
+    from rl4sys_zmq.cli.export import export as run_export
+
+    run_export(run, client, output, force=force)
+
+
 @main.group("config")
 def configuration() -> None:
     """Check configuration files."""

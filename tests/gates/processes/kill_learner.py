@@ -185,14 +185,14 @@ def light(point: str) -> None:
 
 def obey_a_full_disk(marker: Path) -> None:
     """While the marker is there, the disk has no room for checkpoints."""
-    fill = checkpoints._fill
+    write = checkpoints.write_folder
 
     def full(*args: Any) -> None:
         if marker.exists():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(marker))
-        fill(*args)
+        write(*args)
 
-    setattr(checkpoints, "_fill", full)  # noqa: B010 its arguments are not of interest here
+    setattr(checkpoints, "write_folder", full)  # noqa: B010 its arguments are not of interest here
 
 
 # ---- serving

@@ -25,7 +25,7 @@ CONTINUOUS = mlp_spec(BoxSpace((3,)), BoxSpace((2,), low=-1.0, high=1.0), "gauss
 ORIGIN = PolicyOrigin(client_id="lab", algorithm_name="PPO", updates=1, steps=1, saved_unix_s=1.0)
 
 
-def policy_in(folder: Path, spec: PolicySpec = DISCRETE, scale: float = 1.0) -> StoredPolicy:
+def policy_in(folder: Path, spec: PolicySpec = DISCRETE, scale: float = 0.3) -> StoredPolicy:
     flat = (scale * np.random.default_rng(0).standard_normal(spec.size)).astype(np.float32)
     policy = StoredPolicy(spec, PolicySnapshot(5, 9, digest(flat), flat), ORIGIN)
     write_policy(folder, encode_policy(policy))
@@ -50,8 +50,8 @@ def test_a_loop_for_the_other_agent_runs_unmodified(tmp_path: Path, policy: Stor
         episodes = []
         for number, observation in enumerate(observations(50), 1):
             traj, action = agent.request_for_action(traj, observation)
-            raw, act, log_prob = ours.act(observation, None, RandomSource(0), False)
-            np.testing.assert_array_equal(action.act, act)
+            _, act, log_prob = ours.act(observation, None, RandomSource(0), False)
+            np.testing.assert_allclose(action.act, act, rtol=1e-5, atol=1e-6)
             assert action.log_prob == pytest.approx(log_prob, rel=1e-6)
             agent.add_to_trajectory(traj, action)
             action.update_reward(1.0)
@@ -71,7 +71,7 @@ def test_a_batch_acts_as_each_one_alone(tmp_path: Path, policy: StoredPolicy) ->
         given = observations(6)
         trajs, actions = agent.request_for_actions(None, given)
         for observation, action in zip(given, actions, strict=True):
-            np.testing.assert_allclose(action.act, agent.request_for_action(None, observation)[1].act, rtol=1e-5)
+            np.testing.assert_allclose(action.act, agent.request_for_action(None, observation)[1].act, rtol=1e-5, atol=1e-6)
         for traj, action in zip(trajs, actions, strict=True):
             agent.add_to_trajectory(traj, action)
         agent.mark_end_of_trajectory(trajs[0])
@@ -130,7 +130,8 @@ def test_objects_of_another_agent_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_action_that_is_not_finite_is_replaced_and_counted(tmp_path: Path) -> None:
-    policy_in(tmp_path / "policy", CONTINUOUS, scale=1e30)
+    space = BoxSpace((2,), low=-1.0, high=1.0)
+    policy_in(tmp_path / "policy", mlp_spec(BoxSpace((3,)), space, "gaussian", activation="identity"), scale=1e30)
     observation = np.full(3, 1e30, np.float32)
     with np.errstate(all="ignore"):
         with FrozenAgent(tmp_path / "policy") as agent:

@@ -33,14 +33,14 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def started(run_dir: str, **options: Any) -> Learner:
-    return Learner(LearnerConfig(bind=fresh_address("inproc"), run_dir=Path(run_dir), **options)).start()
+    return Learner(LearnerConfig(bind=fresh_address("inproc", Path.cwd()), run_dir=Path(run_dir), **options)).start()
 
 
 def train(learner: Learner, client_id: str = "lab", episodes: int = 3) -> int:
     """Trains, and returns the digest of the actor's last policy."""
     config = AgentConfig(
         client_id=client_id,
-        address=learner.address,
+        train_server_address=learner.address,
         algorithm_name="EXPORTED",
         observation_space=OBSERVED,
         action_space=ACTED,

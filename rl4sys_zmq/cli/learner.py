@@ -41,6 +41,8 @@ def main() -> None:
     help="auto: continue the run in the run directory. never: begin a new run. accept-loss: continue although a part of the "
     "journal is lost. PATH: return to the checkpoint in this folder.  [default: auto]",
 )
+@option("--init", type=FILE, metavar="PATH", help="A policy folder or .safetensors file: a new client starts with its weights.")
+@option("--client", metavar="ID", help="With --init: the client.  [default: the one that the policy folder names]")
 @option("--keys", type=FILE, metavar="DIR", help="The keys from `rl4sys-learner keys DIR`, for encryption and access control.")
 @option("--users", type=FILE, metavar="FILE", help="The access list, with each user's rights.  [default: users.toml in --keys]")
 @option(
@@ -62,6 +64,8 @@ def serve(
     config: Path | None,
     run_dir: Path | None,
     resume: str | None,
+    init: Path | None,
+    client: str | None,
     keys: Path | None,
     users: Path | None,
     max_memory: int | None,
@@ -73,10 +77,13 @@ def serve(
     The first line of output has the address. If a client fails, its error is shown and the other clients continue. The run
     directory holds all acknowledged data and checkpoints of each client, so that a learner that was killed can continue.
     """
+    from rl4sys_zmq.cli.serve import ServeOptions
     from rl4sys_zmq.cli.serve import serve as run
 
     if port is not None and bind is not None:
         raise click.UsageError("give either --port or --bind")
+    if client is not None and init is None:
+        raise click.UsageError("--client applies to --init")
     given: dict[str, Any] = {
         "bind": bind,
         "pub": pub,
@@ -90,7 +97,8 @@ def serve(
     }
     if port is not None:
         given["bind"] = f"tcp://127.0.0.1:{port}"
-    run(config, {k: v for k, v in given.items() if v is not None}, debug=debug, max_memory_bytes=max_memory)
+    options = {k: v for k, v in given.items() if v is not None}
+    run(ServeOptions(config_path=config, options=options, debug=debug, max_memory_bytes=max_memory, init=init, client=client))
 
 
 @main.command()

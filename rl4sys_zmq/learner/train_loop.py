@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError
 from rl4sys_zmq.learner.alarms import PROCESS_KILLER, UPDATE_CHANGES_NOTHING, UPDATE_UNDONE
-from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, planned_policy
+from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, WarmStartAlgorithm, planned_policy
 from rl4sys_zmq.learner.algorithms.entry import readings
 from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore
 from rl4sys_zmq.learner.held_segments import ObservedSegment, SegmentMessage, streams_of, to_ranges
@@ -28,6 +28,7 @@ from rl4sys_zmq.learner.suspects import CrashSuspects
 from rl4sys_zmq.learner.training import UpdateOutcome, UpdateRunner
 from rl4sys_zmq.learner.validation import ColumnRanges, ContentRules, content_errors
 from rl4sys_zmq.policies import PolicyOrigin, StoredPolicy
+from rl4sys_zmq.policies.initial_weights import read_weights
 from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.values import FlatWeights, PolicySnapshot, PolicySpec, observation_space_from, space_from
 from rl4sys_zmq.weights import digest, encode_update
@@ -242,6 +243,8 @@ class TrainLoop:
             self._progress.steps = manifest.steps
             self._version, self._resumed_version = manifest.version - 1, manifest.version
             self._saved_updates = manifest.updates
+        elif self._assign.init:
+            self._start_from(Path(self._assign.init))
         return ThreadReady(
             spec_to_document(self._spec),
             algorithm.kind,
@@ -253,6 +256,25 @@ class TrainLoop:
             list(self._store.damaged) if self._store is not None else [],
             spec_body(self._spec),
         )
+
+    def _start_from(self, source: Path) -> None:
+        """Give the new algorithm the policy weights in a file or folder, and let the next round save them in a checkpoint.
+
+        Raises:
+            ConfigError: If the algorithm has no method `load_policy`, or the weights do not fit its policy.
+            PolicyFolderError: If the source is missing or damaged.
+        """
+        algorithm = self._algorithm
+        if not isinstance(algorithm, WarmStartAlgorithm):
+            name = self._assign.algorithm_name
+            raise ConfigError(f"algorithm {name} cannot start with given weights; it has no method load_policy", key="init")
+        tensors = read_weights(source, self._spec)
+        algorithm.load_policy({**algorithm.snapshot(), **tensors})
+        log.info(
+            "client %s starts with %d of %d tensors of %s", self._assign.client_id, len(tensors), len(self._spec.tensors), source
+        )
+        self._saved_updates = -1
+        self._save_at = time.monotonic()
 
     def _save(self, token: int = 0, *, asked: bool = False) -> None:
         """Write a checkpoint if the state has changed or the gateway has requested one.

@@ -34,7 +34,17 @@ from rl4sys_zmq.values import MAX_BLOB_BYTES, PolicySnapshot, PolicySpec
 from rl4sys_zmq.weights import digest, verify_others
 from rl4sys_zmq.wire import spec_from_document, spec_to_document
 
-__all__ = ["POLICY_FILES", "PolicyOrigin", "StoredPolicy", "encode_policy", "read_policy", "write_policy"]
+__all__ = [
+    "MAX_HEADER_BYTES",
+    "POLICY_FILES",
+    "PolicyOrigin",
+    "StoredPolicy",
+    "encode_policy",
+    "read_file",
+    "read_policy",
+    "safetensors_library",
+    "write_policy",
+]
 
 SPEC, WEIGHTS, BLOB, ONNX = "spec.json", "policy.safetensors", "policy.blob", "policy.onnx"
 POLICY_FILES = (SPEC, WEIGHTS, BLOB, ONNX)
@@ -102,7 +112,7 @@ def encode_policy(policy: StoredPolicy) -> dict[str, bytes]:
         PolicyFolderError: If the tensors have names that the files cannot contain.
     """
     spec, snapshot = policy.spec, policy.snapshot
-    library = _safetensors()
+    library = safetensors_library()
     try:
         files = {WEIGHTS: library.numpy.save(spec.views(snapshot.flat, snapshot.others))}
     except (library.SafetensorError, ValueError) as exc:
@@ -131,7 +141,7 @@ def read_policy(folder: str | os.PathLike[str]) -> StoredPolicy:
     """
     path = Path(folder)
     document = _read_spec(path)
-    library = _safetensors()
+    library = safetensors_library()
     try:
         names = document["files"]
         blob = _read_listed(path / BLOB, names[BLOB], MAX_BLOB_BYTES) if BLOB in names else b""
@@ -203,7 +213,7 @@ def _read_spec(folder: Path) -> dict[str, Any]:
     file = folder / SPEC
     if not folder.is_dir():
         raise PolicyFolderError(folder, "there is no such folder; give the folder that `rl4sys-learner export` has written")
-    data = _read(file, MAX_SPEC_BYTES)
+    data = read_file(file, MAX_SPEC_BYTES)
     if not seal_holds(data):
         raise PolicyFolderError(file, "its contents have changed since it was written (seal); export the policy again")
     try:
@@ -223,13 +233,18 @@ def _read_listed(file: Path, listed: Mapping[str, Any], limit: int) -> bytes:
     size = _integer(listed["bytes"])
     if size > limit:
         raise PolicyFolderError(file, f"it should have {size} bytes; the policy in {SPEC} has at most {limit}")
-    data = _read(file, size)
+    data = read_file(file, size)
     if len(data) != size or xxhash.xxh3_128_hexdigest(data) != listed["xxh3_128"]:
         raise PolicyFolderError(file, f"it has {len(data)} bytes, and differs from the {size} bytes that were written")
     return data
 
 
-def _read(file: Path, limit: int) -> bytes:
+def read_file(file: Path, limit: int) -> bytes:
+    """Return the contents of a regular file of at most `limit` bytes.
+
+    Raises:
+        PolicyFolderError: If the file is missing, larger or not a regular file.
+    """
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block the reader
         with open(descriptor, "rb") as opened:
@@ -260,7 +275,12 @@ def _version() -> str:
     return str(sys.modules["rl4sys_zmq"].__version__)
 
 
-def _safetensors() -> Any:
+def safetensors_library() -> Any:
+    """Import the package ``safetensors`` with its functions for NumPy, and return it.
+
+    Raises:
+        ConfigError: If it is not installed.
+    """
     try:
         import safetensors.numpy
     except ModuleNotFoundError as exc:

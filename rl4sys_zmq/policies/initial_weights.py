@@ -69,7 +69,8 @@ def read_weights(path: Path, spec: PolicySpec) -> dict[str, NDArray[Any]]:
         found: dict[str, NDArray[Any]] = library.numpy.load(read_file(path, spec.nbytes + MAX_HEADER_BYTES))
     except (library.SafetensorError, KeyError, ValueError) as exc:  # KeyError: a dtype that NumPy does not have
         raise ConfigError(f"init: {path} is not a safetensors file with dtypes of NumPy: {exc}", key="init") from exc
-    tensors = found if _names(spec) & set(found) or spec.kind != "mlp" else _from_sequential(path, found)
+    complete = _names(spec) - OPTIONAL <= set(found)
+    tensors = found if complete or spec.kind != "mlp" else _from_sequential(path, found)
     optional = OPTIONAL if spec.kind == "mlp" else frozenset()
     missing = sorted(_names(spec) - set(tensors) - optional)
     unknown = sorted(set(tensors) - _names(spec))

@@ -12,7 +12,7 @@ import pytest
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.config import ClientConfig
-from rl4sys_zmq.errors import ClientFailed, ConfigError
+from rl4sys_zmq.errors import HandshakeRefused, ConfigError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, WarmStartAlgorithm
 from rl4sys_zmq.learner.stored_policies import newest_policy
@@ -122,17 +122,17 @@ def test_the_first_checkpoint_makes_the_file_dispensable(tmp_path: Path, policy:
     assert stored.snapshot.digest == policy.snapshot.digest
 
 
-def test_a_policy_that_does_not_fit_fails_the_client(tmp_path: Path, policy: StoredPolicy) -> None:
-    with start(tmp_path, tmp_path / "policy") as learner:
-        with pytest.raises(ClientFailed, match=r"init: the policy in .* has the observation_space"):
-            joined(learner, observation_space=BoxSpace((4,)))
+def test_a_policy_that_does_not_fit_is_refused(tmp_path: Path, policy: StoredPolicy) -> None:
+    refused = pytest.raises(HandshakeRefused, match=r"init: the policy in .* has the observation_space")
+    with start(tmp_path, tmp_path / "policy") as learner, refused:
+        joined(learner, observation_space=BoxSpace((4,)))
 
 
 def test_an_algorithm_without_the_method_says_so(tmp_path: Path, policy: StoredPolicy) -> None:
     register_algorithm("NO_WARM_START", FakeAlgorithm.factory(steps_per_update=4))
     entry = ClientConfig(algorithm_name="NO_WARM_START", init=tmp_path / "policy")
     config = LearnerConfig(bind=fresh_address("inproc", tmp_path), run_dir=None, clients={"lab": entry})
-    with Learner(config) as learner, pytest.raises(ClientFailed, match="no method load_policy"):
+    with Learner(config) as learner, pytest.raises(HandshakeRefused, match="no method load_policy"):
         joined(learner)
 
 

@@ -78,7 +78,7 @@ def test_tensors_are_found_by_the_names_of_the_policy(tmp_path: Path) -> None:
     assert_same(read_weights(saved(tmp_path / "layers.safetensors", LAYERS), SPEC), LAYERS)
 
 
-@pytest.mark.parametrize(("prefix", "step"), [("", 2), ("pi.net.", 2), ("", 3), ("actor.", 7)])
+@pytest.mark.parametrize(("prefix", "step"), [("", 2), ("pi.net.", 2), ("", 3), ("layers.", 2)])
 def test_tensors_are_found_by_the_names_of_a_sequential(tmp_path: Path, prefix: str, step: int) -> None:
     path = saved(tmp_path / "w.safetensors", {**sequential(prefix, step), "log_std": TENSORS["log_std"]})
     assert_same(read_weights(path, SPEC), {**LAYERS, "log_std": TENSORS["log_std"]})

@@ -12,7 +12,7 @@ import pytest
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.config import ClientConfig
-from rl4sys_zmq.errors import HandshakeRefused, ConfigError
+from rl4sys_zmq.errors import ConfigError, HandshakeRefused
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, WarmStartAlgorithm
 from rl4sys_zmq.learner.stored_policies import newest_policy

@@ -104,7 +104,8 @@ class PPO:
 
     - The probability ratio is computed with the log-probabilities that the actors sent. So the ratio is correct also for data
       from an older policy version.
-    - A segment observed with ``correct=True`` gets V-trace targets; all others get GAE (see `returns`). Consecutive segments of
+    - A segment that the learner passes to `observe` with ``correct=True`` is too old. It gets V-trace targets, which correct for
+      the newer policy. All other segments get GAE (see `returns`). Consecutive segments of
       an episode are joined, so that an advantage trace continues from one segment to the next.
     - A batch consists of whole segments, so it can be larger than configured. The next batch is then smaller by the surplus.
     - Advantages are normalised over the whole batch, not over each minibatch. The sizes of the minibatches of a pass differ by at

@@ -178,6 +178,7 @@ def write_policy(folder: Path, files: Mapping[str, bytes], *, force: bool = Fals
     try:
         _check_target(folder, force)
         folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(new, ignore_errors=True)  # from a process that was killed and had the same id
         write_folder(new, files)
         try:
             if folder.exists():

@@ -69,6 +69,7 @@ def encode_onnx(policy: StoredPolicy) -> bytes:
     document = mlp_document(spec)
     try:
         import onnx
+        import onnx.checker
         import onnx.helper
         import onnx.numpy_helper
     except ModuleNotFoundError as exc:

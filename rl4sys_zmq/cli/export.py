@@ -67,7 +67,7 @@ def describe_policy(policy: StoredPolicy) -> str:
     """Return one line about a policy: its client, algorithm, version, age and training."""
     origin, snapshot = policy.origin, policy.snapshot
     age = span_text(max(0.0, time.time() - origin.saved_unix_s))
-    trained = f"{origin.steps:,} steps, {origin.updates:,} updates"
+    trained = f"{origin.steps:,} steps, {origin.updates:,} {'update' if origin.updates == 1 else 'updates'}"
     if origin.mean_return is not None:
         trained += f", mean return of the last {min(WINDOW, origin.episodes or 0)} training episodes {origin.mean_return:.1f}"
     return f"client {origin.client_id}, {origin.algorithm_name}, version {snapshot.version}, saved {age} ago ({trained})"

@@ -1,7 +1,7 @@
 """Reinforcement learning policies embedded in real, running systems, over ZeroMQ.
 
 An actor (`RL4SysAgent`) runs inside a host program and chooses its actions. A learner trains the policy on another thread,
-process or machine.
+process or machine. `FrozenAgent` acts with a policy that was exported from a learner, without one.
 
 The subpackages form layers. A module imports only from its own subpackage and from lower layers:
 
@@ -28,18 +28,19 @@ from typing import TYPE_CHECKING
 from rl4sys_zmq._lazy import lazy_getattr
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.actor import RL4SysAction, RL4SysAgent, RL4SysTrajectory
+    from rl4sys_zmq.actor import FrozenAgent, RL4SysAction, RL4SysAgent, RL4SysTrajectory
     from rl4sys_zmq.config import AgentConfig
     from rl4sys_zmq.errors import RL4SysError
 
 __version__ = "0.1.0"
 
-__all__ = ["AgentConfig", "RL4SysAction", "RL4SysAgent", "RL4SysError", "RL4SysTrajectory", "__version__"]
+__all__ = ["AgentConfig", "FrozenAgent", "RL4SysAction", "RL4SysAgent", "RL4SysError", "RL4SysTrajectory", "__version__"]
 
 __getattr__ = lazy_getattr(
     __name__,
     {
         "actor": (
+            "FrozenAgent",
             "RL4SysAction",
             "RL4SysAgent",
             "RL4SysTrajectory",

@@ -31,6 +31,7 @@
     ├── WorkerDied                  a thread of this library ended with an exception
     ├── MemoryExceeded              the learner's process is over its memory limit
     ├── CheckpointError             a checkpoint cannot be written or read, or is damaged
+    ├── PolicyFolderError           a policy folder is missing, damaged, of another format, or cannot be written
     ├── RunDirectoryError           the run directory cannot be created or written
     ├── JournalError                the journal cannot be opened or read (with the file and the remedy)
     │   └── JournalLost             the journal lacks segments that were acknowledged (with their number)
@@ -72,6 +73,7 @@ __all__ = [
     "MemoryExceeded",
     "ObservationError",
     "PayloadError",
+    "PolicyFolderError",
     "PolicyStale",
     "ProtocolError",
     "RL4SysError",
@@ -453,6 +455,18 @@ class CheckpointError(RL4SysError):
     def __init__(self, path: object, problem: str, *, damaged: bool = False) -> None:
         self.path = str(path)
         self.damaged = damaged
+        super().__init__(f"{path}: {problem}")
+
+
+class PolicyFolderError(RL4SysError):
+    """A policy folder that is missing, damaged, too large or of another format, or that cannot be written.
+
+    Attributes:
+        path: The file or folder.
+    """
+
+    def __init__(self, path: object, problem: str) -> None:
+        self.path = str(path)
         super().__init__(f"{path}: {problem}")
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["create_private", "make_private", "open_private", "others_can_write", "sync_folder", "write_private"]
+__all__ = ["create_private", "make_private", "open_private", "others_can_write", "sync_folder", "write_folder", "write_private"]
 
 
 def make_private(folder: Path) -> None:
@@ -79,3 +80,24 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Create a folder with the given files, and flush the files to disk.
+
+    The entry of the folder in its parent is not flushed, so a loss of power can still remove the folder.
+
+    Raises:
+        OSError: If the folder exists, or cannot be written.
+    """
+    folder.mkdir(mode=0o700)
+    for name, content in contents.items():
+        file = open_private(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            rest = memoryview(content)
+            while rest:
+                rest = rest[os.write(file, rest) :]
+            os.fsync(file)
+        finally:
+            os.close(file)
+    sync_folder(folder)

@@ -28,7 +28,7 @@ from rl4sys_zmq.policies import Policy, RandomSource
 from rl4sys_zmq.values import BoxSpace, PolicySpec
 from rl4sys_zmq.values.trees import Tree
 
-__all__ = ["ActionSelector", "Baseline", "FallbackActions", "StartupActionSelector", "with_leading_axis"]
+__all__ = ["ActionSelector", "Baseline", "FallbackActions", "StartupActionSelector", "idle_action", "with_leading_axis"]
 
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class FallbackActions:
         last = self._context.threads.state.last_act
         # The last valid observation is the best estimate.
         observation = traj.writer.last_observation if traj.writer.steps else traj.episodes.inputs.zero()
-        return self._unstored_action(observation, last if last is not None else _idle(self._spec))
+        return self._unstored_action(observation, last if last is not None else idle_action(self._spec))
 
     def for_stale(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
         """Return the action of the host's fallback function (without one, an idle action), because the policy is stale.
@@ -133,7 +133,7 @@ class FallbackActions:
         return self._idle_action(observation, mask, leading)
 
     def _idle_action(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool) -> RL4SysAction:
-        act = self._baseline(observation, mask) if self._baseline is not None else _idle(self._spec, mask)
+        act = self._baseline(observation, mask) if self._baseline is not None else idle_action(self._spec, mask)
         return self._unstored_action(observation, with_leading_axis(act, leading))
 
     def _unstored_action(self, observation: Tree, act: Any) -> RL4SysAction:
@@ -147,7 +147,7 @@ def with_leading_axis(act: Any, leading: bool) -> Any:
     return act[None] if leading and isinstance(act, np.ndarray) else act
 
 
-def _idle(spec: PolicySpec, mask: NDArray[np.bool_] | None = None) -> Any:
+def idle_action(spec: PolicySpec, mask: NDArray[np.bool_] | None = None) -> Any:
     """Return the idle action: the first allowed discrete action, or the middle of a box.
 
     In a dimension of the box with an infinite bound, it is the value nearest to 0.

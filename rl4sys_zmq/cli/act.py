@@ -146,7 +146,7 @@ def environment_spaces(env: Any, env_id: str) -> dict[str, Space]:
     }
 
 
-def make_environments(env_id: str, count: int) -> list[Any]:
+def make_environments(env_id: str, count: int, render_mode: str | None = None) -> list[Any]:
     """Create `count` Gymnasium environments with the ID `env_id`.
 
     Raises:
@@ -157,7 +157,7 @@ def make_environments(env_id: str, count: int) -> list[Any]:
 
     try:
         with as_config_error(gymnasium.error.Error, ModuleNotFoundError, TypeError):
-            return [gymnasium.make(env_id, disable_env_checker=True) for _ in range(count)]
+            return [gymnasium.make(env_id, render_mode=render_mode, disable_env_checker=True) for _ in range(count)]
     except ConfigError as exc:
         needs = isinstance(exc.__cause__, gymnasium.error.DependencyNotInstalled | ModuleNotFoundError)
         extra = next((extra for name, extra in SIMULATOR_EXTRAS.items() if needs and name in str(exc).lower()), "")

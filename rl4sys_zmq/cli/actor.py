@@ -51,6 +51,35 @@ def run(env: str, config: Path | None, connect_timeout: float | None, **options:
     act(RunOptions(env_id=env, config_path=config, connect_timeout_s=connect_timeout, **options))
 
 
+@main.command()
+@option("--policy", type=click.Path(path_type=Path), metavar="DIR", help="The folder of a policy, from rl4sys-learner export.")
+@option("--run", type=click.Path(path_type=Path), metavar="RUN", help="A run directory: evaluate its newest checkpoint.")
+@option("--client", metavar="ID", help="With --run: the client whose policy is evaluated.  [default: the only one]")
+@option("--env", required=True, metavar="ID", help="A Gymnasium environment.")
+@option("--episodes", type=click.IntRange(1), default=20, help="Number of episodes.")
+@option("--seed", type=click.IntRange(0), default=0, help="Seed of the episodes, so that two policies meet the same ones.")
+@option("--explore", is_flag=True, help="Sample actions as in training.  [default: the most probable action]")
+@option("--json", is_flag=True, help="Print the figures as JSON, with the return of each episode.")
+@option("--render", is_flag=True, help="Show the environment in a window.")
+@option("--video", type=click.Path(path_type=Path), metavar="DIR", help="Record each episode as a video in this folder.")
+@plugin_option(expose_value=False)
+def evaluate(**options: Any) -> None:
+    """Run episodes with a policy that does not learn, without a learner, and print the return with its 95 % interval.
+
+    The interval is a bootstrap interval of the mean. It covers the randomness of the episodes, not of the training.
+    """
+    from rl4sys_zmq.cli.evaluate import EvaluateOptions
+    from rl4sys_zmq.cli.evaluate import evaluate as run
+
+    if (options["policy"] is None) == (options["run"] is None):
+        raise click.UsageError("give either --policy DIR or --run RUN")
+    if options["client"] is not None and options["run"] is None:
+        raise click.UsageError("--client applies to --run")
+    if options["render"] and options["video"] is not None:
+        raise click.UsageError("give either --render or --video")
+    run(EvaluateOptions(**options))
+
+
 @main.command(name="serve-env")
 @option("--env", required=True, metavar="ID", help="A Gymnasium environment.")
 @option("--count", type=click.IntRange(1, 1024), default=1, help="Number of environments, each for one caller at a time.")

@@ -20,6 +20,7 @@ from rl4sys_zmq.errors import (
     CheckpointError,
     ConfigError,
     JournalError,
+    PolicyFolderError,
     RL4SysError,
     RunDirectoryError,
     SpoolError,
@@ -140,7 +141,15 @@ def _exit_code(name: str, run: Callable[[], object]) -> int:
             hint = f" (see {path} --help)" if isinstance(exc, click.UsageError) else ""
             print_line(f"{path}: {message.rstrip('.')}{hint}", err=True)
         return exc.exit_code
-    except (ConfigError, TransportError, RunDirectoryError, JournalError, CheckpointError, SpoolError) as exc:
+    except (
+        ConfigError,
+        TransportError,
+        RunDirectoryError,
+        JournalError,
+        CheckpointError,
+        PolicyFolderError,
+        SpoolError,
+    ) as exc:
         print_line(f"{name}: {_one_line(exc)}", err=True)
         return USAGE
     except RL4SysError as exc:

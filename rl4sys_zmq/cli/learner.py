@@ -41,6 +41,8 @@ def main() -> None:
     help="auto: continue the run in the run directory. never: begin a new run. accept-loss: continue although a part of the "
     "journal is lost. PATH: return to the checkpoint in this folder.  [default: auto]",
 )
+@option("--init", type=FILE, metavar="PATH", help="A policy folder or .safetensors file: a new client starts with its weights.")
+@option("--client", metavar="ID", help="With --init: the client.  [default: the one that the policy folder names]")
 @option("--keys", type=FILE, metavar="DIR", help="The keys from `rl4sys-learner keys DIR`, for encryption and access control.")
 @option("--users", type=FILE, metavar="FILE", help="The access list, with each user's rights.  [default: users.toml in --keys]")
 @option(
@@ -62,6 +64,8 @@ def serve(
     config: Path | None,
     run_dir: Path | None,
     resume: str | None,
+    init: Path | None,
+    client: str | None,
     keys: Path | None,
     users: Path | None,
     max_memory: int | None,
@@ -73,10 +77,13 @@ def serve(
     The first line of output has the address. If a client fails, its error is shown and the other clients continue. The run
     directory holds all acknowledged data and checkpoints of each client, so that a learner that was killed can continue.
     """
+    from rl4sys_zmq.cli.serve import ServeOptions
     from rl4sys_zmq.cli.serve import serve as run
 
     if port is not None and bind is not None:
         raise click.UsageError("give either --port or --bind")
+    if client is not None and init is None:
+        raise click.UsageError("--client applies to --init")
     given: dict[str, Any] = {
         "bind": bind,
         "pub": pub,
@@ -90,7 +97,8 @@ def serve(
     }
     if port is not None:
         given["bind"] = f"tcp://127.0.0.1:{port}"
-    run(config, {k: v for k, v in given.items() if v is not None}, debug=debug, max_memory_bytes=max_memory)
+    options = {k: v for k, v in given.items() if v is not None}
+    run(ServeOptions(config_path=config, options=options, debug=debug, max_memory_bytes=max_memory, init=init, client=client))
 
 
 @main.command()
@@ -305,6 +313,22 @@ def plot(runs: tuple[Path, ...], output: Path, target: float | None) -> None:
     from rl4sys_zmq.cli.status import plot as run
 
     run(runs, output, target)
+
+
+@main.command()
+@click.argument("run", type=FILE)
+@option("--client", metavar="ID", help="The client whose policy is exported.  [default: the only one]")
+@option("-o", "--output", type=FILE, default=Path("policy"), metavar="DIR", help="The folder to write.")
+@option("--force", is_flag=True, help="Replace the folder if it is a policy folder.")
+def export(run: Path, client: str | None, output: Path, force: bool) -> None:
+    """Write the policy in the newest checkpoint of the run directory RUN to a folder, for use without a learner.
+
+    The folder gets the weights as named tensors (safetensors), the description of the policy, and an ONNX file if the extra onnx
+    is installed. RUN can also be the folder of one checkpoint. A running learner is not disturbed.
+    """
+    from rl4sys_zmq.cli.export import export as run_export
+
+    run_export(run, client, output, force=force)
 
 
 @main.group("config")

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,16 @@ from rl4sys_zmq.cli.app import print_line, require
 from rl4sys_zmq.cli.progress import make_progress
 from rl4sys_zmq.cli.rundir import fresh_run_dir
 from rl4sys_zmq.cli.signals import SignalHandlers
-from rl4sys_zmq.config import LearnerConfig
+from rl4sys_zmq.config import ClientConfig, LearnerConfig
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable
 from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.algorithms import ALGORITHMS
 from rl4sys_zmq.learner.memory_watch import available_bytes, keep_freed_memory
 from rl4sys_zmq.learner.resume import ACCEPT_LOSS, AUTO, NEVER, has_state, state_dir
+from rl4sys_zmq.policies import read_policy
+from rl4sys_zmq.policies.initial_weights import check_weights_source
 
-__all__ = ["await_status", "serve", "warm_up"]
+__all__ = ["ServeOptions", "await_status", "serve", "warm_up"]
 
 log = logging.getLogger(__name__)
 
@@ -29,23 +31,41 @@ POLL_S = 0.25
 MEMORY_SHARE = 0.8
 
 
-def serve(config_path: Path | None, options: Mapping[str, Any], *, debug: bool, max_memory_bytes: int | None = None) -> None:
-    """Run a learner until Ctrl-C or SIGTERM.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """The options of a learner in the foreground.
 
-    Args:
+    Attributes:
         config_path: A file with the learner's options.
         options: Options that override those of the file.
         debug: True to log everything.
         max_memory_bytes: The limit on the process's memory. 0: no limit. None: the limit in the file, or, if the file sets none,
             `MEMORY_SHARE` of the available memory.
+        init: A policy folder or a file with weights, with which a client without a checkpoint starts.
+        client: The client that `init` is for. None: the client that the policy folder names.
+    """
+
+    config_path: Path | None
+    options: Mapping[str, Any]
+    debug: bool
+    max_memory_bytes: int | None = None
+    init: Path | None = None
+    client: str | None = None
+
+
+def serve(given: ServeOptions) -> None:
+    """Run a learner until Ctrl-C or SIGTERM.
 
     Raises:
         MemoryExceeded: If the process is over its memory limit.
-        ConfigError, TransportError, RunDirectoryError: If the learner cannot start with these options.
+        ConfigError, TransportError, RunDirectoryError, PolicyFolderError: If the learner cannot start with these options.
         WorkerDied: If a thread of the learner that serves all clients ended with an error.
     """
     require("learner", "torch", "tensorboard", "rich")
-    config = LearnerConfig.load(config_path, **options) if config_path is not None else LearnerConfig.from_mapping(options)
+    path, options = given.config_path, given.options
+    config = LearnerConfig.load(path, **options) if path is not None else LearnerConfig.from_mapping(options)
+    config = _with_init(config, given.init, given.client)
+    max_memory_bytes = given.max_memory_bytes
     if max_memory_bytes is not None or config.max_memory_bytes is None:
         limit = round(MEMORY_SHARE * available_bytes()) if max_memory_bytes is None else max_memory_bytes
         config = replace(config, max_memory_bytes=limit or None)
@@ -61,7 +81,10 @@ def serve(config_path: Path | None, options: Mapping[str, Any], *, debug: bool, 
         if learner.config.run_dir != config.run_dir and config.resume in (AUTO, NEVER):
             print_line(f"{config.run_dir} has an earlier run, which is not changed")
         _print_resumed(learner)
-        with make_progress(debug=debug) as progress:
+        for client_id, entry in learner.config.clients.items():
+            if entry.init is not None:
+                print_line(f"client {client_id} starts with the weights in {entry.init}, unless it has a checkpoint")
+        with make_progress(debug=given.debug) as progress:
             warm_up(_likely(config))
             while True:
                 time.sleep(POLL_S)
@@ -70,6 +93,26 @@ def serve(config_path: Path | None, options: Mapping[str, Any], *, debug: bool, 
                 report = await_status(learner)
                 if report is not None:
                     progress.show(report, "" if report["clients"] else f"waiting for actors at {learner.address}")
+
+
+def _with_init(config: LearnerConfig, init: Path | None, client_id: str | None) -> LearnerConfig:
+    """Return the configuration with the option ``init`` of one client. All clients' ``init`` paths are checked.
+
+    Raises:
+        ConfigError: If a path cannot be a source of weights, or a file of weights is given without a client.
+        PolicyFolderError: If the client is to be read from a policy folder, and that is damaged.
+    """
+    if init is not None:
+        check_weights_source(init)
+        if client_id is None and not init.is_dir():
+            raise ConfigError(f"init: {init} does not name a client; give --client ID", key="init")
+        client_id = client_id or read_policy(init).origin.client_id
+        entry = replace(config.clients.get(client_id, ClientConfig()), init=init)
+        config = replace(config, clients={**config.clients, client_id: entry})
+    for entry in config.clients.values():
+        if entry.init is not None:
+            check_weights_source(entry.init)
+    return config
 
 
 def _print_resumed(learner: Learner) -> None:

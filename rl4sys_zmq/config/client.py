@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass
+from pathlib import Path
 from typing import Self
 
 from rl4sys_zmq.config.options import (
@@ -19,6 +20,7 @@ from rl4sys_zmq.config.options import (
     optional,
     parameters,
     parse_options,
+    path,
 )
 from rl4sys_zmq.config.rl4sys import PARAMETER_HINT, algorithm_name, expand_sections
 from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
@@ -69,6 +71,9 @@ class ClientConfig:
     """Largest valid absolute value of a reward. Default: the learner's option."""
     weights: WeightsConfig = option(weights_options, WeightsConfig())
     """Encoding of the client's weights. The learner's `weights` set the options that are not set here."""
+    init: Path | None = option(optional(path), None)
+    """A policy folder, or a ``.safetensors`` file of named tensors, with whose weights the training starts. It has no effect on
+    a client with a checkpoint. Default: random weights."""
     input_size: InitVar[int | None] = None
     """Number of elements of an observation. The observation space becomes a float32 Box of this size."""
     act_dim: InitVar[int | None] = None

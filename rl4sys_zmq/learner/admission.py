@@ -67,6 +67,8 @@ class ClientSettings:
         pacing_lag: Number of batches that actors can collect ahead of the training; None for the default of the algorithm's kind.
         publish_every_updates: Number of updates between two versions; None for the algorithm's own number.
         weights: Encoding of the weights that are sent to the actors.
+        init: File or folder with the weights with which the training starts if there is no checkpoint; empty for none. It is not
+            among the saved settings (`to_json`).
     """
 
     client_id: str
@@ -81,6 +83,7 @@ class ClientSettings:
     pacing_lag: int | None
     publish_every_updates: int | None
     weights: WeightsConfig = _WEIGHTS
+    init: str = ""
 
     def writing(self, spec: PolicySpec | None = None) -> EncodingOptions:
         """Return the options for encoding this client's weights.
@@ -129,6 +132,7 @@ class ClientSettings:
             float(entry.max_magnitude or config.max_magnitude),
             float(entry.max_reward or config.max_reward),
             config.torch_threads or 0,
+            self.init,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -276,6 +280,7 @@ def _resolve_configuration(config: LearnerConfig, client_id: str, hello: Hello) 
         pick("pacing_lag"),
         pick("publish_every_updates"),
         entry.weights.over(check_value("weights", hello.weights, weights_options)).over(config.weights).over(_WEIGHTS),
+        str(entry.init or ""),
     )
 
 

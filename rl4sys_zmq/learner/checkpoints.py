@@ -3,7 +3,8 @@
 ::
 
     RUN/checkpoints/CLIENT/
-      00000007/  00000008/  00000009/     the newest few, each with state.safetensors and manifest.json
+      00000007/  00000008/  00000009/     the newest few, each with state.safetensors, manifest.json,
+                                          and the policy alone (`rl4sys_zmq.policies.folder`)
       00000006.damaged/                   failed verification at a start; kept for inspection
       00000005.abandoned/                 newer than the checkpoint that --resume returned to
       .tmp-00000010/                      being written or removed; the next start removes it
@@ -11,8 +12,9 @@
 A new checkpoint is written under a temporary name, flushed to disk, and then renamed. After a crash at any moment, the folder
 either has the complete new checkpoint or is as before. A checkpoint is verified when it is read.
 
-Checksums cover every bit of the two files. ``manifest.json`` begins with its *seal*, a digest of everything after the seal. It
-also contains the size and the digest of ``state.safetensors``. Future formats keep these rules, so that a checkpoint in another
+Checksums cover every bit of the files. ``manifest.json`` begins with its *seal*, a digest of everything after the seal. It
+also contains the size and the digest of ``state.safetensors``. The files of the policy have checksums of their own. Only an
+export reads them. Future formats keep these rules, so that a checkpoint in another
 format is never mistaken for a damaged one. The digests (xxh3-128) detect accidents, not attacks.
 """
 
@@ -36,9 +38,11 @@ from typing import Any
 
 import xxhash
 
-from rl4sys_zmq.errors import CheckpointError
+from rl4sys_zmq.errors import CheckpointError, PolicyFolderError
 from rl4sys_zmq.learner.state_tree import pack_state, unpack_state
-from rl4sys_zmq.private import sync_folder
+from rl4sys_zmq.policies.folder import StoredPolicy, encode_policy
+from rl4sys_zmq.private import sync_folder, write_folder
+from rl4sys_zmq.sealed import seal_document, seal_holds
 
 __all__ = [
     "CheckpointStore",
@@ -55,8 +59,6 @@ __all__ = [
 MANIFEST, STATE = "manifest.json", "state.safetensors"
 FORMAT = 1
 
-_HEAD = b'{"seal": "'
-_DIGEST_BYTES = 32
 _LOST = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}
 """The errors after which a file counts as lost. Other errors (no permission, too many open files) can be temporary."""
 
@@ -119,8 +121,15 @@ class CheckpointManifest:
     saved_unix_s: float = 0.0
 
 
-def encode_checkpoint(manifest: CheckpointManifest, state: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the contents of the two files of a checkpoint, by file name.
+def encode_checkpoint(
+    manifest: CheckpointManifest, state: Mapping[str, Any], policy: StoredPolicy | None = None
+) -> dict[str, bytes]:
+    """Return the contents of the files of a checkpoint, by file name.
+
+    Args:
+        manifest: The description of the checkpoint.
+        state: The result of `Algorithm.state`.
+        policy: The policy, for the files from which it can be exported; None for a checkpoint without them.
 
     Raises:
         CheckpointError: If something in the state cannot be stored, or safetensors is not installed.
@@ -134,9 +143,11 @@ def encode_checkpoint(manifest: CheckpointManifest, state: Mapping[str, Any]) ->
         **asdict(manifest),
         "state": tree,
     }
-    lines = (f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in document.items())
-    rest = ('",\n' + ",\n".join(lines) + "\n}\n").encode("ascii")
-    return {STATE: data, MANIFEST: _HEAD + xxhash.xxh3_128_hexdigest(rest).encode() + rest}
+    try:
+        exported = encode_policy(policy) if policy is not None else {}
+    except PolicyFolderError as exc:
+        raise CheckpointError(exc.path, str(exc)) from exc
+    return {STATE: data, MANIFEST: seal_document(document), **exported}
 
 
 def read_manifest(path: Path) -> CheckpointManifest:
@@ -179,8 +190,7 @@ def _document(path: Path) -> dict[str, Any]:
     """Return the JSON of the manifest in the folder `path`, after checking its digest and format."""
     file = path / MANIFEST
     data = _read(file)
-    at = len(_HEAD) + _DIGEST_BYTES
-    if data[: len(_HEAD)] != _HEAD or xxhash.xxh3_128_hexdigest(data[at:]).encode() != data[len(_HEAD) : at]:
+    if not seal_holds(data):
         raise CheckpointError(file, "its contents have changed since it was written (seal)", damaged=True)
     try:
         document = json.loads(data)
@@ -253,7 +263,12 @@ class CheckpointStore:
         self._keep = keep
 
     def write(
-        self, manifest: CheckpointManifest, state: Mapping[str, Any], *, wanted: Callable[[], bool] = lambda: True
+        self,
+        manifest: CheckpointManifest,
+        state: Mapping[str, Any],
+        *,
+        policy: StoredPolicy | None = None,
+        wanted: Callable[[], bool] = lambda: True,
     ) -> CheckpointManifest:
         """Write one checkpoint. It is on disk when this returns.
 
@@ -261,6 +276,7 @@ class CheckpointStore:
             manifest: The description of the checkpoint. This method sets `number` and `saved_unix_s`. The numbers of damaged and
                 abandoned checkpoints are not used again.
             state: The result of `Algorithm.state`; see `pack_state` for the supported types.
+            policy: The policy, which can then be exported from the checkpoint.
             wanted: Called right before the rename. It returns False if another learner thread has replaced this one.
 
         Returns:
@@ -275,10 +291,10 @@ class CheckpointStore:
             self._sweep()
             number = 1 + max((number for number, _, _ in self._entries()), default=0)
             written = replace(manifest, number=number, saved_unix_s=time.time())
-            contents = encode_checkpoint(written, state)
+            contents = encode_checkpoint(written, state, policy)
             temporary = self.folder / f"{TEMPORARY}{number:08d}-{threading.get_ident()}"
             try:
-                _fill(temporary, contents)
+                write_folder(temporary, contents)
                 if not wanted():
                     raise CheckpointError(temporary, "another learner thread has replaced this one and writes here now")
                 os.rename(temporary, self.folder / f"{number:08d}")
@@ -396,21 +412,3 @@ def _make_folder(folder: Path) -> None:
     for path in reversed(missing):
         path.mkdir(mode=0o700, exist_ok=True)
         sync_folder(path.parent)
-
-
-def _fill(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Create a folder with the given files, and flush the files to disk.
-
-    The entry of the folder in its parent is not flushed, so a loss of power can still remove the folder.
-    """
-    folder.mkdir(mode=0o700)
-    for name, content in contents.items():
-        file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            rest = memoryview(content)
-            while rest:
-                rest = rest[os.write(file, rest) :]
-            os.fsync(file)
-        finally:
-            os.close(file)
-    sync_folder(folder)

@@ -167,6 +167,8 @@ class LearnerCore:
             log.error("client %s: a damaged checkpoint was put aside: %s", client.client_id, problem)
             self.counters.add("checkpoints_damaged")
             self._sink.event("checkpoint_damaged", client_id=client.client_id, checkpoint=problem)
+        if client.settings.init and not message.checkpoint:
+            self._sink.event("warm_started", client_id=client.client_id, init=client.settings.init)
         if client.replaying:
             client.rewind(message)
             if message.checkpoint:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError
 from rl4sys_zmq.learner.alarms import PROCESS_KILLER, UPDATE_CHANGES_NOTHING, UPDATE_UNDONE
-from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, planned_policy
+from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, WarmStartAlgorithm, planned_policy
 from rl4sys_zmq.learner.algorithms.base import PACING_LAG
 from rl4sys_zmq.learner.algorithms.entry import readings
 from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore
@@ -28,8 +28,10 @@ from rl4sys_zmq.learner.reporting import GatewaySender, ProgressReporter, plain_
 from rl4sys_zmq.learner.suspects import CrashSuspects
 from rl4sys_zmq.learner.training import UpdateOutcome, UpdateRunner
 from rl4sys_zmq.learner.validation import ColumnRanges, ContentRules, content_errors
+from rl4sys_zmq.policies import PolicyOrigin, StoredPolicy
+from rl4sys_zmq.policies.initial_weights import read_weights
 from rl4sys_zmq.transports import Poller, Socket
-from rl4sys_zmq.values import PolicySnapshot, PolicySpec, observation_space_from, space_from
+from rl4sys_zmq.values import FlatWeights, PolicySnapshot, PolicySpec, observation_space_from, space_from
 from rl4sys_zmq.weights import digest, encode_update
 from rl4sys_zmq.wire import SegmentSchema, SubmitReader, blob_digest, decode, spec_body, spec_to_document
 from rl4sys_zmq.wire.messages import (
@@ -244,6 +246,8 @@ class TrainLoop:
             self._progress.steps = manifest.steps
             self._version, self._resumed_version = manifest.version - 1, manifest.version
             self._saved_updates = manifest.updates
+        elif self._assign.init:
+            self._start_from(Path(self._assign.init))
         return ThreadReady(
             spec_to_document(self._spec),
             algorithm.kind,
@@ -255,6 +259,25 @@ class TrainLoop:
             list(self._store.damaged) if self._store is not None else [],
             spec_body(self._spec),
         )
+
+    def _start_from(self, source: Path) -> None:
+        """Give the new algorithm the policy weights in a file or folder, and let the next round save them in a checkpoint.
+
+        Raises:
+            ConfigError: If the algorithm has no method `load_policy`, or the weights do not fit its policy.
+            PolicyFolderError: If the source is missing or damaged.
+        """
+        algorithm = self._algorithm
+        if not isinstance(algorithm, WarmStartAlgorithm):
+            name = self._assign.algorithm_name
+            raise ConfigError(f"algorithm {name} cannot start with given weights; it has no method load_policy", key="init")
+        tensors = read_weights(source, self._spec)
+        algorithm.load_policy({**algorithm.snapshot(), **tensors})
+        log.info(
+            "client %s starts with %d of %d tensors of %s", self._assign.client_id, len(tensors), len(self._spec.tensors), source
+        )
+        self._saved_updates = -1
+        self._save_at = time.monotonic()
 
     def _save(self, token: int = 0, *, asked: bool = False) -> None:
         """Write a checkpoint if the state has changed or the gateway has requested one.
@@ -274,7 +297,10 @@ class TrainLoop:
         began = time.monotonic()
         try:
             wanted = lambda: not self._replaced.is_set()  # noqa: E731
-            manifest = self._store.write(self._manifest(), self._algorithm.state(), wanted=wanted)
+            flat, others = self._spec.flatten(self._algorithm.snapshot())
+            manifest = self._manifest(digest(flat, others))
+            policy = self._stored_policy(manifest, flat, others)
+            manifest = self._store.write(manifest, self._algorithm.state(), policy=policy, wanted=wanted)
         except CheckpointError as exc:
             log.error("client %s: %s", self._assign.client_id, exc)
             self._send(CheckpointResult(token, 0, 0, [], time.monotonic() - began, plain_text(str(exc)[:500])))
@@ -286,14 +312,25 @@ class TrainLoop:
         marks = [[m.actor_id, m.origin, m.next_seq] for m in manifest.marks]
         self._send(CheckpointResult(token, manifest.number, manifest.version, marks, duration_s, ""))
 
-    def _manifest(self) -> CheckpointManifest:
-        """Return the manifest (the description) of a checkpoint of the current state.
+    def _stored_policy(self, manifest: CheckpointManifest, flat: FlatWeights, others: bytes) -> StoredPolicy:
+        """Return the policy of a checkpoint in the form in which it can be exported, given its weights."""
+        snapshot = PolicySnapshot(manifest.generation, manifest.version, manifest.digest, flat, others)
+        origin = PolicyOrigin(
+            client_id=manifest.client_id,
+            algorithm_name=manifest.algorithm_name,
+            updates=manifest.updates,
+            steps=manifest.steps,
+            saved_unix_s=manifest.saved_unix_s,
+        )
+        return StoredPolicy(self._spec, snapshot, origin)
+
+    def _manifest(self, now: int) -> CheckpointManifest:
+        """Return the manifest (the description) of a checkpoint of the current state. `now` is the digest of its weights.
 
         The manifest names a policy version. If the current weights are published, this is their version. Otherwise it is the
         next version, which these weights get when they are published by this learner thread, or by one that resumes from the
         checkpoint.
         """
-        now = digest(*self._spec.flatten(self._algorithm.snapshot()))
         published = self._snapshot is not None and self._published_master_digest == now
         return CheckpointManifest(
             client_id=self._assign.client_id,

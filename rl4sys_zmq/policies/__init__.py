@@ -5,6 +5,7 @@
   further values with each step (extra columns).
 - `PolicyEntry`: one kind of policy in the registry `POLICIES`. `register_policy` adds an entry, `require_policy` looks one up.
 - `bind`: returns a policy's `act` for one thread, which can then use buffers of that thread.
+- `read_policy`: reads an exported policy from a folder, as a `StoredPolicy` with a `PolicyOrigin`.
 - `RandomSource`: the random numbers for acting, one object for each host thread.
 
 A policy is immutable, so threads can share it. They must not share a `RandomSource`. Each new version of the weights is a new
@@ -13,6 +14,7 @@ policy object with a new buffer.
 
 from rl4sys_zmq.policies.base import Act, Action, Policy, PolicyFactory, bind
 from rl4sys_zmq.policies.column_policy import ExtraColumnPolicy, local_only_reason
+from rl4sys_zmq.policies.folder import PolicyOrigin, StoredPolicy, read_policy
 from rl4sys_zmq.policies.registry import POLICIES, PolicyEntry, build_policy, register_policy, require_policy
 from rl4sys_zmq.policies.sampler import RandomSource
 
@@ -24,10 +26,13 @@ __all__ = [
     "Policy",
     "PolicyEntry",
     "PolicyFactory",
+    "PolicyOrigin",
     "RandomSource",
+    "StoredPolicy",
     "bind",
     "build_policy",
     "local_only_reason",
+    "read_policy",
     "register_policy",
     "require_policy",
 ]

@@ -20,7 +20,7 @@ from rl4sys_zmq.policies.network import PolicyNetwork
 from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import BoxSpace, PolicySnapshot, PolicySpec
 
-__all__ = ["GaussianPolicy"]
+__all__ = ["ActionBounds", "GaussianPolicy", "action_bounds"]
 
 _Bounder = Callable[[NDArray[np.float32]], NDArray[Any]]
 
@@ -116,6 +116,34 @@ class GaussianPolicy:
         return raw, env, log_probs
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ActionBounds:
+    """The numbers with which a raw sample becomes an action of a box.
+
+    Attributes:
+        work: The dtype of the computation. Narrow types are computed in float32, wide ones in float64, and rounded once at the
+            end.
+        low, high: The bounds, ``[n]`` in the dtype `work`.
+        half, centre: Half of the width and the middle of the range, ``[n]`` in the dtype `work`; not finite without bounds.
+    """
+
+    work: np.dtype[Any]
+    low: NDArray[Any]
+    high: NDArray[Any]
+    half: NDArray[Any]
+    centre: NDArray[Any]
+
+
+def action_bounds(space: BoxSpace) -> ActionBounds:
+    """Return the bounds of a box of actions, for the conversion of raw samples to actions."""
+    dtype = np.dtype(space.dtype)
+    work: np.dtype[Any] = np.dtype(np.float32) if dtype in (np.float32, np.float16) else np.dtype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        low: NDArray[Any] = _edge(space.low_array().ravel(), dtype).astype(work)
+        high: NDArray[Any] = _edge(space.high_array().ravel(), dtype).astype(work)
+        return ActionBounds(work, low, high, high / 2 - low / 2, high / 2 + low / 2)
+
+
 @lru_cache(maxsize=64)
 def _bounder(space: BoxSpace, squash: str) -> _Bounder:
     """Return a function that maps raw samples ``[..., n]`` to environment actions, as a new array of the space's dtype.
@@ -123,12 +151,8 @@ def _bounder(space: BoxSpace, squash: str) -> _Bounder:
     The actions are within the bounds of the space. `squash` is ``clip`` or ``tanh``, as in `MLPParameters`.
     """
     dtype = np.dtype(space.dtype)
-    # Narrow types are computed in float32, wide ones in float64, and rounded once at the end.
-    work = np.dtype(np.float32) if dtype in (np.float32, np.float16) else np.dtype(np.float64)
-    with np.errstate(over="ignore", invalid="ignore"):
-        low: NDArray[Any] = _edge(space.low_array().ravel(), dtype).astype(work)
-        high: NDArray[Any] = _edge(space.high_array().ravel(), dtype).astype(work)
-        half, centre = high / 2 - low / 2, high / 2 + low / 2
+    bounds = action_bounds(space)
+    work, low, high, half, centre = bounds.work, bounds.low, bounds.high, bounds.half, bounds.centre
     whole_number = dtype.kind in "iub"
     free = bool(np.all(low == -np.inf) and np.all(high == np.inf))
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms import Algorithm, AlgorithmEntry, AlgorithmFactory, UndoableAlgorithm
+from rl4sys_zmq.learner.algorithms import Algorithm, AlgorithmEntry, AlgorithmFactory, UndoableAlgorithm, WarmStartAlgorithm
 from rl4sys_zmq.learner.state_tree import pack_state, unpack_state
 from rl4sys_zmq.policies import ExtraColumnPolicy, RandomSource, build_policy
 from rl4sys_zmq.testing.check_policy import random_observations
@@ -242,6 +242,7 @@ def _check_training(make: Callable[[], Algorithm], seed: int, max_steps: int, lo
         words = f"training from the state after {name} gives different weights; a part of the state is missing or not a copy"
         assert _equal(final, spec.flatten(loaded.snapshot())), words
     _check_bad_state(make())
+    _check_warm_start(make(), algorithm)
     if isinstance(algorithm, UndoableAlgorithm):
         for segment in segments[2]:
             algorithm.observe(segment)
@@ -251,6 +252,22 @@ def _check_training(make: Callable[[], Algorithm], seed: int, max_steps: int, lo
             continue
         algorithm.restore(kept)
         assert _equal(held, spec.flatten(algorithm.snapshot())), "restore() does not restore the weights of checkpoint()"
+
+
+def _check_warm_start(fresh: Algorithm, trained: Algorithm) -> None:
+    """Check `load_policy` of an algorithm that has this method, with the weights of another object that was trained."""
+    if not isinstance(fresh, WarmStartAlgorithm):
+        return
+    given = {name: np.array(tensor) for name, tensor in trained.snapshot().items()}
+    fresh.load_policy(given)
+    taken = [name for name, tensor in fresh.snapshot().items() if np.array_equal(tensor, given[name])]
+    assert taken, "snapshot() has none of the tensors that load_policy() was given"
+    wanted = {name: given[name].copy() for name in taken}
+    for tensor in given.values():
+        tensor.fill(0)
+    kept = fresh.snapshot()
+    views = [name for name in taken if not np.array_equal(kept[name], wanted[name])]
+    assert not views, f"load_policy() keeps views of the given tensors instead of copies: {', '.join(views)}"
 
 
 def _one_update(world: _RandomEnvironment, max_steps: int, log_probs: SegmentLogProbs | None) -> list[Segment]:

@@ -446,6 +446,7 @@ class AssignClient(ToLearnerThread):
         max_magnitude: Largest absolute value of an observation or a raw action whose space has no bounds.
         max_reward: Largest absolute value of a reward.
         torch_threads: Number of threads that torch uses in this process; 0 leaves it unchanged.
+        init: File or folder with the weights with which a client without a checkpoint starts; empty for random weights.
     """
 
     KIND: ClassVar[int] = 32
@@ -470,6 +471,7 @@ class AssignClient(ToLearnerThread):
     max_magnitude: float = 1e15
     max_reward: float = 1e12
     torch_threads: int = 0
+    init: str = ""
 
 
 @dataclass(frozen=True, slots=True)

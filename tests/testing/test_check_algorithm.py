@@ -105,6 +105,21 @@ class Views(FakeAlgorithm):
         return self.weights
 
 
+class TakesNothing(FakeAlgorithm):
+    def load_policy(self, tensors: Mapping[str, Any]) -> None:
+        pass
+
+
+class TakesViews(FakeAlgorithm):
+    taken: Mapping[str, Any] = {}
+
+    def load_policy(self, tensors: Mapping[str, Any]) -> None:
+        self.taken = tensors
+
+    def snapshot(self) -> Any:
+        return {name: np.array(tensor) for name, tensor in (self.taken or super().snapshot()).items()}
+
+
 class Forgets(FakeAlgorithm):
     def state(self) -> Any:
         return {**super().state(), "updates": 0}
@@ -145,6 +160,8 @@ class Lucky(FakeAlgorithm):
         (Global, "global random state"),
         (Views, "not copies"),
         (Forgets, "a part of the state is missing"),
+        (TakesNothing, "none of the tensors"),
+        (TakesViews, "keeps views"),
         (Careless, "accepts an empty state"),
         (Stalls, "no update would happen"),
         (Wasteful, "does not use the one step"),

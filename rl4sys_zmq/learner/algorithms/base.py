@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.values import PolicySpec, Segment
 
-__all__ = ["PACING_LAG", "Algorithm", "UndoableAlgorithm"]
+__all__ = ["PACING_LAG", "Algorithm", "UndoableAlgorithm", "WarmStartAlgorithm"]
 
 PACING_LAG = {"onpolicy": 0, "offpolicy": 1}
 """For each kind of algorithm, the number of batches that actors can collect ahead of the training, unless it is configured."""
@@ -137,4 +137,19 @@ class UndoableAlgorithm(Protocol):
         Returns:
             The numbers of the segments that contained the data. Segments are numbered from 0 in the order of the calls of
             `observe` on this object. For data that came with `load`, the number is negative, and the caller ignores it.
+        """
+
+
+@runtime_checkable
+class WarmStartAlgorithm(Protocol):
+    """The optional method of an algorithm whose training can start with given weights of the policy (the option ``init``)."""
+
+    def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Replace the weights of the policy. The rest of the state, such as value network and optimizer, stays as it is.
+
+        The learner thread calls this once, before the first segment. After the call, `Algorithm.snapshot` returns these weights.
+        Tensors that the algorithm computes itself, such as the current epsilon, can differ.
+
+        Args:
+            tensors: All tensors of the specification, by name, in its shapes and dtypes.
         """

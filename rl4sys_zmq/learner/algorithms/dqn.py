@@ -144,6 +144,12 @@ class DQN:
         for name in _COUNTERS:
             setattr(self, f"_{name}", int(state["counters"][name]))
 
+    def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Replace the weights of both networks. Epsilon keeps its schedule."""
+        flat, _ = self._spec.flatten(tensors)
+        for network in (self._online, self._target):
+            network.flat.copy_(torch.from_numpy(flat[: network.flat.numel()]))
+
     def checkpoint(self) -> tuple[Any, ...]:
         """Return copies of everything that an update changes: networks, optimizer's state, random state and counts of updates.
 

@@ -90,6 +90,9 @@ RL4SYS_KL_FACTOR = 1.5
 This applies only to updates with `train_pi_iters` or `train_v_iters`, which work as in RL4Sys.
 """
 
+WARM_START_ROWS = 10_000
+"""The number of observations that the statistics of a policy count as, if the training starts with that policy."""
+
 LENGTH_STEP = 0.05
 """The weight of each ended trajectory in the running mean of trajectory lengths."""
 
@@ -267,6 +270,20 @@ class PPO:
         if self._reward_scale is not None:
             self._reward_scale.load(state["rewards"])
         self._clear()
+
+    def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Replace the weights of the policy, and the statistics that standardise observations.
+
+        The statistics count as those of `WARM_START_ROWS` observations, so that new data replaces them slowly.
+        """
+        flat, _ = self._spec.flatten(tensors)
+        policy = self._network.flat[self._network.parts[0]]
+        policy.copy_(torch.from_numpy(flat[self._spec.size - len(policy) :]))
+        if self._normalise:
+            self._mean = torch.from_numpy(np.array(tensors["obs_mean"], np.float32))
+            self._scale = torch.from_numpy(np.array(tensors["obs_scale"], np.float32))
+            mean, scale = self._mean.numpy().astype(np.float64), self._scale.numpy().astype(np.float64)
+            self._moments.load({"count": WARM_START_ROWS, "mean": mean, "variance": 1.0 / np.maximum(scale, 1e-12) ** 2})
 
     def checkpoint(self) -> dict[str, Any]:
         """Return copies of everything that an update changes, for `restore`. This is the same as `state`."""

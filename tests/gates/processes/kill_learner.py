@@ -40,6 +40,7 @@ from rl4sys_zmq.learner.endpoint import ActorEndpoint
 from rl4sys_zmq.learner.gateway import Gateway
 from rl4sys_zmq.learner.train_loop import TrainLoop
 from rl4sys_zmq.policies.mlp import mlp_spec
+from rl4sys_zmq.private import write_folder
 from rl4sys_zmq.testing.fakes import FakeAlgorithm, FakeParameters
 
 SAMPLE_S = 0.05
@@ -185,14 +186,13 @@ def light(point: str) -> None:
 
 def obey_a_full_disk(marker: Path) -> None:
     """While the marker is there, the disk has no room for checkpoints."""
-    fill = checkpoints._fill
 
     def full(*args: Any) -> None:
         if marker.exists():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(marker))
-        fill(*args)
+        write_folder(*args)
 
-    setattr(checkpoints, "_fill", full)  # noqa: B010 its arguments are not of interest here
+    setattr(checkpoints, "write_folder", full)  # noqa: B010 its arguments are not of interest here
 
 
 # ---- serving

@@ -1,0 +1,289 @@
+"""`FrozenAgent`: acts with a policy from a folder, without a learner, and has the calls of `RL4SysAgent`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections.abc import Sequence
+from math import isfinite
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.actor.acting import Baseline, idle_action, with_leading_axis
+from rl4sys_zmq.actor.action import RL4SysAction, new_action, new_actions
+from rl4sys_zmq.actor.components import ThreadLocalState
+from rl4sys_zmq.actor.inputs import inputs_for
+from rl4sys_zmq.actor.recorded import ColumnAction, ColumnActionSelector
+from rl4sys_zmq.actor.segments import PolicyStamp
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.errors import ActionError, Closed
+from rl4sys_zmq.policies import Policy, PolicyOrigin, build_policy, read_policy
+from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.values import PolicySpec
+from rl4sys_zmq.values.trees import Tree
+
+__all__ = ["FrozenAgent", "FrozenTrajectory"]
+
+
+class FrozenTrajectory:
+    """One episode of a `FrozenAgent`. It counts the steps, and keeps no data.
+
+    Attributes:
+        episode_id: A random 64-bit number that identifies the episode.
+        completed: True after `FrozenAgent.mark_end_of_trajectory`. The next request then starts another trajectory.
+        steps: The number of actions added.
+    """
+
+    # `state` is the state of a policy with extra columns after the last added action, `last` is that action.
+    __slots__ = ("agent", "completed", "episode_id", "last", "state", "steps")
+
+    def __init__(self, agent: FrozenAgent, episode_id: int) -> None:
+        self.agent = agent
+        self.episode_id = episode_id
+        self.completed = False
+        self.steps = 0
+        self.last: RL4SysAction | None = None
+        self.state: Any = None
+
+    def __len__(self) -> int:
+        return self.steps
+
+
+class FrozenAgent(Resource):
+    """An agent that acts with one policy from a folder and never learns. It has no learner, thread, socket or torch.
+
+    ::
+
+        with FrozenAgent("policy") as agent:
+            traj = None
+            while running:
+                traj, action = agent.request_for_action(traj, observation)
+                do(action.act)
+
+    The loop of a host that was written for `RL4SysAgent` runs unchanged: rewards, `add_to_trajectory`, `mark_end_of_trajectory`
+    and `flush` are accepted, and nothing is stored or sent. Several threads can use one agent, each with its own trajectories.
+
+    Attributes:
+        origin: The training that the policy comes from.
+    """
+
+    def __init__(
+        self,
+        policy: str | os.PathLike[str],
+        *,
+        explore: bool = False,
+        seed: int | None = None,
+        baseline: Baseline | None = None,
+    ) -> None:
+        """Read and verify the policy.
+
+        Args:
+            policy: The folder from ``rl4sys-learner export``, or the folder of a learner's checkpoint.
+            explore: True to sample actions as in training. False for the most probable action.
+            seed: The seed of the random numbers; None takes one from the operating system. Only with `explore`.
+            baseline: Your fallback function, from the observation and the mask to an action, for an observation for which the
+                policy gives no finite action. None: the middle of the action range, or the first allowed discrete action.
+
+        Raises:
+            PolicyFolderError: If a file is missing, damaged, too large or of another format.
+            ConfigError: If safetensors is not installed, or the kind of the policy is not registered in this process.
+        """
+        stored = read_policy(policy)
+        self.origin: PolicyOrigin = stored.origin
+        self._spec, self._policy = stored.spec, build_policy(stored.spec, stored.snapshot)
+        self._explore, self._baseline = explore, baseline
+        self._inputs = inputs_for(stored.spec.observation_space, stored.spec.action_space)
+        self._recorder = ColumnActionSelector(stored.spec, explore) if stored.spec.columns else None
+        self._counters = Counters()
+        self._ids = random.Random()
+        seed = seed if seed is not None else random.SystemRandom().getrandbits(128)
+        self._threads = ThreadLocalState(seed, itertools.count(), explore, self)
+        self._stamp = PolicyStamp(stored.snapshot.generation, stored.snapshot.version, self)
+        self._closed = False
+
+    # ---- acting
+
+    def request_for_action(
+        self, traj: FrozenTrajectory | None, obs: object, mask: object = None
+    ) -> tuple[FrozenTrajectory, RL4SysAction]:
+        """Choose an action for one observation.
+
+        Args:
+            traj: The running trajectory. None or a completed trajectory starts a new one.
+            obs: As in `RL4SysAgent.request_for_action`.
+            mask: As in `RL4SysAgent.request_for_action`.
+
+        Returns:
+            The trajectory and the action.
+
+        Raises:
+            ObservationError, MaskError: If the input is invalid. Nothing has changed.
+            ActionError: If the trajectory belongs to another agent.
+            Closed: If the agent is closed.
+        """
+        self._check_open()
+        observation, leading = self._inputs.observation(obs)
+        allowed = self._inputs.mask(mask)
+        traj = self._running(traj)
+        thread = self._threads.state
+        thread.take(self._policy)
+        action: RL4SysAction
+        if self._recorder is not None:
+            action = self._recorder.choose(self._policy, thread, traj.state, observation, allowed)
+        else:
+            action = new_action(observation, *thread.act(observation, allowed), self._stamp, allowed)
+        if not (isfinite(action.log_prob) and np.isfinite(action.raw).all()):
+            action = self._fallback(observation, allowed)
+        action.act = with_leading_axis(action.act, leading)
+        return traj, action
+
+    def request_for_actions(
+        self, trajs: Sequence[FrozenTrajectory | None] | None, obs: object, masks: object = None
+    ) -> tuple[list[FrozenTrajectory], list[RL4SysAction]]:
+        """Choose actions for ``N`` environments with one batched forward pass.
+
+        Args:
+            trajs: ``N`` trajectories as in `request_for_action`. None starts ``N`` new trajectories.
+            obs: Observations ``[N, *obs]``. For a Dict or Tuple space, a dict or tuple of arrays ``[N, *leaf]``.
+            masks: ``[N, n]`` for ``n`` discrete actions, 1 where an action is allowed. None allows all actions.
+
+        Returns:
+            ``N`` trajectories and ``N`` actions.
+
+        Raises:
+            ObservationError, MaskError, ActionError, Closed: As for `request_for_action`.
+        """
+        self._check_open()
+        given = [None] * self._inputs.count(obs) if trajs is None else list(trajs)
+        observations = self._inputs.observations(obs, len(given))
+        allowed = self._inputs.mask(masks, len(given))
+        running = [self._running(traj) for traj in given]
+        each = self._inputs.rows(observations)
+        rows: Sequence[NDArray[np.bool_] | None] = [None] * len(given) if allowed is None else list(allowed)
+        thread = self._threads.state
+        thread.take(self._policy)
+        actions: list[RL4SysAction]
+        if self._recorder is not None:
+            states = [traj.state for traj in running]
+            actions = [*self._recorder.choose_batch(self._policy, thread, states, observations, allowed)]
+        else:
+            raws, acts, log_probs = self._policy.act_batch(observations, allowed, thread.sampler, self._explore)
+            actions = new_actions(each, raws, acts, log_probs, self._stamp, rows)
+        for index, action in enumerate(actions):
+            if not (isfinite(action.log_prob) and np.isfinite(action.raw).all()):
+                actions[index] = self._fallback(each[index], rows[index])
+        return running, actions
+
+    def add_to_trajectory(self, traj: FrozenTrajectory, action: RL4SysAction) -> None:
+        """Count an action as the next step of `traj`. An action that is added after the end of its trajectory is ignored.
+
+        Raises:
+            ActionError: If the action or the trajectory belongs to another agent.
+        """
+        self._check_trajectory(traj)
+        if action.stamp.owner is not self:
+            raise ActionError("this action belongs to another agent")
+        if not traj.completed:
+            traj.steps += 1
+            traj.last = action
+            self._counters.add("steps")
+            if isinstance(action, ColumnAction):
+                traj.state = action.state
+
+    def update_action_reward(self, action: RL4SysAction, reward: object) -> None:
+        """Set an action's reward, as `RL4SysAction.update_reward` does. It is not used."""
+        action.update_reward(reward)
+
+    def mark_end_of_trajectory(
+        self,
+        traj: FrozenTrajectory,
+        action: RL4SysAction | None = None,
+        truncated: bool = False,
+        final_obs: object = None,
+    ) -> None:
+        """End an episode. A second call does nothing.
+
+        Args:
+            traj: The trajectory.
+            action: Its last action. It is added now if it was not added as the last one before.
+            truncated: Not used, as in training.
+            final_obs: Not used, as in training.
+
+        Raises:
+            ActionError: If the action or the trajectory belongs to another agent, or `traj` is None.
+        """
+        self._check_trajectory(traj)
+        if traj.completed:
+            return
+        if action is not None and action is not traj.last:
+            self.add_to_trajectory(traj, action)
+        traj.completed = True
+        self._counters.add("episodes")
+
+    # ---- the policy
+
+    @property
+    def version(self) -> int:
+        """The version of the policy: the number of its publication."""
+        return self._policy.version
+
+    @property
+    def generation(self) -> int:
+        """The generation of the policy: the number of the learner thread that published it."""
+        return self._policy.generation
+
+    @property
+    def digest(self) -> int:
+        """The xxh3-64 digest of the weights."""
+        return self._policy.snapshot.digest
+
+    @property
+    def spec(self) -> PolicySpec:
+        """The description of the policy: its spaces, kind, parameters and tensors."""
+        return self._spec
+
+    @property
+    def policy(self) -> Policy:
+        """The policy itself."""
+        return self._policy
+
+    def flush(self, timeout_s: float) -> None:
+        """Return at once: nothing is sent. `timeout_s` is not used."""
+
+    def stats(self) -> dict[str, Any]:
+        """Return the counts of steps, episodes and actions that were not finite, and the version of the policy."""
+        counts = {name: self._counters.get(name) for name in ("steps", "episodes", "policies_not_finite")}
+        return {**counts, "generation": self.generation, "version": self.version, "digest": f"{self.digest:016x}"}
+
+    def close(self) -> None:
+        """Make all later requests raise Closed. There is nothing to release."""
+        self._closed = True
+
+    # ---- details
+
+    def _running(self, traj: FrozenTrajectory | None) -> FrozenTrajectory:
+        """Return the trajectory of the next step: the given one, or a new one if it is None or has ended."""
+        if traj is not None:
+            self._check_trajectory(traj)
+            if traj.last is not None and traj.last.done:
+                self.mark_end_of_trajectory(traj)
+            if not traj.completed:
+                return traj
+        return FrozenTrajectory(self, self._ids.getrandbits(64))
+
+    def _fallback(self, observation: Tree, mask: NDArray[np.bool_] | None) -> RL4SysAction:
+        """Return the action of the host's fallback function, or an idle action without one."""
+        self._counters.add("policies_not_finite")
+        act = self._baseline(observation, mask) if self._baseline is not None else idle_action(self._spec, mask)
+        return new_action(observation, None, act, 0.0, self._stamp, mask)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("this agent was closed")
+
+    def _check_trajectory(self, traj: object) -> None:
+        if not isinstance(traj, FrozenTrajectory) or traj.agent is not self:
+            raise ActionError(f"expected a trajectory of this agent, not {traj!r:.60}")

@@ -1,0 +1,166 @@
+"""The command ``rl4sys-actor evaluate``: the return of a policy in a Gymnasium environment, with its interval."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.actor import FrozenAgent
+from rl4sys_zmq.cli.act import make_environments
+from rl4sys_zmq.cli.app import as_config_error, print_line, require
+from rl4sys_zmq.cli.signals import SignalHandlers
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.stored_policies import newest_policy
+from rl4sys_zmq.values import observation_space_from, space_from
+
+__all__ = ["EvaluateOptions", "bootstrap_interval", "evaluate"]
+
+CHECK_STEPS = 64
+RESAMPLES = 10_000
+LEVEL = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateOptions:
+    """The values of the options of the command ``rl4sys-actor evaluate``. The help of the command describes them."""
+
+    policy: Path | None
+    run: Path | None
+    client: str | None
+    env: str
+    episodes: int
+    seed: int
+    explore: bool
+    json: bool
+    render: bool
+    video: Path | None
+
+
+def evaluate(options: EvaluateOptions) -> None:
+    """Run the episodes, and print the figures.
+
+    Raises:
+        ConfigError: If the environment cannot be created, or its spaces are not those of the policy.
+        PolicyFolderError, CheckpointError: If the policy cannot be read.
+    """
+    folder = options.policy
+    if options.run is not None:
+        folder, _ = newest_policy(options.run, options.client)
+    assert folder is not None  # the command line has either --policy or --run
+    seeds = np.random.SeedSequence(options.seed)
+    with FrozenAgent(folder, explore=options.explore, seed=options.seed) as agent:
+        env = _environment(options)
+        try:
+            _check_spaces(agent, env, options.env)
+            episodes = [_episode(agent, env, int(seed)) for seed in seeds.generate_state(options.episodes)]
+        finally:
+            env.close()
+    returns = np.array([total for total, _ in episodes])
+    lengths = [length for _, length in episodes]
+    figures: dict[str, Any] = {
+        "env": options.env,
+        "policy": str(folder),
+        "client_id": agent.origin.client_id,
+        "algorithm": agent.origin.algorithm_name,
+        "generation": agent.generation,
+        "version": agent.version,
+        "digest": f"{agent.digest:016x}",
+        "explore": options.explore,
+        "seed": options.seed,
+        "episodes": options.episodes,
+        "mean_return": float(returns.mean()),
+        "interval": bootstrap_interval(returns, options.seed),
+        "median": float(np.median(returns)),
+        "min": float(returns.min()),
+        "max": float(returns.max()),
+        "mean_length": float(np.mean(lengths)),
+        "policies_not_finite": agent.stats()["policies_not_finite"],
+        "returns": returns.tolist(),
+        "lengths": lengths,
+    }
+    if options.json:
+        print_line(json.dumps(figures))
+        return
+    _print(figures)
+    if options.video is not None:
+        print_line(f"videos in {options.video}")
+
+
+def bootstrap_interval(values: NDArray[np.float64], seed: int = 0) -> tuple[float, float] | None:
+    """Return the 95 % percentile bootstrap interval of the mean of `values`, ``[N]``. Return None for a single value.
+
+    Source: Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13.
+    """
+    if len(values) < 2:
+        return None
+    rng = np.random.default_rng(seed)
+    means = np.array([values[rng.integers(len(values), size=len(values))].mean() for _ in range(RESAMPLES)])
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def _episode(agent: FrozenAgent, env: Any, seed: int) -> tuple[float, int]:
+    """Run one episode. Return its return and its length in steps."""
+    signals = SignalHandlers.current
+    observation, _ = env.reset(seed=seed)
+    traj, total, length = None, 0.0, 0
+    while True:
+        traj, action = agent.request_for_action(traj, observation)
+        agent.add_to_trajectory(traj, action)
+        observation, reward, terminated, truncated, _ = env.step(action.act)
+        total += float(reward)
+        length += 1
+        if terminated or truncated:
+            agent.mark_end_of_trajectory(traj)
+            return total, length
+        if signals is not None and length % CHECK_STEPS == 0:
+            signals.check()
+
+
+def _environment(options: EvaluateOptions) -> Any:
+    if options.video is None:
+        [env] = make_environments(options.env, 1, "human" if options.render else None)
+        return env
+    require("video", "gymnasium", "moviepy")
+    import gymnasium
+
+    [env] = make_environments(options.env, 1, "rgb_array")
+    try:
+        with as_config_error(gymnasium.error.Error, ValueError, OSError):
+            return gymnasium.wrappers.RecordVideo(
+                env, str(options.video), episode_trigger=lambda _: True, name_prefix="episode", disable_logger=True
+            )
+    except ConfigError:
+        env.close()
+        raise
+
+
+def _check_spaces(agent: FrozenAgent, env: Any, env_id: str) -> None:
+    for key, ours, theirs in (
+        ("observation_space", agent.spec.observation_space, observation_space_from(env.observation_space)),
+        ("action_space", agent.spec.action_space, space_from(env.action_space)),
+    ):
+        if (ours.shape, getattr(ours, "n", None)) != (theirs.shape, getattr(theirs, "n", None)):
+            raise ConfigError(f"the policy has the {key} {ours}, but {env_id} has {theirs}; choose another --env", key=key)
+
+
+def _print(figures: dict[str, Any]) -> None:
+    count, mode = figures["episodes"], "exploring" if figures["explore"] else "most probable actions"
+    print_line(
+        f"client {figures['client_id']}, {figures['algorithm']}, version {figures['version']}, in {figures['env']}: "
+        f"{count} {'episode' if count == 1 else 'episodes'}, {mode}"
+    )
+    interval = figures["interval"]
+    shown = f"95 % interval {interval[0]:.1f} to {interval[1]:.1f}" if interval else "no interval: it needs at least 2 episodes"
+    print_line(f"mean return {figures['mean_return']:.1f} ({shown})")
+    print_line(
+        f"median {figures['median']:.1f}, min {figures['min']:.1f}, max {figures['max']:.1f}, "
+        f"mean length {figures['mean_length']:.1f} steps"
+    )
+    if figures["policies_not_finite"]:
+        print_line(f"!! {figures['policies_not_finite']} actions were not finite and were replaced")

@@ -1,0 +1,214 @@
+"""``rl4sys-learner export`` and ``rl4sys-actor evaluate``: from a run directory to a policy that acts without a learner."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from rl4sys_zmq import AgentConfig, FrozenAgent, RL4SysAgent
+from rl4sys_zmq.cli.actor import main as actor
+from rl4sys_zmq.cli.evaluate import bootstrap_interval
+from rl4sys_zmq.cli.learner import main as learner
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.learner.checkpoints import CheckpointStore
+from rl4sys_zmq.policies import read_policy
+from rl4sys_zmq.testing import FakeAlgorithm, fresh_address
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+
+pytest.importorskip("safetensors")
+
+OBSERVED, ACTED = BoxSpace((4,)), DiscreteSpace(2)
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    register_algorithm("EXPORTED", FakeAlgorithm.factory(steps_per_update=4, rollout_length=4))
+
+
+def started(run_dir: str, **options: Any) -> Learner:
+    return Learner(LearnerConfig(bind=fresh_address("inproc", Path.cwd()), run_dir=Path(run_dir), **options)).start()
+
+
+def train(learner: Learner, client_id: str = "lab", episodes: int = 3) -> int:
+    """Trains, and returns the digest of the actor's last policy."""
+    config = AgentConfig(
+        client_id=client_id,
+        train_server_address=learner.address,
+        algorithm_name="EXPORTED",
+        observation_space=OBSERVED,
+        action_space=ACTED,
+        overflow="wait",
+    )
+    with RL4SysAgent(config=config) as agent:
+        for _ in range(episodes):
+            traj = None
+            for _ in range(4):
+                traj, action = agent.request_for_action(traj, np.zeros(4, np.float32))
+                agent.add_to_trajectory(traj, action)
+                action.update_reward(2.5)
+            assert traj is not None
+            agent.mark_end_of_trajectory(traj)
+        agent.flush(20.0)
+        learner.wait(client_id=client_id, version=episodes, timeout_s=20.0)
+        agent.wait_version(episodes, 20.0)
+        return agent.digest
+
+
+def invoke(group: Any, *arguments: str) -> Result:
+    return CliRunner().invoke(group, arguments)
+
+
+def refused(result: Result) -> str:
+    assert result.exit_code == 2, result.output
+    assert result.stderr.count("\n") == 1, result.stderr
+    return result.stderr
+
+
+def test_a_policy_is_exported_while_its_learner_runs(tmp_path: Path) -> None:
+    with started("run") as running:
+        expected = train(running)
+        running.save(timeout_s=20.0)
+        done = invoke(learner, "export", "run", "--client", "lab", "-o", "policy")
+        assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("client lab, EXPORTED, version 3, saved ")
+    assert "12 steps, 3 updates" in lines[0]
+    with FrozenAgent("policy") as agent:
+        assert (agent.digest, agent.version) == (expected, 3)
+        agent.request_for_action(None, np.zeros(4, np.float32))
+    assert {path.name for path in (tmp_path / "policy").iterdir()} >= {"spec.json", "policy.safetensors"}
+
+
+def test_the_returns_of_the_training_are_noted(tmp_path: Path) -> None:
+    with started("run") as running:
+        train(running)
+    done = invoke(learner, "export", "run")
+    assert "mean return of the last 3 training episodes 10.0" in done.stdout, done.output
+    origin = read_policy("policy").origin
+    assert (origin.episodes, origin.mean_return, origin.steps, origin.updates) == (3, 10.0, 12, 3)
+
+
+def test_an_onnx_file_comes_with_its_extra() -> None:
+    onnx = pytest.importorskip("onnx")
+    with started("run") as running:
+        train(running)
+    done = invoke(learner, "export", "run")
+    assert "policy/policy.onnx" in done.stdout
+    onnx.checker.check_model(onnx.load("policy/policy.onnx"))
+
+
+def test_without_its_extra_the_command_says_how_to_get_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
+    with started("run") as running:
+        train(running)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    done = invoke(learner, "export", "run")
+    assert done.exit_code == 0
+    assert "policy.onnx is left out" in done.stdout and "pip install 'rl4sys-zmq[onnx]'" in done.stdout
+    assert not Path("policy/policy.onnx").exists()
+
+
+def test_export_says_what_to_do(tmp_path: Path) -> None:
+    assert "no run directory with checkpoints" in refused(invoke(learner, "export", "nowhere"))
+    with started("run") as running:
+        train(running, "one")
+        train(running, "two")
+    assert "clients one, two; name one with --client ID" in refused(invoke(learner, "export", "run"))
+    assert "it has one, two" in refused(invoke(learner, "export", "run", "--client", "three"))
+    assert invoke(learner, "export", "run", "--client", "two").exit_code == 0
+    assert "--force" in refused(invoke(learner, "export", "run", "--client", "two"))
+    assert invoke(learner, "export", "run", "--client", "one", "--force").exit_code == 0
+    assert "of client 'one', not of 'two'" in refused(invoke(learner, "export", "policy", "--client", "two", "-o", "other"))
+    assert invoke(learner, "export", "policy", "-o", "other").exit_code == 0
+    assert read_policy("policy").snapshot.digest == read_policy("other").snapshot.digest
+
+
+def test_a_damaged_newest_checkpoint_is_skipped(tmp_path: Path) -> None:
+    with started("run") as running:
+        train(running)
+        running.save(timeout_s=20.0)
+        train(running, episodes=5)
+        running.save(timeout_s=20.0)
+    paths = CheckpointStore(Path("run/checkpoints/lab")).newest()
+    (paths[0] / "policy.safetensors").write_bytes(b"")
+    assert f"from {paths[1]}" in invoke(learner, "export", "run").stdout
+    for path in paths:
+        (path / "policy.safetensors").unlink()
+    assert "policy.safetensors" in refused(invoke(learner, "export", "run", "--force"))
+    for path in paths:
+        (path / "spec.json").unlink()
+    assert "an earlier version" in refused(invoke(learner, "export", "run", "--force"))
+
+
+# ---- evaluate
+
+
+def test_an_interval_covers_the_mean() -> None:
+    values = np.random.default_rng(0).normal(10.0, 2.0, 400)
+    interval = bootstrap_interval(values)
+    assert interval is not None
+    low, high = interval
+    assert low < values.mean() < high
+    assert high - low == pytest.approx(2 * 1.96 * 2.0 / 20.0, rel=0.15)
+    assert bootstrap_interval(values) == interval
+    assert bootstrap_interval(values[:1]) is None
+    assert bootstrap_interval(np.full(5, 3.0)) == (3.0, 3.0)
+
+
+@pytest.fixture
+def policy() -> str:
+    pytest.importorskip("gymnasium")
+    with started("run") as running:
+        train(running)
+    assert invoke(learner, "export", "run").exit_code == 0
+    return "policy"
+
+
+def test_a_policy_is_evaluated(policy: str) -> None:
+    arguments = ("evaluate", "--policy", policy, "--env", "CartPole-v1", "--episodes", "8", "--seed", "3")
+    done = invoke(actor, *arguments)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[0] == "client lab, EXPORTED, version 3, in CartPole-v1: 8 episodes, most probable actions"
+    assert lines[1].startswith("mean return ") and "95 % interval " in lines[1]
+    assert lines[2].startswith("median ")
+    figures = json.loads(invoke(actor, *arguments, "--json").stdout)
+    again = json.loads(invoke(actor, *arguments, "--json").stdout)
+    assert figures == again, "the same seed gives the same episodes"
+    returns = figures["returns"]
+    assert len(returns) == 8 and figures["lengths"] == returns  # CartPole gives 1 for each step
+    assert (figures["mean_return"], figures["min"], figures["max"]) == (np.mean(returns), min(returns), max(returns))
+    assert figures["interval"][0] <= figures["mean_return"] <= figures["interval"][1]
+    of_run = json.loads(invoke(actor, "evaluate", "--run", "run", *arguments[3:], "--json").stdout)
+    assert of_run["returns"] == returns
+
+
+def test_evaluate_says_what_to_do(policy: str) -> None:
+    env = ("--env", "CartPole-v1")
+    assert "either --policy DIR or --run RUN" in refused(invoke(actor, "evaluate", *env))
+    assert "--client applies to --run" in refused(invoke(actor, "evaluate", "--policy", policy, "--client", "lab", *env))
+    both = ("--render", "--video", "v")
+    assert "either --render or --video" in refused(invoke(actor, "evaluate", "--policy", policy, *env, *both))
+    assert "observation_space" in refused(invoke(actor, "evaluate", "--policy", policy, "--env", "Pendulum-v1"))
+    assert "no such folder" in refused(invoke(actor, "evaluate", "--policy", "nowhere", *env))
+
+
+def test_videos_need_their_extra(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "moviepy", None)
+    arguments = ("evaluate", "--policy", policy, "--env", "CartPole-v1", "--episodes", "1", "--video", "videos")
+    assert "pip install 'rl4sys-zmq[video]'" in refused(invoke(actor, *arguments))
+
+
+@pytest.mark.filterwarnings("default")
+def test_episodes_are_recorded(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("moviepy")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    done = invoke(actor, "evaluate", "--policy", policy, "--env", "CartPole-v1", "--episodes", "2", "--video", "videos")
+    assert done.exit_code == 0, done.output
+    assert len(list(Path("videos").glob("*.mp4"))) == 2

@@ -1,0 +1,154 @@
+"""A client without a checkpoint starts with given weights; one with a checkpoint does not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.config import ClientConfig
+from rl4sys_zmq.errors import ConfigError, HandshakeRefused
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.learner.algorithms import ALGORITHMS, WarmStartAlgorithm
+from rl4sys_zmq.learner.stored_policies import newest_policy
+from rl4sys_zmq.policies import StoredPolicy
+from rl4sys_zmq.policies.folder import encode_policy, write_policy
+from rl4sys_zmq.testing import FakeAlgorithm, fresh_address
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, Space
+from rl4sys_zmq.weights import digest
+
+pytest.importorskip("torch")
+
+OBSERVED = BoxSpace((3,))
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "PPO": {"steps_per_update": 8, "hidden_sizes": [6], "normalise_observations": True},
+    "DQN": {"hidden_sizes": [6], "learning_starts": 8, "buffer_size": 64},
+}
+
+
+def algorithm(name: str, space: Space, seed: int) -> Any:
+    return ALGORITHMS.get(name).load()(OBSERVED, space, PARAMETERS[name], seed)
+
+
+@pytest.mark.parametrize(
+    ("name", "space"),
+    [("PPO", DiscreteSpace(2)), ("PPO", BoxSpace((2,), low=-1.0, high=1.0)), ("DQN", DiscreteSpace(2))],
+    ids=["PPO discrete", "PPO continuous", "DQN"],
+)
+def test_an_algorithm_takes_the_weights_of_another(name: str, space: Space) -> None:
+    one, other = (algorithm(name, space, seed) for seed in (1, 2))
+    assert issubclass(type(one), WarmStartAlgorithm)
+    wanted = other.snapshot()
+    rng = np.random.default_rng(0)
+    for tensor, values in wanted.items():
+        values[...] = rng.random(values.shape) + 0.5
+        if tensor == "epsilon":
+            values[...] = one.snapshot()[tensor]  # a schedule, not a weight
+    one.load_policy(wanted)
+    for tensor, values in one.snapshot().items():
+        np.testing.assert_array_equal(values, wanted[tensor])
+    if name == "PPO":
+        np.testing.assert_allclose(one._moments.scale(), wanted["obs_scale"], rtol=1e-6)
+
+
+def start(folder: Path, init: Path, **entry: Any) -> Learner:
+    client = ClientConfig(algorithm_name="PPO", algorithm_parameters=PARAMETERS["PPO"], init=init, **entry)
+    config = LearnerConfig(
+        bind=fresh_address("inproc", folder), run_dir=folder / "run", clients={"lab": client}, checkpoint_every_s=1e6
+    )
+    return Learner(config).start()
+
+
+def joined(learner: Learner, **options: Any) -> RL4SysAgent:
+    spaces = {"observation_space": OBSERVED, "action_space": DiscreteSpace(2)}
+    return RL4SysAgent(
+        config=AgentConfig(
+            client_id="lab",
+            train_server_address=learner.address,
+            overflow="wait",
+            connect_timeout_s=30.0,
+            **{**spaces, **options},
+        )
+    )
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> StoredPolicy:
+    """A policy of the same algorithm, in the folder ``policy``."""
+    made = algorithm("PPO", DiscreteSpace(2), 5)
+    flat, others = made.spec().flatten(made.snapshot())
+    flat = flat + np.float32(0.125)
+    from rl4sys_zmq.policies import PolicyOrigin
+
+    origin = PolicyOrigin(client_id="teacher", algorithm_name="PPO", updates=3, steps=24, saved_unix_s=1.0)
+    policy = StoredPolicy(made.spec(), PolicySnapshot(1, 3, digest(flat), flat, others), origin)
+    write_policy(tmp_path / "policy", encode_policy(policy))
+    return policy
+
+
+def test_a_client_starts_with_given_weights_once(tmp_path: Path, policy: StoredPolicy) -> None:
+    with start(tmp_path, tmp_path / "policy") as learner:
+        with joined(learner) as agent:
+            assert (agent.version, agent.digest) == (0, policy.snapshot.digest)
+            traj = None
+            for _ in range(8):
+                traj, action = agent.request_for_action(traj, np.zeros(3, np.float32))
+                agent.add_to_trajectory(traj, action)
+                action.update_reward(float(action.act))
+            assert traj is not None
+            agent.mark_end_of_trajectory(traj)
+            agent.flush(20.0)
+            agent.wait_version(1, 20.0)
+            trained = agent.digest
+        assert trained != policy.snapshot.digest
+    events = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert [e["init"] for e in events if e["event"] == "warm_started"] == [str(tmp_path / "policy")]
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["clients"]["lab"]["init"] == str(tmp_path / "policy")
+    with start(tmp_path, tmp_path / "policy") as learner, joined(learner) as agent:
+        assert (agent.version, agent.digest) == (1, trained), "its checkpoint counts"
+    events = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert len([e for e in events if e["event"] == "warm_started"]) == 1
+
+
+def test_the_first_checkpoint_makes_the_file_dispensable(tmp_path: Path, policy: StoredPolicy) -> None:
+    with start(tmp_path, tmp_path / "policy") as learner, joined(learner):
+        pass
+    _, stored = newest_policy(tmp_path / "run")
+    assert stored.snapshot.digest == policy.snapshot.digest
+
+
+def test_a_policy_that_does_not_fit_is_refused(tmp_path: Path, policy: StoredPolicy) -> None:
+    refused = pytest.raises(HandshakeRefused, match=r"init: the policy in .* has the observation_space")
+    with start(tmp_path, tmp_path / "policy") as learner, refused:
+        joined(learner, observation_space=BoxSpace((4,)))
+
+
+def test_an_algorithm_without_the_method_says_so(tmp_path: Path, policy: StoredPolicy) -> None:
+    register_algorithm("NO_WARM_START", FakeAlgorithm.factory(steps_per_update=4))
+    entry = ClientConfig(algorithm_name="NO_WARM_START", init=tmp_path / "policy")
+    config = LearnerConfig(bind=fresh_address("inproc", tmp_path), run_dir=None, clients={"lab": entry})
+    with Learner(config) as learner, pytest.raises(HandshakeRefused, match="no method load_policy"):
+        joined(learner)
+
+
+def test_serve_checks_the_source_before_it_starts(tmp_path: Path, policy: StoredPolicy) -> None:
+    for module in ("tensorboard", "rich"):
+        pytest.importorskip(module)
+    from rl4sys_zmq.cli import serve
+
+    plain = LearnerConfig(run_dir=None)
+    assert serve._with_init(plain, tmp_path / "policy", None).clients["teacher"].init == tmp_path / "policy"
+    merged = serve._with_init(replace(plain, clients={"lab": ClientConfig(algorithm_name="PPO")}), tmp_path / "policy", "lab")
+    assert (merged.clients["lab"].algorithm_name, merged.clients["lab"].init) == ("PPO", tmp_path / "policy")
+    with pytest.raises(ConfigError, match="could run code"):
+        serve._with_init(plain, tmp_path / "weights.pt", "lab")
+    (tmp_path / "w.safetensors").touch()
+    with pytest.raises(ConfigError, match="--client ID"):
+        serve._with_init(plain, tmp_path / "w.safetensors", None)
+    with pytest.raises(ConfigError, match="neither the folder"):
+        serve._with_init(replace(plain, clients={"lab": ClientConfig(init=tmp_path / "x")}), None, None)

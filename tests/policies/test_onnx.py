@@ -1,0 +1,116 @@
+"""The ONNX form of a policy computes what the policy computes, in onnxruntime."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.policies import RandomSource, build_policy
+from rl4sys_zmq.policies.mlp import mlp_spec
+from rl4sys_zmq.policies.onnx_graph import encode_onnx
+from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, DiscreteSpace, PolicySpec
+
+from .stored import stored
+
+WIDTH = 5
+OBSERVED = BoxSpace((WIDTH,))
+ACTED = DiscreteSpace(4, 2)
+
+
+def run(spec: PolicySpec, observations: Any) -> tuple[dict[str, Any], Any]:
+    """The outputs of the graph by name, and our policy."""
+    pytest.importorskip("onnx")
+    runtime = pytest.importorskip("onnxruntime")
+    policy = stored(spec)
+    session = runtime.InferenceSession(encode_onnx(policy), providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    values = session.run(None, {"observations": observations})
+    return dict(zip(names, values, strict=True)), build_policy(spec, policy.snapshot)
+
+
+def assert_near(one: Any, other: Any) -> None:
+    np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
+def batch(count: int = 64, width: int = WIDTH) -> Any:
+    return (3 * np.random.default_rng(2).standard_normal((count, width))).astype(np.float32)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("head", ["categorical", "q_values"])
+def test_discrete_actions_agree(activation: str, head: str) -> None:
+    spec = mlp_spec(OBSERVED, ACTED, head, hidden_sizes=(8, 6), activation=activation, normalise_observations=True)
+    out, policy = run(spec, batch())
+    assert_near(out["logits" if head == "categorical" else "q_values"], policy._network.batch(batch()))
+    np.testing.assert_array_equal(out["action"], policy.act_batch(batch(), None, RandomSource(0), False)[1])
+    assert out["action"].dtype == np.int64 and out["action"].min() >= 2
+
+
+@pytest.mark.parametrize("squash", ["clip", "tanh"])
+@pytest.mark.parametrize(
+    "space",
+    [
+        BoxSpace((3,), low=(-0.1, -2.0, 0.0), high=(0.1, 1.0, 0.5)),
+        BoxSpace((2, 2), low=-1.0, high=1.0, dtype="<f8"),
+        BoxSpace((2,), low=0, high=4, dtype="<i4"),
+        BoxSpace((2,), low=-1.0, high=1.0, dtype="<f2"),
+    ],
+    ids=str,
+)
+def test_continuous_actions_agree(space: BoxSpace, squash: str) -> None:
+    spec = mlp_spec(OBSERVED, space, "gaussian", hidden_sizes=(8,), squash=squash)
+    out, policy = run(spec, batch())
+    raws, acts, _ = policy.act_batch(batch(), None, RandomSource(0), False)
+    assert_near(out["mean"].reshape(raws.shape), raws)
+    assert_near(out["log_std"], spec.views(policy.snapshot.flat)["log_std"])
+    assert (out["action"].shape, out["action"].dtype) == (acts.shape, acts.dtype)
+    assert_near(out["action"].astype(np.float64), acts.astype(np.float64))
+
+
+def test_unbounded_actions_agree() -> None:
+    spec = mlp_spec(OBSERVED, BoxSpace((2,)), "gaussian", hidden_sizes=())
+    out, policy = run(spec, batch())
+    assert_near(out["action"], policy.act_batch(batch(), None, RandomSource(0), False)[1])
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+def test_discrete_observations_agree(normalise: bool) -> None:
+    observed = DiscreteSpace(6, -2)
+    spec = mlp_spec(observed, ACTED, "categorical", hidden_sizes=(4,), normalise_observations=normalise)
+    observations = np.arange(-2, 4)
+    out, policy = run(spec, observations)
+    assert_near(out["logits"], policy._network.batch(observations))
+
+
+@pytest.mark.parametrize("dtype", ["|u1", "<f8", "<i8"])
+def test_observations_of_other_dtypes_and_shapes_agree(dtype: str) -> None:
+    observed = BoxSpace((2, 3), low=0, high=200, dtype=dtype)
+    spec = mlp_spec(observed, ACTED, "categorical", hidden_sizes=(4,), normalise_observations=True)
+    observations = np.random.default_rng(1).integers(0, 3, (16, 2, 3)).astype(dtype)
+    out, policy = run(spec, observations)
+    assert_near(out["logits"], policy._network.batch(observations))
+
+
+def test_the_model_names_its_version() -> None:
+    onnx = pytest.importorskip("onnx")
+    policy = stored(mlp_spec(OBSERVED, ACTED, "categorical"))
+    model = onnx.load_from_string(encode_onnx(policy))
+    facts = {entry.key: entry.value for entry in model.metadata_props}
+    assert (facts["client_id"], facts["version"], facts["digest"]) == ("luna/ä", "7", f"{policy.snapshot.digest:016x}")
+
+
+def test_another_kind_has_no_onnx_form() -> None:
+    policy = stored(mlp_spec(OBSERVED, ACTED, "categorical"))
+    with pytest.raises(ConfigError, match="'own' has no ONNX form"):
+        encode_onnx(replace(policy, spec=replace(policy.spec, kind="own")))
+
+
+def test_without_the_package_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(ConfigError, match=r"pip install 'rl4sys-zmq\[onnx\]'"):
+        encode_onnx(stored(mlp_spec(OBSERVED, ACTED, "categorical")))

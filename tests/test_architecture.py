@@ -20,7 +20,21 @@ PACKAGE = "rl4sys_zmq"
 ROOT = Path(rl4sys_zmq.__file__).parent
 
 FLOORS = (
-    ("errors", "resource", "counters", "_lazy", "names", "plugins", "private", "loopback", "zstd", "images", "liveness", "dedup"),
+    (
+        "errors",
+        "resource",
+        "counters",
+        "_lazy",
+        "names",
+        "plugins",
+        "private",
+        "loopback",
+        "zstd",
+        "images",
+        "liveness",
+        "dedup",
+        "version",
+    ),
     ("values",),
     ("config", "wire", "weights"),
     ("transports", "delivery", "policies"),

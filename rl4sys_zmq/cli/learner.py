@@ -298,10 +298,19 @@ def deadletter(run: Path, show: str | None, client: str | None, json: bool, clea
 
 @main.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=FILE)
-@option("-o", "--output", type=FILE, default=Path("curve.png"), help="The picture; its suffix determines the format.")
+@option(
+    "-o",
+    "--output",
+    type=FILE,
+    help="The picture, which is replaced; its suffix determines the format.  [default: the first free name of curve.png, "
+    "curve-2.png, ...]",
+)
 @option("--target", type=float, help="Draw a line at this return.")
-def plot(runs: tuple[Path, ...], output: Path, target: float | None) -> None:
-    """Draw the learning curves of run directories into one picture."""
+def plot(runs: tuple[Path, ...], output: Path | None, target: float | None) -> None:
+    """Draw the learning curves of run directories into one picture.
+
+    Training that was undone is left out, and so is the time during which no learner ran.
+    """
     from rl4sys_zmq.cli.status import plot as run
 
     run(runs, output, target)

@@ -28,6 +28,7 @@ from rl4sys_zmq.delivery import (
 from rl4sys_zmq.learner.admission import ClientSettings
 from rl4sys_zmq.learner.alarms import Alarms
 from rl4sys_zmq.learner.core_callbacks import SYSTEM_CLOCK, Clock, CoreCallbacks, LearnerThreadHandle
+from rl4sys_zmq.learner.reporting import RECENT_EPISODES
 from rl4sys_zmq.learner.train_loop import MAX_SEGMENT_STEPS
 from rl4sys_zmq.learner.weight_history import WeightHistory
 from rl4sys_zmq.values import PolicySpec
@@ -47,7 +48,6 @@ from rl4sys_zmq.wire.messages import (
 
 __all__ = ["ClientState", "LearnerThreadState", "new_topic"]
 
-EPISODES_KEPT = 100
 CREDIT_ITEMS = 1024
 DURABLE_CREDIT_ITEMS = 4096
 """`CREDIT_ITEMS` and `DURABLE_CREDIT_ITEMS` are the number of segments that actors are allowed to have waiting for one learner
@@ -166,8 +166,7 @@ class ClientState:
         self._newer_marks: dict[Key, int] = {}
         self.life = 0
         self._metrics = TrainingMetrics(0, 0, {}, [], 0)
-        self._returns: deque[tuple[float, float]] = deque(maxlen=EPISODES_KEPT)
-        self._episodes = 0
+        self._returns: deque[tuple[float, float]] = deque(maxlen=RECENT_EPISODES)
         self._pace: deque[tuple[float, int]] = deque(maxlen=64)
 
     @property
@@ -313,7 +312,7 @@ class ClientState:
         return lost
 
     def ready(self, message: ThreadReady) -> None:
-        """Store the description of the policy that the learner thread has sent."""
+        """Store the description of the policy and the counts of observed data that the learner thread has sent."""
         spec = self.spec = spec_from_document(message.spec, message.body)
         self.welcome_spec, self.welcome_body, self.algorithm_type = message.spec, message.body, message.kind
         self.rollout_length, self.max_policy_lag = message.rollout_length, message.max_policy_lag
@@ -321,6 +320,10 @@ class ClientState:
         writing = replace(writing, level=min(writing.level, 1))  # higher levels would occupy the gateway thread too long
         self.weight_history.describe(self.policy_id, writing)
         self.schema = SegmentSchema.of(spec, MAX_SEGMENT_STEPS)
+        self._metrics = TrainingMetrics(message.steps, message.updates, self._metrics.scalars, [], message.episodes)
+        self._returns.clear()
+        self._returns.extend((total, length) for total, length in message.recent)
+        self._pace.clear()
 
     # ---- return to a checkpoint
 
@@ -451,13 +454,12 @@ class ClientState:
     def note(self, metrics: TrainingMetrics) -> None:
         """Record the metrics that the learner thread has sent."""
         merged = {**self._metrics.scalars, **metrics.scalars}
-        self._metrics = TrainingMetrics(metrics.step, metrics.update, merged, [], 0)
+        self._metrics = TrainingMetrics(metrics.step, metrics.update, merged, [], metrics.ended)
         self._pace.append((self._clock.monotonic(), metrics.step))
-        self._episodes += metrics.ended
         self._returns.extend((total, length) for _, total, length in metrics.episodes)
 
     def report(self, now: float) -> dict[str, Any]:
-        """Return this client's part of the learner's status, as JSON values. Means are over the last `EPISODES_KEPT` episodes."""
+        """Return this client's part of the learner's status, as JSON. Means are over the last `RECENT_EPISODES` episodes."""
         pub, metrics, count = self.weight_history, self._metrics, len(self._returns)
         actors = self.table.current()
         return {
@@ -470,7 +472,7 @@ class ClientState:
             "updates": metrics.update,
             "steps": metrics.step,
             "steps_per_s": self._steps_per_s(now),
-            "episodes": self._episodes,
+            "episodes": metrics.ended,
             "mean_return": sum(r for r, _ in self._returns) / count if count else None,
             "mean_length": sum(n for _, n in self._returns) / count if count else None,
             "policy_lag": metrics.scalars.get("dist/policy_lag", 0.0),

@@ -24,6 +24,7 @@ from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
+from rl4sys_zmq.learner.log_files import CLIENT_READY
 from rl4sys_zmq.learner.operator import CommandContext, CommandExecutor
 from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.liveness import BEACON_TOPIC, WEIGHTS_TOPIC
@@ -169,8 +170,8 @@ class LearnerCore:
             self._sink.event("checkpoint_damaged", client_id=client.client_id, checkpoint=problem)
         if client.replaying:
             client.rewind(message)
-            if message.checkpoint:
-                self._sink.event("checkpoint_loaded", client_id=client.client_id, checkpoint=message.checkpoint)
+        began = {"checkpoint": message.checkpoint, "steps": message.steps, "episodes": message.episodes}
+        self._sink.event(CLIENT_READY, client_id=client.client_id, **began)
 
     def _on_published(self, client: ClientState, message: PolicyPublished) -> None:
         with self.published:

@@ -26,6 +26,8 @@ __all__ = [
     "EVENT_FILES",
     "EventFileFormat",
     "JsonLineFormat",
+    "CLIENT_READY",
+    "LEARNER_STARTED",
     "LOG",
     "LOG_FOLDER",
     "TENSORBOARD",
@@ -58,11 +60,12 @@ class EventFileFormat(RecordFormat):
 
     def __init__(self) -> None:
         try:
-            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
             from tensorboard.summary.writer.record_writer import masked_crc32c
         except ModuleNotFoundError as exc:
             raise ConfigError(f"a run directory needs the learner extra: pip install 'rl4sys-zmq[learner]' ({exc})") from exc
         self._event: Any = Event
+        self._restarted: Any = SessionLog(status=SessionLog.START)
         self._unreadable: Any = import_module("google.protobuf.message").DecodeError
         self._checksum: Any = masked_crc32c
         self.head = self.record(0.0, 0, {}, file_version="brain.Event:2")
@@ -83,6 +86,10 @@ class EventFileFormat(RecordFormat):
         length = _LENGTH.pack(len(content))
         checks = (_CHECKSUM.pack(self._checksum(data)) for data in (length, content))
         return length + next(checks) + content + next(checks)
+
+    def restart_record(self, wall_time_s: float, step: int) -> bytes:
+        """Encode the mark of a restart: TensorBoard then leaves out the earlier points with more than `step` steps."""
+        return self.record(wall_time_s, step + 1, {}, session_log=self._restarted)
 
     def read(self, file: BinaryIO) -> Iterator[Record]:
         """Yield the complete records of a file. Stop at an incomplete record, and skip a record that cannot be decoded."""
@@ -118,6 +125,11 @@ def event_series(run_dir: Path, client_id: str, form: EventFileFormat, max_bytes
 
 
 LOG, LOG_FOLDER = "log.jsonl", "log"
+LEARNER_STARTED = "learner_started"
+"""The name of the event that a learner records when it opens its run directory. The time since the record before is downtime."""
+
+CLIENT_READY = "client_ready"
+"""The name of the event that a learner thread is ready: ``checkpoint``, ``steps`` and ``episodes`` say where it continues."""
 THINNED = "thinned"
 TRIES = 8
 _START = re.compile(rb'\{"t": [0-9.e+-]+, "event": "([a-z_]+)"(?:, "client_id": ("(?:[^"\\]|\\.)*"))?')

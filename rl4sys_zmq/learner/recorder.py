@@ -15,11 +15,12 @@ from typing import Any, Protocol
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import RunDirectoryError
 from rl4sys_zmq.learner.deadletters import DeadLetterFolder
-from rl4sys_zmq.learner.log_files import EventFileFormat, event_series, log_series
+from rl4sys_zmq.learner.log_files import CLIENT_READY, LEARNER_STARTED, EventFileFormat, event_series, log_series
 from rl4sys_zmq.learner.record_series import RecordSeries
 from rl4sys_zmq.learner.run_paths import CONFIG, DEAD
 from rl4sys_zmq.private import make_private, write_private
 from rl4sys_zmq.resource import Resource, Worker
+from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.messages import QuarantinedSegment, TrainingMetrics
 
 __all__ = ["EventSink", "NullEventSink", "Recorder", "RunDirectoryWriter"]
@@ -62,6 +63,7 @@ class RunDirectoryWriter(Resource):
         text = json.dumps(self._config, indent=2, sort_keys=True, default=str) + "\n"
         write_private(self._run_dir / CONFIG, text.encode())
         self._log.open()
+        self.event(LEARNER_STARTED, {"version": package_version()}, time.time())
 
     def metrics(self, client_id: str, metrics: TrainingMetrics, at_unix_s: float) -> None:
         """Write the metrics of a client's learner thread to the log and to the client's TensorBoard files.
@@ -92,9 +94,11 @@ class RunDirectoryWriter(Resource):
             at_unix_s: Unix time of the event, in seconds.
 
         Raises:
-            OSError: If the log cannot be written.
+            OSError: If the log or an event file cannot be written.
         """
         self._write(self._log, json.dumps({"t": round(at_unix_s, 3), "event": name, **fields}).encode() + b"\n", at_unix_s)
+        if name == CLIENT_READY:
+            self._write(self._curve(fields["client_id"]), self._form.restart_record(at_unix_s, fields["steps"]), at_unix_s)
 
     def dead_letter(self, client_id: str, letter: QuarantinedSegment, at_unix_s: float) -> None:
         """Write a quarantined segment to the folder ``dead`` of the run directory.
@@ -138,11 +142,15 @@ class RunDirectoryWriter(Resource):
         if error is not None:
             raise error
 
-    def _write_curves(self, client_id: str, metrics: TrainingMetrics, at_unix_s: float) -> None:
+    def _curve(self, client_id: str) -> RecordSeries:
         series = self._curves.get(client_id)
         if series is None:
             series = event_series(self._run_dir, client_id, self._form, self._config["tensorboard_max_bytes"])
             self._curves[client_id] = series
+        return series
+
+    def _write_curves(self, client_id: str, metrics: TrainingMetrics, at_unix_s: float) -> None:
+        series = self._curve(client_id)
         if metrics.scalars:
             self._write(series, self._form.record(at_unix_s, metrics.step, metrics.scalars), at_unix_s)
         for step, total, length in metrics.episodes:

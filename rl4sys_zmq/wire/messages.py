@@ -547,6 +547,10 @@ class ThreadReady(FromLearnerThread):
         verdicts: Dict from each verdict to the number of the client's segments with that verdict, in the restored state.
         damaged: Names of newer checkpoints that failed verification.
         body: One frame with the blob of the spec; empty if the spec has no blob.
+        steps: Number of environment steps that the restored state has observed.
+        updates: Number of updates that led to the restored state.
+        episodes: Number of episodes that ended in these steps.
+        recent: A list ``[return, length]`` for each of the latest of these episodes, at most 100.
     """
 
     KIND: ClassVar[int] = 48
@@ -559,6 +563,10 @@ class ThreadReady(FromLearnerThread):
     verdicts: Document
     damaged: list[Any]
     body: tuple[Frame, ...] = field(default=(), repr=False)
+    steps: int = 0
+    updates: int = 0
+    episodes: int = 0
+    recent: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -641,7 +649,7 @@ class TrainingMetrics(FromLearnerThread):
         update: Number of updates so far.
         scalars: Dict from TensorBoard tags to numbers.
         episodes: A list ``[step, return, length]`` for each of the latest episodes that ended since the last message.
-        ended: Number of all episodes that ended since the last message. `episodes` can have fewer.
+        ended: Number of all episodes that have ended in these steps, before the last message and before a restart too.
     """
 
     KIND: ClassVar[int] = 53

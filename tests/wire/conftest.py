@@ -129,7 +129,9 @@ def build() -> dict[str, m.Message]:
         ),
         m.DeliverSegments("a1", 8, 1, 2, (b"first", b"second")),
         m.StopThread(),
-        m.ThreadReady(spec, "onpolicy", 32, 4, 12, [["a1", 8, 7, verdicts]], verdicts, ["00000013"]),
+        m.ThreadReady(
+            spec, "onpolicy", 32, 4, 12, [["a1", 8, 7, verdicts]], verdicts, ["00000013"], (), 640, 5, 2, [[1.5, 20], [2.0, 30]]
+        ),
         m.PolicyPublished(3, DIGEST, (np.arange(3, dtype="<f4").tobytes(), *update())),
         m.SegmentVerdicts("a1", 8, [[7, 9]], "quarantined", "rewards are not finite"),
         m.DataDemand(128, 12, 3),

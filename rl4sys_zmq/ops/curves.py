@@ -61,7 +61,7 @@ def moving_mean(values: NDArray[np.float64], window: int = WINDOW) -> NDArray[np
 
 @dataclass(slots=True)
 class _ClientLog:
-    """What the log of a run has said about one client so far.
+    """One client in the log of a run, up to the record that was read last.
 
     Attributes:
         rows: Return, steps and seconds of each episode that the client's present state has observed.

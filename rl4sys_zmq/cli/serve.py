@@ -75,6 +75,8 @@ def serve(config_path: Path | None, options: Mapping[str, Any], *, debug: bool, 
 def _print_resumed(learner: Learner) -> None:
     if learner.resumed_clients:
         print_line(f"continues the run in this directory, with the clients: {', '.join(learner.resumed_clients)}")
+    for note in learner.start_notes:
+        print_line(note)
     if learner.loss is not None:
         print_line(
             f"a part of the journal is lost, as accepted: {learner.loss.words()}; what no checkpoint covers is rolled back"

@@ -28,6 +28,7 @@ from rl4sys_zmq.delivery import (
 from rl4sys_zmq.learner.admission import ClientSettings
 from rl4sys_zmq.learner.alarms import Alarms
 from rl4sys_zmq.learner.core_callbacks import SYSTEM_CLOCK, Clock, CoreCallbacks, LearnerThreadHandle
+from rl4sys_zmq.learner.parameters import algorithm_parameters, parameters_shown
 from rl4sys_zmq.learner.reporting import RECENT_EPISODES
 from rl4sys_zmq.learner.train_loop import MAX_SEGMENT_STEPS
 from rl4sys_zmq.learner.weight_history import WeightHistory
@@ -36,6 +37,7 @@ from rl4sys_zmq.wire import SegmentSchema, encode, spec_from_document
 from rl4sys_zmq.wire.messages import (
     Ack,
     Beacon,
+    ChangeParameters,
     CheckpointResult,
     DataDemand,
     DeliverSegments,
@@ -110,6 +112,7 @@ class ClientState:
             During a replay, the learner thread receives new segments through these pages too.
         page_after: The row of the journal after which the next page of the replay begins; None if no page has to be requested.
         topic: The PUB topic of the client's weights and beacons: 8 bytes, without the byte for the kind that precedes them.
+        parameters: The parameters of the algorithm in force, with defaults; empty until the first learner thread is ready.
         stalled_s: The time for which actors and learner thread could work but no data has moved, in seconds; 0 if not stalled.
         alarms: The alarms (counted problems) of the client since the start of the learner.
         busy_at: The time when the client was created or last had a live or waiting actor, on the monotonic clock, in seconds.
@@ -165,6 +168,7 @@ class ClientState:
         self._older_marks: dict[Key, int] = {}
         self._newer_marks: dict[Key, int] = {}
         self.life = 0
+        self.parameters: dict[str, Any] = {}
         self._metrics = TrainingMetrics(0, 0, {}, [], 0)
         self._returns: deque[tuple[float, float]] = deque(maxlen=RECENT_EPISODES)
         self._pace: deque[tuple[float, int]] = deque(maxlen=64)
@@ -320,10 +324,17 @@ class ClientState:
         writing = replace(writing, level=min(writing.level, 1))  # higher levels would occupy the gateway thread too long
         self.weight_history.describe(self.policy_id, writing)
         self.schema = SegmentSchema.of(spec, MAX_SEGMENT_STEPS)
+        self.parameters = parameters_shown(self.settings.kind, self.settings.in_force)
         self._metrics = TrainingMetrics(message.steps, message.updates, self._metrics.scalars, [], message.episodes)
         self._returns.clear()
         self._returns.extend((total, length) for total, length in message.recent)
         self._pace.clear()
+
+    def use_parameters(self) -> None:
+        """Queue the parameters in the settings for the learner thread, if it runs. Call this after they have changed."""
+        self.parameters = parameters_shown(self.settings.kind, self.settings.in_force)
+        if self.worker is not None:
+            self.backlog.append(encode(ChangeParameters(algorithm_parameters(self.settings.in_force))))
 
     # ---- return to a checkpoint
 
@@ -466,6 +477,7 @@ class ClientState:
             "state": str(self.state),
             "error": self.error,
             "algorithm": self.settings.algorithm_name,
+            "parameters": self.parameters,
             "generation": pub.generation,
             "version": pub.version,
             "digest": f"{pub.digest:016x}",

@@ -25,7 +25,7 @@ from rl4sys_zmq.learner.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
 from rl4sys_zmq.learner.log_files import CLIENT_READY
-from rl4sys_zmq.learner.operator import CommandContext, CommandExecutor
+from rl4sys_zmq.learner.operator import PARAMETERS_CHANGED, CommandContext, CommandExecutor
 from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.liveness import BEACON_TOPIC, WEIGHTS_TOPIC
 from rl4sys_zmq.security import AccessList, Authorizer
@@ -63,6 +63,7 @@ class LearnerCore:
 
     Attributes:
         counters: The learner's counters.
+        start_notes: Lines of text for a person about the parameters in which the learner's file differs from the earlier run.
         registry: The clients, with their learner threads.
         endpoint: The sessions of the actors; its `receive` handles their messages.
         published: A condition that the core holds while it changes clients or policy versions. It then notifies the threads that
@@ -82,6 +83,7 @@ class LearnerCore:
             callbacks: Gives access to sockets, threads and the clock.
         """
         self.counters = Counters()
+        self.start_notes: list[str] = []
         self.published = threading.Condition()
         self._journal, self._sink, self._authorizer, self._callbacks = journal, sink, authorizer, callbacks
         self.registry = ClientRegistry(config, journal, callbacks)
@@ -112,7 +114,10 @@ class LearnerCore:
         Raises:
             ConfigError: If the configuration of a client contradicts its saved settings.
         """
-        self.registry.restore(restored)
+        for client in self.registry.restore(restored):
+            self.start_notes += client.notes()
+            if client.changes:
+                self._sink.event(PARAMETERS_CHANGED, client_id=client.settings.client_id, changes=client.changes, by="file")
 
     # ---- learner threads
 

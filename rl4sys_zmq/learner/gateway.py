@@ -115,6 +115,11 @@ class Gateway(Worker):
         if self._bind_error is not None:
             raise self._bind_error
 
+    @property
+    def start_notes(self) -> tuple[str, ...]:
+        """Lines of text about the parameters in which the learner's file differs from the earlier run, after `wait_open`."""
+        return tuple(self._core.start_notes)
+
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run `function` in the gateway thread, and return a future for its result.
 

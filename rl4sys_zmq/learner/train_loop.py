@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError
 from rl4sys_zmq.learner.alarms import PROCESS_KILLER, UPDATE_CHANGES_NOTHING, UPDATE_UNDONE
-from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, planned_policy
+from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, TunableAlgorithm, planned_policy
 from rl4sys_zmq.learner.algorithms.entry import readings
 from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore
 from rl4sys_zmq.learner.held_segments import ObservedSegment, SegmentMessage, streams_of, to_ranges
@@ -33,6 +33,7 @@ from rl4sys_zmq.weights import digest, encode_update
 from rl4sys_zmq.wire import SegmentSchema, SubmitReader, blob_digest, decode, spec_body, spec_to_document
 from rl4sys_zmq.wire.messages import (
     AssignClient,
+    ChangeParameters,
     CheckpointResult,
     DeliverSegments,
     Frame,
@@ -158,6 +159,9 @@ class TrainLoop:
                 self._save(message.token, asked=True)
             case StreamEnded():
                 self._progress.forget((message.actor_id, message.origin))
+            case ChangeParameters():
+                assert isinstance(self._algorithm, TunableAlgorithm)  # since its entry has changeable parameters
+                self._algorithm.change(message.parameters)
             case AssignClient() | StopThread() | ToLearner() | ToActor() | FromLearnerThread():
                 log.warning("ignored a %s: it is not a message for a learner thread", type(message).__name__)
             case _:

@@ -30,6 +30,7 @@ __all__ = [
     "Beacon",
     "AnyBytes",
     "Bye",
+    "ChangeParameters",
     "CheckpointResult",
     "OperatorCommand",
     "OperatorCommandDone",
@@ -237,15 +238,17 @@ class OperatorCommand(ToLearner):
     """An operator's request to act on a client. The sender needs no session. The answer is `OperatorCommandDone` or `Refused`.
 
     Attributes:
-        command: ``restart``, ``give-up-pending``, ``forget`` or ``drop-actor``.
+        command: ``restart``, ``give-up-pending``, ``forget``, ``drop-actor`` or ``set``.
         client_id: The client to act on.
         actor_id: The actor to drop, for ``drop-actor``; else empty.
+        values: New values of parameters of the client's algorithm by name, for ``set``; else empty.
     """
 
     KIND: ClassVar[int] = 7
     command: str
     client_id: str
     actor_id: str = ""
+    values: Document = field(default_factory=dict)
 
 
 # ---- learner to actor
@@ -529,6 +532,18 @@ class StreamEnded(ToLearnerThread):
     origin: int
 
 
+@dataclass(frozen=True, slots=True)
+class ChangeParameters(ToLearnerThread):
+    """New parameters for the algorithm of a learner thread. They are in force from the next update on.
+
+    Attributes:
+        parameters: All parameters of the algorithm, as in `AssignClient`.
+    """
+
+    KIND: ClassVar[int] = 37
+    parameters: Document
+
+
 # ---- learner thread to gateway
 
 
@@ -745,6 +760,7 @@ Message = (
     | TrainingMetrics
     | SaveCheckpoint
     | StreamEnded
+    | ChangeParameters
     | CheckpointResult
     | QuarantinedSegment
     | OperatorAlarm

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.values import PolicySpec, Segment
 
-__all__ = ["Algorithm", "UndoableAlgorithm"]
+__all__ = ["Algorithm", "TunableAlgorithm", "UndoableAlgorithm"]
 
 
 @runtime_checkable
@@ -93,6 +93,18 @@ class Algorithm(Protocol):
 
         After this call, the same segments must lead to bit-identical weights. An on-policy algorithm discards the segments that
         wait for its next update.
+        """
+
+
+@runtime_checkable
+class TunableAlgorithm(Protocol):
+    """The optional method of an algorithm some of whose parameters can change while it trains (`AlgorithmEntry.changeable`)."""
+
+    def change(self, parameters: Mapping[str, object]) -> None:
+        """Use these parameters from the next update on. Keep the observed data and the whole state.
+
+        Args:
+            parameters: All parameters. They are valid together, and differ from the earlier ones only in changeable parameters.
         """
 
 

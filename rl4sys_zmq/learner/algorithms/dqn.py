@@ -144,6 +144,10 @@ class DQN:
         for name in _COUNTERS:
             setattr(self, f"_{name}", int(state["counters"][name]))
 
+    def change(self, parameters: Mapping[str, object]) -> None:
+        """Use these parameters from the next update on. Only those in `DQNParameters.changeable` can differ."""
+        self.parameters = read_parameters(DQNParameters, parameters, algorithm="DQN")
+
     def checkpoint(self) -> tuple[Any, ...]:
         """Return copies of everything that an update changes: networks, optimizer's state, random state and counts of updates.
 

@@ -108,6 +108,7 @@ class ClientState:
         workers: The handles of all lives whose threads can still be running.
         backlog: The encoded messages to send to the learner thread, oldest first. They stay here while its pipeline is full.
         known: True if the journal has a record of this client.
+        rollback_asked: True until the end of the replay, if an operator has asked for the loss of segments.
         replaying: The number (token) of the replay in progress, which its pages of the journal carry; 0 if there is no replay.
             During a replay, the learner thread receives new segments through these pages too.
         page_after: The row of the journal after which the next page of the replay begins; None if no page has to be requested.
@@ -158,7 +159,7 @@ class ClientState:
         self._credit_items = 0
         self.accepted = self.gap = 0
         self.rolled_back = 0
-        self.known = False
+        self.known = self.rollback_asked = False
         self.busy_at = clock.monotonic()
         self.replaying = self.replayed = 0
         self.page_after: int | None = None

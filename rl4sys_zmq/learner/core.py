@@ -105,16 +105,17 @@ class LearnerCore:
         self._dispatcher.on_page = self._operator.on_page
         self.endpoint.run_command, self.endpoint.make_room = self._operator.do, self._operator.make_room
 
-    def restore(self, restored: JournalContent) -> None:
+    def restore(self, restored: JournalContent, rolled_back: str = "") -> None:
         """Create the clients that an earlier run has recorded in the journal, and start their learner threads.
 
         Args:
             restored: The content of the journal when it was opened.
+            rolled_back: The client that an operator has returned to an earlier checkpoint; empty for none.
 
         Raises:
             ConfigError: If the configuration of a client contradicts its saved settings.
         """
-        for client in self.registry.restore(restored):
+        for client in self.registry.restore(restored, rolled_back):
             self.start_notes += client.notes()
             if client.changes:
                 self._sink.event(PARAMETERS_CHANGED, client_id=client.settings.client_id, changes=client.changes, by="file")

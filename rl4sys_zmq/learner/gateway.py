@@ -52,6 +52,7 @@ class Gateway(Worker):
         inference_address: The URI of the inference service; empty if it is not configured.
         published: A condition that is notified when clients or policy versions change. Another thread must hold it to read them.
         warnings: Texts of the warnings from the start of the learner. The status shows them.
+        rolled_back: The client that an operator has returned to an earlier checkpoint; empty for none. Set this before `start`.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Gateway(Worker):
         self.pub_address = ""
         self.inference_address = ""
         self.warnings: tuple[str, ...] = ()
+        self.rolled_back = ""
         self._service: InferenceService | None = None
         self._config, self._restored, self._authenticator = config, restored, authenticator
         self._authorizer = Authorizer(authenticator.watcher.access if authenticator is not None else None)
@@ -226,7 +228,7 @@ class Gateway(Worker):
             self._upstream = Socket.pull(bind=self._up)
             sockets.append(self._upstream)
             if self._restored is not None:
-                self._core.restore(self._restored)
+                self._core.restore(self._restored, self.rolled_back)
         except RL4SysError as exc:
             self._bind_error = exc
             return False

@@ -113,6 +113,7 @@ class Learner(Resource):
                     self._authenticator = Authenticator(self.config.keys, self.config.users_file)
                 self._gateway = Gateway(self.config, sink, self._journal, restored, self._authenticator)
                 self._gateway.warnings = self._others_can_write(sink)
+                self._gateway.rolled_back = self.rollback.client_id if self.rollback is not None else ""
                 self._gateway.start()
                 self._gateway.wait_open()
                 self.start_notes = self._gateway.start_notes

@@ -29,7 +29,7 @@ from rl4sys_zmq.learner.operator import (
     set_done,
     unknown_name_error,
 )
-from rl4sys_zmq.learner.restored import restore_configuration
+from rl4sys_zmq.learner.restored import GIVEN_UP, restore_configuration
 from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL, open_journal
 from rl4sys_zmq.names import folder_name
 from rl4sys_zmq.wire.messages import OperatorCommand, OperatorCommandDone
@@ -101,6 +101,7 @@ class _OpenRunDirectory:
         elif command.command == GIVE_UP:
             figures = {"given_up": self._pending(client_id, newest), "checkpoint": newest.number if newest is not None else 0}
             self._journal.drop_entries(client_id)
+            self._journal.put_client(replace(row, settings={**row.settings, GIVEN_UP: True}))
             since = f"since checkpoint {figures['checkpoint']}" if newest is not None else "so far (there is no checkpoint)"
             text = (
                 f"{figures['given_up']} segments that client {client_id} accepted {since} are given up\n"
@@ -121,7 +122,7 @@ class _OpenRunDirectory:
     def _set(self, row: ClientRow, values: Mapping[str, Any]) -> OperatorCommandDone:
         """Change parameters of a client's algorithm in its saved settings."""
         settings, changes = restore_configuration(LearnerConfig(), row.client_id, row.settings).settings.change(values)
-        self._journal.put_client(replace(row, settings=settings.to_json()))
+        self._journal.put_client(replace(row, settings={**row.settings, **settings.to_json()}))
         self._ask(row.client_id, LAST_ROW)
         return set_done(row.client_id, changes, values)
 

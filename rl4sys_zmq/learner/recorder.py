@@ -53,8 +53,11 @@ class RunDirectoryWriter(Resource):
         self._curves: dict[str, RecordSeries] = {}
         self._dead = DeadLetterFolder(run_dir / DEAD)
 
-    def open(self) -> None:
-        """Create the run directory, ``config.json`` and the log file.
+    def open(self, at_unix_s: float) -> None:
+        """Create the run directory, ``config.json`` and the log file, and write the event that the learner has started.
+
+        Args:
+            at_unix_s: Unix time of the event, in seconds.
 
         Raises:
             OSError: If one of these cannot be created.
@@ -63,7 +66,7 @@ class RunDirectoryWriter(Resource):
         text = json.dumps(self._config, indent=2, sort_keys=True, default=str) + "\n"
         write_private(self._run_dir / CONFIG, text.encode())
         self._log.open()
-        self.event(LEARNER_STARTED, {"version": package_version()}, time.time())
+        self.event(LEARNER_STARTED, {"version": package_version()}, at_unix_s)
 
     def metrics(self, client_id: str, metrics: TrainingMetrics, at_unix_s: float) -> None:
         """Write the metrics of a client's learner thread to the log and to the client's TensorBoard files.
@@ -171,6 +174,19 @@ QUEUE_RECORDS = 10_000
 FLUSH_S = 1.0
 
 
+LOGGED_BY_CALLER = frozenset(
+    {"alarm", "checkpoint_damaged", "checkpoint_failed", "client_failed", "client_forgotten", "gap", "loss_accepted", "moved"}
+    | {"others_can_write"}
+)
+"""The events that the caller also logs with `logging`, as a warning or an error in words."""
+
+
+def log_event(name: str, fields: Mapping[str, Any]) -> None:
+    """Log an event with `logging`, unless the caller does."""
+    if name not in LOGGED_BY_CALLER:
+        log.info("%s %s", name, dict(fields))
+
+
 class EventSink(Protocol):
     """The interface of an object that records a learner's metrics and events for people to read. No method blocks."""
 
@@ -194,8 +210,8 @@ class NullEventSink:
         """Ignore the metrics."""
 
     def event(self, name: str, **fields: Any) -> None:
-        """Log the event with `logging`."""
-        log.info("%s %s", name, fields)
+        """Log the event with `logging`, unless the caller does."""
+        log_event(name, fields)
 
     def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
         """Ignore the segment."""
@@ -226,7 +242,7 @@ class Recorder(Worker):
             RunDirectoryError: If the files cannot be created.
         """
         try:
-            self._files.open()
+            self._files.open(time.time())
         except OSError as exc:
             message = f"the run directory {self.run_dir} cannot be written: {exc.strerror}; choose another --run-dir"
             raise RunDirectoryError(message) from exc
@@ -239,8 +255,8 @@ class Recorder(Worker):
         self._put((client_id, metrics, time.time()))
 
     def event(self, name: str, **fields: Any) -> None:
-        """Log an event with `logging`, and queue it for the log file of the run."""
-        log.info("%s %s", name, fields)
+        """Log an event with `logging`, unless the caller does, and queue it for the log file of the run."""
+        log_event(name, fields)
         self._put((name, fields, time.time()))
 
     def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:

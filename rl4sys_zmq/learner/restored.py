@@ -23,7 +23,10 @@ from rl4sys_zmq.learner.parameters import (
 )
 from rl4sys_zmq.wire.messages import Hello
 
-__all__ = ["RestoredClient", "restore_configuration"]
+__all__ = ["GIVEN_UP", "RestoredClient", "restore_configuration"]
+
+GIVEN_UP = "given_up"
+"""The key of the saved settings that is true if an operator has given up segments while no learner ran."""
 
 ANOTHER = "give the client another name, or start another run with --resume never"
 

@@ -122,11 +122,13 @@ def test_a_client_is_restarted(stack: ExitStack, tmp_path: Path, bind: str) -> N
     assert (client["accepted"], client["verdicts"]["trained"], client["rolled_back"]) == (16, 16, 0)
 
 
-def test_what_is_pending_is_given_up(stack: ExitStack, tmp_path: Path, bind: str) -> None:
+def test_what_is_pending_is_given_up(stack: ExitStack, tmp_path: Path, bind: str, caplog: pytest.LogCaptureFixture) -> None:
     learner = start(stack, tmp_path / "run", bind)
     agent = eleven(stack, learner)
     assert done(learner.address, "lab", "give-up-pending")["rolled_back"] == 3
     client = client_of(learner, accepted=11, pending=0, rolled_back=3)
+    assert "client lab: 3 acknowledged segments are rolled back, as an operator asked" in caplog.text
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
     assert client["verdicts"]["trained"] == 8
     play(agent, 4)
     assert client_of(learner, accepted=15, pending=0)["rolled_back"] == 3
@@ -419,10 +421,12 @@ def a_run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_what_is_pending_in_a_directory_is_given_up(stack: ExitStack, tmp_path: Path) -> None:
+def test_what_is_pending_in_a_directory_is_given_up(stack: ExitStack, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run_dir = a_run(tmp_path)
     assert done(run_dir, "lab", "give-up-pending")["given_up"] == 3
     client = client_of(start(stack, run_dir))
+    assert "client lab: 3 acknowledged segments are rolled back, as an operator asked" in caplog.text
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
     assert (client["accepted"], client["rolled_back"], client["pending"], client["verdicts"]["trained"]) == (11, 3, 0, 8)
 
 

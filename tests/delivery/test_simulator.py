@@ -589,13 +589,14 @@ class HearsTheDead(ClientRegistry):
 
 
 class RestoresNoStreams(ClientRegistry):
-    def restore(self, restored: JournalContent) -> list[RestoredClient]:
-        return super().restore(replace(restored, streams=()))
+    def restore(self, restored: JournalContent, rolled_back: str = "") -> list[RestoredClient]:
+        return super().restore(replace(restored, streams=()), rolled_back)
 
 
 class RestoresNoTotals(ClientRegistry):
-    def restore(self, restored: JournalContent) -> list[RestoredClient]:
-        return super().restore(replace(restored, clients=tuple(replace(row, accepted=0, gap=0) for row in restored.clients)))
+    def restore(self, restored: JournalContent, rolled_back: str = "") -> list[RestoredClient]:
+        clients = tuple(replace(row, accepted=0, gap=0) for row in restored.clients)
+        return super().restore(replace(restored, clients=clients), rolled_back)
 
 
 class GivesUpPending(CommandExecutor):

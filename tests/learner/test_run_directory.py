@@ -120,7 +120,7 @@ def test_tensorboard_finds_plain_scalars_and_leaves_out_what_was_undone(tmp_path
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     with RunDirectoryWriter(tmp_path, CONFIG) as files:
-        files.open()
+        files.open(99.0)
         for step in (10, 20, 30):
             files.metrics("luna", TrainingMetrics(step, 1, {"losses/policy_loss": step / 10}, [[step, 5.0, 10]], 1), 100.0 + step)
         files.event("client_ready", {"client_id": "luna", "checkpoint": 2, "steps": 20, "episodes": 2}, 200.0)

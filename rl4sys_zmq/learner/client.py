@@ -516,6 +516,7 @@ class ClientState:
             "actors": {
                 s.actor_id: {
                     "live": self.table.is_live(s),
+                    "library": s.library,
                     "incarnation": s.incarnation,
                     "spooled": s.spooled,
                     "silent_s": round(now - s.last_seen, 3),

@@ -33,6 +33,7 @@ from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security import AccessList, Authenticator, Authorizer
 from rl4sys_zmq.transports import Address, Poller, SendResult, Socket, TooManyFrames, Wakeup, read_subscription
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
+from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.messages import Frame, OperatorCommand, OperatorCommandDone
 
 __all__ = ["Gateway", "EventSink"]
@@ -355,6 +356,7 @@ class Gateway(Worker):
             "pub": self.pub_address,
             "inference": self._service.report() if self._service is not None else {},
             "advertise": self._config.advertise,
+            "version": package_version(),
             "pid": os.getpid(),
             "uptime_s": round(now - self._started_at, 3),
             "counters": self._core.counters.snapshot(),

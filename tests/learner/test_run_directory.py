@@ -9,7 +9,7 @@ import pytest
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import RunDirectoryError
-from rl4sys_zmq.learner.recorder import Recorder, RunDirectoryWriter
+from rl4sys_zmq.learner.recorder import NullEventSink, Recorder, RunDirectoryWriter
 from rl4sys_zmq.learner.run_paths import move_old_files
 from rl4sys_zmq.wire.messages import QuarantinedSegment, TrainingMetrics
 
@@ -130,3 +130,12 @@ def test_tensorboard_finds_plain_scalars_and_leaves_out_what_was_undone(tmp_path
     assert set(events.Tags()["scalars"]) == {"losses/policy_loss", "charts/episodic_return", "charts/episodic_length"}
     assert [(point.step, point.value) for point in events.Scalars("losses/policy_loss")] == [(10, 1.0), (20, 2.0), (25, 9.0)]
     assert [point.step for point in events.Scalars("charts/episodic_return")] == [10, 20]
+
+
+def test_an_event_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The learner logs an alarm in words; its sinks log only the events that nobody else does."""
+    with caplog.at_level("INFO"):
+        for sink in (NullEventSink(), Recorder(tmp_path, CONFIG)):
+            sink.event("alarm", client_id="luna", alarm="stalled", count=1, text="nothing moves")
+            sink.event("actor_joined", client_id="luna", actor_id="a1", first_seq=0)
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["actor_joined", "actor_joined"]

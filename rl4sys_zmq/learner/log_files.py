@@ -32,6 +32,7 @@ __all__ = [
     "LOG_FOLDER",
     "TENSORBOARD",
     "event_series",
+    "last_record_unix_s",
     "log_series",
     "read_log",
 ]
@@ -126,12 +127,14 @@ def event_series(run_dir: Path, client_id: str, form: EventFileFormat, max_bytes
 
 LOG, LOG_FOLDER = "log.jsonl", "log"
 LEARNER_STARTED = "learner_started"
-"""The name of the event that a learner records when it opens its run directory. The time since the record before is downtime."""
+"""The name of the event that a learner records when it opens its run directory. ``down_s`` is the time without a learner before."""
 
 CLIENT_READY = "client_ready"
 """The name of the event that a learner thread is ready: ``checkpoint``, ``steps`` and ``episodes`` say where it continues."""
 THINNED = "thinned"
 TRIES = 8
+TAIL_BYTES = 1 << 18
+_TIME = re.compile(rb'\{"t": ([0-9]+(?:\.[0-9]+)?),')
 _START = re.compile(rb'\{"t": [0-9.e+-]+, "event": "([a-z_]+)"(?:, "client_id": ("(?:[^"\\]|\\.)*"))?')
 
 
@@ -180,6 +183,22 @@ def log_series(run_dir: Path, max_bytes: int) -> RecordSeries:
         max_bytes: Size limit of all files of the log together.
     """
     return RecordSeries(run_dir / LOG_FOLDER, JsonLineFormat(), max_bytes, active=run_dir / LOG)
+
+
+def last_record_unix_s(run_dir: Path) -> float | None:
+    """Return the Unix time of the newest complete record in ``log.jsonl``, or None if there is none.
+
+    Raises:
+        OSError: If the file cannot be read.
+    """
+    try:
+        with (run_dir / LOG).open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            lines = file.read().splitlines(keepends=True)
+    except FileNotFoundError:
+        return None
+    times = (_TIME.match(line) for line in reversed(lines) if line.endswith(b"}\n"))
+    return next((float(found[1]) for found in times if found is not None), None)
 
 
 def read_log(run_dir: Path) -> Iterator[dict[str, Any]]:

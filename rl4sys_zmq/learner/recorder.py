@@ -15,7 +15,14 @@ from typing import Any, Protocol
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import RunDirectoryError
 from rl4sys_zmq.learner.deadletters import DeadLetterFolder
-from rl4sys_zmq.learner.log_files import CLIENT_READY, LEARNER_STARTED, EventFileFormat, event_series, log_series
+from rl4sys_zmq.learner.log_files import (
+    CLIENT_READY,
+    LEARNER_STARTED,
+    EventFileFormat,
+    event_series,
+    last_record_unix_s,
+    log_series,
+)
 from rl4sys_zmq.learner.record_series import RecordSeries
 from rl4sys_zmq.learner.run_paths import CONFIG, DEAD
 from rl4sys_zmq.private import make_private, write_private
@@ -65,8 +72,10 @@ class RunDirectoryWriter(Resource):
         make_private(self._run_dir)
         text = json.dumps(self._config, indent=2, sort_keys=True, default=str) + "\n"
         write_private(self._run_dir / CONFIG, text.encode())
+        last = last_record_unix_s(self._run_dir)
         self._log.open()
-        self.event(LEARNER_STARTED, {"version": package_version()}, at_unix_s)
+        down_s = max(0.0, at_unix_s - last) if last is not None else 0.0
+        self.event(LEARNER_STARTED, {"version": package_version(), "down_s": round(down_s, 3)}, at_unix_s)
 
     def metrics(self, client_id: str, metrics: TrainingMetrics, at_unix_s: float) -> None:
         """Write the metrics of a client's learner thread to the log and to the client's TensorBoard files.

@@ -66,38 +66,36 @@ class _ClientLog:
     Attributes:
         rows: Return, steps and seconds of each episode that the client's present state has observed.
         lags: The policy lag of each report of metrics.
-        joined_s: The time in the log at which the clock of the curve was at 0; None while the clock stands.
-        elapsed_s: The reading of the clock when it stopped, in seconds.
+        began_s: The time in the log at which the clock of the curve was at 0; None before the first actor joined.
     """
 
     rows: list[tuple[float, float, float]] = field(default_factory=list)
     lags: list[float] = field(default_factory=list)
-    joined_s: float | None = None
-    elapsed_s: float = 0.0
+    began_s: float | None = None
 
-    def run(self, at: float) -> float:
-        """Start the clock, if it stands. Return its reading at the time `at`, in seconds."""
-        if self.joined_s is None:
-            self.joined_s = at - self.elapsed_s
-        return at - self.joined_s
+    def seconds(self, at: float) -> float:
+        """Return the reading of the clock at the time `at`, in seconds. The first call sets the clock to 0."""
+        if self.began_s is None:
+            self.began_s = at
+        return at - self.began_s
 
-    def stop(self, at: float) -> None:
-        """Stop the clock at the time `at`."""
-        if self.joined_s is not None:
-            self.elapsed_s, self.joined_s = max(0.0, at - self.joined_s), None
+    def pause(self, pause_s: float) -> None:
+        """Leave out `pause_s` seconds."""
+        if self.began_s is not None:
+            self.began_s += pause_s
 
     def note(self, record: Mapping[str, Any]) -> None:
         """Use an event of this client."""
         match record["event"]:
             case "actor_joined":
-                self.run(record["t"])
+                self.seconds(record["t"])
             case log_files.CLIENT_READY:  # the learner thread continues from here; what it had observed beyond is undone
                 self.rows = [row for row in self.rows if row[1] <= record["steps"]]
             case "metrics":
                 if "dist/policy_lag" in record["scalars"]:
                     self.lags.append(record["scalars"]["dist/policy_lag"])
                 if record["episodes"]:
-                    seconds = self.run(record["t"])
+                    seconds = self.seconds(record["t"])
                     self.rows += [(total, step, seconds) for step, total, _ in record["episodes"]]
 
 
@@ -111,14 +109,12 @@ def read_curves(run_dir: Path) -> list[LearningCurve]:
         RunDirectoryError: If the directory has no readable ``log.jsonl``.
     """
     clients: dict[str, _ClientLog] = {}
-    last = 0.0
     for record in read_log(run_dir):
         if record["event"] == log_files.LEARNER_STARTED:
             for client in clients.values():
-                client.stop(last)
+                client.pause(record["down_s"])
         elif client_id := record.get("client_id"):
             clients.setdefault(client_id, _ClientLog()).note(record)
-        last = max(last, record["t"])
     curves = []
     found = {client_id: client for client_id, client in sorted(clients.items()) if client.rows}
     for client_id, client in found.items():

@@ -39,6 +39,13 @@ def status(address: str) -> dict[str, dict[str, object]]:
     return clients
 
 
+def until_running(address: str) -> dict[str, object]:
+    """The status of the client luna, once its learner thread runs."""
+    while (found := status(address)["luna"])["state"] != "running":
+        assert found["state"] == "starting", found
+    return found
+
+
 def test_ctrl_c_says_what_was_saved_where(spawn: Spawn, tmp_path: Path) -> None:
     server, address = serve(spawn, "--inference", "auto")
     assert server.lines[0].startswith(f"learner at {address} (weights tcp://127.0.0.1:")
@@ -52,6 +59,22 @@ def test_ctrl_c_says_what_was_saved_where(spawn: Spawn, tmp_path: Path) -> None:
     assert re.fullmatch(r"  luna: checkpoint [1-9]\d* with version \d+, [1-9][\d,]* steps, 6 episodes", said[1])
     assert said[2] == "  journal.db has the segments accepted since the checkpoints; the same command continues"
     assert (tmp_path / "runs" / "learner" / "checkpoints" / "luna").is_dir()
+
+
+def test_a_change_of_parameters_that_was_answered_survives_kill_9(spawn: Spawn, tmp_path: Path) -> None:
+    server, address = serve(spawn)
+    short = act(spawn, address, "--episodes", "2", "--seed", "1", "--algorithm", "PPO")
+    assert short.end() == 0, short.errors
+    change = CliRunner().invoke(learner, ["client", address, "luna", "set", "learning_rate=1e-3", "ent_coef=null"])
+    assert change.exit_code == 0, change.output
+    assert change.stdout.startswith("client luna: learning_rate 0.0003 -> 0.001\n")
+    server.process.kill()
+    server.process.wait()
+    again, address = serve(spawn)
+    again.wait_for("continues the run in this directory, with the clients: luna")
+    parameters = until_running(address)["parameters"]
+    assert isinstance(parameters, dict)
+    assert (parameters["learning_rate"], parameters["ent_coef"], parameters["gamma"]) == (1e-3, None, 0.99)
 
 
 def test_an_actor_plays_for_a_learner_that_status_sees_and_sigterm_ends(spawn: Spawn, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import RunDirectoryError
+from rl4sys_zmq.learner.log_files import read_log
 from rl4sys_zmq.learner.recorder import NullEventSink, Recorder, RunDirectoryWriter
 from rl4sys_zmq.learner.run_paths import move_old_files
 from rl4sys_zmq.wire.messages import QuarantinedSegment, TrainingMetrics
@@ -139,3 +140,14 @@ def test_an_event_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixtur
             sink.event("alarm", client_id="luna", alarm="stalled", count=1, text="nothing moves")
             sink.event("actor_joined", client_id="luna", actor_id="a1", first_seq=0)
     assert [record.getMessage().split()[0] for record in caplog.records] == ["actor_joined", "actor_joined"]
+
+
+def test_a_start_records_how_long_no_learner_ran(tmp_path: Path) -> None:
+    for at in (100.0, 400.0, 401.0):
+        with RunDirectoryWriter(tmp_path, CONFIG) as files:
+            files.open(at)
+            files.event("gap", {"client_id": "luna"}, at + 0.5)
+        with (tmp_path / "log.jsonl").open("ab") as torn:
+            torn.write(b'{"t": 999.0, "event": "metr')
+    starts = [event for event in read_log(tmp_path) if event["event"] == "learner_started"]
+    assert [event["down_s"] for event in starts] == [0.0, 299.5, 0.5]

@@ -78,17 +78,17 @@ def test_the_time_without_a_learner_is_left_out(tmp_path: Path) -> None:
     joined = {"t": 100.0, "event": "actor_joined", "client_id": "luna", "actor_id": "a"}
     run = write_log(
         tmp_path / "run",
-        {"t": 90.0, "event": "learner_started"},
+        {"t": 90.0, "event": "learner_started", "down_s": 0.0},
         joined,
         metrics(110.0, (10, 1.0)),
         {"t": 112.0, "event": "closed_with_pending_segments", "pending": {}},
-        {"t": 5000.0, "event": "learner_started"},
+        {"t": 5000.0, "event": "learner_started", "down_s": 4888.0},
         ready(5002.0, 10),
         {**joined, "t": 5010.0},
         metrics(5013.0, (20, 2.0)),
     )
     (curve,) = read_curves(run)
-    assert curve.seconds.tolist() == [10.0, 15.0]  # 12 s until the first learner ended, and 3 s of the second
+    assert curve.seconds.tolist() == [10.0, 25.0]  # 12 s until the first learner ended, and 13 s of the second
 
 
 def test_each_client_has_a_curve(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_many_actors_are_cut_and_the_live_ones_come_first() -> None:
     assert lines[-1] == f"  and {45 - MAX_ACTORS_SHOWN} more (--json shows all)"
     fewer = report_lines(report(clients={"luna": client(actors=actors, actors_total=450)}), NOW)
     assert fewer[-1] == f"  and {450 - MAX_ACTORS_SHOWN} more (--json shows 45)"
-    assert lines[11].split()[:2] == ["a040", "yes"]
+    assert lines[12].split()[:2] == ["a040", "yes"]
     assert sum(" yes " in line for line in lines) == 5
 
 

@@ -8,7 +8,8 @@ PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 endif
 VENV := .venv
-PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
+# On a terminal, pip shows each download with its size and its progress.
+PIP_FLAGS := $(shell test -t 2 || echo --quiet) --disable-pip-version-check -c constraints.txt
 
 ENV ?= CartPole-v1
 ALGO ?= ppo
@@ -26,6 +27,8 @@ venv: $(VENV)/.installed  ## a virtual environment with the package and the extr
 # torch comes first and by itself: no other requirement can then choose its build.
 $(VENV)/.installed: $(DEFINED)
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer found; say which: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "installing torch, TensorBoard, Matplotlib and Gymnasium into $(VENV), once: about 0.3 GB to download and 1.2 GB on disk"
+	@echo "with torch's CPU build, several GB with a CUDA build"
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) "$$(grep '^torch==' constraints.txt)"
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml]'

@@ -34,6 +34,7 @@ FLOORS = (
         "liveness",
         "dedup",
         "sealed",
+        "version",
     ),
     ("values",),
     ("config", "wire", "weights"),

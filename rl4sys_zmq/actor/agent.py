@@ -334,6 +334,9 @@ class RL4SysAgent(RL4SysAttributes, Resource):
     def stats(self) -> dict[str, Any]:
         """Return a copy of this actor's counters and state.
 
+        ``episodes`` counts the episodes whose data were complete and were queued for sending, and ``mean_return`` is the mean of
+        the last 100 of them. With ``explore: false`` nothing is stored, so no episode is counted.
+
         The counts of segments add up: ``submitted = dropped_at_source + in_actor + refused + accepted``. The equation holds for
         each copy that is made while no segment is being queued or sent.
         """
@@ -342,6 +345,7 @@ class RL4SysAgent(RL4SysAttributes, Resource):
         refused = session.verdicts["refused"]
         gate_error = io.credit_gate.error
         policy = io.policy
+        returns = self._context.pending.returns.copy()  # other threads can end an episode at any time
         return {
             "client_id": self.config.client_id,
             "actor_id": self.actor_id,
@@ -364,6 +368,8 @@ class RL4SysAgent(RL4SysAttributes, Resource):
             "alarms": dict(io.weight_subscriber.alarms),
             "credit_steps": max(0, session.credit_steps - session.sent_steps),
             "waiting_for_rewards": len(self._context.pending.late),
+            "episodes": self._context.pending.episodes,
+            "mean_return": sum(returns) / len(returns) if returns else None,
             "spool": None
             if spool is None
             else {

@@ -25,6 +25,7 @@ from rl4sys_zmq.liveness import CLIENT_START_S, SILENCE_S
 from rl4sys_zmq.policies import Act, Policy, RandomSource, bind
 from rl4sys_zmq.transports.greeting import explain_silence
 from rl4sys_zmq.values import space_to_json
+from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Hello
 
@@ -289,6 +290,6 @@ def _hello(config: AgentConfig, actor_id: str) -> Hello:
         observation,
         action,
         config.explore,
-        "rl4sys_zmq",
+        f"rl4sys_zmq {package_version()}",
         weights=config.weights.to_json(),
     )

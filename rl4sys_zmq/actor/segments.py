@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isnan
@@ -25,6 +26,7 @@ __all__ = ["EpisodePendingSegments", "LateRewardQueue", "SegmentWriter", "Policy
 log = logging.getLogger(__name__)
 
 FIRST_ROWS = 128
+RECENT_EPISODES = 100
 NO_REWARDS = np.full(FIRST_ROWS, np.nan, dtype=np.float32)
 
 
@@ -341,6 +343,8 @@ class LateRewardQueue:
     Attributes:
         late: For each segment with a missing reward: its deadline (monotonic time in seconds), its episode, and the segment.
             Changed only under the lock.
+        episodes: Number of episodes whose last segment has gone to the outbox.
+        returns: The sum of the rewards of each of the latest of these episodes, without those that have lost a segment.
     """
 
     def __init__(self, outbox: Outbox, reward_timeout_s: float, wake: Callable[[], None]) -> None:
@@ -350,6 +354,8 @@ class LateRewardQueue:
         self._lock = threading.RLock()
         self._warned = False
         self.late: list[tuple[float, EpisodePendingSegments, SegmentWriter]] = []
+        self.episodes = 0
+        self.returns: deque[float] = deque(maxlen=RECENT_EPISODES)
 
     def close(self, closed: EpisodePendingSegments, writer: SegmentWriter) -> None:
         """Add the next closed segment of an episode. It goes to the outbox at once if it waits for nothing."""
@@ -420,6 +426,11 @@ class LateRewardQueue:
         while closed.writers and not closed.writers[0].missing:
             writer = closed.writers.pop(0)
             closed.reward_sum += writer.reward_sum
-            ended = writer.terminated or writer.truncated
-            self._outbox.put(writer.build(closed.episode_id, closed.reward_sum if ended and not closed.lost else None))
+            total = None
+            if writer.terminated or writer.truncated:
+                self.episodes += 1
+                if not closed.lost:
+                    total = closed.reward_sum
+                    self.returns.append(total)
+            self._outbox.put(writer.build(closed.episode_id, total))
             self._wake()

@@ -12,9 +12,10 @@ from rl4sys_zmq.cli.app import print_line
 from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.admission import algorithm_parameters, check_learning_options
+from rl4sys_zmq.learner.admission import check_learning_options
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, AlgorithmEntry, make_algorithm
 from rl4sys_zmq.learner.algorithms.entry import parameter_table, readings
+from rl4sys_zmq.learner.parameters import algorithm_parameters
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, Space
 
@@ -164,7 +165,10 @@ def _text(value: object) -> str:
 
 
 def list_algorithms() -> None:
-    """Print the summary, the parameters and the presets of each algorithm. Of a parameter: default, synonyms and meaning."""
+    """Print the summary, the parameters and the presets of each algorithm. Of a parameter: default, synonyms and meaning.
+
+    A parameter that can change in a running client is marked with ``*``.
+    """
     broken = ALGORITHMS.faults()
     for name in ALGORITHMS.names():
         try:
@@ -188,7 +192,7 @@ def _described(entry: AlgorithmEntry) -> Iterator[str]:
     else:
         for key, default, synonyms, meaning in parameter_table(entry.parameters):
             also = f"  [also: {', '.join(synonyms)}]" if synonyms else ""
-            yield f"  {key} = {_text(default)}"
+            yield f"  {key} = {_text(default)}" + (" *" if key in entry.changeable else "")
             yield f"      {meaning}{also}"
     if entry.presets:
         yield f"  presets: {', '.join(sorted(entry.presets))}"

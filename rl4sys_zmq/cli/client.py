@@ -6,10 +6,13 @@ The command goes to a running learner, or is carried out in the run directory of
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rl4sys_zmq.cli.app import print_line
+from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.ops.status import request_command
 from rl4sys_zmq.security import read_user_keys
 from rl4sys_zmq.wire.messages import OperatorCommand
@@ -29,6 +32,29 @@ class CommandTarget:
     address: str
     client_id: str
 
+    def message(self, command: str, *, actor_id: str = "", values: Sequence[str] = ()) -> OperatorCommand:
+        """Return the message for a command.
+
+        Args:
+            command: The command.
+            actor_id: The actor that it concerns, or empty.
+            values: Texts of the form ``NAME=VALUE``. A value is JSON, such as ``1e-3``, ``true`` or ``null``; all else is text.
+
+        Raises:
+            ConfigError: If a text does not have this form, or a name is given twice.
+        """
+        pairs = dict[str, Any]()
+        for text in values:
+            name, equals, value = text.partition("=")
+            if not name or not equals:
+                raise ConfigError(
+                    f"{text!r} is not of the form NAME=VALUE, such as learning_rate=1e-3", key="algorithm_parameters"
+                )
+            if name in pairs:
+                raise ConfigError(f"{name} is given twice", key=f"algorithm_parameters.{name}")
+            pairs[name] = _value(value)
+        return OperatorCommand(command, self.client_id, actor_id, pairs)
+
     @property
     def run_dir(self) -> Path | None:
         """The path of the run directory, or None if `address` is not a directory."""
@@ -36,9 +62,14 @@ class CommandTarget:
         return path if path.is_dir() else None
 
 
-def run_command(
-    target: CommandTarget, command: str, actor_id: str, *, keys: Path | None, timeout_s: float, as_json: bool
-) -> None:
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def run_command(target: CommandTarget, message: OperatorCommand, *, keys: Path | None, timeout_s: float, as_json: bool) -> None:
     """Send a command to a learner, or carry it out in a run directory, and print the result.
 
     Raises:
@@ -47,7 +78,6 @@ def run_command(
         ProtocolError: If the learner refuses the command, for example because of the key, or a restarted client fails again.
         RunDirectoryError, JournalError, CheckpointError: If the run directory cannot be used or written.
     """
-    message = OperatorCommand(command, target.client_id, actor_id)
     if target.run_dir is not None:
         from rl4sys_zmq.learner.offline import command_on_directory
 

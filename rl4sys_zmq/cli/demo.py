@@ -20,7 +20,7 @@ import numpy as np
 
 from rl4sys_zmq.cli.app import FAILED, USAGE, print_line, require
 from rl4sys_zmq.cli.progress import make_progress
-from rl4sys_zmq.cli.rundir import fresh_run_dir
+from rl4sys_zmq.cli.rundir import fresh_run_dir, print_saved_at_stop
 from rl4sys_zmq.cli.serve import await_status, warm_up
 from rl4sys_zmq.cli.signals import SignalHandlers
 from rl4sys_zmq.config import ClientConfig, LearnerConfig
@@ -99,7 +99,8 @@ def demo(options: DemoOptions) -> int:
     with fresh_run_dir(preferred) as run_dir:
         learner = Learner(learner_config(task, options, run_dir)).start()
     outcome = DemoProgress()
-    with learner, ActorProcesses(learner.address, task, options, run_dir) as actors:
+    with print_saved_at_stop() as saved, learner, ActorProcesses(learner.address, task, options, run_dir) as actors:
+        saved.run_dir, saved.again = run_dir, f"rl4sys-learner plot {run_dir} draws the curve so far"
         print_line(f"learner at {learner.address}, files in {run_dir}; loading torch and Gymnasium ...")
         with make_progress(debug=options.debug, every_s=LINES_S) as progress:
             warm_up(task.algorithm)

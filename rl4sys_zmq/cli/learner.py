@@ -12,6 +12,7 @@ from rl4sys_zmq.cli.app import CommandGroup, option, plugin_option, settings, si
 
 if TYPE_CHECKING:
     from rl4sys_zmq.cli.client import CommandTarget
+    from rl4sys_zmq.wire.messages import OperatorCommand
 
 __all__ = ["main"]
 
@@ -183,11 +184,10 @@ def _client_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def _run_on_client(target: CommandTarget, command: str, actor_id: str, options: ClientCommandOptions) -> None:
+def _run_on_client(target: CommandTarget, message: OperatorCommand, options: ClientCommandOptions) -> None:
     from rl4sys_zmq.cli.client import run_command
 
-    keys, timeout_s, as_json = options["keys"], options["timeout"], options["json"]
-    run_command(target, command, actor_id, keys=keys, timeout_s=timeout_s, as_json=as_json)
+    run_command(target, message, keys=options["keys"], timeout_s=options["timeout"], as_json=options["json"])
 
 
 @client.command()
@@ -198,14 +198,14 @@ def restart(target: CommandTarget, **options: Unpack[ClientCommandOptions]) -> N
     This also restarts a failed client. The command needs a running learner. A learner that is started does the same for all of
     its clients.
     """
-    _run_on_client(target, "restart", "", options)
+    _run_on_client(target, target.message("restart"), options)
 
 
 @client.command("give-up-pending")
 @_client_options
 def give_up_pending(target: CommandTarget, **options: Unpack[ClientCommandOptions]) -> None:
     """Roll back the data accepted since the client's newest checkpoint, for a client that fails on it repeatedly."""
-    _run_on_client(target, "give-up-pending", "", options)
+    _run_on_client(target, target.message("give-up-pending"), options)
 
 
 @client.command()
@@ -216,7 +216,7 @@ def forget(target: CommandTarget, **options: Unpack[ClientCommandOptions]) -> No
     Checkpoints are renamed to NUMBER.abandoned, not deleted. The client's actors are refused; the next one that joins creates a
     new client.
     """
-    _run_on_client(target, "forget", "", options)
+    _run_on_client(target, target.message("forget"), options)
 
 
 @client.command("drop-actor")
@@ -227,7 +227,19 @@ def drop_actor(target: CommandTarget, actor_id: str, **options: Unpack[ClientCom
 
     Its accepted segments stay, and pending ones will be trained on.
     """
-    _run_on_client(target, "drop-actor", actor_id, options)
+    _run_on_client(target, target.message("drop-actor", actor_id=actor_id), options)
+
+
+@client.command("set")
+@click.argument("values", nargs=-1, required=True, metavar="NAME=VALUE...")
+@_client_options
+def set_(target: CommandTarget, values: tuple[str, ...], **options: Unpack[ClientCommandOptions]) -> None:
+    """Change parameters of the client's algorithm, such as learning_rate=1e-3. A value is JSON, or else text.
+
+    The new values are in force from the next update on, and survive a restart. `rl4sys-learner algorithms` marks the parameters
+    that can change with *. `status --json` shows those in force.
+    """
+    _run_on_client(target, target.message("set", values=values), options)
 
 
 @main.command()
@@ -306,10 +318,19 @@ def deadletter(run: Path, show: str | None, client: str | None, json: bool, clea
 
 @main.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=FILE)
-@option("-o", "--output", type=FILE, default=Path("curve.png"), help="The picture; its suffix determines the format.")
+@option(
+    "-o",
+    "--output",
+    type=FILE,
+    help="The picture, which is replaced; its suffix determines the format.  [default: the first free name of curve.png, "
+    "curve-2.png, ...]",
+)
 @option("--target", type=float, help="Draw a line at this return.")
-def plot(runs: tuple[Path, ...], output: Path, target: float | None) -> None:
-    """Draw the learning curves of run directories into one picture."""
+def plot(runs: tuple[Path, ...], output: Path | None, target: float | None) -> None:
+    """Draw the learning curves of run directories into one picture.
+
+    Training that was undone is left out, and so is the time during which no learner ran.
+    """
     from rl4sys_zmq.cli.status import plot as run
 
     run(runs, output, target)
@@ -377,7 +398,7 @@ def algorithms() -> None:
     """List the algorithms, each with a summary, its parameters (default, meaning, synonyms) and its presets.
 
     The list has the algorithms of this package, of installed distributions and of --plugin. Those that cannot be loaded are
-    marked with !!.
+    marked with !!, and parameters that can change in a running client (`rl4sys-learner client ... set`) with *.
     """
     from rl4sys_zmq.cli.check import list_algorithms
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import textwrap
 import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
+from time import strftime
 from typing import Any
 
 from rl4sys_zmq.cli.app import configure_logging, print_line
@@ -21,6 +23,8 @@ __all__ = ["StatusDisplay", "make_progress"]
 RATE_WINDOW_S = 3.0
 REFRESH_S = 0.25
 LINES_S = 3.0
+LINE_COLUMNS = 100
+"""The width at which lines for pipes and files are broken, in characters."""
 
 
 class StatusDisplay(Resource):
@@ -80,7 +84,8 @@ class _StepRates:
 class _LineDisplay(StatusDisplay):
     """The display for pipes and files.
 
-    It prints a line about a client at once if its state has changed, and every few seconds if its figures have changed.
+    It prints a line about a client at once if its state has changed, and every few seconds if its figures have changed. A line
+    begins with the local time.
     """
 
     def __init__(self, every_s: float) -> None:
@@ -97,7 +102,9 @@ class _LineDisplay(StatusDisplay):
             urgent = last is None or last.state != row.state
             if urgent or (now - at >= self._every_s and _news(row) != _news(last)):
                 self._said[row.client_id] = now, row
-                print_line(row.line() + (f"; {note}" if note else ""))
+                stamp = strftime("%Y-%m-%d %H:%M:%S")
+                text = f"{stamp} {row.line()}" + (f"; {note}" if note else "")
+                print_line(textwrap.fill(text, LINE_COLUMNS, subsequent_indent=" " * 4, break_on_hyphens=False))
 
     def close(self) -> None:
         """Do nothing; there is nothing to release."""

@@ -1,4 +1,4 @@
-"""Creation of a new run directory. Two runs never share a directory."""
+"""Creation of a new run directory, which no two runs share, and a summary of a run directory after its learner has ended."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from rl4sys_zmq.cli.app import print_line
+from rl4sys_zmq.cli.signals import StopSignalReceived
 from rl4sys_zmq.delivery.journal_marks import marks_path
-from rl4sys_zmq.errors import RunDirectoryError
-from rl4sys_zmq.learner.resume import JOURNAL
+from rl4sys_zmq.errors import CheckpointError, RunDirectoryError
+from rl4sys_zmq.learner.checkpoints import CheckpointStore, read_manifest
+from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL
 from rl4sys_zmq.private import make_private, open_private
 
-__all__ = ["fresh_run_dir"]
+__all__ = ["RunToSave", "fresh_run_dir", "print_saved_at_stop", "saved_lines"]
 
 
 @contextmanager
@@ -52,3 +56,53 @@ def fresh_run_dir(preferred: Path) -> Iterator[Path]:
                 (run_dir / "config.json").unlink()
                 run_dir.rmdir()
         raise
+
+
+@dataclass(slots=True)
+class RunToSave:
+    """The run whose saved state `print_saved_at_stop` describes.
+
+    Attributes:
+        run_dir: The run directory; None for a learner without files.
+        again: The way to continue, as the end of a sentence.
+    """
+
+    run_dir: Path | None = None
+    again: str = "the same command continues"
+
+
+@contextmanager
+def print_saved_at_stop() -> Iterator[RunToSave]:
+    """Print what was saved where, if a signal such as Ctrl-C ends the ``with`` block. Put the learner's own block within it."""
+    saved = RunToSave()
+    try:
+        yield saved
+    except StopSignalReceived as exc:
+        for line in saved_lines(saved, str(exc)):
+            print_line(line)
+        raise
+
+
+def saved_lines(saved: RunToSave, signal: str) -> Iterator[str]:
+    """Yield lines of text about the newest checkpoint of each client in a run directory.
+
+    Args:
+        saved: The run.
+        signal: The name of the signal that ended the learner.
+    """
+    if saved.run_dir is None:
+        yield f"{signal}: the learner has ended; nothing was saved, because it had no run directory"
+        return
+    yield f"{signal}: the learner has ended; files in {saved.run_dir}"
+    for folder in sorted((saved.run_dir / CHECKPOINTS).glob("*")):
+        try:
+            newest = next(iter(CheckpointStore(folder).newest()), None)
+            found = read_manifest(newest) if newest is not None else None
+        except CheckpointError as exc:
+            yield f"  {exc}"
+            continue
+        if found is not None:
+            counts = f"version {found.version:,}, {found.steps:,} steps, {found.episodes:,} episodes"
+            yield f"  {found.client_id}: checkpoint {found.number:,} with {counts}"
+    if (saved.run_dir / JOURNAL).exists():
+        yield f"  {JOURNAL} has the segments accepted since the checkpoints; {saved.again}"

@@ -12,7 +12,7 @@ from typing import Any
 
 from rl4sys_zmq.cli.app import print_line, require
 from rl4sys_zmq.cli.progress import make_progress
-from rl4sys_zmq.cli.rundir import fresh_run_dir
+from rl4sys_zmq.cli.rundir import fresh_run_dir, print_saved_at_stop
 from rl4sys_zmq.cli.signals import SignalHandlers
 from rl4sys_zmq.config import ClientConfig, LearnerConfig
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable
@@ -75,9 +75,12 @@ def serve(given: ServeOptions) -> None:
     signals = SignalHandlers.current
     if signals is not None:
         signals.patience_s = config.shutdown_timeout_s + 0.35
-    with start(config) as learner:
+    with print_saved_at_stop() as saved, start(config) as learner:
+        saved.run_dir = learner.config.run_dir
+        inference = f", inference {learner.inference_address}" if learner.inference_address else ""
+        print_line(f"learner at {learner.address} (weights {learner.pub_address}{inference})")
         files = f"files in {learner.config.run_dir}" if learner.config.run_dir is not None else "no files"
-        print_line(f"learner at {learner.address} (weights at {learner.pub_address}, {files}); Ctrl-C ends it")
+        print_line(f"{files}; Ctrl-C ends it")
         if learner.config.run_dir != config.run_dir and config.resume in (AUTO, NEVER):
             print_line(f"{config.run_dir} has an earlier run, which is not changed")
         _print_resumed(learner)
@@ -118,6 +121,8 @@ def _with_init(config: LearnerConfig, init: Path | None, client_id: str | None) 
 def _print_resumed(learner: Learner) -> None:
     if learner.resumed_clients:
         print_line(f"continues the run in this directory, with the clients: {', '.join(learner.resumed_clients)}")
+    for note in learner.start_notes:
+        print_line(note)
     if learner.loss is not None:
         print_line(
             f"a part of the journal is lost, as accepted: {learner.loss.words()}; what no checkpoint covers is rolled back"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -66,8 +67,14 @@ def _lines(report: Mapping[str, Any]) -> list[str]:
         raise ProtocolError(RefusalReason.MALFORMED, words) from exc
 
 
-def plot(runs: Sequence[Path], output: Path, target: float | None) -> None:
+def plot(runs: Sequence[Path], output: Path | None, target: float | None) -> None:
     """Draw the learning curves of run directories into one picture, and print a line for each curve.
+
+    Args:
+        runs: The run directories.
+        output: The file of the picture, which is replaced if it exists. None: the first of ``curve.png``, ``curve-2.png``, ...
+            that does not exist.
+        target: Draw a line at this return.
 
     Raises:
         RunDirectoryError: If a run has no log, or the picture cannot be written.
@@ -77,6 +84,7 @@ def plot(runs: Sequence[Path], output: Path, target: float | None) -> None:
     curves = [curve for run in runs for curve in read_curves(run)]
     if not curves:
         raise ConfigError(f"no episode has ended in {', '.join(map(str, runs))}")
+    output = output if output is not None else _free_name(Path("curve.png"))
     draw_curves(curves, output, target=target)
     for curve in curves:
         mean = moving_mean(curve.returns)[-1]
@@ -84,4 +92,10 @@ def plot(runs: Sequence[Path], output: Path, target: float | None) -> None:
         print_line(
             f"{curve.label}: {len(curve.returns):,} episodes, {curve.steps[-1]:,.0f} steps, mean of the last {last}: {mean:.1f}"
         )
-    print_line(str(output))
+    print_line(f"wrote {output}")
+
+
+def _free_name(path: Path) -> Path:
+    """Return the first of the paths ``NAME.png``, ``NAME-2.png``, ``NAME-3.png``, ... that does not exist."""
+    others = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
+    return next(free for free in itertools.chain([path], others) if not free.exists())

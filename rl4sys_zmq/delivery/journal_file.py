@@ -270,7 +270,7 @@ def _report_loss(opening: JournalOpenOptions, found: JournalInspection, loss: Jo
     problem = f"{what}: {loss.words()}"
     if not opening.recovery.accept_loss:
         raise JournalLost(str(path), problem, opening.recovery.remedy, loss.segments)
-    log.error("%s %s; the loss is accepted (resume: accept-loss)", path, problem)
+    log.warning("%s %s; the loss is accepted (resume: accept-loss)", path, problem)
 
 
 def look_into(path: Path) -> JournalInspection:

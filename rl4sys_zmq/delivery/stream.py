@@ -34,6 +34,7 @@ class SegmentStream:
         spooled: True if the actor keeps its segments in a spool on disk and continues the numbering after a restart. The learner
             must then never discard `received`.
         owner: The authenticated user that the stream belongs to; empty without keys.
+        library: The name and version of the actor's library, as the actor reports it; empty before its first session.
         received: The next sequence number that the learner expects. Segments below it were accepted or refused.
         durable: All segments below this number are in the journal.
         trained: All segments below this number have a verdict.
@@ -60,7 +61,7 @@ class SegmentStream:
         submits: bool = True,
         spooled: bool = False,
     ) -> None:
-        self.owner = ""
+        self.owner = self.library = ""
         self.client_id = client_id
         self.actor_id = actor_id
         self.incarnation = incarnation

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -20,29 +20,36 @@ from rl4sys_zmq.config.options import check_value
 from rl4sys_zmq.config.options import parameters as finite_parameters
 from rl4sys_zmq.config.weights import weights_options
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms import ALGORITHMS
+from rl4sys_zmq.learner.algorithms import ALGORITHMS, AlgorithmEntry
+from rl4sys_zmq.learner.parameters import (
+    LEARNING_KEYS,
+    ParameterChanges,
+    algorithm_parameters,
+    changes_between,
+    effective_parameters,
+    merged,
+    plain,
+    read_change,
+)
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space, observation_space_from, space_from, space_to_json
 from rl4sys_zmq.weights import EncodingOptions, WireDtype
 from rl4sys_zmq.wire.messages import AssignClient, Hello
 
 __all__ = [
+    "SPACES",
     "ClientSettings",
-    "algorithm_parameters",
     "check_hello",
     "check_learning_options",
     "require_match",
-    "restore_configuration",
     "resolve_configuration",
+    "resolve_settings",
 ]
 
 _WEIGHTS = WeightsConfig(wire_dtype="fp32", level=1)
 """The default encoding of weights."""
-_LEARNING_KEYS = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates")
-"""Options of the learner that a user can also set among the parameters of an algorithm. They are not passed to the algorithm."""
 
-
-_SPACES: Mapping[str, Callable[[object], ObservationSpace]] = {
+SPACES: Mapping[str, Callable[[object], ObservationSpace]] = {
     "observation_space": observation_space_from,
     "action_space": space_from,
 }
@@ -51,13 +58,14 @@ _SPACES: Mapping[str, Callable[[object], ObservationSpace]] = {
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """The settings of one client, a policy with its learner. They do not change while the learner runs.
+    """The settings of one client, a policy with its learner. While the learner runs, only `changed` gets new values.
 
     Attributes:
         client_id: Name of the client.
         algorithm_name: Registered name of the algorithm, in capitals.
         algorithm_type: Expected type of the algorithm, ``onpolicy`` or ``offpolicy``; empty for no expectation.
-        parameters: Parameters of the algorithm, with `seed` and those options of the learner that were set among them.
+        parameters: Parameters of the algorithm as the client was created, with `seed` and those options of the learner that
+            were set among them.
         observation_space: Space of the observations.
         action_space: Space of the actions.
         seed: Seed of the algorithm.
@@ -69,6 +77,9 @@ class ClientSettings:
         weights: Encoding of the weights that are sent to the actors.
         init: File or folder with the weights with which the training starts if there is no checkpoint; empty for none. It is not
             among the saved settings (`to_json`).
+        changed: Parameters of the algorithm that were changed later, by name. They take precedence over `parameters`.
+        file_parameters: The parameters in the client's entry in the learner's file at the last start, by name. At a later start,
+            other values there are new, and take precedence over `changed`.
     """
 
     client_id: str
@@ -84,6 +95,32 @@ class ClientSettings:
     publish_every_updates: int | None
     weights: WeightsConfig = _WEIGHTS
     init: str = ""
+    changed: Mapping[str, Any] = field(default_factory=dict)
+    file_parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> AlgorithmEntry:
+        """The entry of the algorithm in the registry."""
+        return ALGORITHMS.get(self.algorithm_name)
+
+    @property
+    def in_force(self) -> dict[str, Any]:
+        """The parameters in force: `parameters`, with those in `changed`."""
+        return merged(self.kind, self.parameters, self.changed)
+
+    def change(self, values: Mapping[str, Any]) -> tuple[ClientSettings, ParameterChanges]:
+        """Return settings with new values for parameters of the algorithm, and the parameters that differ.
+
+        Args:
+            values: New values by name or synonym.
+
+        Raises:
+            ConfigError: If a parameter is unknown or cannot change in a running client, or a value is invalid.
+        """
+        kind = self.kind
+        new = replace(self, changed={**self.changed, **read_change(kind, values)})
+        before, after = (effective_parameters(kind, settings.in_force) for settings in (self, new))
+        return new, changes_between(before, after)
 
     def writing(self, spec: PolicySpec | None = None) -> EncodingOptions:
         """Return the options for encoding this client's weights.
@@ -115,7 +152,7 @@ class ClientSettings:
             policy_id,
             generation,
             self.algorithm_name,
-            algorithm_parameters(self.parameters),
+            algorithm_parameters(self.in_force),
             space_to_json(self.observation_space),
             space_to_json(self.action_space),
             self.seed,
@@ -140,7 +177,9 @@ class ClientSettings:
         return {
             "algorithm_name": self.algorithm_name,
             "algorithm_type": self.algorithm_type,
-            "parameters": _plain(self.parameters),
+            "parameters": plain(self.parameters),
+            "changed": plain(self.changed),
+            "file_parameters": plain(self.file_parameters),
             "observation_space": space_to_json(self.observation_space),
             "action_space": space_to_json(self.action_space),
             "seed": self.seed,
@@ -150,17 +189,6 @@ class ClientSettings:
             "publish_every_updates": self.publish_every_updates,
             "weights": self.weights.to_json(),
         }
-
-
-def _plain(value: Any) -> Any:
-    """Return a copy of a value for JSON: arrays and tuples become lists, and the keys of mappings become strings."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.ndarray | np.generic):
-        return _plain(value.tolist())
-    return value
 
 
 def check_hello(hello: Hello) -> None:
@@ -188,12 +216,7 @@ def check_learning_options(parameters: Mapping[str, Any]) -> ClientConfig:
             f"algorithm_parameters.seed: expected an integer from 0 to {2**63 - 1}, not {seed!r:.80}",
             key="algorithm_parameters.seed",
         )
-    return ClientConfig.from_mapping({key: parameters[key] for key in _LEARNING_KEYS if parameters.get(key) is not None})
-
-
-def algorithm_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that the algorithm receives: all except `seed` and the learner's options."""
-    return {key: value for key, value in parameters.items() if key not in (*_LEARNING_KEYS, "seed")}
+    return ClientConfig.from_mapping({key: parameters[key] for key in LEARNING_KEYS if parameters.get(key) is not None})
 
 
 def resolve_configuration(config: LearnerConfig, hello: Hello) -> ClientSettings:
@@ -203,63 +226,26 @@ def resolve_configuration(config: LearnerConfig, hello: Hello) -> ClientSettings
         ConfigError: If a value is missing, unknown or out of range, or if the HELLO contradicts the learner's
             entry for the client.
     """
-    settings = _resolve_configuration(config, hello.client_id, hello)
+    entry = config.clients.get(hello.client_id, ClientConfig())
+    settings = resolve_settings(config, hello, entry)
     require_match(settings, hello)
     return settings
 
 
-def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[str, Any]) -> ClientSettings:
-    """Return the settings of a client that an earlier run of the learner has saved in the journal.
-
-    The entry for the client in the learner's configuration takes precedence over the saved settings. The saved settings take
-    precedence over the learner's defaults.
-
-    Args:
-        config: The learner's configuration.
-        client_id: Name of the client.
-        known: The saved settings, as `ClientSettings.to_json` returned them.
+def resolve_settings(config: LearnerConfig, hello: Hello, entry: ClientConfig) -> ClientSettings:
+    """Return the settings of a client from its entry, a HELLO and the learner's own options, in this order of precedence.
 
     Raises:
-        ConfigError: If the entry names another algorithm or space, with which the saved state cannot be used.
+        ConfigError: If a value is missing, unknown or out of range.
     """
-    entry = config.clients.get(client_id, ClientConfig())
-    spaces = {key: read(known[key]) for key, read in _SPACES.items()}
-    ours: dict[str, object] = {"algorithm_name": known["algorithm_name"], **spaces}
-    for key, value in ours.items():
-        said = getattr(entry, key)
-        if said is not None and said != value:
-            raise ConfigError(
-                f"{key} of client {client_id!r} is {said!r} in the configuration, but {value!r} in the run directory; give the "
-                "client another name, or start another run with --resume never",
-                key=key,
-            )
-    kept = {"seed": known["seed"], **{key: known[key] for key in _LEARNING_KEYS}}
-    hello = Hello(
-        client_id,
-        "",
-        0,
-        0,
-        0,
-        0,
-        algorithm_name=known["algorithm_name"],
-        algorithm_parameters={**known["parameters"], **{k: v for k, v in kept.items() if v is not None}},
-        observation_space=known["observation_space"],
-        action_space=known["action_space"],
-        weights=known.get("weights", {}),
-    )
-    return replace(_resolve_configuration(config, client_id, hello), algorithm_type=entry.type or known["algorithm_type"])
-
-
-def _resolve_configuration(config: LearnerConfig, client_id: str, hello: Hello) -> ClientSettings:
-    entry = config.clients.get(client_id, ClientConfig())
+    client_id = hello.client_id
     name = entry.algorithm_name or hello.algorithm_name or config.default_algorithm
     if not name:
         raise ConfigError(
             "neither the learner's configuration nor this actor names an algorithm; set algorithm_name", key="algorithm_name"
         )
-    ALGORITHMS.require(name)
-    defaults = config.algorithms.get(name.upper(), {})
-    parameters = {**defaults, **hello.algorithm_parameters, **entry.algorithm_parameters}
+    kind = ALGORITHMS.get(name)
+    parameters = merged(kind, config.algorithms.get(name.upper(), {}), hello.algorithm_parameters, entry.algorithm_parameters)
     said = check_learning_options(parameters)
 
     def pick(key: str) -> Any:
@@ -281,6 +267,7 @@ def _resolve_configuration(config: LearnerConfig, client_id: str, hello: Hello) 
         pick("publish_every_updates"),
         entry.weights.over(check_value("weights", hello.weights, weights_options)).over(config.weights).over(_WEIGHTS),
         str(entry.init or ""),
+        file_parameters={kind.name_of(key): plain(value) for key, value in entry.algorithm_parameters.items()},
     )
 
 
@@ -293,19 +280,33 @@ def require_match(settings: ClientSettings, hello: Hello) -> None:
     pairs: list[tuple[str, object, object]] = []
     if hello.algorithm_name:
         pairs.append(("algorithm_name", hello.algorithm_name.upper(), settings.algorithm_name))
-    for key, read in _SPACES.items():
+    for key, read in SPACES.items():
         if given := getattr(hello, key):
             pairs.append((key, space_to_json(read(given)), space_to_json(getattr(settings, key))))
-    for key, value in hello.algorithm_parameters.items():
-        ours = getattr(settings, key) if key in _LEARNING_KEYS and value is not None else settings.parameters.get(key, "not set")
-        pairs.append((f"algorithm_parameters.{key}", value, ours))
+    pairs += _parameter_pairs(settings, hello.algorithm_parameters) if hello.algorithm_parameters else []
     ours_of_weights = settings.weights.to_json()
     for key, value in check_value("weights", hello.weights, weights_options).to_json().items():
         pairs.append((f"weights.{key}", value, ours_of_weights[key]))
-    for field, theirs, ours in pairs:
+    for key, theirs, ours in pairs:
         if not _same(theirs, ours):
-            message = f"{field} of client {settings.client_id!r} is {ours!r} on the learner, but the actor has {theirs!r}"
-            raise ConfigError(message, key=field)
+            message = f"{key} of client {settings.client_id!r} is {ours!r} on the learner, but the actor has {theirs!r}"
+            raise ConfigError(message, key=key)
+
+
+def _parameter_pairs(settings: ClientSettings, said: Mapping[str, Any]) -> list[tuple[str, object, object]]:
+    """Return a tuple (key, the actor's value, the learner's value) for each parameter of a HELLO.
+
+    An actor can have the value with which the client was created instead of a changed one.
+    """
+    kind, in_force = settings.kind, settings.in_force
+    ours, original = ({kind.name_of(key): value for key, value in found.items()} for found in (in_force, settings.parameters))
+    pairs: list[tuple[str, object, object]] = []
+    for key, value in said.items():
+        name = kind.name_of(key)
+        found = getattr(settings, key) if key in LEARNING_KEYS and value is not None else ours.get(name, "not set")
+        if name not in settings.changed or not _same(value, original.get(name)):
+            pairs.append((f"algorithm_parameters.{key}", value, found))
+    return pairs
 
 
 def _same(one: object, other: object) -> bool:
@@ -318,7 +319,7 @@ def _space(key: str, entry: ObservationSpace | None, given: Mapping[str, Any]) -
     if entry is not None:
         return entry
     if given:
-        return _SPACES[key](given)
+        return SPACES[key](given)
     raise ConfigError(
         f"neither the learner's configuration nor this actor gives the {key}; set it (or input_size and act_dim)", key=key
     )

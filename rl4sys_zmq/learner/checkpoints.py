@@ -27,7 +27,6 @@ import operator
 import os
 import re
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -43,6 +42,7 @@ from rl4sys_zmq.learner.state_tree import pack_state, unpack_state
 from rl4sys_zmq.policies.folder import StoredPolicy, encode_policy
 from rl4sys_zmq.private import sync_folder, write_folder
 from rl4sys_zmq.sealed import seal_document, seal_holds
+from rl4sys_zmq.version import package_version
 
 __all__ = [
     "CheckpointStore",
@@ -62,7 +62,7 @@ FORMAT = 1
 _LOST = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}
 """The errors after which a file counts as lost. Other errors (no permission, too many open files) can be temporary."""
 
-_LATER = ("grid", "blob")
+_LATER = ("grid", "blob", "episodes", "recent")
 """The fields of `CheckpointManifest` that manifests from older versions of this library lack."""
 _TYPES = {"str": str, "int": int, "float": float, "dict[str, int]": dict}
 
@@ -98,6 +98,8 @@ class CheckpointManifest:
         algorithm_name: Registered name of the algorithm that can read the state.
         updates: Number of updates that the algorithm has done.
         steps: Number of environment steps that the algorithm has observed.
+        episodes: Number of episodes that ended in these steps.
+        recent: Return and length in steps of the latest of these episodes, oldest first.
         verdicts: Number of all segments of the client by verdict: trained, stale, quarantined or refused.
         marks: Position of the checkpoint in each stream, the numbered segments of one actor.
         grid: If weights are published rounded to a grid, the exponents of the grid's step sizes; else empty.
@@ -119,6 +121,8 @@ class CheckpointManifest:
     grid: tuple[int, ...] = ()
     blob: str = ""
     saved_unix_s: float = 0.0
+    episodes: int = 0
+    recent: tuple[tuple[float, int], ...] = ()
 
 
 def encode_checkpoint(
@@ -138,7 +142,7 @@ def encode_checkpoint(
     data = _safetensors().numpy.save(arrays)
     document = {
         "format": FORMAT,
-        "library": getattr(sys.modules["rl4sys_zmq"], "__version__", ""),
+        "library": package_version(),
         "files": {STATE: {"bytes": len(data), "xxh3_128": xxhash.xxh3_128_hexdigest(data)}},
         **asdict(manifest),
         "state": tree,
@@ -209,13 +213,15 @@ def _manifest(path: Path, document: Mapping[str, Any]) -> CheckpointManifest:
         values = {field.name: document[field.name] for field in fields(CheckpointManifest) if field.name not in _LATER}
         values["grid"] = tuple(operator.index(step) for step in document.get("grid", ()))
         values["blob"] = document.get("blob", "")
+        values["episodes"] = document.get("episodes", 0)
+        values["recent"] = tuple((float(total), operator.index(length)) for total, length in document.get("recent", ()))
         values["marks"] = tuple(CheckpointMark(**mark) for mark in values["marks"])
         for thing in (CheckpointManifest(**values), *values["marks"]):
             for field in fields(thing):
                 expected = _TYPES.get(str(field.type))
                 if expected is not None and type(getattr(thing, field.name)) is not expected:
                     raise TypeError(f"{field.name} is not {field.type}")
-    except (KeyError, TypeError) as exc:
+    except (KeyError, TypeError, ValueError) as exc:
         raise CheckpointError(path / MANIFEST, f"a field is missing or invalid: {exc}", damaged=True) from exc
     return CheckpointManifest(**values)
 

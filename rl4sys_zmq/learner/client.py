@@ -29,6 +29,8 @@ from rl4sys_zmq.learner.admission import ClientSettings
 from rl4sys_zmq.learner.alarms import Alarms
 from rl4sys_zmq.learner.algorithms.base import PACING_LAG
 from rl4sys_zmq.learner.core_callbacks import SYSTEM_CLOCK, Clock, CoreCallbacks, LearnerThreadHandle
+from rl4sys_zmq.learner.parameters import algorithm_parameters, parameters_shown
+from rl4sys_zmq.learner.reporting import RECENT_EPISODES
 from rl4sys_zmq.learner.train_loop import MAX_SEGMENT_STEPS
 from rl4sys_zmq.learner.weight_history import WeightHistory
 from rl4sys_zmq.values import PolicySpec
@@ -36,6 +38,7 @@ from rl4sys_zmq.wire import SegmentSchema, encode, spec_from_document
 from rl4sys_zmq.wire.messages import (
     Ack,
     Beacon,
+    ChangeParameters,
     CheckpointResult,
     DataDemand,
     DeliverSegments,
@@ -48,7 +51,6 @@ from rl4sys_zmq.wire.messages import (
 
 __all__ = ["ClientState", "LearnerThreadState", "new_topic"]
 
-EPISODES_KEPT = 100
 CREDIT_ITEMS = 1024
 DURABLE_CREDIT_ITEMS = 4096
 """`CREDIT_ITEMS` and `DURABLE_CREDIT_ITEMS` are the number of segments that actors are allowed to have waiting for one learner
@@ -108,10 +110,12 @@ class ClientState:
         workers: The handles of all lives whose threads can still be running.
         backlog: The encoded messages to send to the learner thread, oldest first. They stay here while its pipeline is full.
         known: True if the journal has a record of this client.
+        rollback_asked: True until the end of the replay, if an operator has asked for the loss of segments.
         replaying: The number (token) of the replay in progress, which its pages of the journal carry; 0 if there is no replay.
             During a replay, the learner thread receives new segments through these pages too.
         page_after: The row of the journal after which the next page of the replay begins; None if no page has to be requested.
         topic: The PUB topic of the client's weights and beacons: 8 bytes, without the byte for the kind that precedes them.
+        parameters: The parameters of the algorithm in force, with defaults; empty until the first learner thread is ready.
         stalled_s: The time for which actors and learner thread could work but no data has moved, in seconds; 0 if not stalled.
         alarms: The alarms (counted problems) of the client since the start of the learner.
         busy_at: The time when the client was created or last had a live or waiting actor, on the monotonic clock, in seconds.
@@ -157,7 +161,7 @@ class ClientState:
         self._credit_items = 0
         self.accepted = self.gap = 0
         self.rolled_back = 0
-        self.known = False
+        self.known = self.rollback_asked = False
         self.busy_at = self.started_at = clock.monotonic()
         self.replaying = self.replayed = 0
         self.page_after: int | None = None
@@ -167,9 +171,9 @@ class ClientState:
         self._older_marks: dict[Key, int] = {}
         self._newer_marks: dict[Key, int] = {}
         self.life = 0
+        self.parameters: dict[str, Any] = {}
         self._metrics = TrainingMetrics(0, 0, {}, [], 0)
-        self._returns: deque[tuple[float, float]] = deque(maxlen=EPISODES_KEPT)
-        self._episodes = 0
+        self._returns: deque[tuple[float, float]] = deque(maxlen=RECENT_EPISODES)
         self._pace: deque[tuple[float, int]] = deque(maxlen=64)
 
     @property
@@ -316,7 +320,7 @@ class ClientState:
         return lost
 
     def ready(self, message: ThreadReady) -> None:
-        """Store the description of the policy that the learner thread has sent."""
+        """Store the description of the policy and the counts of observed data that the learner thread has sent."""
         spec = self.spec = spec_from_document(message.spec, message.body)
         self.welcome_spec, self.welcome_body, self.algorithm_type = message.spec, message.body, message.kind
         self.rollout_length, self.max_policy_lag = message.rollout_length, message.max_policy_lag
@@ -324,6 +328,17 @@ class ClientState:
         writing = replace(writing, level=min(writing.level, 1))  # higher levels would occupy the gateway thread too long
         self.weight_history.describe(self.policy_id, writing)
         self.schema = SegmentSchema.of(spec, MAX_SEGMENT_STEPS)
+        self.parameters = parameters_shown(self.settings.kind, self.settings.in_force)
+        self._metrics = TrainingMetrics(message.steps, message.updates, self._metrics.scalars, [], message.episodes)
+        self._returns.clear()
+        self._returns.extend((total, length) for total, length in message.recent)
+        self._pace.clear()
+
+    def use_parameters(self) -> None:
+        """Queue the parameters in the settings for the learner thread, if it runs. Call this after they have changed."""
+        self.parameters = parameters_shown(self.settings.kind, self.settings.in_force)
+        if self.worker is not None:
+            self.backlog.append(encode(ChangeParameters(algorithm_parameters(self.settings.in_force))))
 
     # ---- return to a checkpoint
 
@@ -454,9 +469,8 @@ class ClientState:
     def note(self, metrics: TrainingMetrics) -> None:
         """Record the metrics that the learner thread has sent."""
         merged = {**self._metrics.scalars, **metrics.scalars}
-        self._metrics = TrainingMetrics(metrics.step, metrics.update, merged, [], 0)
+        self._metrics = TrainingMetrics(metrics.step, metrics.update, merged, [], metrics.ended)
         self._pace.append((self._clock.monotonic(), metrics.step))
-        self._episodes += metrics.ended
         self._returns.extend((total, length) for _, total, length in metrics.episodes)
 
     def _pacing_lag(self) -> int | None:
@@ -465,20 +479,21 @@ class ClientState:
         return given if given is not None else PACING_LAG.get(self.algorithm_type)
 
     def report(self, now: float) -> dict[str, Any]:
-        """Return this client's part of the learner's status, as JSON values. Means are over the last `EPISODES_KEPT` episodes."""
+        """Return this client's part of the learner's status, as JSON. Means are over the last `RECENT_EPISODES` episodes."""
         pub, metrics, count = self.weight_history, self._metrics, len(self._returns)
         actors = self.table.current()
         return {
             "state": str(self.state),
             "error": self.error,
             "algorithm": self.settings.algorithm_name,
+            "parameters": self.parameters,
             "generation": pub.generation,
             "version": pub.version,
             "digest": f"{pub.digest:016x}",
             "updates": metrics.update,
             "steps": metrics.step,
             "steps_per_s": self._steps_per_s(now),
-            "episodes": self._episodes,
+            "episodes": metrics.ended,
             "mean_return": sum(r for r, _ in self._returns) / count if count else None,
             "mean_length": sum(n for _, n in self._returns) / count if count else None,
             "pacing_lag": self._pacing_lag(),
@@ -510,6 +525,7 @@ class ClientState:
             "actors": {
                 s.actor_id: {
                     "live": self.table.is_live(s),
+                    "library": s.library,
                     "incarnation": s.incarnation,
                     "spooled": s.spooled,
                     "silent_s": round(now - s.last_seen, 3),

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import Journal, JournalContent, StreamTable
 from rl4sys_zmq.errors import ClientFailed, ConfigError, ProtocolError, RefusalReason, RL4SysError
-from rl4sys_zmq.learner.admission import ClientSettings, resolve_configuration, restore_configuration
+from rl4sys_zmq.learner.admission import ClientSettings, resolve_configuration
 from rl4sys_zmq.learner.client import ClientState, LearnerThreadState
 from rl4sys_zmq.learner.core_callbacks import Clock, CoreCallbacks, LearnerThreadHandle
+from rl4sys_zmq.learner.restored import GIVEN_UP, RestoredClient, restore_configuration
 from rl4sys_zmq.learner.weight_history import WeightHistory
 from rl4sys_zmq.liveness import SILENCE_S
 from rl4sys_zmq.names import folder_name
@@ -111,24 +112,32 @@ class ClientRegistry:
             raise
         return client
 
-    def restore(self, restored: JournalContent) -> None:
+    def restore(self, restored: JournalContent, rolled_back: str = "") -> list[RestoredClient]:
         """Create the clients that an earlier run has recorded in the journal, and start their learner threads.
 
         Args:
             restored: The content of the journal when it was opened.
+            rolled_back: The client that an operator has returned to an earlier checkpoint; empty for none.
+
+        Returns:
+            The clients with the parameters in which the learner's file differs from the earlier run.
 
         Raises:
             ConfigError: If the configuration of a client contradicts its saved settings.
         """
         now = self._callbacks.clock.monotonic()
-        for row in restored.clients:
-            client = self._make(restore_configuration(self._config, row.client_id, row.settings), row.generation)
+        found = [restore_configuration(self._config, row.client_id, row.settings) for row in restored.clients]
+        for row, earlier in zip(restored.clients, found, strict=True):
+            client = self._make(earlier.settings, row.generation)
             client.known = True
+            asked = row.settings.get(GIVEN_UP) or row.client_id == rolled_back
+            client.rollback_asked = bool(asked or self._config.resume == "accept-loss")
             client.accepted, client.gap = row.accepted, row.gap
             client.table.expired = row.expired
             client.table.restore((s for s in restored.streams if s.client_id == row.client_id), now)
             self._clients[row.client_id] = client
             self._start(client)
+        return found
 
     def _make(self, settings: ClientSettings, last_generation: int) -> ClientState:
         config, client_id = self._config, settings.client_id
@@ -186,6 +195,7 @@ class ClientRegistry:
         """
         self._by_key.pop(client.key, None)
         client.end_thread(replaced=True)
+        client.rollback_asked = give_up_pending
         if give_up_pending:
             self._journal.drop_entries(client.client_id)
         rolled_back = 0 if self._journal.durable else client.roll_back()

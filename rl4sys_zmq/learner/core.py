@@ -24,7 +24,8 @@ from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
-from rl4sys_zmq.learner.operator import CommandContext, CommandExecutor
+from rl4sys_zmq.learner.log_files import CLIENT_READY
+from rl4sys_zmq.learner.operator import PARAMETERS_CHANGED, CommandContext, CommandExecutor
 from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.liveness import BEACON_TOPIC, WEIGHTS_TOPIC
 from rl4sys_zmq.security import AccessList, Authorizer
@@ -62,6 +63,7 @@ class LearnerCore:
 
     Attributes:
         counters: The learner's counters.
+        start_notes: Lines of text for a person about the parameters in which the learner's file differs from the earlier run.
         registry: The clients, with their learner threads.
         endpoint: The sessions of the actors; its `receive` handles their messages.
         published: A condition that the core holds while it changes clients or policy versions. It then notifies the threads that
@@ -81,6 +83,7 @@ class LearnerCore:
             callbacks: Gives access to sockets, threads and the clock.
         """
         self.counters = Counters()
+        self.start_notes: list[str] = []
         self.published = threading.Condition()
         self._journal, self._sink, self._authorizer, self._callbacks = journal, sink, authorizer, callbacks
         self.registry = ClientRegistry(config, journal, callbacks)
@@ -102,16 +105,20 @@ class LearnerCore:
         self._dispatcher.on_page = self._operator.on_page
         self.endpoint.run_command, self.endpoint.make_room = self._operator.do, self._operator.make_room
 
-    def restore(self, restored: JournalContent) -> None:
+    def restore(self, restored: JournalContent, rolled_back: str = "") -> None:
         """Create the clients that an earlier run has recorded in the journal, and start their learner threads.
 
         Args:
             restored: The content of the journal when it was opened.
+            rolled_back: The client that an operator has returned to an earlier checkpoint; empty for none.
 
         Raises:
             ConfigError: If the configuration of a client contradicts its saved settings.
         """
-        self.registry.restore(restored)
+        for client in self.registry.restore(restored, rolled_back):
+            self.start_notes += client.notes()
+            if client.changes:
+                self._sink.event(PARAMETERS_CHANGED, client_id=client.settings.client_id, changes=client.changes, by="file")
 
     # ---- learner threads
 
@@ -171,8 +178,8 @@ class LearnerCore:
             self._sink.event("warm_started", client_id=client.client_id, init=client.settings.init)
         if client.replaying:
             client.rewind(message)
-            if message.checkpoint:
-                self._sink.event("checkpoint_loaded", client_id=client.client_id, checkpoint=message.checkpoint)
+        began = {"checkpoint": message.checkpoint, "steps": message.steps, "episodes": message.episodes}
+        self._sink.event(CLIENT_READY, client_id=client.client_id, **began)
 
     def _on_published(self, client: ClientState, message: PolicyPublished) -> None:
         with self.published:

@@ -113,8 +113,11 @@ class SegmentDispatcher:
             return
         lost = client.caught_up()
         client.dirty.update(s.actor_id for s in client.table.live())
-        if lost:
+        if lost and client.rollback_asked:
+            log.warning("client %s: %d acknowledged segments are rolled back, as an operator asked", client.client_id, lost)
+        elif lost:
             log.error("client %s: %d acknowledged segments are lost (counted as rolled back)", client.client_id, lost)
+        client.rollback_asked = False
         if client.replayed or lost:
             self._sink.event("fed_again", client_id=client.client_id, segments=client.replayed, rolled_back=lost)
 

@@ -48,6 +48,7 @@ __all__ = ["MAX_MESSAGE_BYTES", "ActorEndpoint"]
 
 log = logging.getLogger(__name__)
 
+MAX_LIBRARY = 80
 MAX_MESSAGE_BYTES = 1 << 26
 
 MESSAGE_COST = {Hello: 20.0, StatusRequest: 10.0, FetchWeights: 5.0, Submit: 5.0}
@@ -362,7 +363,7 @@ class ActorEndpoint:
         spoke = client.table.is_actor_live(hello.actor_id)
         opened = client.table.open(hello, peer, now)
         stream = opened.stream
-        stream.owner = user
+        stream.owner, stream.library = user, hello.library[:MAX_LIBRARY]
         if spoke:
             self._live_by_user[owner] -= 1
         self._live_by_user[user] += 1

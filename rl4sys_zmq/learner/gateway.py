@@ -33,6 +33,7 @@ from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security import AccessList, Authenticator, Authorizer
 from rl4sys_zmq.transports import Address, Poller, SendResult, Socket, TooManyFrames, Wakeup, read_subscription
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
+from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.messages import Frame, OperatorCommand, OperatorCommandDone
 
 __all__ = ["Gateway", "EventSink"]
@@ -52,6 +53,7 @@ class Gateway(Worker):
         inference_address: The URI of the inference service; empty if it is not configured.
         published: A condition that is notified when clients or policy versions change. Another thread must hold it to read them.
         warnings: Texts of the warnings from the start of the learner. The status shows them.
+        rolled_back: The client that an operator has returned to an earlier checkpoint; empty for none. Set this before `start`.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Gateway(Worker):
         self.pub_address = ""
         self.inference_address = ""
         self.warnings: tuple[str, ...] = ()
+        self.rolled_back = ""
         self._service: InferenceService | None = None
         self._config, self._restored, self._authenticator = config, restored, authenticator
         self._authorizer = Authorizer(authenticator.watcher.access if authenticator is not None else None)
@@ -114,6 +117,11 @@ class Gateway(Worker):
         self._open.wait()
         if self._bind_error is not None:
             raise self._bind_error
+
+    @property
+    def start_notes(self) -> tuple[str, ...]:
+        """Lines of text about the parameters in which the learner's file differs from the earlier run, after `wait_open`."""
+        return tuple(self._core.start_notes)
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run `function` in the gateway thread, and return a future for its result.
@@ -221,7 +229,7 @@ class Gateway(Worker):
             self._upstream = Socket.pull(bind=self._up)
             sockets.append(self._upstream)
             if self._restored is not None:
-                self._core.restore(self._restored)
+                self._core.restore(self._restored, self.rolled_back)
         except RL4SysError as exc:
             self._bind_error = exc
             return False
@@ -348,6 +356,7 @@ class Gateway(Worker):
             "pub": self.pub_address,
             "inference": self._service.report() if self._service is not None else {},
             "advertise": self._config.advertise,
+            "version": package_version(),
             "pid": os.getpid(),
             "uptime_s": round(now - self._started_at, 3),
             "counters": self._core.counters.snapshot(),

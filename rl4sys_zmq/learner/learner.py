@@ -6,7 +6,7 @@ import atexit
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from typing import Any, Self, TypeVar
@@ -18,7 +18,7 @@ from rl4sys_zmq.delivery.journal_loss import JournalLoss
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, LearnerUnavailable, MemoryExceeded
 from rl4sys_zmq.learner.gateway import Gateway
 from rl4sys_zmq.learner.memory_watch import MemoryWatch
-from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, GIVE_UP, RESTART
+from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, GIVE_UP, RESTART, SET
 from rl4sys_zmq.learner.recorder import EventSink, NullEventSink, Recorder
 from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL, RollbackSummary, open_journal, return_to_checkpoint
 from rl4sys_zmq.learner.run_paths import move_old_files
@@ -57,6 +57,7 @@ class Learner(Resource):
     Attributes:
         config: The configuration.
         resumed_clients: The clients that were in the run directory at the start.
+        start_notes: Lines of text for a person about the parameters in which the learner's file differs from the earlier run.
         loss: A description of the missing part of the journal, if the learner was started without it (``resume:
             accept-loss``); None if nothing is missing.
         rollback: A description of what was undone to return to an earlier checkpoint; None unless ``config.resume`` names a
@@ -68,6 +69,7 @@ class Learner(Resource):
         self.rollback: RollbackSummary | None = None
         self.loss: JournalLoss | None = None
         self.resumed_clients: tuple[str, ...] = ()
+        self.start_notes: tuple[str, ...] = ()
         self._gateway: Gateway | None = None
         self._authenticator: Authenticator | None = None
         self._journal: DiskJournal | MemoryJournal | None = None
@@ -113,8 +115,10 @@ class Learner(Resource):
                     self._authenticator = Authenticator(self.config.keys, self.config.users_file)
                 self._gateway = Gateway(self.config, sink, self._journal, restored, self._authenticator)
                 self._gateway.warnings = self._others_can_write(sink)
+                self._gateway.rolled_back = self.rollback.client_id if self.rollback is not None else ""
                 self._gateway.start()
                 self._gateway.wait_open()
+                self.start_notes = self._gateway.start_notes
                 if self._recorder is not None:
                     self._recorder.open()
                 if self._authenticator is not None:
@@ -326,6 +330,28 @@ class Learner(Resource):
             Closed: If the learner is closed.
         """
         return self._command(OperatorCommand(DROP_ACTOR, client_id, actor_id), timeout_s)
+
+    def set_parameters(
+        self, client_id: str, values: Mapping[str, object], *, timeout_s: float = CALL_TIMEOUT_S
+    ) -> dict[str, list[Any]]:
+        """Change parameters of a client's algorithm. They are in force from the next update on, and survive a restart.
+
+        Args:
+            client_id: The client.
+            values: New values by name.
+            timeout_s: Longest time to wait, in seconds.
+
+        Returns:
+            For each parameter that has changed, a list of the old and the new value.
+
+        Raises:
+            ConfigError: If there is no such client, a parameter is unknown or cannot change in a running client, or a value is
+                invalid.
+            LearnerUnavailable: If the command takes longer than `timeout_s`. It continues after the error.
+            Closed: If the learner is closed.
+        """
+        changes: dict[str, list[Any]] = self._command(OperatorCommand(SET, client_id, values=dict(values)), timeout_s)["changes"]
+        return changes
 
     def _command(self, command: OperatorCommand, timeout_s: float) -> dict[str, Any]:
         gateway = self._running

@@ -26,10 +26,13 @@ __all__ = [
     "EVENT_FILES",
     "EventFileFormat",
     "JsonLineFormat",
+    "CLIENT_READY",
+    "LEARNER_STARTED",
     "LOG",
     "LOG_FOLDER",
     "TENSORBOARD",
     "event_series",
+    "last_record_unix_s",
     "log_series",
     "read_log",
 ]
@@ -58,11 +61,12 @@ class EventFileFormat(RecordFormat):
 
     def __init__(self) -> None:
         try:
-            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
             from tensorboard.summary.writer.record_writer import masked_crc32c
         except ModuleNotFoundError as exc:
             raise ConfigError(f"a run directory needs the learner extra: pip install 'rl4sys-zmq[learner]' ({exc})") from exc
         self._event: Any = Event
+        self._restarted: Any = SessionLog(status=SessionLog.START)
         self._unreadable: Any = import_module("google.protobuf.message").DecodeError
         self._checksum: Any = masked_crc32c
         self.head = self.record(0.0, 0, {}, file_version="brain.Event:2")
@@ -83,6 +87,10 @@ class EventFileFormat(RecordFormat):
         length = _LENGTH.pack(len(content))
         checks = (_CHECKSUM.pack(self._checksum(data)) for data in (length, content))
         return length + next(checks) + content + next(checks)
+
+    def restart_record(self, wall_time_s: float, step: int) -> bytes:
+        """Encode the mark of a restart: TensorBoard then leaves out the earlier points with more than `step` steps."""
+        return self.record(wall_time_s, step + 1, {}, session_log=self._restarted)
 
     def read(self, file: BinaryIO) -> Iterator[Record]:
         """Yield the complete records of a file. Stop at an incomplete record, and skip a record that cannot be decoded."""
@@ -118,8 +126,15 @@ def event_series(run_dir: Path, client_id: str, form: EventFileFormat, max_bytes
 
 
 LOG, LOG_FOLDER = "log.jsonl", "log"
+LEARNER_STARTED = "learner_started"
+"""The name of the event that a learner records when it opens its run directory. ``down_s`` is the time without a learner before."""
+
+CLIENT_READY = "client_ready"
+"""The name of the event that a learner thread is ready: ``checkpoint``, ``steps`` and ``episodes`` say where it continues."""
 THINNED = "thinned"
 TRIES = 8
+TAIL_BYTES = 1 << 18
+_TIME = re.compile(rb'\{"t": ([0-9]+(?:\.[0-9]+)?),')
 _START = re.compile(rb'\{"t": [0-9.e+-]+, "event": "([a-z_]+)"(?:, "client_id": ("(?:[^"\\]|\\.)*"))?')
 
 
@@ -168,6 +183,22 @@ def log_series(run_dir: Path, max_bytes: int) -> RecordSeries:
         max_bytes: Size limit of all files of the log together.
     """
     return RecordSeries(run_dir / LOG_FOLDER, JsonLineFormat(), max_bytes, active=run_dir / LOG)
+
+
+def last_record_unix_s(run_dir: Path) -> float | None:
+    """Return the Unix time of the newest complete record in ``log.jsonl``, or None if there is none.
+
+    Raises:
+        OSError: If the file cannot be read.
+    """
+    try:
+        with (run_dir / LOG).open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            lines = file.read().splitlines(keepends=True)
+    except FileNotFoundError:
+        return None
+    times = (_TIME.match(line) for line in reversed(lines) if line.endswith(b"}\n"))
+    return next((float(found[1]) for found in times if found is not None), None)
 
 
 def read_log(run_dir: Path) -> Iterator[dict[str, Any]]:

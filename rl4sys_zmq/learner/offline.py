@@ -1,4 +1,4 @@
-"""Operators' commands (give up segments, forget a client, drop an actor) on a run directory that no learner is using."""
+"""Operators' commands (give up segments, change parameters, ...) on a run directory that no learner is using."""
 
 from __future__ import annotations
 
@@ -6,16 +6,30 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import JournalContent, JournalPage
+from rl4sys_zmq.delivery import ClientRow, JournalContent, JournalPage
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.errors import CheckpointError, ConfigError, JournalError, RunDirectoryError
 from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore, read_manifest
-from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, GIVE_UP, LAST_ROW, RESTART, unknown_name_error
+from rl4sys_zmq.learner.operator import (
+    COMMANDS,
+    DROP_ACTOR,
+    FORGET,
+    GIVE_UP,
+    LAST_ROW,
+    PARAMETERS_CHANGED,
+    RESTART,
+    SET,
+    set_done,
+    unknown_name_error,
+)
+from rl4sys_zmq.learner.restored import GIVEN_UP, restore_configuration
 from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL, open_journal
 from rl4sys_zmq.names import folder_name
 from rl4sys_zmq.wire.messages import OperatorCommand, OperatorCommandDone
@@ -37,8 +51,8 @@ def command_on_directory(run_dir: Path, command: OperatorCommand) -> OperatorCom
 
     Args:
         run_dir: The run directory of a learner that is not running.
-        command: ``give-up-pending``, ``forget`` or ``drop-actor``. There is no ``restart`` here, because the start of a learner
-            continues all clients from their newest checkpoints anyway.
+        command: ``give-up-pending``, ``forget``, ``drop-actor`` or ``set``. There is no ``restart`` here, because the start of
+            a learner continues all clients from their newest checkpoints anyway.
 
     Raises:
         ConfigError: If there is no such command, client or actor, or if a learner uses the directory.
@@ -49,8 +63,8 @@ def command_on_directory(run_dir: Path, command: OperatorCommand) -> OperatorCom
     if command.command == RESTART:
         words = "start a learner on this directory instead, which continues every client from its newest checkpoint"
         raise ConfigError(f"no learner runs on {run_dir}, so there is nothing to restart; {words}", key="command")
-    if command.command not in (GIVE_UP, FORGET, DROP_ACTOR):
-        raise unknown_name_error("command", command.command, (RESTART, GIVE_UP, FORGET, DROP_ACTOR))
+    if command.command not in COMMANDS:
+        raise unknown_name_error("command", command.command, COMMANDS)
     with _opened(run_dir) as directory:
         done = directory.carry_out(command)
     _note(run_dir, command, done)
@@ -69,6 +83,8 @@ class _OpenRunDirectory:
         row = next((row for row in self._restored.clients if row.client_id == client_id), None)
         if row is None:
             raise unknown_name_error("client", client_id, [row.client_id for row in self._restored.clients])
+        if command.command == SET:
+            return self._set(row, command.values)
         store = CheckpointStore(self._run_dir / CHECKPOINTS / folder_name(client_id))
         newest = _newest(store)
         streams = [s for s in self._restored.streams if s.client_id == client_id]
@@ -85,6 +101,7 @@ class _OpenRunDirectory:
         elif command.command == GIVE_UP:
             figures = {"given_up": self._pending(client_id, newest), "checkpoint": newest.number if newest is not None else 0}
             self._journal.drop_entries(client_id)
+            self._journal.put_client(replace(row, settings={**row.settings, GIVEN_UP: True}))
             since = f"since checkpoint {figures['checkpoint']}" if newest is not None else "so far (there is no checkpoint)"
             text = (
                 f"{figures['given_up']} segments that client {client_id} accepted {since} are given up\n"
@@ -101,6 +118,13 @@ class _OpenRunDirectory:
             )
         self._ask(client_id, LAST_ROW)
         return OperatorCommandDone(text, figures)
+
+    def _set(self, row: ClientRow, values: Mapping[str, Any]) -> OperatorCommandDone:
+        """Change parameters of a client's algorithm in its saved settings."""
+        settings, changes = restore_configuration(LearnerConfig(), row.client_id, row.settings).settings.change(values)
+        self._journal.put_client(replace(row, settings={**row.settings, **settings.to_json()}))
+        self._ask(row.client_id, LAST_ROW)
+        return set_done(row.client_id, changes, values)
 
     def _pending(self, client_id: str, newest: CheckpointManifest | None, actor_id: str | None = None) -> int:
         """Return how many accepted segments of a client are not covered by its newest checkpoint.
@@ -173,7 +197,7 @@ def _newest(store: CheckpointStore) -> CheckpointManifest | None:
 
 def _note(run_dir: Path, command: OperatorCommand, done: OperatorCommandDone) -> None:
     """Append an event that describes the command and its result to the run's log."""
-    names = {GIVE_UP: "given_up", FORGET: "client_forgotten", DROP_ACTOR: "actor_dropped"}
+    names = {GIVE_UP: "given_up", FORGET: "client_forgotten", DROP_ACTOR: "actor_dropped", SET: PARAMETERS_CHANGED}
     actor = {"actor_id": command.actor_id} if command.actor_id else {}
     event = {"t": round(time.time(), 3), "event": names[command.command], "client_id": command.client_id, **actor, **done.figures}
     try:

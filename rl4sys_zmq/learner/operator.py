@@ -4,6 +4,7 @@
 - ``give-up-pending``: The same, but discard the segments accepted after that checkpoint.
 - ``forget``: Remove a client with its data.
 - ``drop-actor``: Close an actor's session, and release its name.
+- ``set``: Change parameters of a client's algorithm.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Journal, JournalPage
@@ -23,14 +25,31 @@ from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.core_callbacks import CheckpointRenameTask, CoreCallbacks
 from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
+from rl4sys_zmq.learner.parameters import ParameterChanges, change_text
 from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.wire.messages import OperatorCommand, OperatorCommandDone
 
-__all__ = ["DROP_ACTOR", "FORGET", "GIVE_UP", "RESTART", "CommandExecutor", "CommandContext", "unknown_name_error"]
+__all__ = [
+    "COMMANDS",
+    "DROP_ACTOR",
+    "FORGET",
+    "GIVE_UP",
+    "PARAMETERS_CHANGED",
+    "RESTART",
+    "SET",
+    "CommandExecutor",
+    "CommandContext",
+    "set_done",
+    "unknown_name_error",
+]
 
 log = logging.getLogger(__name__)
 
-RESTART, GIVE_UP, FORGET, DROP_ACTOR = "restart", "give-up-pending", "forget", "drop-actor"
+RESTART, GIVE_UP, FORGET, DROP_ACTOR, SET = "restart", "give-up-pending", "forget", "drop-actor", "set"
+COMMANDS = (RESTART, GIVE_UP, FORGET, DROP_ACTOR, SET)
+
+PARAMETERS_CHANGED = "parameters_changed"
+"""The name of the event that parameters of a client have changed. Its field ``by`` is ``operator`` or ``file``."""
 
 FIRST_TOKEN = 1 << 32
 """The lowest token of a read request that only waits for a commit of the journal.
@@ -76,6 +95,20 @@ class CommandContext:
     published: threading.Condition
     callbacks: CoreCallbacks
     idle_client_s: float
+
+
+def set_done(client_id: str, changes: ParameterChanges, values: Mapping[str, Any]) -> OperatorCommandDone:
+    """Return the result of the command ``set``.
+
+    Args:
+        client_id: The client.
+        changes: The parameters that the command has changed.
+        values: The given values.
+    """
+    if not changes:
+        return OperatorCommandDone(f"client {client_id} has these values already: {', '.join(values)}", {"changes": {}})
+    text = f"client {client_id}: {change_text(changes)}\nin force from the next update on, and after a restart"
+    return OperatorCommandDone(text, {"changes": changes})
 
 
 def unknown_name_error(kind: str, name: str, known: Sequence[str]) -> ConfigError:
@@ -190,7 +223,9 @@ class CommandExecutor:
                 return self._forget(command.client_id)
             case "drop-actor":
                 return self._drop_actor(command.client_id, command.actor_id)
-        raise unknown_name_error("command", command.command, (RESTART, GIVE_UP, FORGET, DROP_ACTOR))
+            case "set":
+                return self._set(command.client_id, command.values)
+        raise unknown_name_error("command", command.command, COMMANDS)
 
     def _until_safe(self, client_id: str) -> Callable[[], bool]:
         """Return a function that returns True, once, after the journal has committed all earlier changes to a client."""
@@ -287,6 +322,19 @@ class CommandExecutor:
             f"{figures['pending']} of its segments are pending and will be trained on"
         )
         return OperatorCommandDone(text, figures)
+
+    def _set(self, client_id: str, values: Mapping[str, Any]) -> Steps:
+        parts, client = self._parts, self._client(client_id)
+        yield lambda: client.known or client.state is not LearnerThreadState.STARTING
+        client = self._client(client_id)  # the algorithm of a new client may have failed
+        client.settings, changes = client.settings.change(values)
+        parts.journal.put_client(client.row())
+        yield self._until_safe(client_id)
+        self._client(client_id).use_parameters()
+        if changes:
+            parts.counters.add("parameters_changed", len(changes))
+            parts.sink.event(PARAMETERS_CHANGED, client_id=client_id, changes=changes, by="operator")
+        return set_done(client_id, changes, values)
 
     # ---- idle clients
 

@@ -8,15 +8,31 @@ refused.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.learner.checkpoints import CheckpointMark
 from rl4sys_zmq.wire.messages import Verdict
 
-__all__ = ["StreamProgress"]
+__all__ = ["ObservedData", "StreamProgress"]
 
 _COUNTED = (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED, Verdict.REFUSED)
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedData:
+    """Counts of the data that an algorithm's state has observed.
+
+    Attributes:
+        steps: Number of environment steps.
+        episodes: Number of episodes that ended in these steps.
+        recent: Return and length in steps of the latest of these episodes, oldest first.
+    """
+
+    steps: int = 0
+    episodes: int = 0
+    recent: tuple[tuple[float, int], ...] = ()
 
 
 class _StreamCounts:
@@ -45,7 +61,7 @@ class StreamProgress:
     Attributes:
         verdicts: The number of the client's segments for each verdict, at the last barrier. Streams that were removed count
             too.
-        steps: The number of environment steps observed until the last barrier.
+        observed: Counts of the data observed until the last barrier.
         moved: True if a barrier has included new segments, or a verdict has changed. The caller sets this to False after a
             checkpoint.
     """
@@ -54,7 +70,7 @@ class StreamProgress:
         self.verdicts = {verdict: (verdicts or {}).get(verdict, 0) for verdict in _COUNTED}
         self._marks = {(m.actor_id, m.origin): _StreamCounts(m.next_seq, m.verdicts) for m in marks}
         self._since: dict[Key, _StreamCounts] = {}
-        self.steps = 0
+        self.observed = ObservedData()
         self.moved = False
 
     def take(self, key: Key, first: int, end: int) -> None:

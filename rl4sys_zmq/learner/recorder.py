@@ -15,11 +15,19 @@ from typing import Any, Protocol
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import RunDirectoryError
 from rl4sys_zmq.learner.deadletters import DeadLetterFolder
-from rl4sys_zmq.learner.log_files import EventFileFormat, event_series, log_series
+from rl4sys_zmq.learner.log_files import (
+    CLIENT_READY,
+    LEARNER_STARTED,
+    EventFileFormat,
+    event_series,
+    last_record_unix_s,
+    log_series,
+)
 from rl4sys_zmq.learner.record_series import RecordSeries
 from rl4sys_zmq.learner.run_paths import CONFIG, DEAD
 from rl4sys_zmq.private import make_private, write_private
 from rl4sys_zmq.resource import Resource, Worker
+from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.messages import QuarantinedSegment, TrainingMetrics
 
 __all__ = ["EventSink", "NullEventSink", "Recorder", "RunDirectoryWriter"]
@@ -52,8 +60,11 @@ class RunDirectoryWriter(Resource):
         self._curves: dict[str, RecordSeries] = {}
         self._dead = DeadLetterFolder(run_dir / DEAD)
 
-    def open(self) -> None:
-        """Create the run directory, ``config.json`` and the log file.
+    def open(self, at_unix_s: float) -> None:
+        """Create the run directory, ``config.json`` and the log file, and write the event that the learner has started.
+
+        Args:
+            at_unix_s: Unix time of the event, in seconds.
 
         Raises:
             OSError: If one of these cannot be created.
@@ -61,7 +72,10 @@ class RunDirectoryWriter(Resource):
         make_private(self._run_dir)
         text = json.dumps(self._config, indent=2, sort_keys=True, default=str) + "\n"
         write_private(self._run_dir / CONFIG, text.encode())
+        last = last_record_unix_s(self._run_dir)
         self._log.open()
+        down_s = max(0.0, at_unix_s - last) if last is not None else 0.0
+        self.event(LEARNER_STARTED, {"version": package_version(), "down_s": round(down_s, 3)}, at_unix_s)
 
     def metrics(self, client_id: str, metrics: TrainingMetrics, at_unix_s: float) -> None:
         """Write the metrics of a client's learner thread to the log and to the client's TensorBoard files.
@@ -92,9 +106,11 @@ class RunDirectoryWriter(Resource):
             at_unix_s: Unix time of the event, in seconds.
 
         Raises:
-            OSError: If the log cannot be written.
+            OSError: If the log or an event file cannot be written.
         """
         self._write(self._log, json.dumps({"t": round(at_unix_s, 3), "event": name, **fields}).encode() + b"\n", at_unix_s)
+        if name == CLIENT_READY:
+            self._write(self._curve(fields["client_id"]), self._form.restart_record(at_unix_s, fields["steps"]), at_unix_s)
 
     def dead_letter(self, client_id: str, letter: QuarantinedSegment, at_unix_s: float) -> None:
         """Write a quarantined segment to the folder ``dead`` of the run directory.
@@ -138,11 +154,15 @@ class RunDirectoryWriter(Resource):
         if error is not None:
             raise error
 
-    def _write_curves(self, client_id: str, metrics: TrainingMetrics, at_unix_s: float) -> None:
+    def _curve(self, client_id: str) -> RecordSeries:
         series = self._curves.get(client_id)
         if series is None:
             series = event_series(self._run_dir, client_id, self._form, self._config["tensorboard_max_bytes"])
             self._curves[client_id] = series
+        return series
+
+    def _write_curves(self, client_id: str, metrics: TrainingMetrics, at_unix_s: float) -> None:
+        series = self._curve(client_id)
         if metrics.scalars:
             self._write(series, self._form.record(at_unix_s, metrics.step, metrics.scalars), at_unix_s)
         for step, total, length in metrics.episodes:
@@ -161,6 +181,19 @@ log = logging.getLogger(__name__)
 
 QUEUE_RECORDS = 10_000
 FLUSH_S = 1.0
+
+
+LOGGED_BY_CALLER = frozenset(
+    {"alarm", "checkpoint_damaged", "checkpoint_failed", "client_failed", "client_forgotten", "gap", "loss_accepted", "moved"}
+    | {"others_can_write"}
+)
+"""The events that the caller also logs with `logging`, as a warning or an error in words."""
+
+
+def log_event(name: str, fields: Mapping[str, Any]) -> None:
+    """Log an event with `logging`, unless the caller does."""
+    if name not in LOGGED_BY_CALLER:
+        log.info("%s %s", name, dict(fields))
 
 
 class EventSink(Protocol):
@@ -186,8 +219,8 @@ class NullEventSink:
         """Ignore the metrics."""
 
     def event(self, name: str, **fields: Any) -> None:
-        """Log the event with `logging`."""
-        log.info("%s %s", name, fields)
+        """Log the event with `logging`, unless the caller does."""
+        log_event(name, fields)
 
     def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
         """Ignore the segment."""
@@ -218,7 +251,7 @@ class Recorder(Worker):
             RunDirectoryError: If the files cannot be created.
         """
         try:
-            self._files.open()
+            self._files.open(time.time())
         except OSError as exc:
             message = f"the run directory {self.run_dir} cannot be written: {exc.strerror}; choose another --run-dir"
             raise RunDirectoryError(message) from exc
@@ -231,8 +264,8 @@ class Recorder(Worker):
         self._put((client_id, metrics, time.time()))
 
     def event(self, name: str, **fields: Any) -> None:
-        """Log an event with `logging`, and queue it for the log file of the run."""
-        log.info("%s %s", name, fields)
+        """Log an event with `logging`, unless the caller does, and queue it for the log file of the run."""
+        log_event(name, fields)
         self._put((name, fields, time.time()))
 
     def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:

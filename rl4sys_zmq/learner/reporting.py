@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import Closed
+from rl4sys_zmq.learner.progress import ObservedData
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import DataDemand, Message, SegmentVerdicts, TrainingMetrics
 
-__all__ = ["GatewaySender", "ProgressReporter", "plain_text"]
+__all__ = ["RECENT_EPISODES", "GatewaySender", "ProgressReporter", "plain_text"]
 
 GATEWAY_TIMEOUT_S = 2.0
 """Longest wait for space in the queue of the gateway's PULL socket, in seconds."""
@@ -34,8 +35,8 @@ The limits on segments and bytes are a fraction of the amount that actors can se
 
 METRICS_PERIOD_S = 0.1
 IDLE_S = 0.5
-MAX_EPISODES = 100
-"""Largest number of ended episodes that a report of metrics lists: the latest ones. The report counts the others too."""
+RECENT_EPISODES = 100
+"""Largest number of ended episodes that a report of metrics or a checkpoint lists: the latest ones. It counts the others too."""
 
 
 class GatewaySender:
@@ -87,24 +88,28 @@ class ProgressReporter:
         taken_items: Number of segments in these messages, without the refused ones.
         taken_bytes: Size of these messages, in bytes, including refused segments.
         observed_steps: Number of environment steps that the algorithm's state has observed in all, also before a restart.
+        observed_episodes: Number of episodes that ended in these steps.
+        recent: Return and length in steps of the latest `RECENT_EPISODES` of these episodes, oldest first.
         scalars: Metrics for the next report, by name.
     """
 
-    def __init__(self, send: Callable[[Message], None], observed_steps: int) -> None:
+    def __init__(self, send: Callable[[Message], None], observed: ObservedData) -> None:
         """Create a reporter with nothing to send.
 
         Args:
             send: Function that sends a message to the gateway.
-            observed_steps: Number of steps that the algorithm's state had observed at the start of the thread.
+            observed: Counts of the data that the algorithm's state had observed at the start of the thread.
         """
         self._send = send
+        observed_steps = observed.steps
+        self.observed_episodes = observed.episodes
+        self.recent = deque(observed.recent, maxlen=RECENT_EPISODES)
         self.taken_messages = self.taken_steps = self.taken_items = self.taken_bytes = 0
         self.observed_steps = self._said_steps = self._first_steps = observed_steps
         self.scalars: dict[str, float] = {}
         self._reported = _ReportedDemand(0, 0, 0, 0, 0)
         self._disposed: dict[tuple[str, int, str, str, str], list[list[int]]] = {}
-        self._episodes: deque[list[float]] = deque(maxlen=MAX_EPISODES)
-        self._ended = 0
+        self._episodes: deque[list[float]] = deque(maxlen=RECENT_EPISODES)
         self._gathers = False
         self._reported_at = self._metrics_at = self._began = 0.0
 
@@ -187,9 +192,10 @@ class ProgressReporter:
         Args:
             episodes: For each episode, the number of observed steps at its end, its return, and its length in steps.
         """
-        found = [list(episode) for episode in episodes]
-        self._ended += len(found)
-        self._episodes.extend(found)
+        for step, total, length in episodes:
+            self.observed_episodes += 1
+            self.recent.append((total, length))
+            self._episodes.append([step, total, length])
 
     @property
     def _news(self) -> bool:
@@ -209,8 +215,8 @@ class ProgressReporter:
             self._said_steps = self.observed_steps
             self.scalars["charts/SPS"] = (self.observed_steps - self._first_steps) / max(now - self._began, 1e-3)
             scalars = {k: float(v) for k, v in self.scalars.items()}
-            self._send(TrainingMetrics(self.observed_steps, updates, scalars, list(self._episodes), self._ended))
-            self.scalars, self._ended = {}, 0
+            self._send(TrainingMetrics(self.observed_steps, updates, scalars, list(self._episodes), self.observed_episodes))
+            self.scalars = {}
             self._episodes.clear()
 
 

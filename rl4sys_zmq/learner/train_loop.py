@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError
 from rl4sys_zmq.learner.alarms import PROCESS_KILLER, UPDATE_CHANGES_NOTHING, UPDATE_UNDONE
-from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, WarmStartAlgorithm, planned_policy
+from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, TunableAlgorithm, WarmStartAlgorithm, planned_policy
 from rl4sys_zmq.learner.algorithms.base import PACING_LAG
 from rl4sys_zmq.learner.algorithms.entry import readings
 from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore
 from rl4sys_zmq.learner.held_segments import ObservedSegment, SegmentMessage, streams_of, to_ranges
-from rl4sys_zmq.learner.progress import StreamProgress
+from rl4sys_zmq.learner.progress import ObservedData, StreamProgress
 from rl4sys_zmq.learner.quantizer import Quantizer
 from rl4sys_zmq.learner.reporting import GatewaySender, ProgressReporter, plain_text
 from rl4sys_zmq.learner.suspects import CrashSuspects
@@ -36,6 +36,7 @@ from rl4sys_zmq.weights import digest, encode_update
 from rl4sys_zmq.wire import SegmentSchema, SubmitReader, blob_digest, decode, spec_body, spec_to_document
 from rl4sys_zmq.wire.messages import (
     AssignClient,
+    ChangeParameters,
     CheckpointResult,
     DeliverSegments,
     Frame,
@@ -107,7 +108,7 @@ class TrainLoop:
         noted = self._assign.checkpoints and not self._replaced.is_set()
         self._suspects = CrashSuspects(Path(self._assign.checkpoints) if noted else None)
         self._trainer = UpdateRunner(self._algorithm, self._suspects, max(0, self._saved_updates))
-        self._reporter = ProgressReporter(self._send, self._progress.steps)
+        self._reporter = ProgressReporter(self._send, self._progress.observed)
 
     def run(self) -> None:
         """Receive messages and train until the message `StopThread` arrives."""
@@ -163,6 +164,9 @@ class TrainLoop:
                 self._save(message.token, asked=True)
             case StreamEnded():
                 self._progress.forget((message.actor_id, message.origin))
+            case ChangeParameters():
+                assert isinstance(self._algorithm, TunableAlgorithm)  # since its entry has changeable parameters
+                self._algorithm.change(message.parameters)
             case AssignClient() | StopThread() | ToLearner() | ToActor() | FromLearnerThread():
                 log.warning("ignored a %s: it is not a message for a learner thread", type(message).__name__)
             case _:
@@ -243,7 +247,7 @@ class TrainLoop:
             else:
                 words = "client %s: checkpoint %d belongs to another journal; its weights are used, its counts are not"
                 log.warning(words, self._assign.client_id, manifest.number)
-            self._progress.steps = manifest.steps
+            self._progress.observed = ObservedData(manifest.steps, manifest.episodes, manifest.recent)
             self._version, self._resumed_version = manifest.version - 1, manifest.version
             self._saved_updates = manifest.updates
         elif self._assign.init:
@@ -258,6 +262,10 @@ class TrainLoop:
             dict(self._progress.verdicts),
             list(self._store.damaged) if self._store is not None else [],
             spec_body(self._spec),
+            self._progress.observed.steps,
+            max(0, self._saved_updates),
+            self._progress.observed.episodes,
+            [list(episode) for episode in self._progress.observed.recent],
         )
 
     def _start_from(self, source: Path) -> None:
@@ -343,7 +351,9 @@ class TrainLoop:
             blob=blob_digest(self._spec.blob),
             algorithm_name=self._assign.algorithm_name,
             updates=self._trainer.updates,
-            steps=self._progress.steps,
+            steps=self._progress.observed.steps,
+            episodes=self._progress.observed.episodes,
+            recent=self._progress.observed.recent,
             verdicts=dict(self._progress.verdicts),
             marks=self._progress.marks(),
             saved_unix_s=time.time(),
@@ -451,8 +461,10 @@ class TrainLoop:
         self._send(message.dead_letter(place, reason))
 
     def _barrier(self) -> None:
+        reporter, before = self._reporter, self._progress.observed
+        recent = before.recent if reporter.observed_episodes == before.episodes else tuple(reporter.recent)
         self._progress.barrier()
-        self._progress.steps = self._reporter.observed_steps
+        self._progress.observed = ObservedData(reporter.observed_steps, reporter.observed_episodes, recent)
 
     def _observe(self, one: ObservedSegment, *, alone: bool) -> bool:
         """Give a segment to the algorithm. If the algorithm raises an exception, quarantine the segment and return False.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, RunDirectoryError
+from rl4sys_zmq.learner import log_files
 from rl4sys_zmq.learner.log_files import read_log
 
 __all__ = ["WINDOW", "LearningCurve", "draw_curves", "moving_mean", "read_curves"]
@@ -27,8 +29,8 @@ class LearningCurve:
         client_id: The name of the client.
         returns: The return of each episode.
         steps: The number of environment steps that the learner had received at the end of each episode.
-        seconds: The time from the join of the client's first actor to the end of each episode, in seconds. It is measured at
-            the learner, at most 0.1 s late.
+        seconds: The time from the join of the client's first actor to the end of each episode, in seconds, without the time
+            during which no learner ran. It is measured at the learner, at most 0.1 s late.
         policy_lag: The mean number of policy versions by which the training data were behind. None: nothing was trained.
     """
 
@@ -57,34 +59,71 @@ def moving_mean(values: NDArray[np.float64], window: int = WINDOW) -> NDArray[np
     return np.asarray((sums[ends] - sums[starts]) / (ends - starts), dtype=np.float64)
 
 
+@dataclass(slots=True)
+class _ClientLog:
+    """One client in the log of a run, up to the record that was read last.
+
+    Attributes:
+        rows: Return, steps and seconds of each episode that the client's present state has observed.
+        lags: The policy lag of each report of metrics.
+        began_s: The time in the log at which the clock of the curve was at 0; None before the first actor joined.
+    """
+
+    rows: list[tuple[float, float, float]] = field(default_factory=list)
+    lags: list[float] = field(default_factory=list)
+    began_s: float | None = None
+
+    def seconds(self, at: float) -> float:
+        """Return the reading of the clock at the time `at`, in seconds. The first call sets the clock to 0."""
+        if self.began_s is None:
+            self.began_s = at
+        return at - self.began_s
+
+    def pause(self, pause_s: float) -> None:
+        """Leave out `pause_s` seconds."""
+        if self.began_s is not None:
+            self.began_s += pause_s
+
+    def note(self, record: Mapping[str, Any]) -> None:
+        """Use an event of this client."""
+        match record["event"]:
+            case "actor_joined":
+                self.seconds(record["t"])
+            case log_files.CLIENT_READY:  # the learner thread continues from here; what it had observed beyond is undone
+                self.rows = [row for row in self.rows if row[1] <= record["steps"]]
+            case "metrics":
+                if "dist/policy_lag" in record["scalars"]:
+                    self.lags.append(record["scalars"]["dist/policy_lag"])
+                if record["episodes"]:
+                    seconds = self.seconds(record["t"])
+                    self.rows += [(total, step, seconds) for step, total, _ in record["episodes"]]
+
+
 def read_curves(run_dir: Path) -> list[LearningCurve]:
     """Read the log of a run directory, and return a curve for each client with at least one finished episode.
+
+    Episodes that the learner observed after the checkpoint from which it continued later are left out, and so is the time
+    during which no learner ran.
 
     Raises:
         RunDirectoryError: If the directory has no readable ``log.jsonl``.
     """
-    started: dict[str, float] = {}
-    base: dict[str, float] = {}
-    rows: dict[str, list[tuple[float, float, float]]] = {}
-    lags: dict[str, list[float]] = {}
+    clients: dict[str, _ClientLog] = {}
     for record in read_log(run_dir):
-        client = record.get("client_id", "")
-        if record["event"] == "actor_joined":
-            started.setdefault(client, record["t"])
-        elif record["event"] == "client_restarted" and rows.get(client):
-            base[client] = rows[client][-1][1]  # the new learner thread counts from 0
-        elif record["event"] == "metrics":
-            began = started.setdefault(client, record["t"])
-            if "dist/policy_lag" in record["scalars"]:
-                lags.setdefault(client, []).append(record["scalars"]["dist/policy_lag"])
-            for step, total, _ in record["episodes"]:
-                rows.setdefault(client, []).append((total, base.get(client, 0.0) + step, record["t"] - began))
+        if record["event"] == log_files.LEARNER_STARTED:
+            for client in clients.values():
+                client.pause(record["down_s"])
+        elif client_id := record.get("client_id"):
+            clients.setdefault(client_id, _ClientLog()).note(record)
     curves = []
-    for client, found in sorted(rows.items()):
-        returns, steps, seconds = np.asarray(found, dtype=np.float64).T
-        label = run_dir.name if run_dir.name == client or len(rows) == 1 else f"{run_dir.name}/{client}"
-        lag = float(np.mean(lags[client])) if client in lags else None
-        curves.append(LearningCurve(label=label, client_id=client, returns=returns, steps=steps, seconds=seconds, policy_lag=lag))
+    found = {client_id: client for client_id, client in sorted(clients.items()) if client.rows}
+    for client_id, client in found.items():
+        returns, steps, seconds = np.asarray(client.rows, dtype=np.float64).T
+        label = run_dir.name if run_dir.name == client_id or len(found) == 1 else f"{run_dir.name}/{client_id}"
+        lag = float(np.mean(client.lags)) if client.lags else None
+        curves.append(
+            LearningCurve(label=label, client_id=client_id, returns=returns, steps=steps, seconds=seconds, policy_lag=lag)
+        )
     return curves
 
 

@@ -31,6 +31,7 @@ from rl4sys_zmq.ops.status import handshake_error
 from rl4sys_zmq.security import UserKeys, curve_client
 from rl4sys_zmq.transports import Address, Secure, Socket
 from rl4sys_zmq.transports.greeting import LearnerUnreachable, ZmtpGreeting, dial, greet, look_up
+from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Bye, Message, Refused, StatusReply, StatusRequest, Welcome
 from rl4sys_zmq.wire.prefix import MAJOR, MINOR
@@ -203,7 +204,8 @@ class _Diagnosis:
                 raise LearnerUnreachable("no reply", "for a learner in another process, use a tcp or ipc address")
             words = f"no reply within {self._timeout_s:g} s"
             raise LearnerUnreachable(words, "check that the address belongs to a learner; if it does, see the learner's log")
-        speaks = f"a learner replies, protocol {MAJOR}.{MINOR}"
+        ours = f"rl4sys_zmq {package_version()}"
+        speaks = f"a learner replies to {ours}, protocol {MAJOR}.{MINOR}"
         if isinstance(answer, Refused):
             if answer.code == RefusalReason.FORBIDDEN:
                 return f"{speaks}; this key may not read its status"
@@ -212,7 +214,8 @@ class _Diagnosis:
         self._report_pub = str(answer.report.get("pub", ""))
         clients = answer.report.get("clients")
         count = len(clients) if isinstance(clients, dict) else 0
-        return f"{speaks}, {count} client{'' if count == 1 else 's'}"
+        theirs = f"rl4sys_zmq {answer.report.get('version', 'of an earlier version')}"
+        return f"a learner of {theirs} replies to {ours}, protocol {MAJOR}.{MINOR}, {count} client{'' if count == 1 else 's'}"
 
     def configuration(self) -> str:
         if self._config is None:

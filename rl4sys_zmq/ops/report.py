@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rl4sys_zmq.ops.status import client_rows
+from rl4sys_zmq.version import package_version
 
 __all__ = ["conservation_error", "byte_text", "printable", "report_lines", "span_text"]
 
 MAX_ACTORS_SHOWN = 20
+MAX_LIBRARIES = 4
 
 
 def report_lines(report: Mapping[str, Any], now_unix_s: float) -> list[str]:
     """Convert a learner's status report to lines of text. Problems are marked with ``!!``."""
-    lines = [f"learner at {report['address']}, process {report['pid']}, up {span_text(report['uptime_s'])}"]
+    lines = [f"learner at {report['address']}, process {report['pid']}, up {span_text(report['uptime_s'])}", _versions(report)]
     lines += _whole(report)
     for client_id, client in sorted(report["clients"].items()):
         lines += ["", *_client_lines(client_id, client, now_unix_s)]
     return [printable(line) for line in (lines if report["clients"] else [*lines, "no clients yet"])]
+
+
+def _versions(report: Mapping[str, Any]) -> str:
+    """Return a line with the versions of the learner, of this command, and of live actors with another version."""
+    theirs, ours = report.get("version", "unknown"), package_version()
+    text = f"version {theirs}, this command {ours}"
+    live = [actor for client in report["clients"].values() for actor in client["actors"].values() if actor["live"]]
+    libraries = Counter(actor.get("library") or "unknown" for actor in live)
+    libraries.pop(f"rl4sys_zmq {theirs}", None)
+    other = ", ".join(f"{count:,} of {library}" for library, count in sorted(libraries.items())[:MAX_LIBRARIES])
+    return text + (f", actors: {other}" if other else "")
 
 
 def printable(text: str) -> str:

@@ -15,6 +15,7 @@ from rl4sys_zmq.ops.status import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.transports.greeting import LearnerUnreachable
 from rl4sys_zmq.values import space_to_json
+from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Beacon, Hello, Message
 
@@ -80,7 +81,7 @@ def evaluating_hello(config: AgentConfig) -> Hello:
         observation_space=spaces[0],
         action_space=spaces[1],
         submits=False,
-        library="rl4sys_zmq doctor",
+        library=f"rl4sys_zmq {package_version()} doctor",
     )
 
 

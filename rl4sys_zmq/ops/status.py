@@ -169,9 +169,12 @@ class ClientStatusRow:
         ]
 
     def line(self) -> str:
-        """Return the figures and the error of the client as one line."""
-        named = zip(HEADINGS[1:], self.cells()[1:], strict=True)
-        return f"{self.client_id}: " + ", ".join(f"{name} {cell}" for name, cell in named) + self._error
+        """Return the most important figures, a state other than ``running``, and the error of the client as one line."""
+        cells = dict(zip(HEADINGS, self.cells(), strict=True))
+        state = f"state {self.state}, " if self.state != "running" else ""
+        unused = f", refused/stale {cells['refused/stale']}" if self.refused or self.stale else ""
+        pace = f"{cells['steps']} steps, {cells['steps/s']}/s, version {cells['version']}"
+        return f"{self.client_id}: {state}return {cells['return']}, {pace}{unused}{self._error}"
 
     @property
     def _error(self) -> str:

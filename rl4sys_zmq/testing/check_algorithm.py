@@ -6,13 +6,21 @@ import math
 import random
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms import Algorithm, AlgorithmEntry, AlgorithmFactory, UndoableAlgorithm, WarmStartAlgorithm
+from rl4sys_zmq.learner.algorithms import (
+    Algorithm,
+    AlgorithmEntry,
+    AlgorithmFactory,
+    TunableAlgorithm,
+    UndoableAlgorithm,
+    WarmStartAlgorithm,
+)
 from rl4sys_zmq.learner.state_tree import pack_state, unpack_state
 from rl4sys_zmq.policies import ExtraColumnPolicy, RandomSource, build_policy
 from rl4sys_zmq.testing.check_policy import random_observations
@@ -177,6 +185,11 @@ def _check_entry(
 ) -> None:
     assert entry.kind in ("", algorithm.kind), f"the entry has the kind {entry.kind}, the algorithm {algorithm.kind}"
     entry.read(given)
+    if entry.changeable:
+        assert isinstance(algorithm, TunableAlgorithm), f"the entry says that {sorted(entry.changeable)} can change: no `change`"
+        names = {entry.name_of(name) for name in entry.changeable}
+        known = {field.name for field in fields(entry.parameters)} if entry.parameters is not None else set()
+        assert names <= known, f"the entry declares no parameters {sorted(names - known)}, but says that they can change"
     if entry.plan is not None:
         assert entry.plan(observations, actions, given) == algorithm.spec(), "the entry plans a different policy"
         _check_unknown_parameter(lambda: entry.plan and entry.plan(observations, actions, {**given, _UNKNOWN: 1}))

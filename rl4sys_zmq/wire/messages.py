@@ -30,6 +30,7 @@ __all__ = [
     "Beacon",
     "AnyBytes",
     "Bye",
+    "ChangeParameters",
     "CheckpointResult",
     "OperatorCommand",
     "OperatorCommandDone",
@@ -237,15 +238,17 @@ class OperatorCommand(ToLearner):
     """An operator's request to act on a client. The sender needs no session. The answer is `OperatorCommandDone` or `Refused`.
 
     Attributes:
-        command: ``restart``, ``give-up-pending``, ``forget`` or ``drop-actor``.
+        command: ``restart``, ``give-up-pending``, ``forget``, ``drop-actor`` or ``set``.
         client_id: The client to act on.
         actor_id: The actor to drop, for ``drop-actor``; else empty.
+        values: New values of parameters of the client's algorithm by name, for ``set``; else empty.
     """
 
     KIND: ClassVar[int] = 7
     command: str
     client_id: str
     actor_id: str = ""
+    values: Document = field(default_factory=dict)
 
 
 # ---- learner to actor
@@ -531,6 +534,18 @@ class StreamEnded(ToLearnerThread):
     origin: int
 
 
+@dataclass(frozen=True, slots=True)
+class ChangeParameters(ToLearnerThread):
+    """New parameters for the algorithm of a learner thread. They are in force from the next update on.
+
+    Attributes:
+        parameters: All parameters of the algorithm, as in `AssignClient`.
+    """
+
+    KIND: ClassVar[int] = 37
+    parameters: Document
+
+
 # ---- learner thread to gateway
 
 
@@ -549,6 +564,10 @@ class ThreadReady(FromLearnerThread):
         verdicts: Dict from each verdict to the number of the client's segments with that verdict, in the restored state.
         damaged: Names of newer checkpoints that failed verification.
         body: One frame with the blob of the spec; empty if the spec has no blob.
+        steps: Number of environment steps that the restored state has observed.
+        updates: Number of updates that led to the restored state.
+        episodes: Number of episodes that ended in these steps.
+        recent: A list ``[return, length]`` for each of the latest of these episodes, at most 100.
     """
 
     KIND: ClassVar[int] = 48
@@ -561,6 +580,10 @@ class ThreadReady(FromLearnerThread):
     verdicts: Document
     damaged: list[Any]
     body: tuple[Frame, ...] = field(default=(), repr=False)
+    steps: int = 0
+    updates: int = 0
+    episodes: int = 0
+    recent: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -643,7 +666,7 @@ class TrainingMetrics(FromLearnerThread):
         update: Number of updates so far.
         scalars: Dict from TensorBoard tags to numbers.
         episodes: A list ``[step, return, length]`` for each of the latest episodes that ended since the last message.
-        ended: Number of all episodes that ended since the last message. `episodes` can have fewer.
+        ended: Number of all episodes that have ended in these steps, before the last message and before a restart too.
     """
 
     KIND: ClassVar[int] = 53
@@ -739,6 +762,7 @@ Message = (
     | TrainingMetrics
     | SaveCheckpoint
     | StreamEnded
+    | ChangeParameters
     | CheckpointResult
     | QuarantinedSegment
     | OperatorAlarm

@@ -14,8 +14,10 @@ from click.testing import CliRunner, Result
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.cli.learner import main
-from rl4sys_zmq.errors import ClientFailed, ConfigError
+from rl4sys_zmq.config import ClientConfig
+from rl4sys_zmq.errors import ClientFailed, ConfigError, HandshakeRefused
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.learner.log_files import read_log
 from rl4sys_zmq.security import ServerKeys, new_key_pair, write_server_keys, write_user_keys
 from rl4sys_zmq.security.keys import UserKeys
 from rl4sys_zmq.testing import FakeAlgorithm
@@ -120,11 +122,13 @@ def test_a_client_is_restarted(stack: ExitStack, tmp_path: Path, bind: str) -> N
     assert (client["accepted"], client["verdicts"]["trained"], client["rolled_back"]) == (16, 16, 0)
 
 
-def test_what_is_pending_is_given_up(stack: ExitStack, tmp_path: Path, bind: str) -> None:
+def test_what_is_pending_is_given_up(stack: ExitStack, tmp_path: Path, bind: str, caplog: pytest.LogCaptureFixture) -> None:
     learner = start(stack, tmp_path / "run", bind)
     agent = eleven(stack, learner)
     assert done(learner.address, "lab", "give-up-pending")["rolled_back"] == 3
     client = client_of(learner, accepted=11, pending=0, rolled_back=3)
+    assert "client lab: 3 acknowledged segments are rolled back, as an operator asked" in caplog.text
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
     assert client["verdicts"]["trained"] == 8
     play(agent, 4)
     assert client_of(learner, accepted=15, pending=0)["rolled_back"] == 3
@@ -274,7 +278,139 @@ def test_a_learner_that_anybody_reaches_takes_no_commands(stack: ExitStack, tmp_
     assert "commands need keys" in refused(f"127.0.0.1:{port}", "lab", "forget", code=1)
 
 
+# ---- parameters
+
+
+RATE = {"learning_rate": 3e-4}
+
+
+def learning(stack: ExitStack, learner: Learner, **options: Any) -> RL4SysAgent:
+    """An actor of a PPO whose updates have eight steps; it gives a learning rate."""
+    given = {**RATE, "steps_per_update": 8, "minibatch_size": 8, "hidden_sizes": [4]}
+    return join(stack, learner, algorithm_name="PPO", algorithm_parameters=given, **options)
+
+
+def rate_of(learner: Learner, **wanted: Any) -> tuple[float, float]:
+    """The learning rate in force, and the one of the last update."""
+    client = client_of(learner, **wanted)
+    return client["parameters"]["learning_rate"], client["scalars"]["charts/learning_rate"]
+
+
+def of_run(run_dir: Path, event: str) -> list[dict[str, Any]]:
+    return [record for record in read_log(run_dir) if record["event"] == event]
+
+
+def test_a_parameter_changes_in_a_running_client_and_stays_so(stack: ExitStack, tmp_path: Path, bind: str) -> None:
+    learner = start(stack, tmp_path / "run", bind)
+    agent = learning(stack, learner)
+    play(agent, 8)
+    assert rate_of(learner, updates=1) == (3e-4, 3e-4)
+    result = run(learner.address, "lab", "set", "lr=1e-3", "ent_coef=0", "anneal_lr=false")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines() == [
+        "client lab: learning_rate 0.0003 -> 0.001, ent_coef null -> 0.0",
+        "in force from the next update on, and after a restart",
+    ]
+    play(agent, 8)
+    assert rate_of(learner, updates=2) == (1e-3, 1e-3)
+    assert learner.set_parameters("lab", {"learning_rate": 1e-3}) == {}
+    assert "these values already" in run(learner.address, "lab", "set", "learning_rate=0.001").stdout
+    done(learner.address, "lab", "restart")
+    client_of(learner, updates=2)
+    play(agent, 8)
+    assert rate_of(learner, updates=3) == (1e-3, 1e-3)
+    agent.close()
+    learner.close()
+
+    again = start(stack, tmp_path / "run", bind)
+    play(learning(stack, again), 8)  # the actor has the value with which the client was created
+    assert rate_of(again, updates=4) == (1e-3, 1e-3)
+    assert client_of(again)["parameters"]["ent_coef"] == 0.0
+    assert again.start_notes == ()
+    again.close()
+    (changed,) = of_run(tmp_path / "run", "parameters_changed")
+    assert changed.items() >= {"client_id": "lab", "by": "operator"}.items()
+    assert changed["changes"] == {"learning_rate": [3e-4, 1e-3], "ent_coef": [None, 0.0]}
+
+
+def test_an_actor_with_another_value_is_refused_after_a_change_too(stack: ExitStack, tmp_path: Path) -> None:
+    learner = start(stack, tmp_path / "run")
+    play(learning(stack, learner), 8)
+    learner.set_parameters("lab", {"learning_rate": 1e-3})
+    play(join(stack, learner, actor_id="a2", algorithm_name="PPO", algorithm_parameters={"lr": 1e-3}), 1)
+    with pytest.raises(HandshakeRefused, match=r"learning_rate of client 'lab' is 0.001 on the learner, but the actor has 0.5"):
+        join(stack, learner, actor_id="a3", algorithm_name="PPO", algorithm_parameters={"learning_rate": 0.5})
+
+
+def test_what_cannot_change_is_named(stack: ExitStack, tmp_path: Path) -> None:
+    learner = start(stack, tmp_path / "run")
+    play(learning(stack, learner), 8)
+    address = learner.address
+    fixed = refused(address, "lab", "set", "hidden_sizes=[8]", "learning_rate=0.1", "seed=3")
+    assert "hidden_sizes, seed: cannot change in a running client of PPO; parameters that can: anneal_clip," in fixed
+    assert "learning_rate: expected a number from 0 to 10, not 'fast'" in refused(address, "lab", "set", "learning_rate=fast")
+    assert "did you mean 'learning_rate'?" in refused(address, "lab", "set", "learning_rat=1")
+    assert "anneal_lr: a schedule needs a length; set total_steps" in refused(address, "lab", "set", "anneal_lr=true")
+    assert "'gamma' is not of the form NAME=VALUE" in refused(address, "lab", "set", "gamma")
+    assert "gamma is given twice" in refused(address, "lab", "set", "gamma=1", "gamma=0.5")
+    assert "NAME=VALUE" in refused(address, "lab", "set")
+    assert "no client 'lob'" in refused(address, "lob", "set", "gamma=1")
+    assert rate_of(learner, updates=1) == (3e-4, 3e-4)
+    join(stack, learner, client_id="hoards")
+    assert "cannot change in a running client of HOARDS; parameters that can: none" in refused(address, "hoards", "set", "x=1")
+
+
+def test_a_new_value_in_the_learners_file_is_said_and_recorded(stack: ExitStack, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+
+    def restarted(algorithms: dict[str, Any], **entry: Any) -> Learner:
+        stack.close()
+        clients = {"lab": ClientConfig(algorithm_parameters=entry)} if entry else {}
+        learner = start(stack, run_dir, clients=clients, algorithms=algorithms)
+        play(learning(stack, learner), 8)
+        return learner
+
+    assert rate_of(restarted({}), updates=1) == (3e-4, 3e-4)
+    learner = restarted({}, lr=1e-3)
+    assert learner.start_notes == ("client lab: learning_rate 0.0003 -> 0.001 (the learner's file)",)
+    assert rate_of(learner, updates=2) == (1e-3, 1e-3)
+    learner.set_parameters("lab", {"learning_rate": 2e-3})
+    learner = restarted({}, lr=1e-3)  # the file is as before, so the operator's value is newer
+    assert learner.start_notes[0].startswith("client lab keeps learning_rate 0.002 (the learner's file has 0.001); ")
+    assert rate_of(learner, updates=3) == (2e-3, 2e-3)
+    assert rate_of(restarted({}, lr=5e-3), updates=4) == (5e-3, 5e-3)
+    learner = restarted({"PPO": {"gamma": 0.5, "lr": 0.1}}, lr=5e-3)
+    assert learner.start_notes == ("client lab: gamma 0.99 -> 0.5 (the learner's file)",)
+    assert rate_of(learner, updates=5) == (5e-3, 5e-3)
+    with pytest.raises(ConfigError, match=r"hidden_sizes \[4\] -> \[8\] of client 'lab' makes another policy.*another name"):
+        restarted({}, hidden_sizes=[8])
+    with pytest.raises(ConfigError, match=r"client 'lab': .*gamma: expected a number"):
+        restarted({}, gamma="much")
+    assert rate_of(restarted({}), updates=6) == (5e-3, 5e-3)
+    stack.close()
+    changes = [(event["by"], event["changes"]) for event in of_run(run_dir, "parameters_changed")]
+    assert changes == [
+        ("file", {"learning_rate": [3e-4, 1e-3]}),
+        ("operator", {"learning_rate": [1e-3, 2e-3]}),
+        ("file", {"learning_rate": [2e-3, 5e-3]}),
+        ("file", {"gamma": [0.99, 0.5]}),
+    ]
+
+
 # ---- a run directory
+
+
+def test_a_parameter_changes_in_a_directory(stack: ExitStack, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    learner = start(stack, run_dir)
+    play(learning(stack, learner), 8)
+    client_of(learner, updates=1)
+    stack.close()
+    assert done(run_dir, "lab", "set", "learning_rate=1e-3") == {"changes": {"learning_rate": [3e-4, 1e-3]}}
+    assert "cannot change" in refused(run_dir, "lab", "set", "activation=relu")
+    learner = start(stack, run_dir)
+    play(learning(stack, learner), 8)
+    assert rate_of(learner, updates=2) == (1e-3, 1e-3)
 
 
 def a_run(tmp_path: Path) -> Path:
@@ -285,10 +421,12 @@ def a_run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_what_is_pending_in_a_directory_is_given_up(stack: ExitStack, tmp_path: Path) -> None:
+def test_what_is_pending_in_a_directory_is_given_up(stack: ExitStack, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run_dir = a_run(tmp_path)
     assert done(run_dir, "lab", "give-up-pending")["given_up"] == 3
     client = client_of(start(stack, run_dir))
+    assert "client lab: 3 acknowledged segments are rolled back, as an operator asked" in caplog.text
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
     assert (client["accepted"], client["rolled_back"], client["pending"], client["verdicts"]["trained"]) == (11, 3, 0, 8)
 
 

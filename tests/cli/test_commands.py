@@ -106,6 +106,21 @@ def test_version(group: click.Group) -> None:
     assert __version__ in invoke(group, "--version").stdout
 
 
+def test_a_plot_without_a_name_replaces_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    episode = {"t": 1.0, "event": "metrics", "client_id": "luna", "scalars": {}, "episodes": [[10, 5.0, 10]]}
+    (tmp_path / "run" / "log.jsonl").write_text(json.dumps(episode) + "\n")
+    (tmp_path / "curve.png").write_text("mine")
+    for name in ("curve-2.png", "curve-3.png"):
+        assert invoke(learner, "plot", "run").stdout.splitlines()[-1] == f"wrote {name}"
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "curve.png").read_text() == "mine"
+    assert invoke(learner, "plot", "run", "-o", "curve.png").stdout.splitlines()[-1] == "wrote curve.png"
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(
     ("group", "arguments", "said"),
     [

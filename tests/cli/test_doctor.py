@@ -15,7 +15,7 @@ import pytest
 import zmq
 from click.testing import CliRunner, Result
 
-from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq import AgentConfig, RL4SysAgent, __version__
 from rl4sys_zmq.cli.learner import main
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.ops import doctor as module
@@ -125,6 +125,7 @@ def test_a_learner_without_keys_is_reached_to_the_beacon(start: Callable[..., Le
     assert whole.states["name"] == ("ok" if bind.startswith("tcp") else "skipped")
     assert "client 'luna': DOCTOR, version 0, no differences" in whole.text
     assert "announces version 0 as the newest" in whole.text
+    assert f"a learner of rl4sys_zmq {__version__} replies to rl4sys_zmq {__version__}, protocol 1.0, 1 client" in whole.text
     actors = learner.status()["clients"]["luna"]["actors"]
     assert [name for name, actor in actors.items() if actor["live"] and name.startswith("doctor")] == []
 

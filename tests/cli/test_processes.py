@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,44 @@ def status(address: str) -> dict[str, dict[str, object]]:
     return clients
 
 
+def until_running(address: str) -> dict[str, object]:
+    """The status of the client luna, once its learner thread runs."""
+    while (found := status(address)["luna"])["state"] != "running":
+        assert found["state"] == "starting", found
+    return found
+
+
+def test_ctrl_c_says_what_was_saved_where(spawn: Spawn, tmp_path: Path) -> None:
+    server, address = serve(spawn, "--inference", "auto")
+    assert server.lines[0].startswith(f"learner at {address} (weights tcp://127.0.0.1:")
+    assert ", inference tcp://127.0.0.1:" in server.lines[0] and len(server.lines[0]) <= 100
+    short = act(spawn, address, "--episodes", "6", "--seed", "1", "--algorithm", "DQN")
+    assert short.end() == 0, short.errors
+    server.wait_for(r"\d luna: return ")
+    assert server.signal(signal.SIGINT) == 130, server.errors
+    said = server.lines[[line.startswith("SIGINT") for line in server.lines].index(True) :]
+    assert said[0] == "SIGINT: the learner has ended; files in runs/learner"
+    assert re.fullmatch(r"  luna: checkpoint [1-9]\d* with version \d+, [1-9][\d,]* steps, 6 episodes", said[1])
+    assert said[2] == "  journal.db has the segments accepted since the checkpoints; the same command continues"
+    assert (tmp_path / "runs" / "learner" / "checkpoints" / "luna").is_dir()
+
+
+def test_a_change_of_parameters_that_was_answered_survives_kill_9(spawn: Spawn, tmp_path: Path) -> None:
+    server, address = serve(spawn)
+    short = act(spawn, address, "--episodes", "2", "--seed", "1", "--algorithm", "PPO")
+    assert short.end() == 0, short.errors
+    change = CliRunner().invoke(learner, ["client", address, "luna", "set", "learning_rate=1e-3", "ent_coef=null"])
+    assert change.exit_code == 0, change.output
+    assert change.stdout.startswith("client luna: learning_rate 0.0003 -> 0.001\n")
+    server.process.kill()
+    server.process.wait()
+    again, address = serve(spawn)
+    again.wait_for("continues the run in this directory, with the clients: luna")
+    parameters = until_running(address)["parameters"]
+    assert isinstance(parameters, dict)
+    assert (parameters["learning_rate"], parameters["ent_coef"], parameters["gamma"]) == (1e-3, None, 0.99)
+
+
 def test_an_actor_plays_for_a_learner_that_status_sees_and_sigterm_ends(spawn: Spawn, tmp_path: Path) -> None:
     server, address = serve(spawn)
     short = act(spawn, address, "--episodes", "6", "--seed", "1", "--algorithm", "PPO", "--num-envs", "2")
@@ -48,7 +87,7 @@ def test_an_actor_plays_for_a_learner_that_status_sees_and_sigterm_ends(spawn: S
     assert int(str(luna["accepted"])) > 0
     table = CliRunner().invoke(learner, ["status", address])
     assert "luna" in table.stdout
-    server.wait_for("luna: state running")
+    server.wait_for(r"\d luna: return ")
     endless = act(spawn, address, "--seed", "1")
     endless.wait_for("acting with version")
     assert endless.signal(signal.SIGTERM) == 0, endless.errors
@@ -106,10 +145,13 @@ def test_a_demo_that_runs_out_of_time_says_so(spawn: Spawn) -> None:
 
 def test_a_demo_ends_with_everything_on_ctrl_c(spawn: Spawn) -> None:
     shown = spawn("learner", "demo", "--target", "501")
-    shown.wait_for("state running")
+    shown.wait_for("CartPole-v1: return ")
     children = Path(f"/proc/{shown.process.pid}/task/{shown.process.pid}/children").read_text().split()
     assert len(children) == 2
     assert shown.signal(signal.SIGINT) == 130
+    said = shown.lines[[line.startswith("SIGINT") for line in shown.lines].index(True) :]
+    assert said[0].endswith("files in runs/demo-CartPole-v1-ppo-1")
+    assert said[-1].endswith("rl4sys-learner plot runs/demo-CartPole-v1-ppo-1 draws the curve so far")
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from typing import Any
 
@@ -47,14 +48,27 @@ def test_lines_come_every_few_seconds_and_only_with_news(clock: Clock, capsys: p
     assert counts == [1, 0, 0, 1, 0, 0, 1]
 
 
+def test_a_line_begins_with_the_time_and_is_at_most_100_columns_wide(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with make_progress() as shown:
+        shown.show(report(123_456_789))
+        clock.now += 1
+        shown.show(report(123_456_789, "failed", "ValueError: " + "it broke in many words " * 20))
+    first, *rest = capsys.readouterr().out.splitlines()
+    stamp = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d "
+    assert re.match(stamp + "luna: return 1.5, 123,456,789 steps, 7/s, version 2$", first)
+    assert re.match(stamp + "luna: state failed, return 1.5, ", rest[0])
+    assert all(len(line) <= 100 for line in (first, *rest))
+    assert " ".join(" ".join(rest).split()).count("it broke") == 20
+
+
 def test_a_failure_is_shown_at_once(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with make_progress() as shown:
         shown.show(report(1))
         clock.now += 0.1
         shown.show(report(1, "failed", "ValueError: it broke"))
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert "state failed" in line
-    assert "ValueError: it broke" in line
+    text = " ".join(capsys.readouterr().out.splitlines()[1:])
+    assert "state failed" in text
+    assert "ValueError: it broke" in text
 
 
 def test_a_client_that_stops_has_no_rate(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,12 +76,12 @@ def test_a_client_that_stops_has_no_rate(clock: Clock, capsys: pytest.CaptureFix
         for second in range(4):
             clock.now = 1000.0 + second
             shown.show(report(1000 * second))
-        assert "steps/s 1,000" in capsys.readouterr().out.splitlines()[-1]
+        assert ", 1,000/s," in capsys.readouterr().out.splitlines()[-1]
         for second in range(4, 10):
             clock.now = 1000.0 + second
             shown.show(report(3000))
         shown.show(report(3000, "failed"))
-    assert "steps/s 0" in capsys.readouterr().out.splitlines()[-1]
+    assert ", 0/s," in capsys.readouterr().out.splitlines()[-1]
 
 
 @pytest.mark.parametrize("width", [60, 200])

@@ -46,6 +46,7 @@ from rl4sys_zmq.learner.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
 from rl4sys_zmq.learner.operator import CommandExecutor, Steps
+from rl4sys_zmq.learner.restored import RestoredClient
 from rl4sys_zmq.transports import Frame
 from rl4sys_zmq.wire import PackedSegment
 from rl4sys_zmq.wire.messages import Ack, CheckpointResult, Hello, Message, Refused, Submit, ThreadReady, Verdict, Welcome
@@ -588,13 +589,14 @@ class HearsTheDead(ClientRegistry):
 
 
 class RestoresNoStreams(ClientRegistry):
-    def restore(self, restored: JournalContent) -> None:
-        super().restore(replace(restored, streams=()))
+    def restore(self, restored: JournalContent, rolled_back: str = "") -> list[RestoredClient]:
+        return super().restore(replace(restored, streams=()), rolled_back)
 
 
 class RestoresNoTotals(ClientRegistry):
-    def restore(self, restored: JournalContent) -> None:
-        super().restore(replace(restored, clients=tuple(replace(row, accepted=0, gap=0) for row in restored.clients)))
+    def restore(self, restored: JournalContent, rolled_back: str = "") -> list[RestoredClient]:
+        clients = tuple(replace(row, accepted=0, gap=0) for row in restored.clients)
+        return super().restore(replace(restored, clients=clients), rolled_back)
 
 
 class GivesUpPending(CommandExecutor):

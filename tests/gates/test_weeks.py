@@ -66,7 +66,7 @@ def test_three_weeks_fit_into_a_fixed_room(tmp_path: Path, report: Callable[...,
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # the weeks are simulated, the disk's patience is not
     run_dir, rooms, began = tmp_path / "run", Rooms(tmp_path / "run"), time.monotonic()
     files = RunDirectoryWriter(run_dir, BOUNDS)
-    files.open()
+    files.open(0.0)
     written = 0
     for n, (at, _, metrics) in enumerate(records()):
         if n == 0:
@@ -94,7 +94,7 @@ def test_three_weeks_fit_into_a_fixed_room(tmp_path: Path, report: Callable[...,
                 newest = max((run_dir / "tensorboard" / "luna").iterdir())
                 newest.write_bytes(newest.read_bytes()[:-7])
             files = RunDirectoryWriter(run_dir, BOUNDS)
-            files.open()
+            files.open(at)
             rooms.look()
     files.close()
     rooms.look()

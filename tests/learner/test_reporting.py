@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq.learner import reporting
+from rl4sys_zmq.learner.progress import ObservedData
 from rl4sys_zmq.learner.reporting import GATHER_BYTES, GATHER_ITEMS, GATHER_S, ProgressReporter
 from rl4sys_zmq.wire.messages import DataDemand, SegmentVerdicts, TrainingMetrics, Verdict
 
@@ -36,7 +37,7 @@ def said() -> list[Any]:
 @pytest.fixture
 def reporter(clock: Clock, said: list[Any]) -> ProgressReporter:
     """One that has said that 1000 steps are usable, just now."""
-    reporter = ProgressReporter(said.append, observed_steps=50)
+    reporter = ProgressReporter(said.append, ObservedData(50, 7, ((1.0, 5),)))
     reporter.report(1000, 3)
     assert said == [DataDemand(1000, 0, 3)]
     said.clear()
@@ -112,7 +113,7 @@ def test_figures_are_said_ten_times_a_second_and_in_the_end(reporter: ProgressRe
     reporter.ended([(70, 1.5, 20)])
     clock.now += 0.2
     reporter.report_figures(4)
-    assert said == [TrainingMetrics(70, 4, {"loss": 0.5, "charts/SPS": pytest.approx(100.0)}, [[70, 1.5, 20]], 1)]
+    assert said == [TrainingMetrics(70, 4, {"loss": 0.5, "charts/SPS": pytest.approx(100.0)}, [[70, 1.5, 20]], 8)]
     reporter.report_figures(4, at_once=True)
     assert len(said) == 1  # nothing is new
     reporter.observed_steps += 1

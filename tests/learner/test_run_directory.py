@@ -9,7 +9,8 @@ import pytest
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import RunDirectoryError
-from rl4sys_zmq.learner.recorder import Recorder
+from rl4sys_zmq.learner.log_files import read_log
+from rl4sys_zmq.learner.recorder import NullEventSink, Recorder, RunDirectoryWriter
 from rl4sys_zmq.learner.run_paths import move_old_files
 from rl4sys_zmq.wire.messages import QuarantinedSegment, TrainingMetrics
 
@@ -111,6 +112,42 @@ def test_a_recorder_outlives_a_place_that_it_cannot_write(tmp_path: Path) -> Non
     recorder.raise_if_dead()
     assert recorder.counters.snapshot()["write_errors"] >= 1
     events = [json.loads(line)["event"] for line in (run / "log.jsonl").read_text().splitlines()]
-    assert events == ["metrics", "gap"]
+    assert events == ["learner_started", "metrics", "gap"]
     (letter,) = (run / "dead").glob("*/*.msg")
     assert letter.name == "luna,%2E.%2Fx,1,2.msg"
+
+
+def test_tensorboard_finds_plain_scalars_and_leaves_out_what_was_undone(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with RunDirectoryWriter(tmp_path, CONFIG) as files:
+        files.open(99.0)
+        for step in (10, 20, 30):
+            files.metrics("luna", TrainingMetrics(step, 1, {"losses/policy_loss": step / 10}, [[step, 5.0, 10]], 1), 100.0 + step)
+        files.event("client_ready", {"client_id": "luna", "checkpoint": 2, "steps": 20, "episodes": 2}, 200.0)
+        files.metrics("luna", TrainingMetrics(25, 1, {"losses/policy_loss": 9.0}, [], 2), 201.0)
+    events = EventAccumulator(str(tmp_path / "tensorboard" / "luna"))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == {"losses/policy_loss", "charts/episodic_return", "charts/episodic_length"}
+    assert [(point.step, point.value) for point in events.Scalars("losses/policy_loss")] == [(10, 1.0), (20, 2.0), (25, 9.0)]
+    assert [point.step for point in events.Scalars("charts/episodic_return")] == [10, 20]
+
+
+def test_an_event_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The learner logs an alarm in words; its sinks log only the events that nobody else does."""
+    with caplog.at_level("INFO"):
+        for sink in (NullEventSink(), Recorder(tmp_path, CONFIG)):
+            sink.event("alarm", client_id="luna", alarm="stalled", count=1, text="nothing moves")
+            sink.event("actor_joined", client_id="luna", actor_id="a1", first_seq=0)
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["actor_joined", "actor_joined"]
+
+
+def test_a_start_records_how_long_no_learner_ran(tmp_path: Path) -> None:
+    for at in (100.0, 400.0, 401.0):
+        with RunDirectoryWriter(tmp_path, CONFIG) as files:
+            files.open(at)
+            files.event("gap", {"client_id": "luna"}, at + 0.5)
+        with (tmp_path / "log.jsonl").open("ab") as torn:
+            torn.write(b'{"t": 999.0, "event": "metr')
+    starts = [event for event in read_log(tmp_path) if event["event"] == "learner_started"]
+    assert [event["down_s"] for event in starts] == [0.0, 299.5, 0.5]

@@ -51,10 +51,44 @@ def test_seconds_count_from_the_first_actor_and_a_half_line_is_left_out(tmp_path
     assert curve.policy_lag == 1.5
 
 
-def test_steps_go_on_after_a_restart(tmp_path: Path) -> None:
-    restart = {"t": 2.0, "event": "client_restarted", "client_id": "luna"}
-    (curve,) = read_curves(write_log(tmp_path / "run", metrics(1.0, (50, 1.0)), restart, metrics(3.0, (5, 1.0))))
-    assert curve.steps.tolist() == [50, 55]
+def ready(t: float, steps: int, client: str = "luna") -> dict[str, Any]:
+    return {"t": t, "event": "client_ready", "client_id": client, "checkpoint": 3 if steps else 0, "steps": steps, "episodes": 1}
+
+
+def test_what_a_return_to_a_checkpoint_undid_is_cut(tmp_path: Path) -> None:
+    run = write_log(
+        tmp_path / "run",
+        metrics(1.0, (10, 1.0), (20, 2.0), (30, 3.0)),
+        metrics(1.0, (15, 9.0), client="other"),
+        ready(2.0, 20),
+        metrics(3.0, (32, 4.0)),
+    )
+    luna, other = read_curves(run)
+    assert luna.steps.tolist() == [10, 20, 32]
+    assert luna.returns.tolist() == [1, 2, 4]
+    assert other.steps.tolist() == [15]
+
+
+def test_a_client_that_begins_again_without_a_checkpoint_has_a_new_curve(tmp_path: Path) -> None:
+    (curve,) = read_curves(write_log(tmp_path / "run", metrics(1.0, (50, 1.0)), ready(2.0, 0), metrics(3.0, (5, 2.0))))
+    assert curve.steps.tolist() == [5]
+
+
+def test_the_time_without_a_learner_is_left_out(tmp_path: Path) -> None:
+    joined = {"t": 100.0, "event": "actor_joined", "client_id": "luna", "actor_id": "a"}
+    run = write_log(
+        tmp_path / "run",
+        {"t": 90.0, "event": "learner_started", "down_s": 0.0},
+        joined,
+        metrics(110.0, (10, 1.0)),
+        {"t": 112.0, "event": "closed_with_pending_segments", "pending": {}},
+        {"t": 5000.0, "event": "learner_started", "down_s": 4888.0},
+        ready(5002.0, 10),
+        {**joined, "t": 5010.0},
+        metrics(5013.0, (20, 2.0)),
+    )
+    (curve,) = read_curves(run)
+    assert curve.seconds.tolist() == [10.0, 25.0]  # 12 s until the first learner ended, and 13 s of the second
 
 
 def test_each_client_has_a_curve(tmp_path: Path) -> None:

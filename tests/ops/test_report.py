@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rl4sys_zmq import __version__
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.ops.report import MAX_ACTORS_SHOWN, byte_text, conservation_error, printable, report_lines, span_text
 
@@ -15,6 +16,7 @@ NOW = 1_800_000_000.0
 def actor(**changes: Any) -> dict[str, Any]:
     return {
         "live": True,
+        "library": "rl4sys_zmq 1.2.3",
         "incarnation": 1,
         "spooled": False,
         "silent_s": 0.25,
@@ -63,6 +65,7 @@ def report(**changes: Any) -> dict[str, Any]:
     return {
         "address": "tcp://127.0.0.1:50051",
         "pub": "tcp://127.0.0.1:50052",
+        "version": "1.2.3",
         "pid": 4242,
         "uptime_s": 12.5,
         "counters": {"hellos": 3, "refused.forbidden": 2, "refused.malformed": 1, "refused.gap": 0},
@@ -101,6 +104,7 @@ def test_everything_is_there_in_80_columns() -> None:
     assert max(map(len, lines)) <= 80
     assert lines == [
         "learner at tcp://127.0.0.1:50051, process 4242, up 12 s",
+        f"version 1.2.3, this command {__version__}",
         "journal on disk, 12.3 MB of 4.3 GB used, 17 queued",
         "security: 3 keys listed; denied: 1 expired, 2 unlisted",
         "messages refused: 2 forbidden, 1 malformed",
@@ -113,6 +117,14 @@ def test_everything_is_there_in_80_columns() -> None:
         "  actor             live  silent  received  durable  trained  saved  credit",
         "  3f2a9c41-long-n…  yes    0.2 s     1,042    1,041    1,040  1,039   2,048",
     ]
+
+
+def test_actors_with_another_version_are_named() -> None:
+    libraries = ["rl4sys_zmq 1.2.3", "rl4sys_zmq 1.2.2", "rl4sys_zmq 1.2.2", ""]
+    actors = {str(place): actor(library=library) for place, library in enumerate(libraries)}
+    actors["gone"] = actor(library="rl4sys_zmq 0.9", live=False)
+    line = text(clients={"luna": client(actors=actors, actors_total=5)}).splitlines()[1]
+    assert line == f"version 1.2.3, this command {__version__}, actors: 2 of rl4sys_zmq 1.2.2, 1 of unknown"
 
 
 def test_a_broken_law_is_loud_while_running_and_not_resuming() -> None:
@@ -162,7 +174,7 @@ def test_many_actors_are_cut_and_the_live_ones_come_first() -> None:
     assert lines[-1] == f"  and {45 - MAX_ACTORS_SHOWN} more (--json shows all)"
     fewer = report_lines(report(clients={"luna": client(actors=actors, actors_total=450)}), NOW)
     assert fewer[-1] == f"  and {450 - MAX_ACTORS_SHOWN} more (--json shows 45)"
-    assert lines[11].split()[:2] == ["a040", "yes"]
+    assert lines[12].split()[:2] == ["a040", "yes"]
     assert sum(" yes " in line for line in lines) == 5
 
 

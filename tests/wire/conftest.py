@@ -80,7 +80,7 @@ def build() -> dict[str, m.Message]:
         m.FetchWeights(GENERATION, 3),
         m.StatusRequest(),
         m.Bye(),
-        m.OperatorCommand("drop-actor", "cart", "a1"),
+        m.OperatorCommand("set", "cart", "a1", {"learning_rate": 0.001}),
         m.Welcome(
             policy_id,
             b"\x02" + bytes(7),
@@ -129,7 +129,9 @@ def build() -> dict[str, m.Message]:
         ),
         m.DeliverSegments("a1", 8, 1, 2, (b"first", b"second")),
         m.StopThread(),
-        m.ThreadReady(spec, "onpolicy", 32, 4, 12, [["a1", 8, 7, verdicts]], verdicts, ["00000013"]),
+        m.ThreadReady(
+            spec, "onpolicy", 32, 4, 12, [["a1", 8, 7, verdicts]], verdicts, ["00000013"], (), 640, 5, 2, [[1.5, 20], [2.0, 30]]
+        ),
         m.PolicyPublished(3, DIGEST, (np.arange(3, dtype="<f4").tobytes(), *update())),
         m.SegmentVerdicts("a1", 8, [[7, 9]], "quarantined", "rewards are not finite"),
         m.DataDemand(128, 12, 3),
@@ -137,6 +139,7 @@ def build() -> dict[str, m.Message]:
         m.TrainingMetrics(128, 2, {"loss": 0.5}, [[10, 1.0, 10]], 3),
         m.SaveCheckpoint(5, True),
         m.StreamEnded("a1", 8),
+        m.ChangeParameters({"learning_rate": 0.001}),
         m.CheckpointResult(5, 13, 3, [["a1", 8, 7]], 0.25, ""),
         m.QuarantinedSegment("a1", 8, 7, "rewards are not finite", (b"first", b"second")),
         m.OperatorAlarm("update_undone", "1 segment is quarantined", 2),

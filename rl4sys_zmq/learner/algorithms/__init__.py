@@ -1,12 +1,12 @@
 """The learning algorithms: PPO (on-policy), DQN (off-policy), and those that users register.
 
-- `Algorithm`: the interface through which a learner thread uses an algorithm. `UndoableAlgorithm` and
+- `Algorithm`: the interface through which a learner thread uses an algorithm. `UndoableAlgorithm`, `TunableAlgorithm` and
   `WarmStartAlgorithm`: its optional methods.
 - `AlgorithmEntry`: the description of one algorithm in the registry. It can contain tested settings (`TaskPreset`).
 - `register_algorithm`: adds an algorithm to the registry. `ALGORITHMS`: the registry.
 """
 
-from rl4sys_zmq.learner.algorithms.base import Algorithm, UndoableAlgorithm, WarmStartAlgorithm
+from rl4sys_zmq.learner.algorithms.base import Algorithm, TunableAlgorithm, UndoableAlgorithm, WarmStartAlgorithm
 from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, AlgorithmFactory, TaskPreset
 from rl4sys_zmq.learner.algorithms.registry import ALGORITHMS, make_algorithm, planned_policy, register_algorithm
 
@@ -16,6 +16,7 @@ __all__ = [
     "AlgorithmEntry",
     "AlgorithmFactory",
     "TaskPreset",
+    "TunableAlgorithm",
     "UndoableAlgorithm",
     "WarmStartAlgorithm",
     "make_algorithm",

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.values import PolicySpec, Segment
 
-__all__ = ["PACING_LAG", "Algorithm", "UndoableAlgorithm", "WarmStartAlgorithm"]
+__all__ = ["PACING_LAG", "Algorithm", "TunableAlgorithm", "UndoableAlgorithm", "WarmStartAlgorithm"]
 
 PACING_LAG = {"onpolicy": 0, "offpolicy": 1}
 """For each kind of algorithm, the number of batches that actors can collect ahead of the training, unless it is configured."""
@@ -96,6 +96,18 @@ class Algorithm(Protocol):
 
         After this call, the same segments must lead to bit-identical weights. An on-policy algorithm discards the segments that
         wait for its next update.
+        """
+
+
+@runtime_checkable
+class TunableAlgorithm(Protocol):
+    """The optional method of an algorithm some of whose parameters can change while it trains (`AlgorithmEntry.changeable`)."""
+
+    def change(self, parameters: Mapping[str, object]) -> None:
+        """Use these parameters from the next update on. Keep the observed data and the whole state.
+
+        Args:
+            parameters: All parameters. They are valid together, and differ from the earlier ones only in changeable parameters.
         """
 
 

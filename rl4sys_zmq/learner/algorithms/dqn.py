@@ -150,6 +150,10 @@ class DQN:
         for network in (self._online, self._target):
             network.flat.copy_(torch.from_numpy(flat[: network.flat.numel()]))
 
+    def change(self, parameters: Mapping[str, object]) -> None:
+        """Use these parameters from the next update on. Only those in `DQNParameters.changeable` can differ."""
+        self.parameters = read_parameters(DQNParameters, parameters, algorithm="DQN")
+
     def checkpoint(self) -> tuple[Any, ...]:
         """Return copies of everything that an update changes: networks, optimizer's state, random state and counts of updates.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
@@ -24,6 +25,14 @@ Up to this limit, `epsilon_decay` is subtracted from epsilon at each step. A lar
 @dataclass(frozen=True, slots=True)
 class DQNParameters:
     """All parameters of `DQN`. The word *steps* means environment steps, except in *gradient steps*."""
+
+    changeable: ClassVar[frozenset[str]] = frozenset(
+        {"learning_rate", "learning_rate_final", "total_steps", "batch_size", "gradient_steps", "huber_delta", "max_grad_norm"}
+        | {"target_network_frequency", "target_update", "target_net_update_frequency", "tau", "polyak", "double_q"}
+        | {"epsilon", "epsilon_min", "end_e", "exploration_fraction", "epsilon_decay"}
+    )
+    """The parameters that can change in a running client. The others determine the network, the replay buffer (which has n-step
+    returns, discounted by `gamma`) or the number of updates that are due."""
 
     learning_rate: float = option(number(0.0, 10.0), 5e-4, names=("q_lr", "lr"), doc="Adam's step size")
     learning_rate_final: float | None = option(

@@ -138,7 +138,8 @@ class AlgorithmEntry:
         summary: One line of documentation.
         kind: ``onpolicy`` or ``offpolicy``; empty if not declared.
         parameters: The dataclass of the parameters, declared with `rl4sys_zmq.config.options.option`; None if the factory checks
-            its parameters itself.
+            its parameters itself. Its optional class attribute ``changeable`` is the set of names of those parameters that can
+            change in a running client. The algorithm must then have the method of `TunableAlgorithm`.
         plan: A function that returns the specification of the policy that the algorithm would train; None if there is none. With
             this function, `rl4sys-learner config check` builds no network, and a policy that is too large is refused before it
             takes memory.
@@ -174,6 +175,16 @@ class AlgorithmEntry:
             raise ConfigError(
                 f"algorithm {self.name} cannot be loaded from {self.factory} ({exc}): {remedy}", key="algorithm_name"
             ) from exc
+
+    @property
+    def changeable(self) -> frozenset[str]:
+        """The parameters that can change in a running client: the class attribute ``changeable`` of `parameters`."""
+        return frozenset(getattr(self.parameters, "changeable", ()))
+
+    def name_of(self, key: str) -> str:
+        """Return the name of the parameter that `key` means: a name or a synonym. An unknown key is returned unchanged."""
+        options = fields(self.parameters) if self.parameters is not None else ()
+        return next((f.name for f in options if key == f.name or key in f.metadata.get("names", ())), key)
 
     def read(self, parameters: Mapping[str, object]) -> object:
         """Check the parameters, and return them as the entry's dataclass; None if the entry has no dataclass.

@@ -77,7 +77,7 @@ class RewardScale:
     """
 
     def __init__(self, gamma: float, *, clip: float = 10.0) -> None:
-        self._gamma = gamma
+        self.gamma = gamma
         self._clip = clip
         self.moments = RunningMoments(1)
         self._open: OrderedDict[int, float] = OrderedDict()
@@ -94,11 +94,11 @@ class RewardScale:
         starts = np.concatenate(([0], np.cumsum(lengths)))
         follows = np.ones(len(rewards))
         follows[starts[:-1]] = 0.0
-        returns = np.ascontiguousarray(discounted_sums(rewards, self._gamma * follows, reverse=True))
+        returns = np.ascontiguousarray(discounted_sums(rewards, self.gamma * follows, reverse=True))
         for k, (episode, end) in enumerate(zip(episodes, ended, strict=True)):
             carried = self._open.pop(episode, 0.0)
             if carried:
-                returns[starts[k] : starts[k + 1]] += carried * self._gamma ** np.arange(1, lengths[k] + 1)
+                returns[starts[k] : starts[k + 1]] += carried * self.gamma ** np.arange(1, lengths[k] + 1)
             if not end:
                 self._open[episode] = float(returns[starts[k + 1] - 1])
         while len(self._open) > MAX_EPISODES:

@@ -285,6 +285,13 @@ class PPO:
             mean, scale = self._mean.numpy().astype(np.float64), self._scale.numpy().astype(np.float64)
             self._moments.load({"count": WARM_START_ROWS, "mean": mean, "variance": 1.0 / np.maximum(scale, 1e-12) ** 2})
 
+    def change(self, parameters: Mapping[str, object]) -> None:
+        """Use these parameters from the next update on. Only those in `PPOParameters.changeable` can differ."""
+        self.parameters = p = read_parameters(PPOParameters, parameters, algorithm="PPO")
+        self._entropy_weight = 0.0 if p.in_turn else p.entropy(self._spec.action_space)
+        if self._reward_scale is not None:
+            self._reward_scale.gamma = p.gamma
+
     def checkpoint(self) -> dict[str, Any]:
         """Return copies of everything that an update changes, for `restore`. This is the same as `state`."""
         return self.state()

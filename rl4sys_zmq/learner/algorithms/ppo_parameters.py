@@ -63,6 +63,14 @@ class PPOParameters:
     ignored: ClassVar[frozenset[str]] = frozenset({"buf_size"})
     """Keys that are accepted without effect, as in RL4Sys's PPO, so that configurations for RL4Sys run unchanged."""
 
+    changeable: ClassVar[frozenset[str]] = frozenset(
+        {"learning_rate", "value_learning_rate", "anneal_lr", "anneal_clip", "anneal_floor", "total_steps"}
+        | {"gamma", "gae_lambda", "reward_scale", "norm_adv", "clip_coef", "clip_vloss", "value_clip", "target_kl"}
+        | {"ent_coef", "vf_coef", "max_grad_norm", "update_epochs", "value_epochs", "train_pi_iters", "train_v_iters"}
+        | {"minibatch_size", "batch_size", "num_minibatches"}
+    )
+    """The parameters that can change in a running client. The others determine the networks, the statistics or the batches."""
+
     learning_rate: float = option(number(0.0, 10.0), 3e-4, names=("pi_lr", "lr"), doc="Adam's step size")
     value_learning_rate: float | None = option(
         optional(number(0.0, 10.0)), None, names=("vf_lr", "value_lr"), doc="step size of the value network; null: the same"

@@ -1,0 +1,119 @@
+"""The parameters of a client's algorithm: merging of several sources, changes of a client that exists, and their texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from rl4sys_zmq.config.options import parse_options
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.algorithms import AlgorithmEntry
+from rl4sys_zmq.learner.algorithms.entry import READ_ELSEWHERE
+
+__all__ = [
+    "LEARNING_KEYS",
+    "ParameterChanges",
+    "algorithm_parameters",
+    "change_text",
+    "changes_between",
+    "effective_parameters",
+    "merged",
+    "parameters_shown",
+    "plain",
+    "read_change",
+]
+
+LEARNING_KEYS = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates")
+"""Options of the learner that a user can also set among the parameters of an algorithm. They are not passed to the algorithm."""
+
+ParameterChanges = dict[str, list[Any]]
+"""Changed parameters: a list ``[old value, new value]`` by name. The values are JSON values."""
+
+
+def algorithm_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that the algorithm receives: all except `seed` and the learner's options."""
+    return {key: value for key, value in parameters.items() if key not in (*LEARNING_KEYS, "seed")}
+
+
+def merged(kind: AlgorithmEntry, *layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of several layers. A later layer overrides an earlier one, also where it uses a synonym.
+
+    Args:
+        kind: The algorithm, which defines the synonyms.
+        *layers: Parameters by name or synonym.
+    """
+    found: dict[str, Any] = {}
+    for layer in layers:
+        names = {kind.name_of(key) for key in layer}
+        found = {**{key: value for key, value in found.items() if kind.name_of(key) not in names}, **layer}
+    return found
+
+
+def effective_parameters(kind: AlgorithmEntry, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all parameters of the algorithm by name as JSON values, with the defaults of those that are not given.
+
+    If the algorithm's entry does not declare its parameters, only the given ones are returned.
+
+    Raises:
+        ConfigError: If a parameter is unknown, has a wrong type or is out of range.
+    """
+    given = algorithm_parameters(parameters)
+    read = kind.read(given)
+    found = given if read is None else {f.name: getattr(read, f.name) for f in fields(read) if "check" in f.metadata}  # type: ignore[arg-type]
+    return {str(key): plain(value) for key, value in found.items()}
+
+
+def parameters_shown(kind: AlgorithmEntry, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `effective_parameters`, or the given parameters if the entry of the algorithm does not accept them."""
+    try:
+        return effective_parameters(kind, parameters)
+    except ConfigError:
+        return dict(plain(algorithm_parameters(parameters)))
+
+
+def read_change(kind: AlgorithmEntry, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Check new values for parameters of a running client, and return them by name.
+
+    Raises:
+        ConfigError: If a parameter is unknown or cannot change in a running client, or a value is invalid.
+    """
+    if not values:
+        raise ConfigError("no parameter was given; expected at least one NAME=VALUE", key="algorithm_parameters")
+    possible = ", ".join(sorted(kind.changeable)) or "none"
+    if kind.parameters is None:
+        fixed = list(values)
+    else:
+        values = parse_options(kind.parameters, values, extra=READ_ELSEWHERE, section="algorithm_parameters", owner=kind.name)
+        fixed = [name for name in values if name not in kind.changeable]
+    if fixed:
+        raise ConfigError(
+            f"{', '.join(fixed)}: cannot change in a running client of {kind.name}; parameters that can: {possible}; for another "
+            "value, start a client with another name",
+            key=f"algorithm_parameters.{fixed[0]}",
+        )
+    return dict(values)
+
+
+def changes_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> ParameterChanges:
+    """Return the parameters that differ between two results of `effective_parameters`."""
+    return {name: [before.get(name), value] for name, value in after.items() if name not in before or before[name] != value}
+
+
+def change_text(changes: Mapping[str, Iterable[Any]]) -> str:
+    """Return changes as text, such as ``learning_rate 0.0003 -> 0.001, gamma 0.99 -> 0.98``."""
+    return ", ".join(f"{name} {' -> '.join(json.dumps(value) for value in pair)}" for name, pair in changes.items())
+
+
+def plain(value: Any) -> Any:
+    """Return a copy of a value for JSON: arrays and tuples become lists, and the keys of mappings become strings."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    return value

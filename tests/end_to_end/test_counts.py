@@ -1,0 +1,85 @@
+"""Counts of episodes: over restarts of the learner and of a learner thread, none is lost or counted twice."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.learner.checkpoints import CheckpointStore, read_manifest
+from rl4sys_zmq.learner.log_files import read_log
+from rl4sys_zmq.ops.curves import read_curves
+from rl4sys_zmq.testing import FakeAlgorithm
+
+from .conftest import Lab
+
+PATIENCE_S = 30.0
+register_algorithm("COUNTS", FakeAlgorithm.factory(steps_per_update=8, rollout_length=16))
+register_algorithm("COUNTS_OFF", FakeAlgorithm.factory("offpolicy", steps_per_update=8, rollout_length=16))
+
+
+def start(lab: Lab, run_dir: Path | None) -> Learner:
+    config = LearnerConfig(bind=lab.new_address(), run_dir=run_dir, checkpoint_every_s=3600.0)
+    return lab.stack.enter_context(Learner(config))
+
+
+def client_with(learner: Learner, **wanted: Any) -> dict[str, Any]:
+    """The client's status, once it runs and is as wanted."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        client = learner.status()["clients"].get("lab", {})
+        if client.get("state") == "running" and not client["resuming"] and all(client[k] == v for k, v in wanted.items()):
+            return dict(client)
+        assert time.monotonic() < deadline, (client, wanted)
+
+
+def play(lab: Lab, learner: Learner, rewards: list[float], algorithm: str) -> None:
+    """One episode of three steps for each reward."""
+    agent = lab.agent(learner, algorithm_name=algorithm, actor_id="a1", overflow="drop_oldest")
+    for reward in rewards:
+        lab.episode(agent, 3, reward)
+    agent.flush(PATIENCE_S)
+    stats = agent.stats()
+    assert stats["episodes"] == len(rewards)
+    assert stats["mean_return"] == pytest.approx(3 * sum(rewards) / len(rewards))
+    agent.close()
+
+
+@pytest.mark.parametrize("algorithm", ["COUNTS", "COUNTS_OFF"])
+def test_episodes_and_returns_survive_a_restart(inproc_lab: Lab, tmp_path: Path, algorithm: str) -> None:
+    lab, run = inproc_lab, tmp_path / "run"
+    first = start(lab, run)
+    play(lab, first, [1.0, 2.0, 3.0, 4.0, 5.0], algorithm)  # on-policy: three make an update, and two wait for the next
+    before = client_with(first, episodes=5)
+    assert before["mean_return"] == 9.0 and before["mean_length"] == 3.0
+    first.close()
+    (manifest,) = map(read_manifest, CheckpointStore(run / "checkpoints" / "lab").newest())
+    assert manifest.episodes == (5 if algorithm == "COUNTS_OFF" else 3)
+    assert manifest.steps == 3 * manifest.episodes == 3 * len(manifest.recent)
+    assert sum(mark.next_seq for mark in manifest.marks) == manifest.episodes
+
+    second = start(lab, run)
+    after = client_with(second, episodes=5)
+    assert (after["mean_return"], after["mean_length"], after["steps"]) == (9.0, 3.0, 15)
+    play(lab, second, [6.0], algorithm)
+    assert client_with(second, episodes=6)["mean_return"] == 10.5
+
+    second.restart("lab")  # goes back to the checkpoint, and is fed what came since
+    assert client_with(second, restarts=1, episodes=6)["mean_return"] == 10.5
+    second.close()
+    ready = [event for event in read_log(run) if event["event"] == "client_ready"]
+    assert [event["episodes"] for event in ready] == [0, manifest.episodes, manifest.episodes]
+    (curve,) = read_curves(run)
+    assert curve.returns.tolist() == [3.0, 6.0, 9.0, 12.0, 15.0, 18.0]
+    assert curve.steps.tolist() == [3, 6, 9, 12, 15, 18]
+
+
+def test_a_client_without_files_counts_from_zero_after_a_restart(inproc_lab: Lab) -> None:
+    learner = start(inproc_lab, None)
+    play(inproc_lab, learner, [1.0, 2.0, 3.0], "COUNTS")
+    client_with(learner, episodes=3)
+    learner.restart("lab")
+    assert client_with(learner, restarts=1)["episodes"] == 0

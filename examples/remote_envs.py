@@ -2,7 +2,7 @@
 
 This command starts everything on this machine::
 
-    python examples/remote_envs.py --count 4 --episodes 64
+    python examples/remote_envs.py --count 4 --episodes 256
 
 It starts `count` remote environments (``rl4sys-actor serve-env``), one exploration worker for each environment, and a model
 worker that answers all explorers in batches. The training worker is this process. It ends when the mean return of 20 episodes in
@@ -55,7 +55,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--count", type=int, default=4, help="number of remote environments and of exploration workers (default: 4)"
     )
-    parser.add_argument("--episodes", type=int, default=64, help="largest number of episodes of each explorer (default: 64)")
+    parser.add_argument("--episodes", type=int, default=256, help="largest number of episodes of each explorer (default: 256)")
     parser.add_argument(
         "--target", type=float, default=475.0, help=f"end when the mean return of {WINDOW} episodes reaches this (default: 475)"
     )
@@ -160,8 +160,8 @@ def explore(env: RemoteEnv, greedy: InferenceClient, teacher: Caller, task: Expl
 class Trainer:
     """The training worker: its replay memory and its networks. Its callback runs for one chunk at a time.
 
-    A policy that gets worse has short episodes, and so uses many of them up in a moment. Therefore the learning rate falls as the
-    training goes on, and the training ends when the environment is solved rather than at a certain episode.
+    A policy that gets worse has short episodes, and uses up a hundred of them in a few seconds before it recovers. So the number
+    of episodes is only an upper bound: the training ends when the environment is solved. The learning rate falls as it goes on.
     """
 
     def __init__(self, observation_size: int, actions: int, episodes: int, target: float, seed: int) -> None:

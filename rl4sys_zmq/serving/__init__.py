@@ -39,10 +39,11 @@ if TYPE_CHECKING:
     from rl4sys_zmq.serving.remote_env import RemoteEnv
     from rl4sys_zmq.serving.remote_vector import RemoteVectorEnv
     from rl4sys_zmq.serving.stacking import stack, unstack
-    from rl4sys_zmq.serving.trainer_client import TrainerClient, UpdateResult
+    from rl4sys_zmq.serving.trainer_client import TrainerClient
     from rl4sys_zmq.serving.trainer_config import TrainerConfig
     from rl4sys_zmq.serving.trainer_local import TrainerSMInterface
     from rl4sys_zmq.serving.trainer_server import TrainerServer
+    from rl4sys_zmq.serving.trainer_transfer import UpdateResult
 
 __all__ = [
     "ActionClient",
@@ -109,12 +110,10 @@ __getattr__ = lazy_getattr(
             "stack",
             "unstack",
         ),
-        "trainer_client": (
-            "TrainerClient",
-            "UpdateResult",
-        ),
+        "trainer_client": ("TrainerClient",),
         "trainer_config": ("TrainerConfig",),
         "trainer_local": ("TrainerSMInterface",),
         "trainer_server": ("TrainerServer",),
+        "trainer_transfer": ("UpdateResult",),
     },
 )

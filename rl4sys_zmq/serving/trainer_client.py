@@ -5,12 +5,10 @@ It sends the items of data stores, makes custom requests, and receives the newes
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,84 +32,14 @@ from rl4sys_zmq.rpc import Caller
 from rl4sys_zmq.security import TokenBucket
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.trainer_config import TrainerConfig, check_config
-from rl4sys_zmq.serving.trainer_items import pack_items, payload_bytes
+from rl4sys_zmq.serving.trainer_items import pack_items
 from rl4sys_zmq.serving.trainer_server import INSERT, MARK, NETWORK, REQUEST, STORES
+from rl4sys_zmq.serving.trainer_transfer import StoreTransfer, UpdateResult
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
-__all__ = ["TrainerClient", "UpdateResult"]
+__all__ = ["TrainerClient"]
 
 log = logging.getLogger(__name__)
-
-MESSAGE_BYTES = 4 << 20
-"""Approximate largest size of a message, in bytes. More items are sent in several messages."""
-MESSAGE_ITEMS = 4096
-FIRST_ITEMS = 64
-"""Largest number of items in the first message from a data store. The first message has fewer items if they are large."""
-
-
-@dataclass(frozen=True)
-class UpdateResult:
-    """The result of an update. As a condition it is true if the update succeeded.
-
-    Attributes:
-        items: Number of new items that the server accepted.
-        acked: Dict from the name of each data store to the number of the last item that the server has, or -1. After a failed
-            update it lacks the stores that were not updated completely.
-        dropped_at_source: Number of items that the full data stores dropped before they were sent.
-        error: Exception that ended the update, or the first that concerned single items. None if the update succeeded.
-    """
-
-    items: int = 0
-    acked: dict[str, int] = field(default_factory=dict)
-    dropped_at_source: int = 0
-    error: RL4SysError | None = None
-
-    def __bool__(self) -> bool:
-        return self.error is None
-
-
-class _StoreTransfer:
-    """One data store of a trainer client, with the state of its transfer to the server.
-
-    Attributes:
-        store: The data store.
-        lock: Held while items of the store are sent.
-        known: Largest item number that the server has acknowledged, or -1.
-        items: Number of items to read for the next message. 0 before the first.
-    """
-
-    def __init__(self, store: DataStoreBase) -> None:
-        self.store = store
-        self.lock = threading.Lock()
-        self.known = -1
-        self.items = 0
-
-    def latest(self) -> int:
-        """Return the number of the store's newest item.
-
-        Raises:
-            StoreError: If the store raises an exception.
-        """
-        with _as_store_error(self.store):
-            return self.store.latest_data_id()
-
-    def read_after(self, from_id: int) -> tuple[int, list[Any]]:
-        """Read the items for one message.
-
-        Args:
-            from_id: Number of the last item that is not needed.
-
-        Returns:
-            The number of the first item after `from_id` in the store, and a list of the items from there on.
-
-        Raises:
-            StoreError: If the store cannot read the items.
-        """
-        with _as_store_error(self.store):
-            if not self.items:
-                _, one = self.store.read_after(from_id, 1)
-                self.items = max(1, min(FIRST_ITEMS, MESSAGE_BYTES // (1 + payload_bytes(one))))
-            return self.store.read_after(from_id, self.items)
 
 
 class TrainerClient(Resource):
@@ -191,7 +119,7 @@ class TrainerClient(Resource):
         self.last_error: RL4SysError | None = None
         self._failing: dict[str, type[RL4SysError]] = {}  # the class of the last error of updates and of requests
         self.counters = Counters()
-        self._feeds = {key: _StoreTransfer(store) for key, store in stores.items()}
+        self._feeds = {key: StoreTransfer(store) for key, store in stores.items()}
         self._lock = threading.Lock()
         self._bucket = TokenBucket(config.rate_limit, time.monotonic()) if config.rate_limit is not None else None
         self._on_network: Callable[[Any], object] | None = None
@@ -458,14 +386,14 @@ class TrainerClient(Resource):
         with feed.lock:
             return self._send_all(name, feed, acked if from_id is None else max(-1, min(from_id, acked)))
 
-    def _feed(self, name: str) -> _StoreTransfer:
+    def _feed(self, name: str) -> StoreTransfer:
         feed = self._feeds.get(name)
         if feed is None:
             known = ", ".join(sorted(self._feeds)) or "none"
             raise ConfigError(f"this trainer client has no data store {name!r:.60}; it has: {known}", key=str(name)[:100])
         return feed
 
-    def _send_all(self, name: str, feed: _StoreTransfer, from_id: int) -> UpdateResult:
+    def _send_all(self, name: str, feed: StoreTransfer, from_id: int) -> UpdateResult:
         """Send all items after `from_id` that the store holds at the start of this call.
 
         Returns:
@@ -476,7 +404,7 @@ class TrainerClient(Resource):
         trouble: RL4SysError | None = None
         while acked < target:
             first, batch = feed.read_after(acked)
-            batch = _cut(batch, feed)
+            batch = feed.cut(batch)
             said = None
             while said is None:
                 try:
@@ -498,7 +426,7 @@ class TrainerClient(Resource):
         self._count("dropped_at_source", dropped)
         return UpdateResult(items, {name: acked}, dropped, trouble)
 
-    def _send(self, name: str, feed: _StoreTransfer, after: int, first: int, batch: list[Any]) -> dict[str, Any]:
+    def _send(self, name: str, feed: StoreTransfer, after: int, first: int, batch: list[Any]) -> dict[str, Any]:
         payload = {
             **pack_items(batch),
             "client": self.name,
@@ -554,26 +482,3 @@ class _UpdateThread(Worker):
     def stop(self) -> None:
         """End the thread. A running call ends when the client's connection closes."""
         self._stopping.set()
-
-
-@contextlib.contextmanager
-def _as_store_error(store: DataStoreBase) -> Iterator[None]:
-    """Convert exceptions of a data store to `StoreError`. Exceptions of this library pass unchanged."""
-    try:
-        yield
-    except RL4SysError:
-        raise
-    except Exception as exc:
-        raise StoreError(type(store).__qualname__, f"reading it failed: {type(exc).__name__}: {exc}") from exc
-
-
-def _cut(batch: list[Any], feed: _StoreTransfer) -> list[Any]:
-    """Return the first items of the batch, as many as fit in one message, and set `feed.items` for the next read."""
-    size = 0
-    for count, item in enumerate(batch):
-        size += payload_bytes(item)
-        if count and size > MESSAGE_BYTES:
-            feed.items = count
-            return batch[:count]
-    feed.items = min(MESSAGE_ITEMS, 2 * feed.items)
-    return batch

@@ -12,8 +12,8 @@ from rl4sys_zmq.errors import CallFailed, CallRefusalReason, CallRefused, Config
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.serving.data import DataStoreBase
-from rl4sys_zmq.serving.trainer_client import UpdateResult
 from rl4sys_zmq.serving.trainer_params import copy_params, params_as_arrays
+from rl4sys_zmq.serving.trainer_transfer import UpdateResult
 
 __all__ = ["TrainerSMInterface"]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -153,8 +155,33 @@ def test_remote_environments_feed_the_trainer_with_terminal_transitions_too(coun
     assert found is not None, out
     transitions, terminal, truncated, updates = map(int, found.groups())
     assert terminal > 0
-    assert terminal + truncated >= 12  # the end of every episode reached the trainer
+    assert terminal + truncated == 12 * count  # the end of every episode of every explorer reached the trainer
     assert updates == max(0, transitions - 127)
+
+
+def test_remote_environments_can_run_elsewhere() -> None:
+    pytest.importorskip("gymnasium")
+    port = free_ports(2)
+    serve = ["-m", "rl4sys_zmq.cli.actor", "serve-env", "--env", "CartPole-v1", "--port"]
+    environments = [start([*serve, port + i]) for i in range(2)]
+    try:
+        out = run(EXAMPLES / "remote_envs.py", "--count", 2, "--episodes", 3, "--host", "127.0.0.1", "--port", port)
+        assert f"2 environments at tcp://127.0.0.1:{port}, tcp://127.0.0.1:{port + 1}" in out
+        assert "episodes 6" in out
+    finally:
+        for environment in environments:
+            environment.send_signal(signal.SIGINT)
+            environment.communicate(timeout=LIMIT_S)
+
+
+def free_ports(count: int) -> int:
+    """The first of some ports in a row that nobody uses now."""
+    for first in range(20_000, 60_000, 97):
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
+    pytest.skip("no free ports in a row")
 
 
 def test_ctrl_c_ends_remote_environments_and_all_of_its_processes() -> None:

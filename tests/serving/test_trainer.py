@@ -33,7 +33,7 @@ from rl4sys_zmq.serving import (
     TrainerServer,
     TrajectoryBuffer,
 )
-from rl4sys_zmq.serving import trainer_client as client_module
+from rl4sys_zmq.serving import trainer_transfer as transfer_module
 from rl4sys_zmq.serving.data import DataShape, SequenceSampler
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 from rl4sys_zmq.testing.chaos import ChaosProxy
@@ -231,7 +231,7 @@ def test_what_the_store_dropped_is_counted(server: TrainerServer) -> None:
 
 
 def test_a_long_update_goes_in_messages_of_a_bounded_size(server: TrainerServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "MESSAGE_BYTES", 100_000)
+    monkeypatch.setattr(transfer_module, "MESSAGE_BYTES", 100_000)
     store = QueuedDataStore(10_000)
     store.batch_insert([{"x": np.full(100, n, np.float32), "n": n} for n in range(5000)])
     with join(server, "c", data_stores={"a": store}) as client:
@@ -245,7 +245,7 @@ def test_a_long_update_goes_in_messages_of_a_bounded_size(server: TrainerServer,
 def test_an_update_reads_no_more_at_once_than_two_messages_take(
     server: TrainerServer, monkeypatch: pytest.MonkeyPatch, size: int, most: int
 ) -> None:
-    monkeypatch.setattr(client_module, "MESSAGE_BYTES", 100_000)
+    monkeypatch.setattr(transfer_module, "MESSAGE_BYTES", 100_000)
     reads: list[int | None] = []
 
     class Watched(QueuedDataStore):

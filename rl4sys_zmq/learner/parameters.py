@@ -87,7 +87,8 @@ def read_change(kind: AlgorithmEntry, values: Mapping[str, Any]) -> dict[str, An
     if kind.parameters is None:
         fixed = list(values)
     else:
-        values = parse_options(kind.parameters, values, extra=READ_ELSEWHERE, section="algorithm_parameters", owner=kind.name)
+        problem = f"{kind.name} has no such parameter"
+        values = parse_options(kind.parameters, values, extra=READ_ELSEWHERE, section="algorithm_parameters", problem=problem)
         fixed = [name for name in values if name not in kind.changeable]
     if fixed:
         raise ConfigError(

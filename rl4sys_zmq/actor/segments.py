@@ -203,7 +203,9 @@ class SegmentWriter:
         if self.left:
             if self.missing:
                 raise RewardError(f"step {row} was dropped: not all rewards of its segment came within reward_timeout_s")
-            raise RewardError(f"step {row} was sent with its reward; a reward can be replaced until its segment has all rewards")
+            raise RewardError(
+                f"step {row} was queued for sending with its reward; a reward can be replaced until its segment has all rewards"
+            )
         if first:
             self.missing -= 1
         self._reward_cells[row] = reward

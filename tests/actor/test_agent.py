@@ -229,7 +229,7 @@ def test_late_rewards_are_waited_for_and_keep_their_order(bench: Bench) -> None:
     segments = bench.segments(agent, 3)
     assert [s.segment_index for s in segments] == [0, 1, 2]
     assert segments[2].episode_return == 8 + 16 + 3
-    with pytest.raises(RewardError, match="step 0 was sent with its reward"):
+    with pytest.raises(RewardError, match="step 0 was queued for sending with its reward"):
         actions[0].update_reward(5)
 
 

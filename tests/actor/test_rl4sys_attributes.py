@@ -152,7 +152,7 @@ def test_a_copy_and_its_action_agree_on_the_missing_rewards(bench: Bench) -> Non
     agent.mark_end_of_trajectory(traj, third)
     (segment,) = bench.segments(agent, 1)
     assert segment.rewards.tolist() == [6.0, 1.0, 7.0]
-    with pytest.raises(RewardError, match="was sent with its reward"):
+    with pytest.raises(RewardError, match="was queued for sending with its reward"):
         copy.update_reward(8)
 
 

@@ -38,6 +38,7 @@ MARKS = (50_000, 75_000, 100_000)
 WINDOW_STEPS = 10_000
 RANDOM_EPISODES = 100
 RESAMPLES = 10_000
+LIMIT_S = 300.0
 
 
 def main() -> None:
@@ -75,10 +76,13 @@ def train(seed: int, pacing_lag: int | None) -> list[tuple[int, float]]:
             command += ["--client-id", CLIENT, "--num-envs", str(NUM_ENVS), "--seed", str(seed), "--exit-with-stdin"]
             actor = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
             try:
-                while learner.status()["clients"].get(CLIENT, {}).get("steps", 0) < MARKS[-1]:
-                    if actor.poll() is not None:
-                        raise SystemExit(f"the actor ended with {actor.returncode}")
-                    learner.wait(client_id=CLIENT, version=learner.status()["clients"].get(CLIENT, {}).get("version", 0) + 1)
+                version = 0
+                while True:
+                    learner.wait(client_id=CLIENT, version=version, timeout_s=LIMIT_S)
+                    client = learner.status()["clients"][CLIENT]
+                    if client["steps"] >= MARKS[-1]:
+                        break
+                    version = client["version"] + 1
             finally:
                 actor.terminate()
                 actor.wait(10)

@@ -112,6 +112,8 @@ class PPO:
       most one step.
     - The statistics that standardise observations change at the end of an update only, and are published with the weights. So
       the learner and actors with the newest version use the same statistics, and the ratio before the first step is 1.
+      The first batch is an exception: its statistics hold already for the first update, because the first policy hardly
+      depends on its input. A policy that is trained before its first statistics loses what it has learned with them.
     - ``episodes_per_update`` counts ended episodes. In an episode that continues, each part with ``max_traj_length`` steps counts
       too.
     - With ``train_pi_iters`` or ``train_v_iters``, an update works as in RL4Sys: first all gradient steps of the policy on the
@@ -195,6 +197,9 @@ class PPO:
         rollout = join_segments(self._taken, self._observation_space, self._spec.action_space)
         trajectories = self._trajectories
         self._clear()
+        first = self._normalise and not self._moments.count
+        if first:  # the first policy hardly depends on its input, so it may get other statistics before its first gradient step
+            self._measure(rollout)
         metrics = self._train(rollout)
         self._steps += len(rollout.rewards)
         steps = self._batch.steps
@@ -203,11 +208,15 @@ class PPO:
         if trajectories:
             mean_length = len(rollout.rewards) / trajectories
             self._trajectory_length += (1 - (1 - LENGTH_STEP) ** trajectories) * (mean_length - self._trajectory_length)
-        if self._normalise:
-            self._moments.update(rollout.features.numpy()[rollout.rows])
-            self._mean = torch.from_numpy(self._moments.mean.astype(np.float32))
-            self._scale = torch.from_numpy(self._moments.scale().astype(np.float32))
+        if self._normalise and not first:
+            self._measure(rollout)
         return metrics
+
+    def _measure(self, rollout: RolloutBatch) -> None:
+        """Add the observations of a batch to the statistics by which observations are standardised."""
+        self._moments.update(rollout.features.numpy()[rollout.rows])
+        self._mean = torch.from_numpy(self._moments.mean.astype(np.float32))
+        self._scale = torch.from_numpy(self._moments.scale().astype(np.float32))
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of the policy's weights by name.

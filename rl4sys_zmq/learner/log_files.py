@@ -127,7 +127,7 @@ def event_series(run_dir: Path, client_id: str, form: EventFileFormat, max_bytes
 
 LOG, LOG_FOLDER = "log.jsonl", "log"
 LEARNER_STARTED = "learner_started"
-"""The name of the event that a learner records when it opens its run directory. ``down_s`` is the time without a learner before."""
+"""The name of the event that a learner has opened its run directory. ``down_s`` is the time without a learner before."""
 
 CLIENT_READY = "client_ready"
 """The name of the event that a learner thread is ready: ``checkpoint``, ``steps`` and ``episodes`` say where it continues."""

@@ -159,6 +159,7 @@ EXECUTED = {
     "README.md",
     *("docs/howto/embed.md", "docs/howto/inference.md", "docs/howto/action.md"),  # tests/docs/test_howto.py
     *("docs/howto/extend.md", "docs/howto/spool.md", "docs/howto/testing.md"),  # run_tests_of
+    "docs/howto/deploy.md",  # tests/docs/test_deploy.py
     "docs/howto/plugins.md",  # tests/cli/test_plugins.py
     "docs/howto/environments.md",  # tests/serving/test_environments.py
     "docs/howto/serving_data.md",  # tests/serving/data/test_document.py

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from rl4sys_zmq.cli.app import print_line
-from rl4sys_zmq.errors import ConfigError, RunDirectoryError
+from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.stored_policies import newest_policy
-from rl4sys_zmq.ops.curves import WINDOW, read_curves
+from rl4sys_zmq.ops.curves import WINDOW
 from rl4sys_zmq.ops.report import byte_text, span_text
-from rl4sys_zmq.policies import PolicyOrigin, StoredPolicy, read_policy
+from rl4sys_zmq.policies import StoredPolicy, read_policy
 from rl4sys_zmq.policies.folder import ONNX, SPEC, encode_policy, write_policy
 from rl4sys_zmq.policies.onnx_graph import encode_onnx
 
@@ -33,8 +30,6 @@ def export(run: Path, client_id: str | None, output: Path, *, force: bool) -> No
         ConfigError, CheckpointError, PolicyFolderError: If there is no policy to export, or the folder cannot be written.
     """
     path, policy = stored_policy(run, client_id)
-    if path != run:
-        policy = replace(policy, origin=_with_returns(run, policy.origin))
     files = encode_policy(policy)
     skipped = ""
     try:
@@ -71,15 +66,3 @@ def describe_policy(policy: StoredPolicy) -> str:
     if origin.mean_return is not None:
         trained += f", mean return of the last {min(WINDOW, origin.episodes or 0)} training episodes {origin.mean_return:.1f}"
     return f"client {origin.client_id}, {origin.algorithm_name}, version {snapshot.version}, saved {age} ago ({trained})"
-
-
-def _with_returns(run_dir: Path, origin: PolicyOrigin) -> PolicyOrigin:
-    """Return the origin with the number of episodes and the mean return up to its steps, if the run's log has them."""
-    try:
-        curve = next((c for c in read_curves(run_dir) if c.client_id == origin.client_id), None)
-    except RunDirectoryError:
-        return origin
-    returns = curve.returns[curve.steps <= origin.steps] if curve is not None else np.empty(0)
-    if not len(returns):
-        return origin
-    return replace(origin, episodes=len(returns), mean_return=float(np.mean(returns[-WINDOW:])))

@@ -323,12 +323,15 @@ class TrainLoop:
     def _stored_policy(self, manifest: CheckpointManifest, flat: FlatWeights, others: bytes) -> StoredPolicy:
         """Return the policy of a checkpoint in the form in which it can be exported, given its weights."""
         snapshot = PolicySnapshot(manifest.generation, manifest.version, manifest.digest, flat, others)
+        returns = [total for total, _ in manifest.recent]
         origin = PolicyOrigin(
             client_id=manifest.client_id,
             algorithm_name=manifest.algorithm_name,
             updates=manifest.updates,
             steps=manifest.steps,
             saved_unix_s=manifest.saved_unix_s,
+            episodes=manifest.episodes,
+            mean_return=sum(returns) / len(returns) if returns else None,
         )
         return StoredPolicy(self._spec, snapshot, origin)
 

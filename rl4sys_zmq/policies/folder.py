@@ -18,7 +18,6 @@ import json
 import os
 import shutil
 import stat
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -31,6 +30,7 @@ from rl4sys_zmq.errors import ConfigError, PolicyFolderError, ProtocolError, Wei
 from rl4sys_zmq.private import sync_folder, write_folder
 from rl4sys_zmq.sealed import seal_document, seal_holds
 from rl4sys_zmq.values import MAX_BLOB_BYTES, PolicySnapshot, PolicySpec
+from rl4sys_zmq.version import package_version
 from rl4sys_zmq.weights import digest, verify_others
 from rl4sys_zmq.wire import spec_from_document, spec_to_document
 
@@ -121,7 +121,7 @@ def encode_policy(policy: StoredPolicy) -> dict[str, bytes]:
         files[BLOB] = spec.blob
     document = {
         "format": FORMAT,
-        "library": _version(),
+        "library": package_version(),
         "generation": snapshot.generation,
         "version": snapshot.version,
         "digest": f"{snapshot.digest:016x}",
@@ -270,10 +270,6 @@ def _integer(value: object) -> int:
     if type(value) is not int:
         raise TypeError(f"{value!r:.60} is not an integer")
     return value
-
-
-def _version() -> str:
-    return str(sys.modules["rl4sys_zmq"].__version__)
 
 
 def safetensors_library() -> Any:

@@ -221,7 +221,7 @@ LEARNER_DEFAULTS: dict[str, Any] = {
     "on_lag": "drop",
     "max_magnitude": 1e15,
     "max_reward": 1e12,
-    "pacing_lag": 1,
+    "pacing_lag": None,
     "publish_every_updates": None,
     "weights": WeightsConfig(),
     "lease_s": 30.0,
@@ -464,10 +464,8 @@ def test_a_client_inherits_the_learners_options() -> None:
     )
     entry = config.client("a")
     assert (entry.algorithm_name, entry.algorithm_parameters, entry.observation_space) == ("DQN", {"epochs": 2}, BoxSpace((3,)))
-    assert (entry.max_policy_lag, entry.on_lag, entry.pacing_lag) == (4, "correct", 1)
-    assert config.client("unknown") == ClientConfig(
-        max_policy_lag=4, on_lag="drop", pacing_lag=1, max_magnitude=1e15, max_reward=1e12
-    )
+    assert (entry.max_policy_lag, entry.on_lag, entry.pacing_lag) == (4, "correct", None)
+    assert config.client("unknown") == ClientConfig(max_policy_lag=4, on_lag="drop", max_magnitude=1e15, max_reward=1e12)
 
 
 @pytest.mark.parametrize("bind", ["127.0.0.1:0", "localhost:1", "[::1]:0", "ipc://*", "inproc://lab", "127.1.2.3:*"])

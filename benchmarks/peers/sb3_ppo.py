@@ -43,6 +43,17 @@ VALUES: dict[str, dict[str, Any]] = {
         "ent_coef": 0.01,
         "total": 1_000_000,
     },
+    "Pendulum-v1": {  # without use_sde, which ours does not have
+        "n_envs": 4,
+        "n_steps": 1024,
+        "batch_size": 64,
+        "gae_lambda": 0.95,
+        "gamma": 0.9,
+        "n_epochs": 10,
+        "ent_coef": 0.0,
+        "learning_rate": 0.001,
+        "total": 100_000,
+    },
 }
 
 
@@ -51,24 +62,29 @@ def main() -> None:
     parser.add_argument("--env", choices=sorted(VALUES), default="CartPole-v1")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limit-s", type=float, default=95.0)
+    parser.add_argument("--steps", type=int, help="train for this number of steps, and print the return of each episode")
     options = parser.parse_args()
     torch.set_num_threads(1)
     began = seconds = 0.0
     taken = 0
     reached = False
+    ended: list[tuple[int, float]] = []
 
     def watch(names: dict[str, Any], _: dict[str, Any]) -> bool:
         """Called after each step of all environments: stops at the target or at the limit."""
         nonlocal began, seconds, taken, reached
+        ended.extend((names["self"].num_timesteps, float(i["episode"]["r"])) for i in names["infos"] if "episode" in i)
         began = began or time.perf_counter()
         seconds, taken = time.perf_counter() - began, names["self"].num_timesteps
         episodes = names["self"].ep_info_buffer or ()
-        reached = len(episodes) >= WINDOW and bool(np.mean([e["r"] for e in episodes]) >= TARGETS[options.env])
+        reached = len(episodes) >= WINDOW and bool(np.mean([e["r"] for e in episodes]) >= TARGETS.get(options.env, np.inf))
         return not reached and seconds < options.limit_s
 
     values = dict(VALUES[options.env])
     envs = make_vec_env(options.env, n_envs=values.pop("n_envs"), seed=options.seed)
     total = values.pop("total")
+    if options.steps is not None:
+        total = options.steps
     PPO("MlpPolicy", envs, seed=options.seed, device="cpu", **values).learn(total, callback=watch)
     print(
         json.dumps(
@@ -78,6 +94,7 @@ def main() -> None:
                 "steps": taken,
                 "reached": reached,
                 "steps_per_s": round(taken / seconds),
+                **({"episodes": ended} if options.steps is not None else {}),
             }
         )
     )

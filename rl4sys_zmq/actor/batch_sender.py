@@ -47,6 +47,7 @@ class BatchSender:
         self.first_version = 0
         self._linger_s = config.linger_ms / 1000
         self._min_batch_items = max(1, config.send_frequency)
+        self._prefers_new = config.overflow == "drop_oldest"
         self._segment_queue, self._session, self._yield_to_host = segment_queue, session, yield_to_host
         self._oldest_since: float | None = None
         self._shipped_at = float("-inf")
@@ -156,7 +157,11 @@ class BatchSender:
         return session.sent_steps + steps < session.credit_steps and session.has_room(items)
 
     def _drop_stale(self, generation: int, version: int) -> None:
-        """Drop segments whose policy version is too old, if there is no spool. The learner would drop them too.
+        """Drop segments whose policy version is too old, if there is no spool and the learner drops old segments too.
+
+        A version is too old if the learner would not train on it. It is also too old if the queue has enough segments of newer
+        versions for all the credit. A host that collects faster than the learner trains then sends its newest segments. In the
+        order of the queue it would send the oldest that the learner accepts, for ever.
 
         `generation` and `version` are those of the current policy.
         """
@@ -168,9 +173,13 @@ class BatchSender:
             or session_parameters.on_lag != "drop"
         ):
             return
+        lowest = version - session_parameters.max_policy_lag
+        room = self._session.credit_steps - self._session.sent_steps
+        if self._prefers_new and room > 0:
+            lowest = max(lowest, segment_queue.outbox.newest_version(room, generation))
         while (head := segment_queue.peek()) is not None:
             oldest = head.oldest_version
             if head.generation != generation:  # no newer than the first version of the current generation
                 oldest = min(oldest, self.first_version)
-            if version - oldest <= session_parameters.max_policy_lag or not segment_queue.drop("lag"):
+            if oldest >= lowest or not segment_queue.drop("lag"):
                 return

@@ -92,6 +92,22 @@ class Outbox:
         except IndexError:
             return None
 
+    def newest_version(self, steps: int, generation: int) -> int:
+        """Return the lowest policy version among the newest segments that have `steps` steps together.
+
+        Return 0 if the queue has fewer steps of this generation of the policy.
+        """
+        lowest = None
+        for segment in reversed(self._items.copy()):
+            if segment.generation != generation:
+                break
+            oldest = int(segment.versions.min())
+            lowest = oldest if lowest is None else min(lowest, oldest)
+            steps -= segment.steps
+            if steps <= 0:
+                return lowest
+        return 0
+
 
 ENTRY_BYTES = 65_536
 """An upper limit on the size of a segment's header in a message, in bytes."""

@@ -365,13 +365,13 @@ class LateRewardQueue:
         Args:
             writer: The segment.
             step: The step.
-            last: The step with which the host ended the episode. It stays the last row, if it is the last row now. Otherwise
-                `step` becomes the last row.
+            last: The step with which the host ended the episode. If it is the segment's last row, `step` is inserted before it.
+                Otherwise `step` becomes the last row.
             episode_steps: The steps of the whole episode, without `step`.
             limit: The longest segment that the learner accepts, in steps.
 
         Returns:
-            False if the segment has left, is full, or belongs to another generation.
+            False if the segment is already in the outbox, is full, or was collected with a policy of another generation.
         """
         with self._lock:
             if writer.left or not writer.steps or writer.steps >= limit or writer.generation != step.stamp.generation:

@@ -122,8 +122,9 @@ class LearnerConfig:
     """Largest valid absolute value in an observation or in an action of the policy, where the space has no bound."""
     max_reward: float = option(number(0, 1e39, above=True), 1e12)
     """Largest valid absolute value of a reward."""
-    pacing_lag: int = option(integer(0, 1024), 1)
-    """Number of training batches that simulators can collect ahead of the training."""
+    pacing_lag: int | None = option(optional(integer(0, 1024)), None)
+    """Number of training batches that simulators can collect ahead of the training. Default: 0 for on-policy algorithms, which
+    learn worse from older data, and 1 for off-policy algorithms."""
     publish_every_updates: int | None = option(optional(integer(1, 1 << 31)), None)
     """Number of training updates between two published versions of the policy. Default: the algorithm's choice."""
     weights: WeightsConfig = option(weights_options, WeightsConfig())

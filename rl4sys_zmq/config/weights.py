@@ -13,7 +13,9 @@ __all__ = ["WeightsConfig", "weights_options"]
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsConfig:
-    """The options under the key ``weights``. None means that an option is not set here.
+    """The options for the encoding of weights, under the key ``weights``.
+
+    An option that is None has the value of the next wider scope: the client, then the learner, then the default.
 
     Raises:
         ConfigError: If the value of an option is invalid.
@@ -44,7 +46,7 @@ class WeightsConfig:
         return cls(**parse_options(cls, given))  # type: ignore[arg-type]
 
     def to_json(self) -> dict[str, object]:
-        """Return the options that are set as JSON values that `from_mapping` can read."""
+        """Return a dict of the options that are not None, as JSON values. `from_mapping` reads it back."""
         said = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in said.items() if value is not None}
 

@@ -51,7 +51,8 @@ CHECK_S = 1.0
 class DiskJournal(Worker):
     """A journal in one SQLite file, written by one thread over one connection.
 
-    Call `open`, then make the calls of `Journal` from one thread, then call `stop` and `join`. Calls are queued in order. The
+    Call `open`, then make the calls of `Journal` from one thread, then call `stop` and `join`. Calls are queued in order.
+    `committed` returns the entries that have become durable since its last call. The
     journal's thread commits many queued operations in one transaction, so that many small entries cost one commit.
 
     If the stored entries reach `max_bytes`, or the disk fails, no data is lost. Operations stay queued, `state().error` contains

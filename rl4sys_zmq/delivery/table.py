@@ -297,7 +297,7 @@ class StreamTable:
             self._slots.leave(self._current[stream.actor_id])
 
     def silent(self, now: float) -> list[SegmentStream]:
-        """Return the streams of live actors whose last message is older than the silence timeout."""
+        """Return the streams of actors that have a session, but whose last message is older than the silence timeout."""
         return [s for s in self.live() if is_silent(now, s.last_seen, self._silence_s)]
 
     def expire(self, now: float, trimmed: Callable[[SegmentStream], bool]) -> list[SegmentStream]:

@@ -72,7 +72,7 @@ class ClientSettings:
         max_policy_lag: Largest number of versions by which the policy of a segment can be behind the newest one; None for the
             algorithm's own limit. A segment is some consecutive steps of an episode.
         on_lag: Treatment of older segments: ``drop`` discards them, ``correct`` corrects them with importance weights.
-        pacing_lag: Number of batches that actors can collect ahead of the training.
+        pacing_lag: Number of batches that actors can collect ahead of the training; None for the default of the algorithm's kind.
         publish_every_updates: Number of updates between two versions; None for the algorithm's own number.
         weights: Encoding of the weights that are sent to the actors.
         changed: Parameters of the algorithm that were changed later, by name. They take precedence over `parameters`.
@@ -89,7 +89,7 @@ class ClientSettings:
     seed: int
     max_policy_lag: int | None
     on_lag: str
-    pacing_lag: float
+    pacing_lag: int | None
     publish_every_updates: int | None
     weights: WeightsConfig = _WEIGHTS
     changed: Mapping[str, Any] = field(default_factory=dict)
@@ -155,7 +155,7 @@ class ClientSettings:
             self.seed,
             -1 if self.max_policy_lag is None else self.max_policy_lag,
             self.on_lag,
-            self.pacing_lag,
+            -1 if self.pacing_lag is None else self.pacing_lag,
             self.publish_every_updates or 0,
             config.max_parameters,
             checkpoints,
@@ -181,14 +181,14 @@ class ClientSettings:
             "seed": self.seed,
             "max_policy_lag": self.max_policy_lag,
             "on_lag": self.on_lag,
-            "pacing_lag": int(self.pacing_lag),
+            "pacing_lag": self.pacing_lag,
             "publish_every_updates": self.publish_every_updates,
             "weights": self.weights.to_json(),
         }
 
 
 def check_hello(hello: Hello) -> None:
-    """Check that the names in a HELLO (a request for a session) are valid, and its algorithm parameters are finite.
+    """Check that a HELLO (a request for a session) has valid names and finite algorithm parameters.
 
     Raises:
         ConfigError: If a name or a parameter is invalid.
@@ -259,7 +259,7 @@ def resolve_settings(config: LearnerConfig, hello: Hello, entry: ClientConfig) -
         _seed(config, client_id, parameters.get("seed")),
         pick("max_policy_lag"),
         pick("on_lag"),
-        float(pick("pacing_lag")),
+        pick("pacing_lag"),
         pick("publish_every_updates"),
         entry.weights.over(check_value("weights", hello.weights, weights_options)).over(config.weights).over(_WEIGHTS),
         file_parameters={kind.name_of(key): plain(value) for key, value in entry.algorithm_parameters.items()},

@@ -27,6 +27,7 @@ from rl4sys_zmq.delivery import (
 )
 from rl4sys_zmq.learner.admission import ClientSettings
 from rl4sys_zmq.learner.alarms import Alarms
+from rl4sys_zmq.learner.algorithms.base import PACING_LAG
 from rl4sys_zmq.learner.core_callbacks import SYSTEM_CLOCK, Clock, CoreCallbacks, LearnerThreadHandle
 from rl4sys_zmq.learner.parameters import algorithm_parameters, parameters_shown
 from rl4sys_zmq.learner.reporting import RECENT_EPISODES
@@ -470,6 +471,11 @@ class ClientState:
         self._pace.append((self._clock.monotonic(), metrics.step))
         self._returns.extend((total, length) for _, total, length in metrics.episodes)
 
+    def _pacing_lag(self) -> int | None:
+        """Return the number of batches that actors can collect ahead of the training, None before the algorithm is known."""
+        given = self.settings.pacing_lag
+        return given if given is not None else PACING_LAG.get(self.algorithm_type)
+
     def report(self, now: float) -> dict[str, Any]:
         """Return this client's part of the learner's status, as JSON. Means are over the last `RECENT_EPISODES` episodes."""
         pub, metrics, count = self.weight_history, self._metrics, len(self._returns)
@@ -488,6 +494,7 @@ class ClientState:
             "episodes": metrics.ended,
             "mean_return": sum(r for r, _ in self._returns) / count if count else None,
             "mean_length": sum(n for _, n in self._returns) / count if count else None,
+            "pacing_lag": self._pacing_lag(),
             "policy_lag": metrics.scalars.get("dist/policy_lag", 0.0),
             "scalars": metrics.scalars,
             "accepted": self.accepted,

@@ -342,12 +342,12 @@ class RouterReader:
             self._counters.add(f"connections.{event.name}")
 
     def relieve(self, *, all_connections: bool) -> int:
-        """Close connections because memory runs out, and return the number of closed connections.
+        """Close connections of the ROUTER because memory runs out. Return the number of closed connections.
 
         This frees the memory of their incomplete messages. Actors reconnect.
 
         Args:
-            all_connections: Close all connections, not only those that complete no message.
+            all_connections: Close all connections. If False, close only those on which no complete message has arrived recently.
         """
         found = self._router.connections()
         return self._cut(found if all_connections else self._shares.silent_connections(found, time.monotonic(), BUSY_S, NEW_S))

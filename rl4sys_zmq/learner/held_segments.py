@@ -43,7 +43,7 @@ class SegmentMessage:
     segment_bytes: int
 
     def dead_letter(self, place: int, reason: str) -> QuarantinedSegment:
-        """Return the message that records a segment as quarantined (unfit for training).
+        """Return a `QuarantinedSegment` with one segment of this message. It records that the segment is unfit for training.
 
         Args:
             place: The index of the segment in the message.

@@ -72,7 +72,7 @@ Steps = Generator[Callable[[], bool], None, OperatorCommandDone]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandContext:
-    """The objects that an `CommandExecutor` works on.
+    """The objects that a `CommandExecutor` works on.
 
     Attributes:
         registry: The registry of all clients.

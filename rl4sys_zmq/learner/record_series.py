@@ -278,7 +278,9 @@ class RecordSeries(Resource):
         return True
 
     def open(self) -> None:
-        """Create the active file now, if the series has one. Otherwise the first `write` creates it.
+        """Create the file for new records now. Without this call, the first `write` creates it.
+
+        A series with only numbered files has no such file before the first record, so the call has no effect.
 
         Raises:
             OSError: If the file cannot be created.

@@ -18,6 +18,7 @@ from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError
 from rl4sys_zmq.learner.alarms import PROCESS_KILLER, UPDATE_CHANGES_NOTHING, UPDATE_UNDONE
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, TunableAlgorithm, planned_policy
+from rl4sys_zmq.learner.algorithms.base import PACING_LAG
 from rl4sys_zmq.learner.algorithms.entry import readings
 from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore
 from rl4sys_zmq.learner.held_segments import ObservedSegment, SegmentMessage, streams_of, to_ranges
@@ -84,6 +85,8 @@ class TrainLoop:
         self._spec = self._algorithm.spec()
         own_limit = -1 if self._algorithm.max_policy_lag is None else self._algorithm.max_policy_lag
         self._max_policy_lag = self._assign.max_policy_lag if self._assign.max_policy_lag >= 0 else own_limit
+        given = self._assign.pacing_lag
+        self._pacing_lag = given if given >= 0 else PACING_LAG[self._algorithm.kind]
         self._schema = SegmentSchema.of(self._spec, MAX_SEGMENT_STEPS)
         self._bounds = ColumnRanges(self._schema, self._assign.max_magnitude, self._assign.max_reward)
         self._snapshot: PolicySnapshot | None = None
@@ -525,7 +528,7 @@ class TrainLoop:
         self._before, self._snapshot = self._snapshot, new
         self._send(PolicyPublished(new.version, new.digest, (state, header) if is_state else (state, header, payload)))
         self._reporter.scalars["dist/version"] = new.version
-        self._slack_steps = round(self._assign.pacing_lag * self._algorithm.demand())
+        self._slack_steps = self._pacing_lag * self._algorithm.demand()
         if self._lag_steps:
             self._reporter.scalars["dist/policy_lag"] = self._lag_sum / self._lag_steps
             self._lag_sum = self._lag_steps = 0

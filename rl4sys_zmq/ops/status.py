@@ -12,6 +12,7 @@ from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, RefusalReason
 from rl4sys_zmq.security import UserKeys, curve_client
 from rl4sys_zmq.transports import Address, MonitorEvent, Poller, Socket, explain
+from rl4sys_zmq.transports.greeting import LearnerUnreachable, explain_silence, look_up
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Message, OperatorCommand, OperatorCommandDone, Refused, StatusReply, StatusRequest
 
@@ -67,10 +68,16 @@ def _request(address: str, message: StatusRequest | OperatorCommand, timeout_s: 
     """Send a status request or a command on a new connection, and return the reply. Raise an exception for a refusal."""
     what = "a status request" if isinstance(message, StatusRequest) else f"{message.command}, which continues if it was received"
     uri = AgentConfig(client_id="status", train_server_address=address).address
+    parsed = Address.parse(uri)
+    if parsed.scheme == "tcp":
+        try:
+            look_up(parsed, timeout_s)  # a name without an address does not get one by waiting
+        except LearnerUnreachable as exc:
+            raise LearnerUnavailable(uri, f"the reply to {what}", timeout_s, str(exc)) from exc
     deadline = time.monotonic() + timeout_s
     secure = curve_client(keys) if keys is not None else None
-    hint = "check that it runs and that the address is correct"
-    with Poller() as poller, Socket.dealer(Address.parse(uri), secure=secure, watch=True) as dealer:
+    hint = ""
+    with Poller() as poller, Socket.dealer(parsed, secure=secure, watch=True) as dealer:
         poller.register(dealer)
         dealer.send(encode(message))
         while (left_s := deadline - time.monotonic()) > 0:
@@ -88,6 +95,7 @@ def _request(address: str, message: StatusRequest | OperatorCommand, timeout_s: 
                     hint = handshake_error(event, keys is not None)
                     if event.is_final:
                         raise ProtocolError(RefusalReason.FORBIDDEN, f"{uri}: {hint}")
+    hint = hint or explain_silence(uri, has_keys=keys is not None) or "check that it runs and that the address is correct"
     raise LearnerUnavailable(uri, f"the reply to {what}", timeout_s, hint)
 
 

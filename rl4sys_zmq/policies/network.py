@@ -111,7 +111,8 @@ class PolicyNetwork:
     that is the fastest product in numpy without a buffer for the result (0.33 us for 64x8, whereas ``@`` takes 0.64 us).
 
     Attributes:
-        fused: A faster form for one observation at a time. None if the network is too large, or looks up discrete observations.
+        fused: A copy of the network that is faster for one observation at a time. None if the network is too large, or if its
+            observations are discrete.
     """
 
     fused: FusedNetwork | None

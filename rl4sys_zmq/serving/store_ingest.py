@@ -128,7 +128,7 @@ class StoreInserter:
         self._gone_updates = 0
 
     def refill(self, streams: Iterable[StreamRow]) -> None:
-        """Restore the acknowledged numbers from the journal, and insert items of the journal that the store does not have.
+        """Insert the journal's items that the store lacks, and restore the number of the last acknowledged item of each stream.
 
         A store in memory gets all items of the journal. A store on disk lacks at most the last items.
 
@@ -304,7 +304,7 @@ class StoreInserter:
         return StorePosition(self.store.lineage, self.store.latest_data_id() + 1)
 
     def _keep(self, update: JournaledItems, nbytes: int) -> None:
-        """Count a message of items that is now in the journal. Delete older messages that are not needed to refill the store."""
+        """Note that the journal has a further message of items. Trim the messages that `refill` does not need from it."""
         assert self._journal is not None
         count = len(update.items)
         if not count:  # a note is trimmed with the update before it, which has the same end, or after it

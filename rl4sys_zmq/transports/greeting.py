@@ -178,9 +178,9 @@ def explain_silence(uri: str, *, has_keys: bool, timeout_s: float = 0.5) -> str:
         return str(exc)
     if has_keys != (found.mechanism == "CURVE"):
         return (
-            "the learner has no keys, but this actor has: remove the option keys"
+            "the learner has no keys, but this side has: remove the option keys"
             if has_keys
-            else "the learner has keys: set the option keys to this actor's key file"
+            else "the learner has keys: set the option keys to a key file"
         )
     return f"a ZeroMQ socket answers, but no learner: correct the port, or {'the keys' if has_keys else 'see its log'}"
 

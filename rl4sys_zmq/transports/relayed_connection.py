@@ -192,6 +192,8 @@ class RelayedSocket(Resource):
 
 
 class _Interest(NamedTuple):
+    """The events of one source that the poller reports: it can be read, it can be written."""
+
     read: bool
     write: bool
 

@@ -67,7 +67,7 @@ class IntegerMapping(ABC):
         """
 
     def select(self, where: Integers | slice) -> IntegerMapping:
-        """Return the form for a part of the elements.
+        """Return the same mapping, restricted to a part of the elements.
 
         Args:
             where: Indices or slice of the elements.
@@ -146,7 +146,7 @@ class GridMapping(IntegerMapping):
         return self.flat(self.integers(flat))
 
     def select(self, where: Integers | slice) -> GridMapping:
-        """Return the form for a part of the elements (`IntegerMapping.select`)."""
+        """Return the same mapping, restricted to a part of the elements (`IntegerMapping.select`)."""
         return GridMapping(self._exponents[where])
 
 

@@ -34,11 +34,13 @@ _CHECKERS: dict[object, Checker] = {
     list[Any]: lambda v: type(v) is list,
     dict[str, Any]: lambda v: type(v) is dict,
 }
-_SIGNED = {"max_policy_lag"}
+_SIGNED = {"max_policy_lag", "pacing_lag"}
 
 
 @dataclass(frozen=True, slots=True)
 class _FieldRule:
+    """The name of one header field, the check of its value, and whether the field must be present."""
+
     name: str
     check: Checker
     required: bool

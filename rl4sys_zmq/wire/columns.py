@@ -42,7 +42,7 @@ class ColumnView:
     coded: dict[int, EncodedImages]
 
     def decode(self) -> dict[int, str]:
-        """Decode the image files of all segments.
+        """Decode the image files of all segments. Their pixels become rows of the column, in `large`.
 
         Returns:
             A dict that contains each segment with damaged images: from the segment's index in its `LayoutGroup` to the reason.
@@ -68,7 +68,7 @@ class ColumnView:
         return views
 
     def arrays(self) -> list[NDArray[Any]]:
-        """Return arrays that together contain the rows of all segments: `together`, and one array for each entry of `large`."""
+        """Return arrays with the rows of all segments: one array for all small segments, and one for each large segment."""
         return [self.together, *self.large.values()] if self.large else [self.together]
 
 

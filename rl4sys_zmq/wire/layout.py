@@ -137,7 +137,7 @@ def describe(letters: str, columns: Sequence[NDArray[Any]]) -> str:
 
     Args:
         letters: One letter for each column.
-        columns: The columns, in the order of a layout. The first axis of each array counts the rows.
+        columns: The arrays of the columns, in the order of `letters`. The first axis of each array counts the rows.
 
     Raises:
         ProtocolError: If a column's dtype or shape is not supported, or there are too many columns.

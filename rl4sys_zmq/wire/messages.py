@@ -393,7 +393,7 @@ class Beacon(ToActor):
     """The newest version of one policy. The learner sends it on the PUB once a second, so that actors notice lost updates.
 
     Attributes:
-        generation: Generation of the policy.
+        generation: Number of the learner thread that trains the policy. Versions count within it.
         version: The newest version.
         digest: The xxh3-64 of the weights of that version.
         alarms: Dict from the kind of an alarm to the number of such alarms of the client since the learner's start.
@@ -438,7 +438,7 @@ class AssignClient(ToLearnerThread):
         seed: Seed of the algorithm.
         max_policy_lag: Largest policy lag in versions, as in `Welcome`; -1 for the algorithm's own limit.
         on_lag: Treatment of segments with a larger lag: ``drop`` or ``correct``.
-        pacing_lag: Number of batches that actors can collect ahead of the training.
+        pacing_lag: Number of batches that actors can collect ahead of the training; -1 for the default of the algorithm's kind.
         publish_every_updates: Updates between two versions, or 0 for the algorithm's own number.
         max_parameters: Largest number of parameters of a policy.
         checkpoints: Folder of this client's checkpoints. The thread resumes from the newest. If empty, no checkpoints are kept.
@@ -462,7 +462,7 @@ class AssignClient(ToLearnerThread):
     seed: int
     max_policy_lag: int
     on_lag: str
-    pacing_lag: float
+    pacing_lag: int
     publish_every_updates: int
     max_parameters: int
     checkpoints: str

@@ -46,6 +46,18 @@ def test_waiting_actors_are_no_older_than_the_pacing_means(lab: Any, pacing_lag:
         assert agent.stats()["dropped_at_source"] == 0
 
 
+@pytest.mark.parametrize(("kind", "lag"), [("onpolicy", 0), ("offpolicy", 1)])
+def test_the_default_pacing_depends_on_the_kind_of_algorithm(inproc_lab: Any, kind: str, lag: int) -> None:
+    register_algorithm("PACED", FakeAlgorithm.factory(kind, steps_per_update=STEPS, rollout_length=8))
+    learner = inproc_lab.learner()
+    agent = inproc_lab.agent(learner, algorithm_name="PACED", overflow="wait")
+    simulate(agent, 200)
+    agent.flush(20.0)
+    client = learner.status()["clients"]["lab"]
+    assert client["pacing_lag"] == lag
+    assert client["policy_lag"] <= lag
+
+
 def test_a_host_that_only_acts_never_waits(inproc_lab: Any) -> None:
     release = threading.Event()
     register_algorithm("STUCK", FakeAlgorithm.factory(steps_per_update=16, rollout_length=16, slow_s=60.0, release=release))

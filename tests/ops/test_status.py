@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,15 @@ def test_lines_for_a_narrow_terminal_say_everything() -> None:
     text = " ".join(row.lines())
     assert all(cell in text for cell in row.cells())
     assert all(len(line) < 80 for line in row.lines())
+
+
+def test_a_name_without_an_address_is_said_at_once_and_a_closed_port_with_its_reason() -> None:
+    with pytest.raises(LearnerUnavailable, match=r"the name 'no-such-host.invalid' has no address"):
+        request_status("no-such-host.invalid:50051", timeout_s=3600.0)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with pytest.raises(LearnerUnavailable, match=r"no process listens there \(ECONNREFUSED\); start the learner"):
+        request_status(f"127.0.0.1:{port}", timeout_s=0.1)
 
 
 def test_a_learner_answers_and_an_absent_one_is_named() -> None:

@@ -161,7 +161,7 @@ def test_silence_is_explained() -> None:
     with zmq.Context() as context, context.socket(zmq.PULL) as plain:
         address = f"tcp://127.0.0.1:{plain.bind_to_random_port('tcp://127.0.0.1')}"
         assert explain_silence(address, has_keys=False).startswith("a ZeroMQ socket answers, but no learner")
-        assert explain_silence(address, has_keys=True) == "the learner has no keys, but this actor has: remove the option keys"
+        assert explain_silence(address, has_keys=True) == "the learner has no keys, but this side has: remove the option keys"
     with zmq.Context() as context, context.socket(zmq.PULL) as guarded:
         public, secret = zmq.curve_keypair()
         guarded.curve_server, guarded.curve_secretkey, guarded.curve_publickey = True, secret, public

@@ -120,7 +120,7 @@ def build() -> dict[str, m.Message]:
             11,
             -1,
             "drop",
-            1.0,
+            1,
             1,
             10_000_000,
             "run/checkpoints/cart",

@@ -14,7 +14,10 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.values import PolicySpec, Segment
 
-__all__ = ["Algorithm", "TunableAlgorithm", "UndoableAlgorithm"]
+__all__ = ["PACING_LAG", "Algorithm", "TunableAlgorithm", "UndoableAlgorithm"]
+
+PACING_LAG = {"onpolicy": 0, "offpolicy": 1}
+"""For each kind of algorithm, the number of batches that actors can collect ahead of the training, unless it is configured."""
 
 
 @runtime_checkable

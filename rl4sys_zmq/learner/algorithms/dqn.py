@@ -99,7 +99,7 @@ class DQN:
     def demand(self) -> int:
         """Return the number of steps that are missing until the next policy version can be published.
 
-        If the whole replay buffer was discarded, return the length of one segment.
+        If `discard` has emptied the replay buffer, return the length of one segment, so that new data arrive.
         """
         p = self.parameters
         if not len(self._replay) and self._steps:  # the replay was discarded as a whole

@@ -73,7 +73,7 @@ def gradient_norm(value: object) -> float | None:
 
 
 def readings(parameters: object) -> list[str]:
-    """Return lines that explain how an algorithm interprets parameters with names from other projects.
+    """Return lines of text, each with the meaning of a parameter whose name comes from another project.
 
     They are the result of the method ``readings`` of the parameters; an empty list if there is no such method.
     """

@@ -101,13 +101,16 @@ class PPO:
 
     - The probability ratio is computed with the log-probabilities that the actors sent. So the ratio is correct also for data
       from an older policy version.
-    - A segment observed with ``correct=True`` gets V-trace targets; all others get GAE (see `returns`). Consecutive segments of
+    - A segment that the learner passes to `observe` with ``correct=True`` is too old. It gets V-trace targets, which correct for
+      the newer policy. All other segments get GAE (see `returns`). Consecutive segments of
       an episode are joined, so that an advantage trace continues from one segment to the next.
     - A batch consists of whole segments, so it can be larger than configured. The next batch is then smaller by the surplus.
     - Advantages are normalised over the whole batch, not over each minibatch. The sizes of the minibatches of a pass differ by at
       most one step.
     - The statistics that standardise observations change at the end of an update only, and are published with the weights. So
       the learner and actors with the newest version use the same statistics, and the ratio before the first step is 1.
+      The first batch is an exception: its statistics hold already for the first update, because the first policy hardly
+      depends on its input. A policy that is trained before its first statistics loses what it has learned with them.
     - ``episodes_per_update`` counts ended episodes. In an episode that continues, each part with ``max_traj_length`` steps counts
       too.
     - With ``train_pi_iters`` or ``train_v_iters``, an update works as in RL4Sys: first all gradient steps of the policy on the
@@ -191,6 +194,9 @@ class PPO:
         rollout = join_segments(self._taken, self._observation_space, self._spec.action_space)
         trajectories = self._trajectories
         self._clear()
+        first = self._normalise and not self._moments.count
+        if first:  # the first policy hardly depends on its input, so it may get other statistics before its first gradient step
+            self._measure(rollout)
         metrics = self._train(rollout)
         self._steps += len(rollout.rewards)
         steps = self._batch.steps
@@ -199,11 +205,15 @@ class PPO:
         if trajectories:
             mean_length = len(rollout.rewards) / trajectories
             self._trajectory_length += (1 - (1 - LENGTH_STEP) ** trajectories) * (mean_length - self._trajectory_length)
-        if self._normalise:
-            self._moments.update(rollout.features.numpy()[rollout.rows])
-            self._mean = torch.from_numpy(self._moments.mean.astype(np.float32))
-            self._scale = torch.from_numpy(self._moments.scale().astype(np.float32))
+        if self._normalise and not first:
+            self._measure(rollout)
         return metrics
+
+    def _measure(self, rollout: RolloutBatch) -> None:
+        """Add the observations of a batch to the statistics by which observations are standardised."""
+        self._moments.update(rollout.features.numpy()[rollout.rows])
+        self._mean = torch.from_numpy(self._moments.mean.astype(np.float32))
+        self._scale = torch.from_numpy(self._moments.scale().astype(np.float32))
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of the policy's weights by name.

@@ -237,7 +237,7 @@ class PPOParameters:
         return self.num_minibatches or max(1, round(steps / size))
 
     def readings(self) -> list[str]:
-        """Return one line for each parameter in use that comes from RL4Sys, with its meaning. The learner logs these lines."""
+        """Return one line of text for each parameter in use that comes from RL4Sys: its meaning here. The learner logs them."""
         lines = []
         rule = self.batch()
         if rule.ends_trajectory:

@@ -42,10 +42,10 @@ class FrameStore:
         return int(np.count_nonzero(self._uses))
 
     def restore(self, blocks: Iterable[NDArray[Any]], slots: NDArray[np.int64]) -> None:
-        """Use existing blocks, and count the references to them.
+        """Use the frames of a saved store. A block is an array of frames; a slot is the number of a frame over all blocks.
 
         Args:
-            blocks: The arrays of the blocks, in order.
+            blocks: The blocks, in order of their slots.
             slots: ``[rows, ...]``, the slots that each row of the data store refers to, newest row last.
         """
         self._blocks = list(blocks)

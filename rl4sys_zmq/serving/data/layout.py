@@ -40,7 +40,7 @@ class DataShape:
     dtype: str = "float32"
 
     def leaf(self) -> ArraySpec:
-        """Check the shape and the dtype, and return both."""
+        """Check the shape and the dtype of one value of an item, and return them as an `ArraySpec`."""
         return _leaf(self.name, self.shape, self.dtype)
 
 

@@ -58,7 +58,7 @@ class RowPriorities:
 
         Raises:
             DataError: If the two arrays are not one-dimensional and of the same length, a number is not that of a past or present
-                row, or a priority is negative or so large that its mass is not finite. No priority was set.
+                row, or a priority is negative or so large that its mass (see `masses`) is not finite. No priority was set.
         """
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             raise DataError("indices", f"shape {ids.shape} and dtype {ids.dtype}, not one dimension of integers")

@@ -1,0 +1,105 @@
+"""A fast host sends its newest segments: what the queue holds beyond the learner's request is dropped, oldest versions first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq import AgentConfig
+from rl4sys_zmq.actor.batch_sender import BatchSender
+from rl4sys_zmq.actor.segment_queue import MemorySegmentQueue, Outbox
+from rl4sys_zmq.actor.session_parameters import SessionParameters
+from rl4sys_zmq.values import Segment
+
+STEPS = 10
+GENERATION = 7
+
+
+def segment(version: int, generation: int = GENERATION) -> Segment:
+    return Segment(
+        np.zeros((STEPS + 1, 2), np.float32), np.zeros(STEPS, np.int64), np.zeros(STEPS, np.float32), np.zeros(STEPS, np.float32),
+        np.full(STEPS, version, np.uint64), None, generation, 1, 0, False, False,
+    )  # fmt: skip
+
+
+@dataclass
+class Session:
+    """The part of an actor's session that the sender uses."""
+
+    credit_steps: int
+    sent_steps: int = 0
+    sent: list[int] = field(default_factory=list)
+
+    def can_take(self) -> bool:
+        return self.sent_steps < self.credit_steps
+
+    def has_room(self, items: int) -> bool:
+        return True
+
+    def take(self, now: float, batch: list[Any], *, ahead_steps: int) -> list[Any]:
+        self.sent_steps += sum(packed.steps for packed in batch)
+        self.sent += [len(batch)]
+        return []
+
+
+def sender(
+    versions: list[int],
+    credit_steps: int,
+    *,
+    overflow: str = "drop_oldest",
+    max_policy_lag: int = 4,
+    generation: int = GENERATION,
+) -> tuple[BatchSender, MemorySegmentQueue]:
+    queue = MemorySegmentQueue(Outbox(100, 1 << 20, drops=True))
+    for version in versions:
+        queue.outbox.put(segment(version, generation))
+    config = AgentConfig(client_id="a", overflow=overflow)
+    made = BatchSender(config, queue, cast(Any, Session(credit_steps)), lambda: None)
+    made.session_parameters = SessionParameters(
+        GENERATION, "PPO", "onpolicy", STEPS, max_policy_lag, "drop", 1 << 20, 1 << 20, ""
+    )
+    return made, queue
+
+
+def left(queue: MemorySegmentQueue) -> list[int]:
+    return [int(s.versions[0]) for s in queue.outbox._items]
+
+
+@pytest.mark.parametrize(
+    ("versions", "credit_steps", "kept"),
+    [
+        ([1, 1, 2, 2, 3, 3], 20, [3, 3]),  # the newest version is enough
+        ([1, 1, 2, 2, 3, 3], 30, [2, 2, 3, 3]),  # it needs a part of the second newest, which stays as a whole
+        ([1, 1, 2, 2, 3, 3], 90, [1, 1, 2, 2, 3, 3]),  # the request is for more than there is
+        ([3, 3, 3, 3, 3, 3], 10, [3, 3, 3, 3, 3, 3]),  # collected in one burst: nothing is newer, so nothing goes
+        ([1, 1, 2, 2, 3, 3], 0, [1, 1, 2, 2, 3, 3]),  # no request, so all that the learner could still use stays
+    ],
+)
+def test_older_versions_go_when_newer_ones_fill_the_request(versions: list[int], credit_steps: int, kept: list[int]) -> None:
+    made, queue = sender(versions, credit_steps)
+    made._drop_stale(GENERATION, 3)
+    assert left(queue) == kept
+    assert queue.dropped.get("lag", 0) == len(versions) - len(kept)
+
+
+def test_a_simulator_that_waits_and_an_off_policy_learner_lose_nothing() -> None:
+    for options in ({"overflow": "wait"}, {"max_policy_lag": -1}):
+        made, queue = sender([1, 1, 2, 2, 3, 3], 20, **cast(Any, options))
+        made._drop_stale(GENERATION, 3)
+        assert len(left(queue)) == 6
+
+
+def test_segments_of_another_generation_do_not_count_as_newer() -> None:
+    made, queue = sender([1, 1, 2, 2, 3, 3], 20, generation=GENERATION - 1)
+    made.first_version = 3
+    made._drop_stale(GENERATION, 3)
+    assert left(queue) == [1, 1, 2, 2, 3, 3]
+
+
+def test_the_limit_on_the_lag_holds_without_a_request() -> None:
+    made, queue = sender([1, 1, 2, 2, 9, 9], 0)
+    made._drop_stale(GENERATION, 9)
+    assert left(queue) == [9, 9]

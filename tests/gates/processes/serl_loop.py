@@ -153,8 +153,13 @@ def learner() -> None:
     server.stop()
 
 
+def end_with_stdin() -> None:
+    sys.stdin.read()
+    stop.set()
+
+
 def main() -> None:
-    threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+    threading.Thread(target=end_with_stdin, daemon=True).start()
     {"actor": actor, "learner": learner}[options["role"]]()
 
 

@@ -73,10 +73,16 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def q_values(weights: list[Array], observations: Array) -> Array:
-    """Return the values of all actions ``[N, actions]`` for ``[N, observation]``, by a perceptron with two hidden layers."""
+    """Return the values of all actions ``[N, actions]`` for ``[N, observation]``, by a perceptron with two hidden layers.
+
+    Each hidden layer has a weight, a bias, and the scale and shift of its layer normalization.
+    """
     x = observations
-    for i in range(0, len(weights) - 2, 2):
-        x = np.maximum(x @ weights[i].T + weights[i + 1], 0.0)
+    for i in range(0, len(weights) - 2, 4):
+        weight, bias, scale, shift = weights[i : i + 4]
+        x = x @ weight.T + bias
+        x = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5)
+        x = np.maximum(x * scale + shift, 0.0)
     return x @ weights[-2].T + weights[-1]
 
 
@@ -161,7 +167,7 @@ class Trainer:
     """The training worker: its replay memory and its networks. Its callback runs for one chunk at a time.
 
     A policy that gets worse has short episodes, and uses up a hundred of them in a few seconds before it recovers. So the number
-    of episodes is only an upper bound: the training ends when the environment is solved. The learning rate falls as it goes on.
+    of episodes is only an upper bound: the training ends when the environment is solved.
     """
 
     def __init__(self, observation_size: int, actions: int, episodes: int, target: float, seed: int) -> None:
@@ -173,8 +179,10 @@ class Trainer:
         self.net, self.target = (
             torch.nn.Sequential(
                 torch.nn.Linear(observation_size, 128),
+                torch.nn.LayerNorm(128),  # without it, the values diverge now and then and the policy collapses
                 torch.nn.ReLU(),
                 torch.nn.Linear(128, 128),
+                torch.nn.LayerNorm(128),
                 torch.nn.ReLU(),
                 torch.nn.Linear(128, actions),
             )
@@ -182,7 +190,6 @@ class Trainer:
         )
         self.target.load_state_dict(self.net.state_dict())
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=5e-4)
-        self.schedule = torch.optim.lr_scheduler.LinearLR(self.optimizer, 1.0, 0.1, total_iters=20_000)
         self.memory = ReplayBuffer(50_000, seed=seed)
         self.returns: list[float] = []
         self.seen = self.terminal = self.cut = self.updates = 0
@@ -224,7 +231,6 @@ class Trainer:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.net.parameters(), 10.0)
         self.optimizer.step()
-        self.schedule.step()
         with torch.no_grad():
             for theirs, ours in zip(self.target.parameters(), self.net.parameters(), strict=True):
                 theirs.lerp_(ours, 0.01)

@@ -172,7 +172,7 @@ def test_an_action_that_makes_no_array_is_told_as_one_that_cannot_travel_or_does
     env = RemoteEnv(serve(ROOM).address)
     env.reset(seed=1)
     action = env.action_space.sample()
-    with pytest.raises(PayloadError, match=r"actions'\]\[0\]\['move'\]: a value of type .*Tensor cannot be converted"):
+    with pytest.raises(PayloadError, match=r"actions'\]\[0\]\['move'\]: a value of type .*Tensor cannot be converted.*detach it"):
         env.step({**action, "move": Tensor()})
     with pytest.raises(CallRefused, match=r"\['move'\] is a list") as refused:
         env.step({**action, "move": [[1.0], [1.0, 2.0]]})

@@ -153,13 +153,13 @@ def learner() -> None:
     server.stop()
 
 
-def stop_with_stdin() -> None:
+def end_with_stdin() -> None:
     sys.stdin.read()
     stop.set()
 
 
 def main() -> None:
-    threading.Thread(target=stop_with_stdin, daemon=True).start()
+    threading.Thread(target=end_with_stdin, daemon=True).start()
     {"actor": actor, "learner": learner}[options["role"]]()
 
 

@@ -193,7 +193,9 @@ class UpdateRunner:
             return False
         before = self._weights
         self._keep()
-        return before == self._weights and metrics.get("charts/learning_rate", 1.0) != 0.0
+        change = metrics.get("losses/weight_change")  # without a change that only keeps what the networks compute
+        same = before == self._weights if change is None else change == 0.0
+        return same and metrics.get("charts/learning_rate", 1.0) != 0.0
 
     def _keep(self) -> None:
         """Keep the algorithm's current state as the one that `_restore` returns to."""

@@ -98,6 +98,8 @@ class DiagonalGaussian:
 
 
 HIDDEN_GAIN = math.sqrt(2.0)
+MAX_RESCALE = 2.0
+"""Largest factor by which `MLPStack.change_inputs` changes a weight."""
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
@@ -227,6 +229,31 @@ class MLPStack:
                 view.copy_(grad)
         return self._grad
 
+    def change_inputs(self, mean: Tensor, scale: Tensor, new_mean: Tensor, new_scale: Tensor) -> Tensor:
+        """Change the first layer so that the networks compute the same from inputs with other statistics.
+
+        The inputs were ``(x - mean) * scale``, and become ``(x - new_mean) * new_scale``. If the scale of a feature changes by
+        more than `MAX_RESCALE`, its weights change only by that factor: the networks then compute the same at the new mean.
+
+        Args:
+            mean: The old mean of each feature, ``[features]``.
+            scale: The old factor of each feature.
+            new_mean: The new mean of each feature.
+            new_scale: The new factor of each feature.
+
+        Returns:
+            The factor by which the scale of each parameter's gradient changes, float32 ``[size]``.
+        """
+        factor = (scale / new_scale).clamp(1 / MAX_RESCALE, MAX_RESCALE)
+        gradient = torch.ones_like(self.flat)
+        with torch.no_grad():
+            count, (rows, columns) = len(self._outputs), self._shapes[0]
+            weight = self._views[0].view(count, rows, columns)
+            self._views[1].view(count, rows).add_(weight @ (scale * (new_mean - mean)))
+            weight.mul_(factor)
+            self._views_of(gradient)[0].view(count, rows, columns).div_(factor)
+        return gradient
+
     def _views_of(self, flat: Tensor, only: int | None = None) -> list[Tensor]:
         """Return views into a flat vector: the weight and the bias of each layer, then the extra parameters of network 0.
 
@@ -305,6 +332,11 @@ class FlatAdam:
             square.mul_(beta2).addcmul_(g, g, value=1.0 - beta2)
             denominator = square.sqrt().div_(math.sqrt(correction2)).add_(self._eps)
             self._flat[part].addcdiv_(mean, denominator, value=-rate / correction1)
+
+    def rescale(self, factor: Tensor) -> None:
+        """Change the moments as if all earlier gradients had been larger by a factor, float32 ``[size]``."""
+        self._mean.mul_(factor)
+        self._square.mul_(factor).mul_(factor)
 
     def moments(self) -> list[NDArray[Any]]:
         """Return views of Adam's first and second moments, float32 ``[size]`` each."""

@@ -113,7 +113,9 @@ class PPO:
     - The statistics that standardise observations change at the end of an update only, and are published with the weights. So
       the learner and actors with the newest version use the same statistics, and the ratio before the first step is 1.
       The first batch is an exception: its statistics hold already for the first update, because the first policy hardly
-      depends on its input. A policy that is trained before its first statistics loses what it has learned with them.
+      depends on its input.
+    - When the statistics change, the first layers change along, so that the networks compute what they computed before.
+      Otherwise each change disturbs what was learned: Pendulum stood still at -600 so in one run of three.
     - ``episodes_per_update`` counts ended episodes. In an episode that continues, each part with ``max_traj_length`` steps counts
       too.
     - With ``train_pi_iters`` or ``train_v_iters``, an update works as in RL4Sys: first all gradient steps of the policy on the
@@ -213,10 +215,17 @@ class PPO:
         return metrics
 
     def _measure(self, rollout: RolloutBatch) -> None:
-        """Add the observations of a batch to the statistics by which observations are standardised."""
+        """Add the observations of a batch to the statistics by which observations are standardised.
+
+        The networks keep computing what they computed before, because their first layers and Adam's moments change along.
+        """
+        trained = self._moments.count > 0
         self._moments.update(rollout.features.numpy()[rollout.rows])
-        self._mean = torch.from_numpy(self._moments.mean.astype(np.float32))
-        self._scale = torch.from_numpy(self._moments.scale().astype(np.float32))
+        mean = torch.from_numpy(self._moments.mean.astype(np.float32))
+        scale = torch.from_numpy(self._moments.scale().astype(np.float32))
+        if trained:
+            self._optimizer.rescale(self._network.change_inputs(self._mean, self._scale, mean, scale))
+        self._mean, self._scale = mean, scale
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of the policy's weights by name.
@@ -330,6 +339,7 @@ class PPO:
         steps = len(rollout.rewards)
         sizes = equal_sizes(steps, p.minibatches(steps))
         stopped = False
+        before = self._network.flat.clone()
         last = PassMetrics()
         for policy, value in p.passes():
             if stopped and not value:
@@ -345,7 +355,8 @@ class PPO:
             stopped = seen.stopped or (p.target_kl is not None and not p.in_turn and seen.kl() > p.target_kl)
             if stopped and p.value_epochs is None and not p.in_turn:
                 break
-        return {**last.scalars(clip), **metrics, "charts/learning_rate": policy_rate}
+        change = float(torch.linalg.vector_norm(self._network.flat - before))
+        return {**last.scalars(clip), **metrics, "losses/weight_change": change, "charts/learning_rate": policy_rate}
 
     def _prepare(self, rollout: RolloutBatch, clip: float) -> tuple[TrainingColumns, dict[str, float]]:
         """Compute the inputs of all gradient steps of an update, by one forward pass over all observations.

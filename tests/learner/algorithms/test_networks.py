@@ -12,6 +12,7 @@ from torch import nn
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.networks import (
+    MAX_RESCALE,
     Categorical,
     DiagonalGaussian,
     FlatAdam,
@@ -106,6 +107,36 @@ def test_one_network_by_itself_gives_the_outputs_and_the_gradient_of_the_stack(
         joint = network.gradient(losses[0]).clone()
         assert joint.any()
         torch.testing.assert_close(network.gradient(losses[1], only=k), joint, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("outputs", "extras"), [((4, 1), 0), ((2, 1), 2), ((3,), 0)])
+def test_networks_compute_the_same_after_a_change_of_the_inputs_statistics(outputs: tuple[int, ...], extras: int) -> None:
+    generator = torch.Generator().manual_seed(4)
+    network = stack(outputs, (16, 8), extras=extras)
+    x = torch.randn(50, 5, generator=generator) * 3 + 1
+    mean, new_mean = torch.randn(5, generator=generator), torch.randn(5, generator=generator)
+    scale = torch.rand(5, generator=generator) + 0.5
+    new_scale = scale * torch.tensor([1.9, 0.6, 1.0, 1.2, 0.8])
+    before = network((x - mean) * scale)
+    factor = network.change_inputs(mean, scale, new_mean, new_scale)
+    for was, now in zip(before, network((x - new_mean) * new_scale), strict=True):
+        torch.testing.assert_close(now, was, atol=1e-4, rtol=1e-4)
+    for part in network.parts:
+        first = factor[part][: 16 * 5].view(16, 5)
+        torch.testing.assert_close(first, (new_scale / scale).expand(16, 5))
+        assert torch.all(factor[part][16 * 5 :] == 1)
+
+
+def test_a_scale_that_jumps_changes_a_weight_by_a_bounded_factor() -> None:
+    """A feature that was nearly constant may begin to vary: its weights must not grow as its range does."""
+    network = stack()
+    ones, mean = torch.ones(5), torch.zeros(5)
+    weights = network.leaves[0].detach().clone()
+    there = network(mean[None])
+    network.change_inputs(mean, ones * 1e6, mean, ones)
+    torch.testing.assert_close(network.leaves[0].detach(), weights * MAX_RESCALE)
+    for was, now in zip(there, network(mean[None]), strict=True):
+        torch.testing.assert_close(now, was)
 
 
 def test_initialisation_is_orthogonal_seeded_and_leaves_the_global_generator_alone() -> None:

@@ -145,7 +145,7 @@ def test_metrics_have_cleanrls_names() -> None:
     metrics = feed(make())
     assert set(metrics) == {
         "losses/policy_loss", "losses/value_loss", "losses/entropy", "losses/approx_kl", "losses/old_approx_kl",
-        "losses/clipfrac", "losses/explained_variance", "losses/ratio_first", "charts/learning_rate",
+        "losses/clipfrac", "losses/explained_variance", "losses/ratio_first", "losses/weight_change", "charts/learning_rate",
     }  # fmt: skip
     assert all(type(value) is float and np.isfinite(value) for value in metrics.values())
 

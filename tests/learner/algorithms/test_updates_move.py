@@ -26,6 +26,8 @@ SMALL: dict[str, Any] = {
     "learning_starts": 8, "train_frequency": 8,
 }  # fmt: skip
 """Small updates; an algorithm gets those of its parameters."""
+FIXED_INPUTS = {"normalise_observations": False}
+"""Without it, PPO's first layer follows the statistics of the observations, also where no gradient step changes it."""
 KINDS: dict[str, list[dict[str, Any]]] = {
     "PPO": [{"train_pi_iters": 2, "train_v_iters": 3, "traj_per_epoch": 20, "steps_per_update": None, "target_kl": 0.01}],
     "DQN": [{"traj_per_epoch": 2, "train_iters": 2, "epsilon_decay": 0.995}],
@@ -95,14 +97,21 @@ def test_every_update_moves_a_weight(entry: AlgorithmEntry, parameters: dict[str
 @pytest.mark.parametrize("name", OURS)
 def test_a_learning_rate_of_zero_moves_none_and_is_no_alarm(name: str) -> None:
     entry = ALGORITHMS.get(name)
-    given = {k: v for k, v in SMALL.items() if k in names_of(entry)}
+    given = {k: v for k, v in {**SMALL, **FIXED_INPUTS}.items() if k in names_of(entry)}
     assert set(moves(make(entry, {**given, "learning_rate": 0.0}))) == {(False, False)}
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_an_optimiser_that_does_nothing_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = ALGORITHMS.get(name)
-    algorithm = make(entry, {k: v for k, v in SMALL.items() if k in names_of(entry)})
+    algorithm = make(entry, {k: v for k, v in {**SMALL, **FIXED_INPUTS}.items() if k in names_of(entry)})
     monkeypatch.setattr(algorithm, "publish_every_updates", 1)  # checked at each version
     monkeypatch.setattr(algorithm._optimizer, "step", lambda *_, **__: None)
     assert set(moves(algorithm)) == {(False, True)}
+
+
+def test_it_is_found_although_the_first_layer_follows_the_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = ALGORITHMS.get("PPO")
+    algorithm = make(entry, {k: v for k, v in SMALL.items() if k in names_of(entry)})
+    monkeypatch.setattr(algorithm._optimizer, "step", lambda *_, **__: None)
+    assert {unchanged for _, unchanged in moves(algorithm)} == {True}

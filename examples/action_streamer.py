@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from rl4sys_zmq.errors import RL4SysError
-from rl4sys_zmq.images import ImageCodec, encode_images, image_size
+from rl4sys_zmq.images import ImageFormat, encode_images, image_size
 from rl4sys_zmq.serving import ActionClient, ActionConfig, ActionServer
 
 PATTERNS = 30
@@ -172,7 +172,7 @@ def watch(args: argparse.Namespace, server: str, config: ActionConfig) -> None:
         report("stream", "clock to clock", latencies, took, bytes_of(frames, codec), coding)
 
 
-def bytes_of(frames: Iterator[np.ndarray], codec: ImageCodec | None) -> float:
+def bytes_of(frames: Iterator[np.ndarray], codec: ImageFormat | None) -> float:
     """Return the mean size of a few frames of this side on the wire, without about a hundred bytes of headers."""
     some = [next(frames) for _ in range(8)]
     sizes = [f.nbytes if codec is None else len(encode_images(f, image_size(f.shape) or (0, 0, 0), codec)) for f in some]

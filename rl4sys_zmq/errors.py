@@ -37,7 +37,7 @@
     │   └── JournalLost             the journal lacks segments that were acknowledged (with their number)
     ├── SpoolError                  an actor's spool is in use, unreadable, or belongs to another actor
     ├── StoreEmpty                  a data store holds nothing to sample
-    └── StoreError                  the files of a data store are in use, damaged, or belong to something else
+    └── StoreFileError              the files of a data store are in use, damaged, or belong to something else
 
 The text of an exception is one line that names the problem and, where possible, the remedy. Limits and similar numbers are
 usually attributes too. If another library raises, its exception becomes the ``__cause__`` of an exception of this list.
@@ -82,7 +82,7 @@ __all__ = [
     "RunDirectoryError",
     "SpoolError",
     "StoreEmpty",
-    "StoreError",
+    "StoreFileError",
     "TrainingDiverged",
     "TransportError",
     "WeightsError",
@@ -508,7 +508,7 @@ class StoreEmpty(RL4SysError):
     """A data store that contains no data to sample. Try again after an insert."""
 
 
-class StoreError(RL4SysError):
+class StoreFileError(RL4SysError):
     """Files of a data store that cannot be opened or written, are in use or damaged, or belong to something else.
 
     Attributes:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import RL4SysError
 
-__all__ = ["NEEDS_PILLOW", "BadImage", "ImageCodec", "ImageSize", "decode_images", "encode_images", "has_pillow", "image_size"]
+__all__ = ["NEEDS_PILLOW", "BadImage", "ImageFormat", "ImageSize", "decode_images", "encode_images", "has_pillow", "image_size"]
 
 NEEDS_PILLOW = "images need Pillow: pip install 'rl4sys-zmq[images]'"
 MIN_SIDE, MAX_SIDE = 8, 65_500
@@ -47,7 +47,7 @@ class BadImage(RL4SysError):
 
 
 @dataclass(frozen=True, slots=True)
-class ImageCodec:
+class ImageFormat:
     """The file format for encoding images.
 
     Attributes:
@@ -84,7 +84,7 @@ def image_size(shape: Sequence[int]) -> ImageSize | None:
     return (height, width, channels) if MIN_SIDE <= min(height, width) <= max(height, width) <= MAX_SIDE else None
 
 
-def encode_images(pixels: NDArray[np.uint8], size: ImageSize, codec: ImageCodec) -> bytes:
+def encode_images(pixels: NDArray[np.uint8], size: ImageSize, codec: ImageFormat) -> bytes:
     """Return all images of an array as files, one after the other, each preceded by its length.
 
     Args:

@@ -14,7 +14,7 @@ import pytest
 
 from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig, WeightsConfig
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.images import ImageCodec
+from rl4sys_zmq.images import ImageFormat
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 LUNA: dict[str, Any] = {
@@ -610,7 +610,7 @@ def test_images_need_pillow(monkeypatch: pytest.MonkeyPatch, codec: str) -> None
 def test_images_must_be_some(monkeypatch: pytest.MonkeyPatch, space: BoxSpace | DiscreteSpace) -> None:
     monkeypatch.setattr("rl4sys_zmq.config.agent.has_pillow", lambda: True)
     config = AgentConfig(client_id="x", image_codec="jpeg", jpeg_quality=70)
-    assert config.images == ImageCodec("jpeg", 70)
+    assert config.images == ImageFormat("jpeg", 70)
     config.check_images(IMAGES)
     for make in (lambda: config.check_images(space), lambda: replace(config, observation_space=space)):
         with pytest.raises(ConfigError, match="image_codec: needs a uint8 box") as caught:

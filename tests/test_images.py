@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl4sys_zmq.images import BadImage, ImageCodec, decode_images, encode_images, image_size
+from rl4sys_zmq.images import BadImage, ImageFormat, decode_images, encode_images, image_size
 
 Image = pytest.importorskip("PIL.Image")
 
-PNG, JPEG = ImageCodec("png"), ImageCodec("jpeg", 90)
+PNG, JPEG = ImageFormat("png"), ImageFormat("jpeg", 90)
 SIDES = st.integers(8, 40)
 SHAPES = st.one_of(
     st.tuples(SIDES, SIDES),
@@ -74,7 +74,7 @@ def test_jpeg_gives_back_nearly_the_same(shape: Any, seed: int) -> None:
 @pytest.mark.parametrize("quality", [1, 50, 100])
 def test_any_quality_can_be_written_and_read(quality: int) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (2, 200, 120, 3), dtype=np.uint8)
-    files = encode_images(noise, (200, 120, 3), ImageCodec("jpeg", quality))
+    files = encode_images(noise, (200, 120, 3), ImageFormat("jpeg", quality))
     assert decode_images(files, noise.shape, (200, 120, 3), "jpeg").shape == noise.shape
 
 
@@ -170,7 +170,7 @@ def test_too_few_and_too_many_compressed_rows() -> None:
 @given(st.sampled_from(["png", "jpeg"]), st.data())
 def test_damaged_files_are_refused_or_are_images(form: Any, data: Any) -> None:
     shape = (2, 16, 24, 3)
-    files = bytearray(encode_images(smooth(shape), (16, 24, 3), ImageCodec(form)))
+    files = bytearray(encode_images(smooth(shape), (16, 24, 3), ImageFormat(form)))
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(files) - 1))
         match data.draw(st.sampled_from(["flip", "cut", "double"])):

@@ -71,7 +71,7 @@ class ThreadState:
             self.policy = policy
 
 
-class ThreadLocalState(threading.local):
+class CurrentThreadState(threading.local):
     """A thread-local object whose `state` is the `ThreadState` of the current host thread.
 
     The thread's random numbers depend on the agent's seed and on the number of threads that used the agent before.
@@ -130,7 +130,7 @@ class AgentComponents:
         if parent is not None:
             self.io.inherit(parent.io)
             seed = seed << 32 | os.getpid()
-        self.threads = ThreadLocalState(seed, itertools.count(), config.explore, self.owner)
+        self.threads = CurrentThreadState(seed, itertools.count(), config.explore, self.owner)
         self.pending = LateRewardQueue(self.outbox, config.reward_timeout_s, self.io.wake_up)
         self.remote = InferenceCaller(config, counters) if config.inference != "local" else None
         self.io.start()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.acting import Baseline, idle_action, with_leading_axis
 from rl4sys_zmq.actor.action import RL4SysAction, new_action, new_actions
-from rl4sys_zmq.actor.components import ThreadLocalState
+from rl4sys_zmq.actor.components import CurrentThreadState
 from rl4sys_zmq.actor.inputs import inputs_for
 from rl4sys_zmq.actor.recorded import ColumnAction, ColumnActionSelector
 from rl4sys_zmq.actor.segments import PolicyStamp
@@ -100,7 +100,7 @@ class FrozenAgent(Resource):
         self._counters = Counters()
         self._ids = random.Random()
         seed = seed if seed is not None else random.SystemRandom().getrandbits(128)
-        self._threads = ThreadLocalState(seed, itertools.count(), explore, self)
+        self._threads = CurrentThreadState(seed, itertools.count(), explore, self)
         self._stamp = PolicyStamp(stored.snapshot.generation, stored.snapshot.version, self)
         self._closed = False
 

@@ -25,8 +25,8 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import (
     Action,
     ActorSession,
-    IncarnationRaised,
     Reconnect,
+    ReplaceSockets,
     SendMessage,
     SessionJoined,
     SessionRefused,
@@ -39,7 +39,7 @@ from rl4sys_zmq.liveness import IO_RESTART
 from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Address, Wakeup, explain
-from rl4sys_zmq.transports.network import ConnectingSocket, Keys, LocalNetwork, Network, SocketPoller
+from rl4sys_zmq.transports.network import ConnectingSocket, Keys, LocalSocketFactory, SocketFactory, SocketPoller
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import FetchWeights, Hello, Message, Refused, WeightsReply, Welcome
@@ -271,7 +271,7 @@ class ActorIOThread(Worker):
         coded = config.compression == "zstd"
         return ActorSession(self._hello, self.counters, self._rng, coded=coded, images=config.images)
 
-    def _serve(self, network: Network) -> None:
+    def _serve(self, network: SocketFactory) -> None:
         """Send and receive with one set of sockets, until the sockets must be replaced or the thread stops."""
         with network.poller() as poller, network.dealer(self._address, send_hwm=SEND_HWM, keys=self._keys) as dealer:
             self._dealer, self._poller = dealer, poller
@@ -440,7 +440,7 @@ class ActorIOThread(Worker):
                 case StreamRestarted(in_doubt):
                     words = "%s: silent for longer than the lease, so it joins as a new incarnation; %d segments are in doubt"
                     log.warning(words, self._config.client_id, in_doubt)
-                case IncarnationRaised(incarnation):
+                case ReplaceSockets(incarnation):
                     self._on_raised(incarnation)
                 case SessionRefused(refused):
                     self._on_rejected(refused)
@@ -559,9 +559,9 @@ def _last_policy(config: AgentConfig, weight_subscriber: WeightSubscriber, count
     return ActorPolicyCache(config, path, weight_subscriber, counters)
 
 
-def _network(config: AgentConfig) -> Network:
+def _network(config: AgentConfig) -> SocketFactory:
     if not config.sidecar:
-        return LocalNetwork()
-    from rl4sys_zmq.transports.relay import SidecarNetwork
+        return LocalSocketFactory()
+    from rl4sys_zmq.transports.relay import SidecarSocketFactory
 
-    return SidecarNetwork()
+    return SidecarSocketFactory()

@@ -16,7 +16,7 @@ from rl4sys_zmq.errors import ConfigError, HandshakeRefused, ProtocolError, Refu
 from rl4sys_zmq.liveness import BEACON_TOPIC, FETCH_RETRY_S, PUBLISHER_SILENCE_S, WEIGHTS_TOPIC, SilenceTimer, jittered
 from rl4sys_zmq.policies import Policy, build_policy, local_only_reason, require_policy
 from rl4sys_zmq.transports import MAX_FRAME_BYTES, Address, Frame
-from rl4sys_zmq.transports.network import ConnectingSocket, Keys, Network, SocketPoller
+from rl4sys_zmq.transports.network import ConnectingSocket, Keys, SocketFactory, SocketPoller
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.weights import TRAILER_BYTES, WeightsHeader, apply_update
 from rl4sys_zmq.wire import decode, spec_from_document
@@ -50,7 +50,7 @@ class WeightSubscriber:
         alarms: The number of alarms of each kind that the learner has raised for this policy, from the last beacon.
     """
 
-    network: Network
+    network: SocketFactory
 
     def __init__(
         self,

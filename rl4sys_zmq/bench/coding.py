@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.images import ImageCodec
+from rl4sys_zmq.images import ImageFormat
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import SubmitReader, join_submit, pack_segment, with_images
 
@@ -25,7 +25,7 @@ SCENES = ("still", "scrolling", "camera")
 ``still`` and ``scrolling`` have flat colours and edges, as a simulator draws them. In ``still`` only a disc moves, in
 ``scrolling`` the whole image. ``camera`` has soft colours that move, and sensor noise.
 """
-CODECS = {"zstd": None, "png": ImageCodec("png"), "jpeg 90": ImageCodec("jpeg", 90), "jpeg 50": ImageCodec("jpeg", 50)}
+CODECS = {"zstd": None, "png": ImageFormat("png"), "jpeg 90": ImageFormat("jpeg", 90), "jpeg 50": ImageFormat("jpeg", 50)}
 IMAGES, SIDE = 32, 128
 
 
@@ -72,7 +72,7 @@ def measure_coding(env_id: str, batch: int, seed: int) -> CodingResult:
     return CodingResult(plain_bytes, coded_bytes, each_us * (coded_s - plain_s), each_us * (read_coded_s - read_plain_s))
 
 
-def measure_images(scene: str, codec: ImageCodec | None, seed: int) -> CodingResult:
+def measure_images(scene: str, codec: ImageFormat | None, seed: int) -> CodingResult:
     """Measure a codec on a trajectory whose observations are test images.
 
     Args:

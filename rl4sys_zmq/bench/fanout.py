@@ -42,7 +42,7 @@ LEVELS = (0, 1)
 """Values of the option ``weights.level``: 0 sends all weights, 1 sends diffs."""
 
 
-class RandomWalkAlgorithm(FakeAlgorithm):
+class FanoutBenchAlgorithm(FakeAlgorithm):
     """An algorithm that changes its weights at random at each snapshot and records the time.
 
     Attributes:
@@ -93,10 +93,10 @@ def _spec(kilobytes: int) -> PolicySpec:
 
 
 def _ours(spec: PolicySpec, actors: int, level: int, versions: int, seed: int) -> float:
-    made: list[RandomWalkAlgorithm] = []
+    made: list[FanoutBenchAlgorithm] = []
 
-    def build(observations: ObservationSpace, actions: Space, parameters: Mapping[str, object], _: int) -> RandomWalkAlgorithm:
-        made.append(RandomWalkAlgorithm(spec, FakeParameters(steps_per_update=1, rollout_length=1), seed))
+    def build(observations: ObservationSpace, actions: Space, parameters: Mapping[str, object], _: int) -> FanoutBenchAlgorithm:
+        made.append(FanoutBenchAlgorithm(spec, FakeParameters(steps_per_update=1, rollout_length=1), seed))
         return made[-1]
 
     register_algorithm(ALGORITHM, build)

@@ -30,7 +30,7 @@ from rl4sys_zmq.bench.pairs import PairedFigures, measure_pairs
 from rl4sys_zmq.bench.processes import PATIENCE_S, child
 from rl4sys_zmq.serving import BatchLimits, InferenceClient, InferenceServer
 
-__all__ = ["CALLERS", "DEVICES", "PERCEPTRONS", "ServedPolicy", "measure_calls", "measure_round_trip"]
+__all__ = ["CALLERS", "DEVICES", "PERCEPTRONS", "BenchPolicy", "measure_calls", "measure_round_trip"]
 
 INPUTS, OUTPUTS = 256, 4
 CALLERS = 8
@@ -44,7 +44,7 @@ ChildMain = Callable[..., None]
 
 
 @dataclass(frozen=True, slots=True)
-class ServedPolicy:
+class BenchPolicy:
     """The description of the policy that a benchmark server computes.
 
     Attributes:
@@ -61,11 +61,11 @@ class ServedPolicy:
         return f"{self.device_s * 1e3:g} ms a pass" if self.device_s else "-".join(map(str, self.hidden))
 
 
-PERCEPTRONS = (ServedPolicy((64, 64)), ServedPolicy((512, 512)), ServedPolicy((2048, 2048)))
-DEVICES = (ServedPolicy((64, 64), 0.001), ServedPolicy((64, 64), 0.005))
+PERCEPTRONS = (BenchPolicy((64, 64)), BenchPolicy((512, 512)), BenchPolicy((2048, 2048)))
+DEVICES = (BenchPolicy((64, 64), 0.001), BenchPolicy((64, 64), 0.005))
 
 
-def forward(policy: ServedPolicy) -> Forward:
+def forward(policy: BenchPolicy) -> Forward:
     """Return a function that computes a tanh perceptron, from ``[N, 256]`` to ``[N, 4]`` or from ``[256]`` to ``[4]``."""
     rng = np.random.default_rng(0)
     sizes = [INPUTS, *policy.hidden, OUTPUTS]
@@ -82,7 +82,7 @@ def forward(policy: ServedPolicy) -> Forward:
     return run
 
 
-def measure_round_trip(policy: ServedPolicy, pairs: int, seconds: float, pause_s: float = 0.0) -> PairedFigures:
+def measure_round_trip(policy: BenchPolicy, pairs: int, seconds: float, pause_s: float = 0.0) -> PairedFigures:
     """Measure the median round-trip time of one caller, in microseconds.
 
     With `pause_s`, the caller pauses between calls like a control loop. The time then includes waking idle CPUs at the caller
@@ -93,23 +93,23 @@ def measure_round_trip(policy: ServedPolicy, pairs: int, seconds: float, pause_s
     return measure_pairs(ours, functools.partial(_median_us, _serve_bare, _call_bare, *load), pairs, warm=False)
 
 
-def measure_calls(policy: ServedPolicy, pairs: int, seconds: float, callers: int = CALLERS) -> PairedFigures:
+def measure_calls(policy: BenchPolicy, pairs: int, seconds: float, callers: int = CALLERS) -> PairedFigures:
     """Measure the calls per second of all callers together, as counted by the callers."""
     ours = functools.partial(_rate, _serve, _call, policy, seconds, callers)
     return measure_pairs(ours, functools.partial(_rate, _serve_bare, _call_bare, policy, seconds, callers), pairs, warm=False)
 
 
-def _median_us(server: ChildMain, caller: ChildMain, policy: ServedPolicy, seconds: float, pause_s: float) -> float:
+def _median_us(server: ChildMain, caller: ChildMain, policy: BenchPolicy, seconds: float, pause_s: float) -> float:
     (times,) = _run(server, caller, policy, seconds, 1, pause_s)
     return 1e6 * float(np.median(times))
 
 
-def _rate(server: ChildMain, caller: ChildMain, policy: ServedPolicy, seconds: float, callers: int) -> float:
+def _rate(server: ChildMain, caller: ChildMain, policy: BenchPolicy, seconds: float, callers: int) -> float:
     return sum(len(times) for times in _run(server, caller, policy, seconds, callers)) / seconds
 
 
 def _run(
-    server: ChildMain, caller: ChildMain, policy: ServedPolicy, seconds: float, callers: int, pause_s: float = 0.0
+    server: ChildMain, caller: ChildMain, policy: BenchPolicy, seconds: float, callers: int, pause_s: float = 0.0
 ) -> list[list[float]]:
     """Run a server and callers. Return, for each caller, a list of the time of each call, in seconds.
 
@@ -129,7 +129,7 @@ def _run(
         return times
 
 
-def _serve(pipe: Connection, policy: ServedPolicy) -> None:
+def _serve(pipe: Connection, policy: BenchPolicy) -> None:
     run = forward(policy)
     with InferenceServer(0) as server:
         server.register_interface("policy", lambda payload: {"act": run(payload["obs"])}, BatchLimits(max_size=32))
@@ -138,12 +138,12 @@ def _serve(pipe: Connection, policy: ServedPolicy) -> None:
         pipe.recv()
 
 
-def _call(pipe: Connection, port: int, policy: ServedPolicy, seconds: float, pause_s: float) -> None:
+def _call(pipe: Connection, port: int, policy: BenchPolicy, seconds: float, pause_s: float) -> None:
     with InferenceClient("127.0.0.1", port) as client:
         _loop(pipe, policy, seconds, pause_s, lambda observation: client.call("policy", {"obs": observation})["act"])
 
 
-def _serve_bare(pipe: Connection, policy: ServedPolicy) -> None:
+def _serve_bare(pipe: Connection, policy: BenchPolicy) -> None:
     run = forward(policy)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     rep = context.socket(zmq.REP)
@@ -161,7 +161,7 @@ def _serve_bare(pipe: Connection, policy: ServedPolicy) -> None:
     context.term()
 
 
-def _call_bare(pipe: Connection, port: int, policy: ServedPolicy, seconds: float, pause_s: float) -> None:
+def _call_bare(pipe: Connection, port: int, policy: BenchPolicy, seconds: float, pause_s: float) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     req = context.socket(zmq.REQ)
     req.connect(f"tcp://127.0.0.1:{port}")
@@ -175,7 +175,7 @@ def _call_bare(pipe: Connection, port: int, policy: ServedPolicy, seconds: float
     context.term()
 
 
-def _loop(pipe: Connection, policy: ServedPolicy, seconds: float, pause_s: float, ask: Forward) -> None:
+def _loop(pipe: Connection, policy: BenchPolicy, seconds: float, pause_s: float, ask: Forward) -> None:
     """Make calls one after the other for `seconds`, and send the list of their times, in seconds, through the pipe."""
     run = forward(policy)
     observations = np.random.default_rng().normal(size=(SOME, INPUTS)).astype(np.float32)

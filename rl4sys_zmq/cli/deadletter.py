@@ -65,7 +65,7 @@ class SegmentSummary(TypedDict):
 
 
 @final
-class UnreadableSegment(TypedDict):
+class UnreadableDeadLetter(TypedDict):
     """The entry for a segment that cannot be read: the text ``problem`` instead of a summary."""
 
     problem: str
@@ -185,7 +185,7 @@ def _plain(letter: StoredDeadLetter) -> dict[str, object]:
 # ---- the content of a letter
 
 
-def _content(path: Path) -> tuple[list[SegmentSummary | UnreadableSegment], str]:
+def _content(path: Path) -> tuple[list[SegmentSummary | UnreadableDeadLetter], str]:
     """Return summaries of the segments in a dead letter, and a text about a problem with the letter (empty without one).
 
     Raises:
@@ -203,7 +203,7 @@ def _content(path: Path) -> tuple[list[SegmentSummary | UnreadableSegment], str]
         raise RunDirectoryError(f"{path} cannot be read: {exc.strerror or exc}") from exc
     except (ProtocolError, ValueError) as exc:
         return [], str(exc)
-    described: list[SegmentSummary | UnreadableSegment] = [
+    described: list[SegmentSummary | UnreadableDeadLetter] = [
         {"problem": str(s)} if isinstance(s, ProtocolError) else _described(s) for s in found[:MAX_SEGMENTS_SHOWN]
     ]
     hidden = len(found) - len(described)
@@ -271,7 +271,7 @@ def _column(column: NDArray[Any]) -> ColumnSummary:
     return out
 
 
-def _segment_lines(segment: SegmentSummary | UnreadableSegment) -> Iterator[str]:
+def _segment_lines(segment: SegmentSummary | UnreadableDeadLetter) -> Iterator[str]:
     if "problem" in segment:
         yield f"segment    cannot be read: {segment['problem']}"
         return

@@ -37,7 +37,7 @@ from rl4sys_zmq.config.rl4sys import IGNORED_BY_ACTORS, PARAMETER_HINT, algorith
 from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
 from rl4sys_zmq.config.weights import WeightsConfig, weights_options
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.images import NEEDS_PILLOW, ImageCodec, has_pillow, image_size
+from rl4sys_zmq.images import NEEDS_PILLOW, ImageFormat, has_pillow, image_size
 from rl4sys_zmq.values import ObservationSpace, Space
 
 __all__ = ["AgentConfig"]
@@ -189,9 +189,9 @@ class AgentConfig:
             self.check_images(self.observation_space)
 
     @property
-    def images(self) -> ImageCodec | None:
+    def images(self) -> ImageFormat | None:
         """The codec for image observations, or None if images are sent uncompressed."""
-        return ImageCodec(self.image_codec, self.jpeg_quality) if self.image_codec != "off" else None
+        return ImageFormat(self.image_codec, self.jpeg_quality) if self.image_codec != "off" else None
 
     def check_images(self, observation_space: ObservationSpace) -> None:
         """Check that the observations are images that `image_codec` can code.

@@ -28,7 +28,7 @@ from rl4sys_zmq._lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from rl4sys_zmq.delivery.credit import CreditPool
-    from rl4sys_zmq.delivery.intake import ResentPart, SubmitResult, replay_entry, take_submit
+    from rl4sys_zmq.delivery.intake import JournalEntryPart, SubmitResult, replay_entry, take_submit
     from rl4sys_zmq.delivery.journal import (
         ClientRow,
         Journal,
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
         FIELD_RATE,
         Action,
         ActorSession,
-        IncarnationRaised,
         Reconnect,
+        ReplaceSockets,
         SendMessage,
         SessionJoined,
         SessionRefused,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     )
     from rl4sys_zmq.delivery.stall import STALL_S, StallTimer, stall_reason
     from rl4sys_zmq.delivery.stream import Key, SegmentStream
-    from rl4sys_zmq.delivery.table import HelloResult, StreamTable
+    from rl4sys_zmq.delivery.table import AcceptedHello, StreamTable
     from rl4sys_zmq.delivery.transit import DataAmount, TransitCounts
 
 __all__ = [
@@ -72,13 +72,13 @@ __all__ = [
     "JournalHealth",
     "DataAmount",
     "MemoryJournal",
-    "HelloResult",
+    "AcceptedHello",
     "JournalPage",
-    "IncarnationRaised",
+    "ReplaceSockets",
     "Reconnect",
     "SessionRefused",
     "StreamRestarted",
-    "ResentPart",
+    "JournalEntryPart",
     "JournalContent",
     "SendMessage",
     "SessionState",
@@ -99,7 +99,7 @@ __getattr__ = lazy_getattr(
         "credit": ("CreditPool",),
         "intake": (
             "SubmitResult",
-            "ResentPart",
+            "JournalEntryPart",
             "replay_entry",
             "take_submit",
         ),
@@ -118,7 +118,7 @@ __getattr__ = lazy_getattr(
             "Action",
             "ActorSession",
             "SessionJoined",
-            "IncarnationRaised",
+            "ReplaceSockets",
             "Reconnect",
             "SessionRefused",
             "StreamRestarted",
@@ -136,7 +136,7 @@ __getattr__ = lazy_getattr(
             "SegmentStream",
         ),
         "table": (
-            "HelloResult",
+            "AcceptedHello",
             "StreamTable",
         ),
         "transit": (

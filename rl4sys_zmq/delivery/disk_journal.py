@@ -28,9 +28,9 @@ from rl4sys_zmq.delivery.journal_file import (
 )
 from rl4sys_zmq.delivery.journal_loss import JournalLoss
 from rl4sys_zmq.delivery.journal_rows import (
-    CountGap,
+    CountMissingSegments,
     DropClient,
-    DropEntries,
+    DropClientEntries,
     DropStream,
     PageRequest,
     RetireActorStreams,
@@ -184,7 +184,7 @@ class DiskJournal(Worker):
 
     def drop_entries(self, client_id: str) -> None:
         """Remove all entries of a client that were appended before this call."""
-        self._enqueue(DropEntries(client_id), hurry=True)
+        self._enqueue(DropClientEntries(client_id), hurry=True)
 
     def retire_actor(self, client_id: str, actor_id: str) -> None:
         """Mark the streams of an actor that an operator dropped: set `incarnation` to 0, and clear `owner` and `spooled`."""
@@ -195,7 +195,7 @@ class DiskJournal(Worker):
 
         If `stream` is given, add or update this stream in the same transaction.
         """
-        self._enqueue(CountGap(client_id, count, stream))
+        self._enqueue(CountMissingSegments(client_id, count, stream))
 
     def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
         """Remove entries that are no longer needed: those with only segments below the sequence number of their stream.

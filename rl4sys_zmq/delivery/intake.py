@@ -13,7 +13,7 @@ from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
 from rl4sys_zmq.wire import SegmentSchema, SubmitReader, decode
 from rl4sys_zmq.wire.messages import Frame, Submit
 
-__all__ = ["SubmitResult", "ResentPart", "replay_entry", "take_submit"]
+__all__ = ["SubmitResult", "JournalEntryPart", "replay_entry", "take_submit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def take_submit(stream: SegmentStream, schema: SegmentSchema, message: Submit, f
 
 
 @dataclass(frozen=True, slots=True)
-class ResentPart:
+class JournalEntryPart:
     """The part of a journal entry that is sent again to a learner thread.
 
     Attributes:
@@ -84,7 +84,7 @@ class ResentPart:
     load: DataAmount
 
 
-def replay_entry(stream: SegmentStream, schema: SegmentSchema, entry: JournalEntry) -> ResentPart | None:
+def replay_entry(stream: SegmentStream, schema: SegmentSchema, entry: JournalEntry) -> JournalEntryPart | None:
     """Prepare a journal entry for replay to a learner thread that was rolled back to a checkpoint.
 
     If the checkpoint covers only the first segments of the entry, these segments are skipped and not counted.
@@ -97,7 +97,7 @@ def replay_entry(stream: SegmentStream, schema: SegmentSchema, entry: JournalEnt
         return None
     skip = entry.skip + known
     if not entry.refused and not known:
-        return ResentPart(skip, DataAmount(entry.steps, entry.accepted, entry.nbytes))
+        return JournalEntryPart(skip, DataAmount(entry.steps, entry.accepted, entry.nbytes))
     message = decode(entry.frames, verify=False)
     assert isinstance(message, Submit)  # it was one when it was accepted, and the journal has verified the checksum
     batch = SubmitReader(message)
@@ -106,4 +106,4 @@ def replay_entry(stream: SegmentStream, schema: SegmentSchema, entry: JournalEnt
         stream.refuse_again(message.first_seq + place)
     steps = batch.steps
     load = DataAmount(int(steps[skip:].sum()) - int(steps[refused].sum()), len(batch) - skip - len(refused), entry.nbytes)
-    return ResentPart(skip, load)
+    return JournalEntryPart(skip, load)

@@ -9,7 +9,7 @@ from itertools import islice
 from rl4sys_zmq.delivery.journal import JournalEntry, StreamRow
 from rl4sys_zmq.delivery.journal_rows import (
     DropClient,
-    DropEntries,
+    DropClientEntries,
     DropStream,
     PageRequest,
     RetireActorStreams,
@@ -103,7 +103,7 @@ class JournalQueue:
     def _given_up(self) -> list[Operation]:
         """Return the first removal of all entries of a client, preceded by that client's earlier writes; or an empty list."""
         for place, drop in enumerate(self._operations):
-            if isinstance(drop, DropClient | DropEntries):
+            if isinstance(drop, DropClient | DropClientEntries):
                 before = islice(self._operations, place)
                 own = (o for o in before if o.client_id == drop.client_id and not isinstance(o, PageRequest))
                 return [*own, drop]

@@ -9,7 +9,7 @@ from typing import Any
 
 from rl4sys_zmq.delivery.journal import ClientRow, JournalContent, StreamRow
 
-__all__ = ["RowChanges", "JournalCache", "JournalRows", "RowKey"]
+__all__ = ["RowChanges", "JournalCache", "ClientAndStreamRows", "RowKey"]
 
 MOST = (1 << 63) - 1
 """The largest integer that a column can store. SQLite would convert a larger sum to a float."""
@@ -22,7 +22,7 @@ The origin is the incarnation (number of a start of the actor) that began the nu
 
 
 @dataclass(slots=True)
-class JournalRows:
+class ClientAndStreamRows:
     """The clients and streams of a journal, read from the journal or from ``journal.marks``, the second record of them.
 
     Attributes:
@@ -93,7 +93,7 @@ class JournalCache:
         changes: The changes of the present transaction, which are not committed.
     """
 
-    def __init__(self, rows: JournalRows) -> None:
+    def __init__(self, rows: ClientAndStreamRows) -> None:
         self.rows = rows
         self.changes = RowChanges()
         self._texts: dict[str, tuple[Mapping[str, Any], str]] = {}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from rl4sys_zmq.delivery.journal import new_journal_id
-from rl4sys_zmq.delivery.journal_cache import JournalRows
+from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows
 from rl4sys_zmq.delivery.journal_lock import JournalLock
 from rl4sys_zmq.delivery.journal_loss import CheckpointSummary, JournalLoss, find_loss, merge
 from rl4sys_zmq.delivery.journal_marks import MarksContent, MarksWriter, marks_path, read_marks
@@ -220,7 +220,7 @@ class JournalInspection:
         loss: The missing data, if the operator accepts the loss; else None.
     """
 
-    known: JournalRows = field(default_factory=JournalRows)
+    known: ClientAndStreamRows = field(default_factory=ClientAndStreamRows)
     is_new: bool = False
     used_bytes: int = 0
     last_row: int = 0
@@ -252,7 +252,7 @@ def _examine(opening: JournalOpenOptions) -> JournalInspection:
     if loss or found.broken:
         _report_loss(opening, found, loss)
         found.loss, found.rewrite = loss, True
-        found.known = merge(usable or JournalRows(remembered.rows.journal_id), remembered.rows, recovery.witnesses)
+        found.known = merge(usable or ClientAndStreamRows(remembered.rows.journal_id), remembered.rows, recovery.witnesses)
     found.known.journal_id = found.known.journal_id or new_journal_id()
     return found
 
@@ -320,7 +320,7 @@ def _look(path: Path, db: sqlite3.Connection) -> JournalInspection:
     return JournalInspection(known, used_bytes=used_bytes, last_row=last_row, repaired=bad + (not known.journal_id))
 
 
-def _repair(path: Path, found: JournalInspection, remembered: JournalRows) -> None:
+def _repair(path: Path, found: JournalInspection, remembered: ClientAndStreamRows) -> None:
     """Replace the damaged client and stream rows of a journal by their copies from ``journal.marks``.
 
     If a damaged row has no copy, set ``found.broken``.

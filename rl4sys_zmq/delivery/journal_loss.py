@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rl4sys_zmq.delivery.journal import ClientRow
-from rl4sys_zmq.delivery.journal_cache import JournalRows, RowKey
+from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, RowKey
 
 __all__ = ["JournalLoss", "CheckpointSummary", "find_loss", "merge"]
 
@@ -78,7 +78,9 @@ class JournalLoss:
         return f"of which {gone} are in no checkpoint"
 
 
-def find_loss(found: JournalRows | None, remembered: JournalRows | None, witnesses: Sequence[CheckpointSummary]) -> JournalLoss:
+def find_loss(
+    found: ClientAndStreamRows | None, remembered: ClientAndStreamRows | None, witnesses: Sequence[CheckpointSummary]
+) -> JournalLoss:
     """Compare a journal with its marks file and the newest checkpoints. Return a description of the data that it lacks.
 
     Args:
@@ -88,15 +90,15 @@ def find_loss(found: JournalRows | None, remembered: JournalRows | None, witness
         witnesses: The information about the journal in the newest checkpoints.
     """
     loss = JournalLoss(whole=found is None and remembered is not None and bool(remembered.clients or remembered.streams))
-    known = found or remembered or JournalRows()
+    known = found or remembered or ClientAndStreamRows()
     ours = {known.journal_id, *known.lineages}
-    have = found or JournalRows()
+    have = found or ClientAndStreamRows()
     if remembered is not None and remembered.journal_id:
         if remembered.journal_id == known.journal_id:
             _compare(have, remembered, loss)
         elif remembered.journal_id not in ours and (remembered.clients or remembered.streams):
             loss.unknown_lineages.add(remembered.journal_id)
-            _compare(JournalRows(), remembered, loss)
+            _compare(ClientAndStreamRows(), remembered, loss)
     for witness in witnesses:
         if witness.journal_id not in ours:
             loss.unknown_lineages.add(witness.journal_id)
@@ -107,7 +109,7 @@ def find_loss(found: JournalRows | None, remembered: JournalRows | None, witness
     return loss
 
 
-def _compare(have: JournalRows, remembered: JournalRows, loss: JournalLoss) -> None:
+def _compare(have: ClientAndStreamRows, remembered: ClientAndStreamRows, loss: JournalLoss) -> None:
     for client_id, row in remembered.clients.items():
         known = have.clients.get(client_id)
         missing = row.accepted - (known.accepted if known is not None else 0)
@@ -118,7 +120,7 @@ def _compare(have: JournalRows, remembered: JournalRows, loss: JournalLoss) -> N
         loss.streams += other is None or other.received < stream.received
 
 
-def _compare_checkpoint(have: JournalRows, witness: CheckpointSummary, loss: JournalLoss) -> None:
+def _compare_checkpoint(have: ClientAndStreamRows, witness: CheckpointSummary, loss: JournalLoss) -> None:
     known = have.clients.get(witness.client_id)
     missing = witness.judged - (known.accepted if known is not None else 0)
     if missing > 0:
@@ -129,7 +131,7 @@ def _compare_checkpoint(have: JournalRows, witness: CheckpointSummary, loss: Jou
 
 
 def _count_uncovered(
-    loss: JournalLoss, have: JournalRows, remembered: JournalRows | None, witnesses: Sequence[CheckpointSummary]
+    loss: JournalLoss, have: ClientAndStreamRows, remembered: ClientAndStreamRows | None, witnesses: Sequence[CheckpointSummary]
 ) -> None:
     if remembered is None:
         return
@@ -141,7 +143,9 @@ def _count_uncovered(
             loss.uncovered[client_id] = max(0, missing - max(0, beyond))
 
 
-def merge(found: JournalRows, remembered: JournalRows | None, witnesses: Sequence[CheckpointSummary]) -> JournalRows:
+def merge(
+    found: ClientAndStreamRows, remembered: ClientAndStreamRows | None, witnesses: Sequence[CheckpointSummary]
+) -> ClientAndStreamRows:
     """Return the clients and streams with which a journal continues after an accepted loss of data.
 
     Args:
@@ -154,7 +158,7 @@ def merge(found: JournalRows, remembered: JournalRows | None, witnesses: Sequenc
         journal lacks are then counted as rolled back. A marks file or checkpoint of another journal is ignored, and the id of
         that journal is added to `lineages`, as one that was given up.
     """
-    rows = JournalRows(found.journal_id, set(found.lineages), dict(found.clients), dict(found.streams))
+    rows = ClientAndStreamRows(found.journal_id, set(found.lineages), dict(found.clients), dict(found.streams))
     if remembered is not None and remembered.journal_id == rows.journal_id:
         rows.lineages |= remembered.lineages
         for client_id, row in remembered.clients.items():
@@ -182,7 +186,7 @@ def _higher_client(known: ClientRow | None, row: ClientRow) -> ClientRow:
     return replace(best, generation=generation, expired=expired, settings=settings)
 
 
-def _raise_to(rows: JournalRows, witness: CheckpointSummary) -> None:
+def _raise_to(rows: ClientAndStreamRows, witness: CheckpointSummary) -> None:
     client = rows.clients.get(witness.client_id)
     if client is not None and client.accepted < witness.judged:
         rows.clients[witness.client_id] = replace(client, accepted=witness.judged)

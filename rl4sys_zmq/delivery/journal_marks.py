@@ -22,7 +22,7 @@ from typing import Any
 import xxhash
 
 from rl4sys_zmq.delivery.journal import ClientRow, StreamRow
-from rl4sys_zmq.delivery.journal_cache import JournalRows, RowChanges
+from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, RowChanges
 
 __all__ = ["MarksWriter", "MarksContent", "marks_path", "read_marks"]
 
@@ -42,7 +42,7 @@ class MarksContent:
         damaged: The number of lines with a wrong checksum.
     """
 
-    rows: JournalRows = field(default_factory=JournalRows)
+    rows: ClientAndStreamRows = field(default_factory=ClientAndStreamRows)
     damaged: int = 0
 
 
@@ -68,7 +68,7 @@ def read_marks(path: Path) -> MarksContent | None:
     return found
 
 
-def _read_line(line: bytes, rows: JournalRows) -> bool:
+def _read_line(line: bytes, rows: ClientAndStreamRows) -> bool:
     """Apply the changes in a line of the file to the rows. Return False if the checksum of the line is wrong."""
     if xxhash.xxh3_64_hexdigest(line[_DIGITS:]).encode() != line[:_DIGITS]:
         return False
@@ -93,7 +93,7 @@ class MarksWriter:
     from a loss of power) when the call returns.
     """
 
-    def __init__(self, path: Path, rows: JournalRows, *, flush: bool) -> None:
+    def __init__(self, path: Path, rows: ClientAndStreamRows, *, flush: bool) -> None:
         """Write a new marks file with the given clients and streams.
 
         Args:

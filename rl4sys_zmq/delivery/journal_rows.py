@@ -16,15 +16,15 @@ from typing import Any
 import xxhash
 
 from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, JournalPage, StreamRow
-from rl4sys_zmq.delivery.journal_cache import JournalCache, JournalRows
+from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, JournalCache
 from rl4sys_zmq.wire.messages import Frame
 
 __all__ = [
     "SCHEMA_VERSION",
     "DropClient",
-    "DropEntries",
+    "DropClientEntries",
     "DropStream",
-    "CountGap",
+    "CountMissingSegments",
     "PageRequest",
     "RetireActorStreams",
     "JournalTables",
@@ -83,7 +83,7 @@ class DropClient:
 
 
 @dataclass(frozen=True, slots=True)
-class DropEntries:
+class DropClientEntries:
     """The operation that removes all entries of a client. Its streams and totals stay the same."""
 
     client_id: str
@@ -102,7 +102,7 @@ class RetireActorStreams:
 
 
 @dataclass(frozen=True, slots=True)
-class CountGap:
+class CountMissingSegments:
     """The operation that counts segments as accepted that an earlier journal acknowledged and that this journal lacks.
 
     If `stream` is given, the operation adds or updates this stream in the same transaction.
@@ -135,7 +135,17 @@ class PageRequest:
     max_bytes: int
 
 
-Write = JournalEntry | ClientRow | StreamRow | DropStream | DropClient | DropEntries | RetireActorStreams | CountGap | TrimEntries
+Write = (
+    JournalEntry
+    | ClientRow
+    | StreamRow
+    | DropStream
+    | DropClient
+    | DropClientEntries
+    | RetireActorStreams
+    | CountMissingSegments
+    | TrimEntries
+)
 
 
 def stored_bytes(entry: JournalEntry) -> int:
@@ -176,24 +186,24 @@ class JournalTables:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._db = connection
         self._next_row = 1
-        self.cache = JournalCache(JournalRows())
+        self.cache = JournalCache(ClientAndStreamRows())
         self.damaged: set[int] = set()
 
-    def create(self, known: JournalRows) -> None:
+    def create(self, known: ClientAndStreamRows) -> None:
         """Create the tables in an empty file, and store the given clients and streams."""
         for statement in _SCHEMA:
             self._db.execute(statement)
         self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         self.replace(known)
 
-    def known(self) -> tuple[JournalRows, int]:
+    def known(self) -> tuple[ClientAndStreamRows, int]:
         """Read the clients and streams from the tables. Return them, and the number of damaged rows, which are left out.
 
         The `journal_id` of the result is 0 if its row is damaged.
         """
         meta = dict(self._sound("SELECT * FROM meta"))
         lineages = {int(key.removeprefix("lineage ")) for key in meta if key.startswith("lineage ")}
-        rows = JournalRows(meta.get("journal_id", 0), lineages)
+        rows = ClientAndStreamRows(meta.get("journal_id", 0), lineages)
         for client_id, generation, settings, *totals in self._sound("SELECT * FROM clients"):
             rows.clients[client_id] = ClientRow(client_id, generation, rows.read_settings(settings), *totals)
         for *numbers, submits, spooled, owner in self._sound("SELECT * FROM streams"):
@@ -215,7 +225,7 @@ class JournalTables:
             if checksum == _checksum(tuple(values), b""):
                 yield tuple(values)
 
-    def replace(self, known: JournalRows) -> None:
+    def replace(self, known: ClientAndStreamRows) -> None:
         """Replace all clients and streams in the tables by the given ones."""
         for table in ("meta", "clients", "streams"):
             self._db.execute(f"DELETE FROM {table}")
@@ -225,7 +235,7 @@ class JournalTables:
         self._put("clients", map(self.cache.client_values, known.clients.values()))
         self._put("streams", map(self.cache.stream_values, known.streams.values()))
 
-    def restore(self, known: JournalRows, last_row: int) -> None:
+    def restore(self, known: ClientAndStreamRows, last_row: int) -> None:
         """Prepare for writing to an existing file, which has the clients and streams `known`, and entries up to `last_row`."""
         self.cache = JournalCache(known)
         self._next_row = last_row + 1
@@ -284,7 +294,7 @@ class JournalTables:
                     self.cache.put_client(operation)
                 case StreamRow():
                     self.cache.put_stream(operation)
-                case CountGap():
+                case CountMissingSegments():
                     self.cache.add_to_client(operation.client_id, operation.count, 0, operation.count)
                     if operation.stream is not None:
                         self.cache.put_stream(operation.stream)
@@ -295,7 +305,7 @@ class JournalTables:
                     self._db.execute("DELETE FROM streams WHERE client_id = ?", (operation.client_id,))
                     self._db.execute("DELETE FROM clients WHERE client_id = ?", (operation.client_id,))
                     self.cache.drop_client(operation.client_id)
-                case DropEntries():
+                case DropClientEntries():
                     grown -= self._drop_entries(operation.client_id)
                 case RetireActorStreams():
                     self.cache.retire_actor(operation.client_id, operation.actor_id)

@@ -29,7 +29,7 @@ from typing import assert_never
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery.incarnation import next_incarnation
 from rl4sys_zmq.errors import RefusalReason
-from rl4sys_zmq.images import ImageCodec
+from rl4sys_zmq.images import ImageFormat
 from rl4sys_zmq.liveness import (
     HEARTBEAT_LIMITS_S,
     HEARTBEAT_S,
@@ -67,7 +67,7 @@ __all__ = [
     "Action",
     "ActorSession",
     "SessionJoined",
-    "IncarnationRaised",
+    "ReplaceSockets",
     "Reconnect",
     "SessionRefused",
     "StreamRestarted",
@@ -153,7 +153,7 @@ class StreamRestarted:
 
 
 @dataclass(frozen=True, slots=True)
-class IncarnationRaised:
+class ReplaceSockets:
     """An action: replace the sockets, because the actor has taken a higher incarnation (number of this start).
 
     On the new sockets, replies to messages with the lower incarnation cannot arrive.
@@ -162,7 +162,7 @@ class IncarnationRaised:
     incarnation: int
 
 
-Action = SendMessage | SessionJoined | SessionRefused | TemporaryRefusal | Reconnect | StreamRestarted | IncarnationRaised
+Action = SendMessage | SessionJoined | SessionRefused | TemporaryRefusal | Reconnect | StreamRestarted | ReplaceSockets
 
 
 @dataclass(slots=True)
@@ -190,7 +190,7 @@ class ActorSession:
     """
 
     def __init__(
-        self, hello: Hello, counters: Counters, rng: random.Random, *, coded: bool = False, images: ImageCodec | None = None
+        self, hello: Hello, counters: Counters, rng: random.Random, *, coded: bool = False, images: ImageFormat | None = None
     ) -> None:
         """Create a session whose sequence numbers start at ``hello.first_seq``.
 
@@ -499,7 +499,7 @@ class ActorSession:
         )
         self.state = SessionState.JOINING
         self._next_hello = now
-        return [IncarnationRaised(incarnation)]
+        return [ReplaceSockets(incarnation)]
 
     def _renew(self, now: float) -> list[Action]:
         """Start the numbering of segments again with the next incarnation, because the learner has discarded its record of them.

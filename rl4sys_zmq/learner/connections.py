@@ -24,7 +24,7 @@ from rl4sys_zmq.learner.train_loop import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.transports import Socket, TooManyFrames
 from rl4sys_zmq.wire.messages import Frame
 
-__all__ = ["ConnectionUsage", "RouterReader", "RateLimiter"]
+__all__ = ["ConnectionUsage", "RouterReader", "ConnectionRateLimits"]
 
 
 BURST_S = 2.0
@@ -65,7 +65,7 @@ class ConnectionUsage:
         last_message_s: Time of the last message.
         descriptor: File descriptor of the connection; -1 if unknown.
         owes_until: Time at which the debt for all messages so far will be zero.
-        excess: Number of dropped messages since `RateLimiter.count_excess` last returned True.
+        excess: Number of dropped messages since `ConnectionRateLimits.count_excess` last returned True.
         sessionless_messages: Number of messages that were checked while the connection had no session.
         replies_until: Time at which the debt for refusals that were sent to the connection will be zero.
     """
@@ -78,7 +78,7 @@ class ConnectionUsage:
         self.excess = self.sessionless_messages = 0
 
 
-class RateLimiter:
+class ConnectionRateLimits:
     """The rate limits of all connections of a ROUTER. Only the gateway thread uses it.
 
     Attributes:
@@ -247,7 +247,7 @@ class RouterReader:
             counters: The learner's counters.
         """
         self._router, self._endpoint, self._counters = router, endpoint, counters
-        self._shares = RateLimiter(config.messages_per_s, config.bytes_per_s)
+        self._shares = ConnectionRateLimits(config.messages_per_s, config.bytes_per_s)
         free = router.bound.scheme == "inproc"
         self._lined, self._rated = not free, not free and not router.authenticated
         self._excess = 0

@@ -15,7 +15,7 @@ from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import SubmitReader, encode
 from rl4sys_zmq.wire.messages import QuarantinedSegment
 
-__all__ = ["ObservedSegment", "SegmentMessage", "to_ranges", "streams_of"]
+__all__ = ["SegmentInTraining", "SegmentMessage", "to_ranges", "streams_of"]
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +53,7 @@ class SegmentMessage:
 
 
 @dataclass(slots=True, eq=False)
-class ObservedSegment:
+class SegmentInTraining:
     """A segment that an algorithm received and may need to receive again, for example after an update was undone.
 
     Attributes:
@@ -87,7 +87,7 @@ def to_ranges(places: Sequence[int]) -> list[tuple[int, int]]:
     return [(places[a], places[b - 1] + 1) for a, b in itertools.pairwise([0, *breaks, len(places)])]
 
 
-def streams_of(held: Iterable[ObservedSegment]) -> list[tuple[Key, int, int]]:
+def streams_of(held: Iterable[SegmentInTraining]) -> list[tuple[Key, int, int]]:
     """Return the sequence numbers of segments as ranges, by stream.
 
     Returns:

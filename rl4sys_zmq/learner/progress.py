@@ -15,7 +15,7 @@ from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.learner.checkpoints import CheckpointMark
 from rl4sys_zmq.wire.messages import Verdict
 
-__all__ = ["ObservedData", "StreamProgress"]
+__all__ = ["ObservedData", "CheckpointProgress"]
 
 _COUNTED = (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED, Verdict.REFUSED)
 
@@ -35,7 +35,7 @@ class ObservedData:
     recent: tuple[tuple[float, int], ...] = ()
 
 
-class _StreamCounts:
+class _ProgressOfStream:
     """The progress in one stream of segments.
 
     Attributes:
@@ -50,7 +50,7 @@ class _StreamCounts:
         self.verdicts = {verdict: verdicts.get(verdict, 0) for verdict in _COUNTED}
 
 
-class StreamProgress:
+class CheckpointProgress:
     """The mark (next sequence number) and the counts of verdicts of each stream, as a checkpoint stores them.
 
     A *barrier* is a moment when every received segment has a verdict, for example right after an update. A checkpoint stores
@@ -68,8 +68,8 @@ class StreamProgress:
 
     def __init__(self, marks: Iterable[CheckpointMark] = (), verdicts: Mapping[str, int] | None = None) -> None:
         self.verdicts = {verdict: (verdicts or {}).get(verdict, 0) for verdict in _COUNTED}
-        self._marks = {(m.actor_id, m.origin): _StreamCounts(m.next_seq, m.verdicts) for m in marks}
-        self._since: dict[Key, _StreamCounts] = {}
+        self._marks = {(m.actor_id, m.origin): _ProgressOfStream(m.next_seq, m.verdicts) for m in marks}
+        self._since: dict[Key, _ProgressOfStream] = {}
         self.observed = ObservedData()
         self.moved = False
 
@@ -77,7 +77,7 @@ class StreamProgress:
         """Record that segments with the numbers ``[first, end)`` were received. They are the next ones of their stream."""
         since = self._since.get(key)
         if since is None:
-            since = self._since[key] = _StreamCounts(first, {})
+            since = self._since[key] = _ProgressOfStream(first, {})
         since.next_seq = end
 
     def record_verdict(self, key: Key, verdict: str, count: int = 1, replaces: str = "") -> None:
@@ -111,7 +111,7 @@ class StreamProgress:
         """
         self.moved |= bool(self._since)
         for key, since in self._since.items():
-            tally = self._marks.setdefault(key, _StreamCounts(0, {}))
+            tally = self._marks.setdefault(key, _ProgressOfStream(0, {}))
             tally.next_seq = since.next_seq
             for verdict, count in since.verdicts.items():
                 tally.verdicts[verdict] += count

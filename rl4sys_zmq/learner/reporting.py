@@ -20,7 +20,7 @@ from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import DataDemand, Message, SegmentVerdicts, TrainingMetrics
 
-__all__ = ["RECENT_EPISODES", "GatewaySender", "ProgressReporter", "plain_text"]
+__all__ = ["RECENT_EPISODES", "GatewaySender", "LearnerThreadReporter", "plain_text"]
 
 GATEWAY_TIMEOUT_S = 2.0
 """Longest wait for space in the queue of the gateway's PULL socket, in seconds."""
@@ -76,7 +76,7 @@ class _ReportedDemand(NamedTuple):
     version: int
 
 
-class ProgressReporter:
+class LearnerThreadReporter:
     """A collector of a learner thread's verdicts, demand and metrics. It sends them to the gateway when they are due.
 
     The thread takes segments from the gateway in messages called `DeliverSegments`. The four counters ``taken_...`` begin with

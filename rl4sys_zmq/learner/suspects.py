@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from rl4sys_zmq.delivery import Key
-from rl4sys_zmq.learner.held_segments import ObservedSegment, streams_of
+from rl4sys_zmq.learner.held_segments import SegmentInTraining, streams_of
 from rl4sys_zmq.private import make_private
 
 __all__ = ["ENDS_ALONE", "ENDS_TOGETHER", "CrashSuspects"]
@@ -119,7 +119,7 @@ class CrashSuspects:
             name = key[0].encode()
             self._write([(key, first, end)], _RANGE.pack(len(name), key[1], first, end) + name)
 
-    def begin(self, held: Sequence[ObservedSegment]) -> None:
+    def begin(self, held: Sequence[SegmentInTraining]) -> None:
         """Record that exactly these segments are in training."""
         if self._disabled:
             return
@@ -141,7 +141,7 @@ class CrashSuspects:
             self._clear_suspects({n for n in self._suspected if any(_holds(one, n) for one in self._in_hand)})
         self.clear()
 
-    def clear_suspects(self, held: Iterable[ObservedSegment]) -> None:
+    def clear_suspects(self, held: Iterable[SegmentInTraining]) -> None:
         """Remove these segments from the suspects, because training on them completed."""
         if self._suspected:
             self._clear_suspects({(*one.key, one.seq) for one in held})
@@ -161,7 +161,7 @@ class CrashSuspects:
         """Return the reason if a segment must be quarantined, else an empty string."""
         return self._to_quarantine.get((*key, seq), "") if self._to_quarantine else ""
 
-    def parts(self, held: Sequence[ObservedSegment]) -> list[list[ObservedSegment]]:
+    def parts(self, held: Sequence[SegmentInTraining]) -> list[list[SegmentInTraining]]:
         """Return the suspects among some segments, as up to two lists to train on separately; ``[]`` if there are none."""
         found = [one for one in held if (*one.key, one.seq) in self._suspected] if self._suspected else []
         half = len(found) // 2

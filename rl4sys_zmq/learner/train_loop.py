@@ -21,13 +21,13 @@ from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, TunableAlgorith
 from rl4sys_zmq.learner.algorithms.base import PACING_LAG
 from rl4sys_zmq.learner.algorithms.entry import readings
 from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore
-from rl4sys_zmq.learner.held_segments import ObservedSegment, SegmentMessage, streams_of, to_ranges
-from rl4sys_zmq.learner.progress import ObservedData, StreamProgress
+from rl4sys_zmq.learner.held_segments import SegmentInTraining, SegmentMessage, streams_of, to_ranges
+from rl4sys_zmq.learner.progress import CheckpointProgress, ObservedData
 from rl4sys_zmq.learner.quantizer import Quantizer
-from rl4sys_zmq.learner.reporting import GatewaySender, ProgressReporter, plain_text
+from rl4sys_zmq.learner.reporting import GatewaySender, LearnerThreadReporter, plain_text
 from rl4sys_zmq.learner.suspects import CrashSuspects
 from rl4sys_zmq.learner.training import UpdateOutcome, UpdateRunner
-from rl4sys_zmq.learner.validation import ColumnRanges, ContentRules, content_errors
+from rl4sys_zmq.learner.validation import ContentRules, SegmentValueLimits, content_errors
 from rl4sys_zmq.policies import PolicyOrigin, StoredPolicy
 from rl4sys_zmq.policies.initial_weights import read_weights
 from rl4sys_zmq.transports import Poller, Socket
@@ -90,7 +90,7 @@ class TrainLoop:
         given = self._assign.pacing_lag
         self._pacing_lag = given if given >= 0 else PACING_LAG[self._algorithm.kind]
         self._schema = SegmentSchema.of(self._spec, MAX_SEGMENT_STEPS)
-        self._bounds = ColumnRanges(self._schema, self._assign.max_magnitude, self._assign.max_reward)
+        self._bounds = SegmentValueLimits(self._schema, self._assign.max_magnitude, self._assign.max_reward)
         self._snapshot: PolicySnapshot | None = None
         self._before: PolicySnapshot | None = None
         self._published_master_digest = 0
@@ -99,7 +99,7 @@ class TrainLoop:
         self._lag_sum = self._lag_steps = 0
         self._slack_steps = 0
         self._rejected_in_a_row = 0
-        self._progress = StreamProgress()
+        self._progress = CheckpointProgress()
         self._store = CheckpointStore(Path(self._assign.checkpoints)) if self._assign.checkpoints else None
         self._saved_updates = 0  # an algorithm without data is rebuilt from its seed and needs no checkpoint
         self._save_at = time.monotonic() + self._assign.checkpoint_every_s
@@ -108,7 +108,7 @@ class TrainLoop:
         noted = self._assign.checkpoints and not self._replaced.is_set()
         self._suspects = CrashSuspects(Path(self._assign.checkpoints) if noted else None)
         self._trainer = UpdateRunner(self._algorithm, self._suspects, max(0, self._saved_updates))
-        self._reporter = ProgressReporter(self._send, self._progress.observed)
+        self._reporter = LearnerThreadReporter(self._send, self._progress.observed)
 
     def run(self) -> None:
         """Receive messages and train until the message `StopThread` arrives."""
@@ -243,7 +243,7 @@ class TrainLoop:
             self._quantizer.steps = manifest.grid
             number = manifest.number
             if manifest.journal_id == self._assign.journal_id:
-                self._progress = StreamProgress(manifest.marks, manifest.verdicts)
+                self._progress = CheckpointProgress(manifest.marks, manifest.verdicts)
             else:
                 words = "client %s: checkpoint %d belongs to another journal; its weights are used, its counts are not"
                 log.warning(words, self._assign.client_id, manifest.number)
@@ -420,7 +420,7 @@ class TrainLoop:
                 self._quarantine(message, place, reason)
             elif drops and late[place]:
                 self._record_verdict(key, seq, seq + 1, Verdict.STALE)
-            elif self._observe(ObservedSegment(message, place, key, seq, bool(late[place])), alone=careful):
+            elif self._observe(SegmentInTraining(message, place, key, seq, bool(late[place])), alone=careful):
                 observed.append(place)
                 if not self._algorithm.demand() or (careful and self._suspects.suspects(key, seq)):
                     break
@@ -469,7 +469,7 @@ class TrainLoop:
         self._progress.barrier()
         self._progress.observed = ObservedData(reporter.observed_steps, reporter.observed_episodes, recent)
 
-    def _observe(self, one: ObservedSegment, *, alone: bool) -> bool:
+    def _observe(self, one: SegmentInTraining, *, alone: bool) -> bool:
         """Give a segment to the algorithm. If the algorithm raises an exception, quarantine the segment and return False.
 
         Without the quarantine, a journal on disk would deliver the segment to each new learner thread. If more than

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import TrainingDiverged
 from rl4sys_zmq.learner.algorithms import Algorithm, UndoableAlgorithm
-from rl4sys_zmq.learner.held_segments import ObservedSegment
+from rl4sys_zmq.learner.held_segments import SegmentInTraining
 from rl4sys_zmq.learner.suspects import CrashSuspects
 from rl4sys_zmq.learner.validation import is_finite
 from rl4sys_zmq.weights import digest
@@ -58,8 +58,8 @@ class UpdateOutcome:
     """
 
     metrics: Mapping[str, float] | None = None
-    used: list[ObservedSegment] = field(default_factory=list)
-    culprits: list[ObservedSegment] = field(default_factory=list)
+    used: list[SegmentInTraining] = field(default_factory=list)
+    culprits: list[SegmentInTraining] = field(default_factory=list)
     reason: str = ""
     unchanged: bool = False
 
@@ -81,11 +81,11 @@ class UpdateRunner:
             updates: Number of updates done before the checkpoint that the algorithm resumed from.
         """
         self.updates = updates
-        self.held: list[ObservedSegment] = []
+        self.held: list[SegmentInTraining] = []
         self._algorithm, self._suspects = algorithm, suspects
         self._onpolicy = algorithm.kind == "onpolicy"
         self._hooks = algorithm if isinstance(algorithm, UndoableAlgorithm) else None
-        self._recent: deque[ObservedSegment | None] = deque()  # the segments from number `_first` on
+        self._recent: deque[SegmentInTraining | None] = deque()  # the segments from number `_first` on
         self._first = self._first_kept = 0
         self._kept_bytes = 0
         self._careful = 0
@@ -94,7 +94,7 @@ class UpdateRunner:
 
     # ---- observing
 
-    def observe(self, one: ObservedSegment) -> None:
+    def observe(self, one: SegmentInTraining) -> None:
         """Give a segment to the algorithm, and remember it. An exception of the algorithm is raised unchanged."""
         self._algorithm.observe(one.segment, correct=one.correct)
         if self._onpolicy:
@@ -102,7 +102,7 @@ class UpdateRunner:
         elif self._hooks is not None:
             self._remember(one)
 
-    def _remember(self, one: ObservedSegment) -> None:
+    def _remember(self, one: SegmentInTraining) -> None:
         assert one.message is not None
         self._recent.append(one)
         self._kept_bytes += one.message.segment_bytes
@@ -114,12 +114,12 @@ class UpdateRunner:
             self._first += 1
             self._first_kept = max(self._first_kept, self._first)
 
-    def _drop_message(self, one: ObservedSegment | None) -> None:
+    def _drop_message(self, one: SegmentInTraining | None) -> None:
         if one is not None and one.message is not None:
             self._kept_bytes -= one.message.segment_bytes
             one.message = None
 
-    def _identify(self, number: int) -> ObservedSegment | None:
+    def _identify(self, number: int) -> SegmentInTraining | None:
         """Return a segment of an off-policy algorithm by its number in the order of `observe`, from 0, and stop remembering it.
 
         Return None if the segment is not remembered, for example because it was observed before a restart.
@@ -262,7 +262,7 @@ class UpdateRunner:
         self.held = rest
         return UpdateOutcome(culprits=culprits, reason=reason)
 
-    def _find(self, batch: list[ObservedSegment]) -> list[ObservedSegment]:
+    def _find(self, batch: list[SegmentInTraining]) -> list[SegmentInTraining]:
         """Find the segments that make a batch fail, by trying its halves again and again.
 
         Return the whole batch if it fails although both of its halves succeed.
@@ -273,7 +273,7 @@ class UpdateRunner:
         failing = [part for part in (batch[:half], batch[half:]) if self._fails(part)]
         return [one for part in failing for one in self._find(part)] if failing else batch
 
-    def _fails(self, part: list[ObservedSegment]) -> bool:
+    def _fails(self, part: list[SegmentInTraining]) -> bool:
         """Return True if an update on some segments of a batch fails, starting from the kept state."""
         self._trials += 1
         self._restore()

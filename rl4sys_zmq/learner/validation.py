@@ -22,7 +22,15 @@ from rl4sys_zmq.values.observations import integer_bounds
 from rl4sys_zmq.values.spaces import LeafSpace
 from rl4sys_zmq.wire import SegmentSchema, SubmitReader
 
-__all__ = ["ColumnRanges", "ContentRules", "MAX_LOG_PROB", "ColumnRange", "content_error", "content_errors", "is_finite"]
+__all__ = [
+    "SegmentValueLimits",
+    "ContentRules",
+    "MAX_LOG_PROB",
+    "ColumnValueLimits",
+    "content_error",
+    "content_errors",
+    "is_finite",
+]
 
 
 MAX_LOG_PROB = 100.0
@@ -41,7 +49,7 @@ TILE = 512
 """Number of elements to compare in one row of an array. Shorter rows are joined, because numpy is slow with short rows."""
 
 
-class ColumnRange:
+class ColumnValueLimits:
     """The allowed range of the values in one column of a segment. It can differ between the elements of a row.
 
     Attributes:
@@ -97,7 +105,7 @@ def _fits(table: NDArray[Any], low: NDArray[np.float64], high: NDArray[np.float6
     return bool((np.minimum.reduce(table) >= low).all() and (np.maximum.reduce(table) <= high).all())
 
 
-class ColumnRanges:
+class SegmentValueLimits:
     """The allowed ranges of all columns in a client's segments.
 
     Attributes:
@@ -130,7 +138,7 @@ class ColumnRanges:
             if np.dtype(extra.dtype).kind == "f":
                 self._ranges[extra.name] = _flat_range(-max_magnitude, max_magnitude, extra.dtype)
 
-    def of(self, name: str) -> ColumnRange | None:
+    def of(self, name: str) -> ColumnValueLimits | None:
         """Return the allowed range of a column by its name, such as ``rewards``; None if the column has no range."""
         return self._ranges.get(name)
 
@@ -139,22 +147,22 @@ class ColumnRanges:
         return self.max_reward * max(steps, 1)
 
 
-def _flat_range(low: float, high: float, dtype: str = "<f4") -> ColumnRange:
-    return ColumnRange(np.array([low]), np.array([high]), np.dtype(dtype))
+def _flat_range(low: float, high: float, dtype: str = "<f4") -> ColumnValueLimits:
+    return ColumnValueLimits(np.array([low]), np.array([high]), np.dtype(dtype))
 
 
-def _of_leaf(space: LeafSpace, max_magnitude: float) -> ColumnRange:
+def _of_leaf(space: LeafSpace, max_magnitude: float) -> ColumnValueLimits:
     dtype = np.dtype(space.dtype)
     bounds = integer_bounds(space)
     if bounds is not None:
-        return ColumnRange(bounds[0].astype(np.float64), bounds[1].astype(np.float64), dtype)
+        return ColumnValueLimits(bounds[0].astype(np.float64), bounds[1].astype(np.float64), dtype)
     assert isinstance(space, BoxSpace)
     low, high = space.low_array(), space.high_array()
     said = np.maximum(*(np.where(np.abs(bound) <= max_magnitude, np.abs(bound), 0.0) for bound in (low, high)))
     slack = ROUNDING * said * float(np.finfo(dtype if dtype.itemsize == 2 else np.float32).eps) if dtype.kind == "f" else 0.0
     low = np.where(low >= -max_magnitude, low - slack, -max_magnitude)
     high = np.where(high <= max_magnitude, high + slack, max_magnitude)
-    return ColumnRange(low, high, dtype)
+    return ColumnValueLimits(low, high, dtype)
 
 
 _NUMBERS = ("actions", "rewards", "log_probs")
@@ -175,7 +183,7 @@ class ContentRules:
     """
 
     schema: SegmentSchema
-    bounds: ColumnRanges
+    bounds: SegmentValueLimits
     generation: int
     version: int
 

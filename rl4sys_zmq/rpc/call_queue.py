@@ -64,7 +64,7 @@ class ServerMethod:
         role: The role that the caller's key must have.
         max_batch: The largest number of calls in one job (one run of the callback).
         max_wait_s: The longest time that the first call of a job waits for further calls, in seconds. 0: no wait. None: the time
-            is computed from the last batches, as described in `_ConcurrencyGroup`.
+            is computed from the last batches, as described in `_ExclusiveGroup`.
         max_queue: The largest number of calls that wait in the concurrency group. Further calls are refused (``busy``).
         client_id: The client for which the caller's key must be valid. Empty: any client.
     """
@@ -119,7 +119,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class _ConcurrencyGroup:
+class _ExclusiveGroup:
     """The waiting calls of one concurrency group (methods that never run at the same time), and the size of the next batch.
 
     Assume callers that call again as soon as they get a reply. Without a pause between batches, they would split into two sets:
@@ -161,7 +161,7 @@ class CallQueue:
         self.counters = counters
         self.methods: dict[str, ServerMethod] = {}
         self.run_now = False
-        self._concurrency_groups: dict[str, _ConcurrencyGroup] = {}
+        self._concurrency_groups: dict[str, _ExclusiveGroup] = {}
         self.windows: ServerCalls[QueuedCall, list[Frame]] = ServerCalls()
 
     def register(self, method: ServerMethod) -> None:
@@ -185,7 +185,7 @@ class CallQueue:
             )
         # Both dicts are replaced, not changed: another thread can be iterating over them.
         if method.concurrency_group not in self._concurrency_groups:
-            self._concurrency_groups = {**self._concurrency_groups, method.concurrency_group: _ConcurrencyGroup()}
+            self._concurrency_groups = {**self._concurrency_groups, method.concurrency_group: _ExclusiveGroup()}
         self.methods = {**self.methods, method.name: method}
 
     def unregister(self, name: str) -> None:
@@ -302,7 +302,7 @@ class CallQueue:
         """True while a job runs."""
         return any(concurrency_group.busy for concurrency_group in self._concurrency_groups.values())
 
-    def _due(self, concurrency_group: _ConcurrencyGroup) -> float:
+    def _due(self, concurrency_group: _ExclusiveGroup) -> float:
         """Return the time at which the next job of a concurrency group can start. The group must have a waiting call."""
         first = concurrency_group.queue[0]
         method = first.method

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rl4sys_zmq.config.options import checked_arguments
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.images import NEEDS_PILLOW, ImageCodec, has_pillow
+from rl4sys_zmq.images import NEEDS_PILLOW, ImageFormat, has_pillow
 from rl4sys_zmq.serving.addresses import address_of
 from rl4sys_zmq.transports import Address
 from rl4sys_zmq.wire.trees import Tree
@@ -35,7 +35,7 @@ class ActionConfig:
         version: A version that you choose, for example of your program. The library only checks that both sides have the same.
         bind: IP address on which the server listens, where a port is given as a number and not as a URI. If other machines can
             reach this address, the server needs its argument `keys`, or `insecure=True`. Clients do not use this field.
-        image_codecs: Codec for each key with images: ``"jpeg"`` (quality 90), ``"jpeg:75"``, ``"png"``, or an `ImageCodec`. A
+        image_codecs: Codec for each key with images: ``"jpeg"`` (quality 90), ``"jpeg:75"``, ``"png"``, or an `ImageFormat`. A
             codec applies to top-level entries of an observation, of an action's payload and of the reply to an action. Entries
             that are not arrays are sent unchanged. Needs the extra ``images``.
         timeout_s: Default time that a client waits for a reply, in seconds.
@@ -47,7 +47,7 @@ class ActionConfig:
     broadcast_port: int | str | None = None
     version: str = "0.0.1"
     bind: str = "127.0.0.1"
-    image_codecs: Mapping[str, str | ImageCodec] = field(default_factory=dict)
+    image_codecs: Mapping[str, str | ImageFormat] = field(default_factory=dict)
     timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
@@ -72,9 +72,9 @@ class ActionConfig:
             raise ConfigError(f"image_codecs: {NEEDS_PILLOW}", key="image_codecs")
 
     @property
-    def codecs(self) -> dict[str, ImageCodec]:
-        """The `ImageCodec` for each key in `image_codecs`."""
-        return {key: codec for key, codec in self.image_codecs.items() if isinstance(codec, ImageCodec)}
+    def codecs(self) -> dict[str, ImageFormat]:
+        """The `ImageFormat` for each key in `image_codecs`."""
+        return {key: codec for key, codec in self.image_codecs.items() if isinstance(codec, ImageFormat)}
 
     def terms(self) -> dict[str, Tree]:
         """Return the fields that must be equal at the server and its clients. The order of keys does not matter."""
@@ -136,14 +136,14 @@ def _keys(name: str, given: object) -> list[str]:
     return keys
 
 
-def _codec(key: object, given: object) -> ImageCodec:
+def _codec(key: object, given: object) -> ImageFormat:
     if not isinstance(key, str):
         raise ConfigError(f"image_codecs has the key {key!r:.60}, which is not a string", key="image_codecs")
     codec = given
     if isinstance(given, str):
         form, _, quality = given.partition(":")
-        codec = ImageCodec(form, int(quality)) if quality.isdecimal() else ImageCodec(form) if not quality else None
-    if not isinstance(codec, ImageCodec) or codec.format not in ("png", "jpeg") or not 1 <= codec.quality <= 100:
+        codec = ImageFormat(form, int(quality)) if quality.isdecimal() else ImageFormat(form) if not quality else None
+    if not isinstance(codec, ImageFormat) or codec.format not in ("png", "jpeg") or not 1 <= codec.quality <= 100:
         raise ConfigError(
             f"image_codecs[{key!r}] is {given!r:.60}; expected jpeg, jpeg:1 to jpeg:100, or png", key="image_codecs"
         )

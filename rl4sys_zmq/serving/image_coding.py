@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from rl4sys_zmq.errors import PayloadError, ProtocolError, RefusalReason
-from rl4sys_zmq.images import NEEDS_PILLOW, BadImage, ImageCodec, decode_images, encode_images, has_pillow, image_size
+from rl4sys_zmq.images import NEEDS_PILLOW, BadImage, ImageFormat, decode_images, encode_images, has_pillow, image_size
 from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
 from rl4sys_zmq.values.trees import Tree
 
@@ -18,7 +18,7 @@ MAX_PIXEL_BYTES = 256 * 1024 * 1024
 """Largest size of all decoded images of one payload, in bytes."""
 
 
-def code_images(values: Tree, codecs: Mapping[str, ImageCodec]) -> tuple[Tree, dict[str, Tree]]:
+def code_images(values: Tree, codecs: Mapping[str, ImageFormat]) -> tuple[Tree, dict[str, Tree]]:
     """Encode the images in a dict, for the keys that have a codec.
 
     Args:

@@ -20,7 +20,7 @@ from rl4sys_zmq.errors import CallRefusalReason
 from rl4sys_zmq.liveness import is_silent
 from rl4sys_zmq.rpc import CallRefusedByCallback
 
-__all__ = ["SlotLease", "LeaseTable"]
+__all__ = ["LeasedEnvironments", "LeaseTable"]
 
 LONG_CALL_S = 1.0
 ENDED_LEASES = 1024
@@ -28,7 +28,7 @@ ENDED_LEASES = 1024
 
 
 @dataclass(slots=True)
-class SlotLease:
+class LeasedEnvironments:
     """The right of one caller to one or more environments of a server. Times are those of `time.monotonic`, in seconds.
 
     Attributes:
@@ -60,8 +60,8 @@ class LeaseTable:
         self.count = count
         self.lease_s = lease_s
         self._lock = threading.Lock()
-        self._slots: list[SlotLease | None] = [None] * count
-        self._leases: dict[int, SlotLease] = {}
+        self._slots: list[LeasedEnvironments | None] = [None] * count
+        self._leases: dict[int, LeasedEnvironments] = {}
         self._ended: OrderedDict[int, tuple[int, ...]] = OrderedDict()
 
     @property
@@ -74,7 +74,7 @@ class LeaseTable:
         """True while a call of any caller runs on its environments."""
         return any(lease is not None and lease.call_started_s is not None for lease in self._slots)
 
-    def holders(self) -> list[SlotLease | None]:
+    def holders(self) -> list[LeasedEnvironments | None]:
         """Return a list with the lease of each slot, or None for a free slot."""
         return list(self._slots)
 
@@ -116,14 +116,14 @@ class LeaseTable:
                 before = self._slots[i]
                 if before is not None:
                     self._end(before)
-            lease = SlotLease(token, slots, now)
+            lease = LeasedEnvironments(token, slots, now)
             self._leases[token] = lease
             for i in slots:
                 self._slots[i] = lease
             return slots
 
     @contextmanager
-    def use(self, token: int) -> Iterator[SlotLease]:
+    def use(self, token: int) -> Iterator[LeasedEnvironments]:
         """Mark the lease as in use during the ``with`` block. The lease does not end, and no second call can begin.
 
         Raises:
@@ -164,15 +164,15 @@ class LeaseTable:
                 if lease.call_started_s is None:
                     self._end(lease)
 
-    def _held(self, token: int) -> SlotLease | None:
+    def _held(self, token: int) -> LeasedEnvironments | None:
         """Return the lease with this token, or None if there is none or its caller has returned it."""
         lease = self._leases.get(token)
         return lease if lease is not None and not lease.returned else None
 
-    def _free(self, lease: SlotLease | None, now: float) -> bool:
+    def _free(self, lease: LeasedEnvironments | None, now: float) -> bool:
         return lease is None or (lease.call_started_s is None and is_silent(now, lease.last_message_s, self.lease_s))
 
-    def _end(self, lease: SlotLease) -> None:
+    def _end(self, lease: LeasedEnvironments) -> None:
         del self._leases[lease.token]
         self._ended[lease.token] = lease.slots
         if len(self._ended) > ENDED_LEASES:

@@ -26,10 +26,10 @@ from typing import Any
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.dedup import count_received
 from rl4sys_zmq.delivery import StreamRow
-from rl4sys_zmq.errors import CallRefusalReason, Closed, StoreError
+from rl4sys_zmq.errors import CallRefusalReason, Closed, StoreFileError
 from rl4sys_zmq.rpc import CallRefusedByCallback
 from rl4sys_zmq.serving.data import DataStoreBase
-from rl4sys_zmq.serving.trainer_journal import JournaledItems, StoreJournal, StorePosition, StreamKey
+from rl4sys_zmq.serving.trainer_journal import JournaledItems, StoreInsertPosition, StoreJournal, StreamKey
 
 __all__ = ["InsertRequest", "StoreInserter", "InsertResult"]
 
@@ -39,7 +39,7 @@ MAX_STREAMS = 100_000
 """Largest number of streams of one store. A stream is never discarded, because its resent items would then count as new."""
 TRIM_UPDATES = 32
 """Number of old updates that are collected before the journal deletes them, all at once."""
-_TRANSIENT = (OSError, MemoryError, StoreError, Closed)
+_TRANSIENT = (OSError, MemoryError, StoreFileError, Closed)
 """Exceptions of a store after which the same item is tried again later. After any other exception, the item is dropped."""
 
 
@@ -64,7 +64,7 @@ class InsertRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class InsertedItems:
+class ClientInsertions:
     """Items of one trainer client that were inserted into the store.
 
     Attributes:
@@ -95,7 +95,7 @@ class InsertResult:
     fresh: int = 0
     dropped: int = 0
     error: Exception | None = None
-    arrival: InsertedItems | None = None
+    arrival: ClientInsertions | None = None
 
 
 class StoreInserter:
@@ -162,7 +162,7 @@ class StoreInserter:
         """Return the number of the last item of a stream that the server has, or -1 for an unknown stream."""
         return self._marks.get(stream, -1)
 
-    def insert_waiting(self) -> InsertedItems | None:
+    def insert_waiting(self) -> ClientInsertions | None:
         """Insert accepted items that the store could not take earlier, for example because its disk was full.
 
         Returns:
@@ -240,7 +240,7 @@ class StoreInserter:
             error = self._insert_waiting()
             if self._waiting:
                 problem = f"rejects the items of the journal: {type(error).__name__}: {error}"
-                raise StoreError(self.name, problem) from error
+                raise StoreFileError(self.name, problem) from error
             self._inserted.clear()
         updates.clear()
 
@@ -280,7 +280,7 @@ class StoreInserter:
             self.store.gap()
             self._gap_pending = False
 
-    def _arrival(self) -> InsertedItems | None:
+    def _arrival(self) -> ClientInsertions | None:
         """Return the items that were inserted since the last call, or None. Return None also while accepted items still wait."""
         if self._waiting:
             return None
@@ -289,7 +289,7 @@ class StoreInserter:
         if not items:
             return None
         assert self._sender is not None
-        return InsertedItems(self._sender[0], self.mark(self._sender), items)
+        return ClientInsertions(self._sender[0], self.mark(self._sender), items)
 
     # ---- the journal
 
@@ -300,8 +300,8 @@ class StoreInserter:
             self._journal.note(JournaledItems(self.name, stream, end, [], self._place()))
             self._unsure = False
 
-    def _place(self) -> StorePosition:
-        return StorePosition(self.store.lineage, self.store.latest_data_id() + 1)
+    def _place(self) -> StoreInsertPosition:
+        return StoreInsertPosition(self.store.lineage, self.store.latest_data_id() + 1)
 
     def _keep(self, update: JournaledItems, nbytes: int) -> None:
         """Note that the journal has a further message of items. Trim the messages that `refill` does not need from it."""

@@ -24,7 +24,7 @@ from rl4sys_zmq.errors import (
     ConfigError,
     PayloadError,
     RL4SysError,
-    StoreError,
+    StoreFileError,
 )
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.resource import Resource, Worker
@@ -378,7 +378,7 @@ class TrainerClient(Resource):
         feed = self._feed(name)
         acked, latest = self._mark(name), feed.latest()
         if acked > latest:
-            raise StoreError(
+            raise StoreFileError(
                 name,
                 f"the trainer has the items up to {acked}, and this store ends at {latest}: the trainer would skip new items "
                 "under old numbers; delete the store's folder to begin a new one",

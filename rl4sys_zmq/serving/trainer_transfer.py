@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl4sys_zmq.errors import RL4SysError, StoreError
+from rl4sys_zmq.errors import RL4SysError, StoreFileError
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.trainer_items import payload_bytes
 
@@ -62,7 +62,7 @@ class StoreTransfer:
         """Return the number of the store's newest item.
 
         Raises:
-            StoreError: If the store raises an exception.
+            StoreFileError: If the store raises an exception.
         """
         with _as_store_error(self.store):
             return self.store.latest_data_id()
@@ -77,7 +77,7 @@ class StoreTransfer:
             The number of the first item after `from_id` in the store, and a list of the items from there on.
 
         Raises:
-            StoreError: If the store cannot read the items.
+            StoreFileError: If the store cannot read the items.
         """
         with _as_store_error(self.store):
             if not self.items:
@@ -99,10 +99,10 @@ class StoreTransfer:
 
 @contextlib.contextmanager
 def _as_store_error(store: DataStoreBase) -> Iterator[None]:
-    """Convert exceptions of a data store to `StoreError`. Exceptions of this library pass unchanged."""
+    """Convert exceptions of a data store to `StoreFileError`. Exceptions of this library pass unchanged."""
     try:
         yield
     except RL4SysError:
         raise
     except Exception as exc:
-        raise StoreError(type(store).__qualname__, f"reading it failed: {type(exc).__name__}: {exc}") from exc
+        raise StoreFileError(type(store).__qualname__, f"reading it failed: {type(exc).__name__}: {exc}") from exc

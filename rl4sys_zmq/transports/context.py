@@ -35,7 +35,7 @@ class TrackedResource(Resource):
         """Mark the object as unusable in a forked child, without closing anything that the parent still uses."""
 
 
-class _ProcessState:
+class _ProcessSockets:
     """The ZeroMQ context and the open sockets of one process. A forked child gets a new object of this class."""
 
     def __init__(self) -> None:
@@ -45,8 +45,8 @@ class _ProcessState:
         self.open: set[TrackedResource] = set()
 
 
-_process = _ProcessState()
-_inherited: list[_ProcessState] = []  # kept alive, so that no finalizer in a child closes the parent's sockets
+_process = _ProcessSockets()
+_inherited: list[_ProcessSockets] = []  # kept alive, so that no finalizer in a child closes the parent's sockets
 
 
 def context() -> zmq.Context[zmq.Socket[bytes]]:
@@ -82,7 +82,7 @@ def open_sockets() -> int:
 def _after_fork() -> None:
     global _process
     _inherited.append(_process)
-    inherited, _process = _process, _ProcessState()
+    inherited, _process = _process, _ProcessSockets()
     for socket in inherited.open:
         socket.abandon()
 

@@ -21,7 +21,7 @@ from rl4sys_zmq.transports.options import MAX_FRAME_BYTES, Secure
 from rl4sys_zmq.transports.poller import HasFileno, Poller
 from rl4sys_zmq.transports.sockets import Socket
 
-__all__ = ["Keys", "ConnectingSocket", "SocketPoller", "LocalNetwork", "Network", "curve", "secure_with"]
+__all__ = ["Keys", "ConnectingSocket", "SocketPoller", "LocalSocketFactory", "SocketFactory", "curve", "secure_with"]
 
 Keys = tuple[str, str, str]
 """The CURVE keys of a connecting socket as Z85 text: own public key, own secret key, and the learner's public key."""
@@ -54,7 +54,7 @@ class ConnectingSocket(Protocol):
 
 
 class SocketPoller(Protocol):
-    """The interface of a poller for the sockets of one `Network` and for file descriptors, its *sources*.
+    """The interface of a poller for the sockets of one `SocketFactory` and for file descriptors, its *sources*.
 
     The methods have the contracts of `Poller`.
     """
@@ -76,7 +76,7 @@ class SocketPoller(Protocol):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
 
-class Network(Resource):
+class SocketFactory(Resource):
     """A factory of connecting sockets and of pollers for these sockets. Create, use and close all of them in one thread."""
 
     @abstractmethod
@@ -102,8 +102,8 @@ class Network(Resource):
         """Create a poller for the sockets of this network and for file descriptors."""
 
 
-class LocalNetwork(Network):
-    """A `Network` whose sockets are ZeroMQ sockets of this process. The code that creates a socket must close it."""
+class LocalSocketFactory(SocketFactory):
+    """A `SocketFactory` whose sockets are ZeroMQ sockets of this process. The code that creates a socket must close it."""
 
     def dealer(
         self,
@@ -114,7 +114,7 @@ class LocalNetwork(Network):
         max_frame_bytes: int = MAX_FRAME_BYTES,
         keys: Keys | None = None,
     ) -> ConnectingSocket:
-        """Create a connecting DEALER (`Network.dealer`)."""
+        """Create a connecting DEALER (`SocketFactory.dealer`)."""
         secure = secure_with(keys)
         return Socket.dealer(
             connect, send_hwm=send_hwm, recv_hwm=recv_hwm, max_frame_bytes=max_frame_bytes, secure=secure, watch=True
@@ -123,11 +123,11 @@ class LocalNetwork(Network):
     def sub(
         self, connect: Address | str, *, hwm: int = 16, max_frame_bytes: int = MAX_FRAME_BYTES, keys: Keys | None = None
     ) -> ConnectingSocket:
-        """Create a connecting SUB (`Network.sub`)."""
+        """Create a connecting SUB (`SocketFactory.sub`)."""
         return Socket.sub(connect, hwm=hwm, max_frame_bytes=max_frame_bytes, secure=secure_with(keys))
 
     def poller(self) -> SocketPoller:
-        """Create a poller (`Network.poller`)."""
+        """Create a poller (`SocketFactory.poller`)."""
         return cast(SocketPoller, Poller())  # all connections of this network are sockets
 
     def close(self) -> None:

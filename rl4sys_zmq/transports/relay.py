@@ -13,20 +13,20 @@ from rl4sys_zmq.errors import Closed, TransportError
 from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.context import TrackedResource, track, untrack
 from rl4sys_zmq.transports.frames import Frames
-from rl4sys_zmq.transports.network import Keys, Network, SocketPoller
+from rl4sys_zmq.transports.network import Keys, SocketFactory, SocketPoller
 from rl4sys_zmq.transports.options import MAX_FRAME_BYTES
 from rl4sys_zmq.transports.relay_pipe import LIMITS, RelayMessageKind
 from rl4sys_zmq.transports.relayed_connection import RelayedSocket, RelayPoller
 from rl4sys_zmq.transports.sidecar import Sidecar
 
-__all__ = ["SidecarNetwork"]
+__all__ = ["SidecarSocketFactory"]
 
 _NO_OWNER = -1
 _KEY_BYTES = 40
 
 
-class SidecarNetwork(Network, TrackedResource):
-    """A `Network` whose sockets are in a sidecar process. It starts the process and passes messages to it and back.
+class SidecarSocketFactory(SocketFactory, TrackedResource):
+    """A `SocketFactory` whose sockets are in a sidecar process. It starts the process and passes messages to it and back.
 
     Create, use and close a relay, its sockets and its pollers in one thread. When the sidecar has ended, all their methods except
     `close` and `unregister` raise `TransportError`. The relay does not start another sidecar. In a forked child every method
@@ -63,7 +63,7 @@ class SidecarNetwork(Network, TrackedResource):
         max_frame_bytes: int = MAX_FRAME_BYTES,
         keys: Keys | None = None,
     ) -> RelayedSocket:
-        """Create a connecting DEALER in the sidecar, as `Network.dealer` describes.
+        """Create a connecting DEALER in the sidecar, as `SocketFactory.dealer` describes.
 
         The sidecar connects the socket later. If that fails, later calls of the socket's methods raise.
 
@@ -75,7 +75,7 @@ class SidecarNetwork(Network, TrackedResource):
     def sub(
         self, connect: Address | str, *, hwm: int = 16, max_frame_bytes: int = MAX_FRAME_BYTES, keys: Keys | None = None
     ) -> RelayedSocket:
-        """Create a connecting SUB in the sidecar, as `Network.sub` describes. Errors are as for `dealer`."""
+        """Create a connecting SUB in the sidecar, as `SocketFactory.sub` describes. Errors are as for `dealer`."""
         return self._open("sub", connect, (0, hwm, max_frame_bytes), keys)
 
     def poller(self) -> SocketPoller:

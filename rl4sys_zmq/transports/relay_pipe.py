@@ -30,8 +30,8 @@ __all__ = [
     "SEND_WINDOW_BYTES",
     "TOTAL",
     "RelayMessageKind",
-    "CommandReader",
-    "CommandQueue",
+    "SidecarCommandReader",
+    "SidecarCommandQueue",
     "RelayMessage",
     "cost_bytes",
     "frame_bytes",
@@ -110,7 +110,7 @@ def size_fault(sizes: Sequence[int]) -> str | None:
     return None
 
 
-class CommandQueue:
+class SidecarCommandQueue:
     """A queue of commands that were not written to the socketpair so far.
 
     Attributes:
@@ -150,7 +150,7 @@ class CommandQueue:
                 written -= len(chunk)
 
 
-class CommandReader:
+class SidecarCommandReader:
     """A reader of commands from the socketpair. It keeps the bytes of a command that was received only in part.
 
     Small frames are copied out of one shared buffer. A large frame is read directly into a separate buffer, which becomes the

@@ -26,10 +26,10 @@ from rl4sys_zmq.transports.relay_pipe import (
     RECEIVE_WINDOW_BYTES,
     SEND_WINDOW_BYTES,
     TOTAL,
-    CommandQueue,
-    CommandReader,
     RelayMessage,
     RelayMessageKind,
+    SidecarCommandQueue,
+    SidecarCommandReader,
     cost_bytes,
     size_fault,
 )
@@ -73,7 +73,7 @@ class _SidecarLoop:
 
     def __init__(self, pair: socket.socket) -> None:
         self._pair = pair
-        self._input, self._output = CommandReader(), CommandQueue()
+        self._input, self._output = SidecarCommandReader(), SidecarCommandQueue()
         self._connections: dict[int, _SidecarSocket] = {}
         self._done = False
 

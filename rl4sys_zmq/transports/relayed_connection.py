@@ -32,7 +32,7 @@ __all__ = ["RelayInterface", "RelayPoller", "RelayedSocket"]
 
 
 class RelayInterface(Protocol):
-    """The interface through which a relayed socket or poller uses its sidecar. `SidecarNetwork` implements it.
+    """The interface through which a relayed socket or poller uses its sidecar. `SidecarSocketFactory` implements it.
 
     The host and the sidecar process are connected by a socketpair, which carries the messages of all sockets in the sidecar.
     """
@@ -67,7 +67,7 @@ class RelayedSocket(Resource):
         role: ``dealer`` or ``sub``.
         address: The address to which the socket connects.
         number: The number of the socket in the sidecar.
-        relay: The `SidecarNetwork` that passes the messages.
+        relay: The `SidecarSocketFactory` that passes the messages.
     """
 
     def __init__(self, relay: RelayInterface, number: int, role: str, address: Address) -> None:
@@ -199,7 +199,7 @@ class _Interest(NamedTuple):
 
 
 class RelayPoller(Resource):
-    """A poller for the sockets of a `SidecarNetwork` and for file descriptors. It uses poll(2) and never closes a source."""
+    """A poller for sockets of a `SidecarSocketFactory` and for file descriptors. It uses poll(2) and closes no source."""
 
     def __init__(self, relay: RelayInterface) -> None:
         self._relay = relay

@@ -1,4 +1,4 @@
-"""The sidecar process of a `SidecarNetwork` as the host sees it: the process and the socketpair to it.
+"""The sidecar process of a `SidecarSocketFactory` as the host sees it: the process and the socketpair to it.
 
 If the sidecar ends, the messages in it are lost, as when a connection breaks. The delivery protocol of the actor resends them.
 """
@@ -23,7 +23,7 @@ from rl4sys_zmq.errors import ProtocolError, TransportError
 from rl4sys_zmq.liveness import PING_S, PING_TIMEOUT_S, SIDECAR_START_S, is_silent
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.frames import Frames
-from rl4sys_zmq.transports.relay_pipe import CommandQueue, CommandReader, RelayMessage, RelayMessageKind
+from rl4sys_zmq.transports.relay_pipe import RelayMessage, RelayMessageKind, SidecarCommandQueue, SidecarCommandReader
 
 __all__ = ["Sidecar"]
 
@@ -53,7 +53,7 @@ class Sidecar(Resource):
         Raises:
             TransportError: If no process can be started.
         """
-        self._input, self._output = CommandReader(), CommandQueue()
+        self._input, self._output = SidecarCommandReader(), SidecarCommandQueue()
         self._death: str | None = None
         self._closed = False
         self._pair, self._process = _start()

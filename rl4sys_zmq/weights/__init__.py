@@ -13,7 +13,7 @@ The modules: `coder` chooses the form of a diff, with the help of `forms` (state
 not float32.
 """
 
-from rl4sys_zmq.weights.coder import DecodedState, Diff, DiffCodec, decode_diff, encode_diff
+from rl4sys_zmq.weights.coder import DecodedState, Diff, PayloadForm, decode_diff, encode_diff
 from rl4sys_zmq.weights.digest import digest
 from rl4sys_zmq.weights.forms import BF16, FP32, GridMapping, IntegerMapping, WireDtype, form_of
 from rl4sys_zmq.weights.header import HEADER_BYTES, WeightsHeader
@@ -26,7 +26,7 @@ __all__ = [
     "FP32",
     "HEADER_BYTES",
     "TRAILER_BYTES",
-    "DiffCodec",
+    "PayloadForm",
     "DecodedState",
     "Diff",
     "IntegerMapping",

@@ -29,7 +29,7 @@ from rl4sys_zmq.weights.forms import FP32, GridMapping, IntegerMapping
 from rl4sys_zmq.weights.integers import SPARSE_SHARE_OF_UNITS, is_sparse, pack_integers, unpack_integers
 from rl4sys_zmq.weights.planes import Words
 
-__all__ = ["DiffCodec", "DecodedState", "Diff", "Payload", "decode_diff", "encode_diff"]
+__all__ = ["PayloadForm", "DecodedState", "Diff", "Payload", "decode_diff", "encode_diff"]
 
 Payload = bytes | memoryview
 
@@ -40,7 +40,7 @@ _LEAST = 64
 """The smallest number of elements for which the state before the base is used as a prediction."""
 
 
-class DiffCodec(IntEnum):
+class PayloadForm(IntEnum):
     """The form of a payload of weights.
 
     The *base* is the state that the receiver holds, to which a diff is applied. "Integers" and "planes" are the forms of the
@@ -68,11 +68,11 @@ class DiffCodec(IntEnum):
     @property
     def is_diff(self) -> bool:
         """True if the payload is a diff, so that the receiver needs the base to decode it."""
-        return self < DiffCodec.SNAPSHOT
+        return self < PayloadForm.SNAPSHOT
 
 
 class DifferenceUse(IntEnum):
-    """The use of the last difference (that led to the base) in the form `DiffCodec.GROUPS`.
+    """The use of the last difference (that led to the base) in the form `PayloadForm.GROUPS`.
 
     In all cases, elements are grouped by the floating-point exponent that they have in the base.
     """
@@ -95,7 +95,7 @@ class Diff:
         predicted: True if the receiver needs, besides the base, the state before the base to decode the diff.
     """
 
-    codec: DiffCodec
+    codec: PayloadForm
     payload: Payload
     predicted: bool = False
 
@@ -136,7 +136,7 @@ def encode_diff(
     different = canonical_base.view(np.int32) != new.view(np.int32)
     count = int(np.count_nonzero(different))
     if not count and (canonical_base is base or np.array_equal(base.view(np.int32), new.view(np.int32))):
-        return Diff(DiffCodec.UNCHANGED, b"")
+        return Diff(PayloadForm.UNCHANGED, b"")
     where, head = blocks.active(different, count)
     if where is None:
         coded = _encode(canonical_base, new, form, level, before, different, count)
@@ -145,12 +145,12 @@ def encode_diff(
         coded = _encode(canonical_base[where], new[where], form.select(where), level, inner, different[where], count)
     raw = _raw_form(form)
     if len(prefix) + len(head) + coded.size >= base.size * np.dtype(raw.word).itemsize:
-        return Diff(DiffCodec.RAW, _wrapped(raw.integers(new) - raw.integers(base), raw).tobytes())
+        return Diff(PayloadForm.RAW, _wrapped(raw.integers(new) - raw.integers(base), raw).tobytes())
     return Diff(coded.codec, b"".join((prefix, head, *coded.parts)), coded.predicted)
 
 
 def decode_diff(
-    codec: DiffCodec,
+    codec: PayloadForm,
     payload: Payload,
     base: FlatWeights,
     *,
@@ -172,16 +172,16 @@ def decode_diff(
         WeightsError: If the payload is not a diff of ``n`` elements (``reason="payload"``).
     """
     reader = BitReader(payload)
-    if codec == DiffCodec.UNCHANGED:
+    if codec == PayloadForm.UNCHANGED:
         reader.end()
         return DecodedState(base.copy(), base[:0])
-    if codec == DiffCodec.RAW:
+    if codec == PayloadForm.RAW:
         raw = _raw_form(form)
         word = np.dtype(raw.word).newbyteorder("<")
         difference = np.frombuffer(reader.take(base.size * word.itemsize), dtype=word)
         reader.end()
         return _fresh(raw.flat(_wrapped(raw.integers(base) + difference, raw)))
-    if codec not in (DiffCodec.SPARSE, DiffCodec.PLANES, DiffCodec.GROUPS):
+    if codec not in (PayloadForm.SPARSE, PayloadForm.PLANES, PayloadForm.GROUPS):
         raise bad(f"codec {codec} is not a diff")
     canonical_base = form.canonical(base)
     where = blocks.read(reader, base.size)
@@ -199,7 +199,7 @@ def decode_diff(
 class _DiffParts:
     """A `Diff` whose payload is a list of parts. The parts can be long, so they are joined only once, at the end."""
 
-    codec: DiffCodec
+    codec: PayloadForm
     parts: Sequence[Buffer]
     predicted: bool = False
 
@@ -247,7 +247,7 @@ def _encode_fast(
         integers[positions] = values
         if dense.size < estimated_bits(integers, None) / 8:
             return dense
-    sparse = _DiffParts(DiffCodec.SPARSE, [pack_integers(positions, values, size)])
+    sparse = _DiffParts(PayloadForm.SPARSE, [pack_integers(positions, values, size)])
     return sparse if dense is None or sparse.size <= dense.size else dense
 
 
@@ -266,7 +266,7 @@ def _encode_planes(base: FlatWeights, new: FlatWeights, form: IntegerMapping, be
         return _wrapped(now, form)
 
     packed = planes.pack(map(difference, planes.pieces(base.size)), base.size, form.word)
-    return _DiffParts(DiffCodec.PLANES, packed, predicted=before is not None)
+    return _DiffParts(PayloadForm.PLANES, packed, predicted=before is not None)
 
 
 def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, form: IntegerMapping) -> _DiffParts:
@@ -286,17 +286,17 @@ def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, fo
         part = ordered[begin:end]
         positions = np.flatnonzero(part)
         parts.append(pack_integers(positions, part[positions].astype(np.int64), end - begin))
-    return _DiffParts(DiffCodec.GROUPS, parts, predicted=known != DifferenceUse.NOTHING)
+    return _DiffParts(PayloadForm.GROUPS, parts, predicted=known != DifferenceUse.NOTHING)
 
 
 def _decode(
-    reader: BitReader, codec: DiffCodec, base: FlatWeights, form: IntegerMapping, before: FlatWeights | None
+    reader: BitReader, codec: PayloadForm, base: FlatWeights, form: IntegerMapping, before: FlatWeights | None
 ) -> DecodedState:
     match codec:
-        case DiffCodec.SPARSE:
+        case PayloadForm.SPARSE:
             _require_needed(before, needed=False)
             return _decode_sparse(reader, base, form)
-        case DiffCodec.PLANES:
+        case PayloadForm.PLANES:
             return _fresh(_decode_planes(reader, base, form, before))
         case _:
             return _fresh(_decode_groups(reader, base, form, before))
@@ -361,7 +361,7 @@ def _require_needed(before: FlatWeights | None, *, needed: bool) -> None:
 
 
 def _raw_form(form: IntegerMapping) -> IntegerMapping:
-    """Return the mapping to integers for plain differences (`DiffCodec.RAW`).
+    """Return the mapping to integers for plain differences (`PayloadForm.RAW`).
 
     Instead of a `GridMapping` this is `FP32`, because multiples cannot be decoded without the steps.
     """

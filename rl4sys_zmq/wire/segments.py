@@ -25,7 +25,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
-from rl4sys_zmq.images import ImageCodec, encode_images, image_size
+from rl4sys_zmq.images import ImageFormat, encode_images, image_size
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire.coding import IMAGE_KINDS, MAX_IMAGE_BYTES, EncodedImages, Section, code, is_shorter
 from rl4sys_zmq.wire.layout import describe, parse_layout
@@ -225,7 +225,7 @@ def join_submit(first_seq: int, want_steps: int, packed: Sequence[PackedSegment]
     return code(message, [sections, *([section] for p in rest for section in _large_sections(p))])
 
 
-def with_images(packed: PackedSegment, codec: ImageCodec) -> PackedSegment:
+def with_images(packed: PackedSegment, codec: ImageFormat) -> PackedSegment:
     """Return a copy of the segment in which the observations are image files (PNG or JPEG) instead of pixels.
 
     Return the same segment, unchanged, in these cases: its observations are not one large column of images, or are image files

@@ -12,7 +12,7 @@ import pytest
 from rl4sys_zmq.delivery import journal_marks
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, StreamRow
-from rl4sys_zmq.delivery.journal_cache import JournalCache, JournalRows, RowChanges
+from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, JournalCache, RowChanges
 from rl4sys_zmq.delivery.journal_file import NO_RECOVERY, JournalLossPolicy
 from rl4sys_zmq.delivery.journal_loss import CheckpointSummary
 from rl4sys_zmq.delivery.journal_marks import MarksWriter, read_marks
@@ -56,8 +56,8 @@ def written(folder: Path, segments: int = 10, *, client: bool = True) -> int:
 # ---- the file itself
 
 
-def rows(received: int = 5, streams: int = 1) -> JournalRows:
-    known = JournalRows(77, {3}, {"c": ClientRow("c", 3, {"seed": 7}, received * streams, 1, 0)})
+def rows(received: int = 5, streams: int = 1) -> ClientAndStreamRows:
+    known = ClientAndStreamRows(77, {3}, {"c": ClientRow("c", 3, {"seed": 7}, received * streams, 1, 0)})
     for n in range(streams):
         known.streams["c", f"a{n}", 1] = StreamRow("c", f"a{n}", 1, 2, 0, received, 50, 1, True, False, "user")
     return known

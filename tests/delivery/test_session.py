@@ -13,8 +13,8 @@ import pytest
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import (
     ActorSession,
-    IncarnationRaised,
     Reconnect,
+    ReplaceSockets,
     SendMessage,
     SessionJoined,
     SessionRefused,
@@ -25,7 +25,7 @@ from rl4sys_zmq.delivery import (
 )
 from rl4sys_zmq.delivery.session import FIELD_RATE
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
-from rl4sys_zmq.images import ImageCodec
+from rl4sys_zmq.images import ImageFormat
 from rl4sys_zmq.liveness import REFUSED_RETRY_S
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import PackedSegment, pack_segment
@@ -473,7 +473,7 @@ def test_a_new_start_takes_a_number_above_the_one_on_record(counters: Counters) 
     session = ActorSession(HELLO, counters, random.Random(1))
     session.open(0.0, (0, 0))
     (raised,) = session.on_message(0.1, fenced(50))
-    assert type(raised) is IncarnationRaised
+    assert type(raised) is ReplaceSockets
     assert 50 < raised.incarnation <= 50 + (1 << 24)
     (hello,) = sent(session.open(0.1, (0, 0)))
     assert (hello.incarnation, hello.origin, hello.previously_welcomed) == (raised.incarnation, 0, False)
@@ -491,7 +491,7 @@ def test_two_new_starts_that_are_told_the_same_do_not_take_the_same() -> None:
     for seed in range(20):
         session = ActorSession(HELLO, Counters(), random.Random(seed))
         (raised,) = session.on_message(0.0, fenced(50))
-        assert isinstance(raised, IncarnationRaised)
+        assert isinstance(raised, ReplaceSockets)
         taken.add(raised.incarnation)
     assert len(taken) == 20
 
@@ -503,7 +503,7 @@ def test_one_that_was_overtaken_waits_and_keeps_its_numbers(session: ActorSessio
     (rejected,) = session.on_message(0.1, fenced(0))
     assert (type(rejected), session.state) == (SessionRefused, SessionState.REFUSED)
     (raised,) = session.on_message(2.1, fenced(50))
-    assert isinstance(raised, IncarnationRaised)
+    assert isinstance(raised, ReplaceSockets)
     assert session.state is SessionState.JOINING
     (hello,) = sent(session.open(2.1, (0, 0)))
     assert (hello.incarnation, hello.origin, hello.first_seq) == (raised.incarnation, 1, 0)
@@ -761,7 +761,7 @@ def image_packed(steps: int = 8) -> PackedSegment:
 
 def test_images_are_coded_once_and_sent_again_as_they_were(counters: Counters, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("PIL")
-    session = joined(counters, images=ImageCodec("png"))
+    session = joined(counters, images=ImageFormat("png"))
     plain = [image_packed(), packed(), image_packed()]
     (first,) = sent(session.take(0.0, plain))
     assert [numbers[2] for numbers in first.codings] == [0, 16, 16]
@@ -774,6 +774,6 @@ def test_images_leave_in_messages_that_a_learner_believes(counters: Counters, mo
     pytest.importorskip("PIL")
     plain = [image_packed() for _ in range(5)]
     monkeypatch.setattr("rl4sys_zmq.delivery.session.MAX_IMAGE_BYTES", 2 * plain[0].nbytes)
-    messages = sent(joined(counters, images=ImageCodec("png")).take(0.0, plain))
+    messages = sent(joined(counters, images=ImageFormat("png")).take(0.0, plain))
     assert [(m.first_seq, m.count) for m in messages] == [(0, 2), (2, 2), (4, 1)]
     assert [(m.first_seq, m.count) for m in sent(joined(counters).take(0.0, plain))] == [(0, 5)]

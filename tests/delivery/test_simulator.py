@@ -34,10 +34,10 @@ from rl4sys_zmq.delivery import (
     StreamTable,
     TransitCounts,
 )
-from rl4sys_zmq.delivery.journal_rows import CountGap, PageRequest
+from rl4sys_zmq.delivery.journal_rows import CountMissingSegments, PageRequest
 from rl4sys_zmq.delivery.session import Action
 from rl4sys_zmq.delivery.stream import Key
-from rl4sys_zmq.delivery.table import HelloResult
+from rl4sys_zmq.delivery.table import AcceptedHello
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.learner import LearnerConfig
 from rl4sys_zmq.learner.client import ClientState
@@ -162,7 +162,7 @@ def table_of(stream_class: type[SegmentStream]) -> LearnerParts:
     """A table whose streams are of another class."""
 
     class Table(StreamTable):
-        def open(self, hello: Hello, peer: bytes, now: float) -> HelloResult:
+        def open(self, hello: Hello, peer: bytes, now: float) -> AcceptedHello:
             opened = super().open(hello, peer, now)
             opened.stream.__class__ = stream_class
             return opened
@@ -171,12 +171,12 @@ def table_of(stream_class: type[SegmentStream]) -> LearnerParts:
 
 
 class TakesTheExpired(StreamTable):
-    def open(self, hello: Hello, peer: bytes, now: float) -> HelloResult:
+    def open(self, hello: Hello, peer: bytes, now: float) -> AcceptedHello:
         return super().open(replace(hello, journal_id=0), peer, now)
 
 
 class NoFencing(StreamTable):
-    def open(self, hello: Hello, peer: bytes, now: float) -> HelloResult:
+    def open(self, hello: Hello, peer: bytes, now: float) -> AcceptedHello:
         stream = self._current.get(hello.actor_id)
         if stream is not None and stream.incarnation != hello.incarnation:
             self._peers.pop(hello.actor_id, None)
@@ -185,7 +185,7 @@ class NoFencing(StreamTable):
 
 
 class OneStreamForAllIncarnations(StreamTable):
-    def open(self, hello: Hello, peer: bytes, now: float) -> HelloResult:
+    def open(self, hello: Hello, peer: bytes, now: float) -> AcceptedHello:
         stream = self._current.get(hello.actor_id)
         if stream is not None:
             stream.incarnation = hello.incarnation
@@ -400,7 +400,9 @@ class PartsAGap(SimJournal):
         if self.pause_turns:
             self.pause_turns -= 1
             return []
-        gap = next((place for place, operation in enumerate(self._backlog) if isinstance(operation, CountGap)), self._due)
+        gap = next(
+            (place for place, operation in enumerate(self._backlog) if isinstance(operation, CountMissingSegments)), self._due
+        )
         if gap < self._due:
             self._due, self.pause_turns = gap + 1, 20
         return super().committed()

@@ -6,14 +6,22 @@ import pytest
 
 from rl4sys_zmq.errors import MemoryExceeded
 from rl4sys_zmq.learner import memory_watch
-from rl4sys_zmq.learner.connections import BURST_S, CUT_AFTER, CUT_BYTES, FREE_MESSAGES, MAX_REST_S, ConnectionUsage, RateLimiter
+from rl4sys_zmq.learner.connections import (
+    BURST_S,
+    CUT_AFTER,
+    CUT_BYTES,
+    FREE_MESSAGES,
+    MAX_REST_S,
+    ConnectionRateLimits,
+    ConnectionUsage,
+)
 from rl4sys_zmq.learner.memory_watch import CUT_ALL_S, END_S, MemoryWatch, available_bytes, resident_bytes
 
 RATE = 8.0
 
 
 def say(
-    limits: RateLimiter, rate: ConnectionUsage, now: float, count: int, *, sessionless: bool = False, cost: float = 1.0
+    limits: ConnectionRateLimits, rate: ConnectionUsage, now: float, count: int, *, sessionless: bool = False, cost: float = 1.0
 ) -> int:
     """How many of so many messages at one time are handled."""
     handled = 0
@@ -25,7 +33,7 @@ def say(
 
 
 def test_a_connection_has_its_rate_and_twice_that_at_once() -> None:
-    limits = RateLimiter(RATE, 1e6)
+    limits = ConnectionRateLimits(RATE, 1e6)
     rate = limits.add(b"a", 3, 0.0)
     assert say(limits, rate, 0.0, 100) == RATE * BURST_S + 1
     assert say(limits, rate, 1.0, 100) == RATE
@@ -33,7 +41,7 @@ def test_a_connection_has_its_rate_and_twice_that_at_once() -> None:
 
 
 def test_what_is_asked_for_pays_for_the_rest() -> None:
-    limits = RateLimiter(RATE, 1e6)
+    limits = ConnectionRateLimits(RATE, 1e6)
     rate = limits.add(b"a", 3, 0.0)
     for _ in range(1000):
         assert say(limits, rate, 0.0, 2) == 2
@@ -42,7 +50,7 @@ def test_what_is_asked_for_pays_for_the_rest() -> None:
 
 
 def test_strangers_share_and_a_newcomer_is_heard() -> None:
-    limits = RateLimiter(RATE, 1e6)
+    limits = ConnectionRateLimits(RATE, 1e6)
     flood = [limits.add(bytes([n]), n, 0.0) for n in range(50)]
     assert say(limits, flood[0], 0.0, 100, sessionless=True) < 100
     handled = sum(say(limits, rate, 0.0, 100, sessionless=True) for rate in flood[1:])
@@ -54,7 +62,7 @@ def test_strangers_share_and_a_newcomer_is_heard() -> None:
 
 
 def test_bytes_count_too() -> None:
-    limits = RateLimiter(1e9, 1000.0)
+    limits = ConnectionRateLimits(1e9, 1000.0)
     rate = limits.add(b"a", 3, 0.0)
     limits.charge(rate, 1.0, 2100, 0.0, sessionless=False)
     assert limits.exceeds(rate, 0.0, sessionless=False)
@@ -62,7 +70,7 @@ def test_bytes_count_too() -> None:
 
 
 def test_excess_is_answered_now_and_then_and_ends_the_connection() -> None:
-    limits = RateLimiter(RATE, 1e6)
+    limits = ConnectionRateLimits(RATE, 1e6)
     rate = limits.add(b"a", 3, 0.0)
     assert sum(limits.should_reply(rate, 0.0) for _ in range(1000)) in (10, 11)
     assert [n for n in range(2 * CUT_AFTER) if limits.count_excess(rate, 10)] == [CUT_AFTER - 1, 2 * CUT_AFTER - 1]
@@ -73,7 +81,7 @@ def test_excess_is_answered_now_and_then_and_ends_the_connection() -> None:
 
 
 def test_who_finishes_no_message() -> None:
-    limits = RateLimiter(RATE, 1e6)
+    limits = ConnectionRateLimits(RATE, 1e6)
     limits.add(b"a", 3, 0.0)
     limits.add(b"b", 4, 0.0).last_message_s = 9.0
     assert limits.silent_connections([3, 4, 5], 10.0, 5.0, 1.0) == [3]
@@ -85,7 +93,7 @@ def test_who_finishes_no_message() -> None:
 
 
 def test_a_connection_that_ended_is_forgotten_unless_it_owes() -> None:
-    limits = RateLimiter(RATE, 1e6)
+    limits = ConnectionRateLimits(RATE, 1e6)
     for number, peer in enumerate((b"open", b"ended", b"joined", b"owes", b"no descriptor")):
         limits.add(peer, number if peer != b"no descriptor" else -1, 0.0)
     say(limits, limits.rates[b"owes"], 0.0, 100)

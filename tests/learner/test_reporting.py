@@ -8,7 +8,7 @@ import pytest
 
 from rl4sys_zmq.learner import reporting
 from rl4sys_zmq.learner.progress import ObservedData
-from rl4sys_zmq.learner.reporting import GATHER_BYTES, GATHER_ITEMS, GATHER_S, ProgressReporter
+from rl4sys_zmq.learner.reporting import GATHER_BYTES, GATHER_ITEMS, GATHER_S, LearnerThreadReporter
 from rl4sys_zmq.wire.messages import DataDemand, SegmentVerdicts, TrainingMetrics, Verdict
 
 A, B = ("a", 1), ("b", 1)
@@ -35,23 +35,23 @@ def said() -> list[Any]:
 
 
 @pytest.fixture
-def reporter(clock: Clock, said: list[Any]) -> ProgressReporter:
+def reporter(clock: Clock, said: list[Any]) -> LearnerThreadReporter:
     """One that has said that 1000 steps are usable, just now."""
-    reporter = ProgressReporter(said.append, ObservedData(50, 7, ((1.0, 5),)))
+    reporter = LearnerThreadReporter(said.append, ObservedData(50, 7, ((1.0, 5),)))
     reporter.report(1000, 3)
     assert said == [DataDemand(1000, 0, 3)]
     said.clear()
     return reporter
 
 
-def take(reporter: ProgressReporter, *, steps: int = 10, items: int = 1, nbytes: int = 500) -> None:
+def take(reporter: LearnerThreadReporter, *, steps: int = 10, items: int = 1, nbytes: int = 500) -> None:
     reporter.taken_messages += 1
     reporter.taken_steps += steps
     reporter.taken_items += items
     reporter.taken_bytes += nbytes
 
 
-def test_words_gather_and_are_said_together(reporter: ProgressReporter, clock: Clock, said: list[Any]) -> None:
+def test_words_gather_and_are_said_together(reporter: LearnerThreadReporter, clock: Clock, said: list[Any]) -> None:
     for seq in range(3):
         take(reporter)
         reporter.record_verdict(A, seq, seq + 1, Verdict.TRAINED)
@@ -64,7 +64,7 @@ def test_words_gather_and_are_said_together(reporter: ProgressReporter, clock: C
     assert reporter.rest_s > GATHER_S
 
 
-def test_the_first_words_after_a_rest_are_said_at_once(reporter: ProgressReporter, clock: Clock, said: list[Any]) -> None:
+def test_the_first_words_after_a_rest_are_said_at_once(reporter: LearnerThreadReporter, clock: Clock, said: list[Any]) -> None:
     clock.now += 1.0
     take(reporter)
     reporter.report(1000, 3)
@@ -81,7 +81,7 @@ def test_the_first_words_after_a_rest_are_said_at_once(reporter: ProgressReporte
     ],
 )
 def test_what_somebody_may_wait_for_is_said_at_once(
-    reporter: ProgressReporter, said: list[Any], taken: dict[str, int], usable: int, version: int
+    reporter: LearnerThreadReporter, said: list[Any], taken: dict[str, int], usable: int, version: int
 ) -> None:
     take(reporter, **{"steps": 0, **taken})
     reporter.record_verdict(B, 0, 1, Verdict.STALE)
@@ -89,7 +89,7 @@ def test_what_somebody_may_wait_for_is_said_at_once(
     assert [type(message) for message in said] == [SegmentVerdicts, DataDemand]
 
 
-def test_a_batch_that_fills_up_is_not_pressing(reporter: ProgressReporter, said: list[Any]) -> None:
+def test_a_batch_that_fills_up_is_not_pressing(reporter: LearnerThreadReporter, said: list[Any]) -> None:
     for taken in range(100, 1001, 100):
         take(reporter, steps=100)
         reporter.report(1000 - taken, 3)
@@ -98,7 +98,7 @@ def test_a_batch_that_fills_up_is_not_pressing(reporter: ProgressReporter, said:
     assert said == [DataDemand(1000, 10, 3)]
 
 
-def test_what_was_promised_is_not_taken_back(reporter: ProgressReporter, said: list[Any]) -> None:
+def test_what_was_promised_is_not_taken_back(reporter: LearnerThreadReporter, said: list[Any]) -> None:
     reporter.report(10, 3, at_once=True)
     assert not said
     take(reporter)
@@ -106,7 +106,9 @@ def test_what_was_promised_is_not_taken_back(reporter: ProgressReporter, said: l
     assert said == [DataDemand(990, 1, 3)]
 
 
-def test_figures_are_said_ten_times_a_second_and_in_the_end(reporter: ProgressReporter, clock: Clock, said: list[Any]) -> None:
+def test_figures_are_said_ten_times_a_second_and_in_the_end(
+    reporter: LearnerThreadReporter, clock: Clock, said: list[Any]
+) -> None:
     reporter.begin()
     reporter.scalars["loss"] = 0.5
     reporter.observed_steps += 20

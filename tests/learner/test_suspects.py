@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from rl4sys_zmq.learner.held_segments import ObservedSegment
+from rl4sys_zmq.learner.held_segments import SegmentInTraining
 from rl4sys_zmq.learner.suspects import ENDS_ALONE, ENDS_TOGETHER, CrashSuspects
 
 KEY = ("actor \u00e9", 7)
 
 
-def held(*numbers: int) -> list[ObservedSegment]:
-    return [ObservedSegment(None, 0, KEY, seq, False) for seq in numbers]
+def held(*numbers: int) -> list[SegmentInTraining]:
+    return [SegmentInTraining(None, 0, KEY, seq, False) for seq in numbers]
 
 
 class Dead(Exception):
     """The process has ended."""
 
 
-def life(folder: Path, batch: list[ObservedSegment], kills: Callable[[list[int]], bool]) -> tuple[CrashSuspects, list[int]]:
+def life(folder: Path, batch: list[SegmentInTraining], kills: Callable[[list[int]], bool]) -> tuple[CrashSuspects, list[int]]:
     """A start, and the training of a batch as `Trainer` does it; raises `Dead` where the process would end."""
     suspects = CrashSuspects(folder)
     left = [one for one in batch if not suspects.reason(one.key, one.seq)]
@@ -36,7 +36,9 @@ def life(folder: Path, batch: list[ObservedSegment], kills: Callable[[list[int]]
     return suspects, [one.seq for one in left]
 
 
-def ends(folder: Path, batch: list[ObservedSegment], kills: Callable[[list[int]], bool], most: int = 30) -> tuple[int, list[int]]:
+def ends(
+    folder: Path, batch: list[SegmentInTraining], kills: Callable[[list[int]], bool], most: int = 30
+) -> tuple[int, list[int]]:
     """How often the process ends before the batch is trained on, and what is left of it then."""
     for count in range(most):
         try:

@@ -9,7 +9,7 @@ import pytest
 
 from rl4sys_zmq.errors import TrainingDiverged
 from rl4sys_zmq.learner import training
-from rl4sys_zmq.learner.held_segments import ObservedSegment
+from rl4sys_zmq.learner.held_segments import SegmentInTraining
 from rl4sys_zmq.learner.suspects import CrashSuspects
 from rl4sys_zmq.learner.training import MAX_DIVERGED, UpdateRunner
 from rl4sys_zmq.testing import FakeAlgorithm
@@ -54,8 +54,8 @@ class Message:
         self.segment_bytes = segment.nbytes
 
 
-def held(seq: int, one: Segment) -> ObservedSegment:
-    return ObservedSegment(Message(one), 0, KEY, seq, False)  # type: ignore[arg-type]
+def held(seq: int, one: Segment) -> SegmentInTraining:
+    return SegmentInTraining(Message(one), 0, KEY, seq, False)  # type: ignore[arg-type]
 
 
 def ppo(**parameters: Any) -> PPO:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rl4sys_zmq.learner.validation import CHUNK, ColumnRanges, ContentRules, content_error, content_errors, is_finite
+from rl4sys_zmq.learner.validation import CHUNK, ContentRules, SegmentValueLimits, content_error, content_errors, is_finite
 from rl4sys_zmq.values import BoxSpace, ColumnSpec, DiscreteSpace, Segment
 from rl4sys_zmq.wire import SegmentSchema, SubmitReader, decode, encode, join_submit, pack_segment
 from rl4sys_zmq.wire.messages import Submit
@@ -21,7 +21,7 @@ FLT_MAX = float(np.finfo(np.float32).max)
 
 
 def standard(schema: SegmentSchema, magnitude: float = 1e15, reward: float = 1e12) -> ContentRules:
-    return ContentRules(schema, ColumnRanges(schema, magnitude, reward), GENERATION, VERSION)
+    return ContentRules(schema, SegmentValueLimits(schema, magnitude, reward), GENERATION, VERSION)
 
 
 STANDARD = standard(SCHEMA)

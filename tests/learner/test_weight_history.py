@@ -12,7 +12,16 @@ from rl4sys_zmq.learner import weight_history
 from rl4sys_zmq.learner.weight_history import DIGESTS_KEPT, RING_ITEMS, WeightHistory
 from rl4sys_zmq.values import PolicySnapshot, TensorSpec
 from rl4sys_zmq.values.tensors import other_tensors
-from rl4sys_zmq.weights import DiffCodec, EncodingOptions, WeightsHeader, WireDtype, apply_update, digest, encode_update, round_to
+from rl4sys_zmq.weights import (
+    EncodingOptions,
+    PayloadForm,
+    WeightsHeader,
+    WireDtype,
+    apply_update,
+    digest,
+    encode_update,
+    round_to,
+)
 from rl4sys_zmq.wire.messages import Beacon, PolicyPublished
 
 POLICY = b"policy-1"
@@ -139,11 +148,11 @@ def test_at_level_0_everybody_gets_the_whole_uncoded() -> None:
     learner = Learner(writing=EncodingOptions(level=0, sizes=SIZES))
     for count in (1, 3):
         frames = learner.publish(count)
-        assert WeightsHeader.unpack(frames[0]).codec is DiffCodec.SNAPSHOT
+        assert WeightsHeader.unpack(frames[0]).codec is PayloadForm.SNAPSHOT
         assert bytes(frames[1]) == learner.states[-1].flat.tobytes()
     for version in (0, 2, 3):
         (header,) = learner.answer(version)
-        assert header.codec is DiffCodec.SNAPSHOT
+        assert header.codec is PayloadForm.SNAPSHOT
 
 
 def test_many_who_ask_at_once_are_answered_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.errors import CallFailed, ConfigError, PayloadError, ProtocolError, RefusalReason
-from rl4sys_zmq.images import ImageCodec
+from rl4sys_zmq.images import ImageFormat
 from rl4sys_zmq.serving import ActionClient, ActionConfig, ActionServer
 from rl4sys_zmq.serving import image_coding as p
 from rl4sys_zmq.testing.addresses import TransportUnderTest
@@ -20,7 +20,7 @@ from rl4sys_zmq.values.trees import copy_tree
 pytest.importorskip("PIL")
 
 WAIT_S = 20.0
-PNG, JPEG = ImageCodec("png"), ImageCodec("jpeg", 80)
+PNG, JPEG = ImageFormat("png"), ImageFormat("jpeg", 80)
 
 
 def gradient(*shape: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -181,4 +181,4 @@ def test_without_pillow_the_error_names_the_extra() -> None:
 
 def test_an_unknown_codec_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError, match="expected jpeg"):
-        ActionConfig(0, [], [], image_codecs={"cam": ImageCodec("jpeg", 101)})
+        ActionConfig(0, [], [], image_codecs={"cam": ImageFormat("jpeg", 101)})

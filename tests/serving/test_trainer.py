@@ -21,7 +21,7 @@ from rl4sys_zmq.errors import (
     ConfigError,
     DataError,
     PayloadError,
-    StoreError,
+    StoreFileError,
 )
 from rl4sys_zmq.rpc import CallRefusedByCallback, Server
 from rl4sys_zmq.serving import (
@@ -602,10 +602,10 @@ def test_a_store_that_cannot_be_read_is_an_error_of_ours_and_updates_go_on(serve
     with join(server, "c", data_stores={"a": store}) as client:
         store.failing = True
         store.insert(1)
-        with pytest.raises(StoreError, match=r"Failing.*OSError: a disk that hiccups"):
+        with pytest.raises(StoreFileError, match=r"Failing.*OSError: a disk that hiccups"):
             client.update()
         client.start_async_update(interval=0.001)
-        until(lambda: isinstance(client.last_error, StoreError), "the error in the background")
+        until(lambda: isinstance(client.last_error, StoreFileError), "the error in the background")
         store.failing = False
         until(lambda: items(server) == [1] and client.last_error is None, "the update")
 
@@ -768,5 +768,5 @@ def test_a_store_that_was_put_back_is_refused(server: TrainerServer) -> None:
     older = QueuedDataStore(10)
     older.lineage = store.lineage
     older.insert(1)
-    with pytest.raises(StoreError, match="has the items up to 2, and this store ends at 0"):
+    with pytest.raises(StoreFileError, match="has the items up to 2, and this store ends at 0"):
         join(server, "c", data_stores={"a": older})

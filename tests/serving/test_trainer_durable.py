@@ -27,7 +27,7 @@ from rl4sys_zmq.errors import (
     ConfigError,
     JournalError,
     RunDirectoryError,
-    StoreError,
+    StoreFileError,
 )
 from rl4sys_zmq.rpc import CallRefusedByCallback
 from rl4sys_zmq.serving import (
@@ -231,7 +231,7 @@ def test_a_shelf_is_what_its_slow_twin_says_over_refusals_full_disks_and_restart
                 ingest = StoreInserter("a", store, journal, 1 << 20)
                 try:
                     ingest.refill(journal.streams)
-                except StoreError:
+                except StoreFileError:
                     assert store.full
                     continue
                 for _ in range(rng.randrange(6)):
@@ -271,7 +271,7 @@ def test_a_store_that_takes_nothing_of_the_journal_is_not_registered(tmp_path: P
     with trainer_on(tmp_path) as server:
         store = Picky()
         store.full = True
-        with pytest.raises(StoreError, match="rejects the items of the journal: OSError"):
+        with pytest.raises(StoreFileError, match="rejects the items of the journal: OSError"):
             server.register_data_store("a", store)
         assert server.store_names() == set()
         server.register_data_store("a", Picky())

@@ -15,9 +15,9 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import (
     Action,
     ActorSession,
-    IncarnationRaised,
     Key,
     Reconnect,
+    ReplaceSockets,
     SendMessage,
     SessionJoined,
     SessionState,
@@ -265,7 +265,7 @@ class SimActor:
                     self._on_renewed()
                     self._dial()  # a HELLO of the old incarnation, still on its way, must find nobody to answer
                     return
-                case IncarnationRaised(incarnation):
+                case ReplaceSockets(incarnation):
                     self._sim.history.counts["raised"] += 1
                     self._incarnation, self.stream = incarnation, (self.stream[0], self.session.origin)
                     self._dial()

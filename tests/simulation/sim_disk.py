@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from rl4sys_zmq.delivery import ClientRow, JournalEntry, JournalHealth, JournalPage, Key, MemoryJournal, StreamRow
 from rl4sys_zmq.delivery.journal_backlog import JournalQueue, Operation
 from rl4sys_zmq.delivery.journal_rows import (
-    CountGap,
+    CountMissingSegments,
     DropClient,
-    DropEntries,
+    DropClientEntries,
     DropStream,
     PageRequest,
     RetireActorStreams,
@@ -104,7 +104,7 @@ class SimDisk:
                 self.clients[c.client_id] = replace(totals, generation=c.generation, settings=c.settings)
             case StreamRow() as s:
                 self._put_stream(s)
-            case CountGap():
+            case CountMissingSegments():
                 self._count(operation.count, 0, operation.count)
                 if operation.stream is not None:
                     self._put_stream(operation.stream)
@@ -117,7 +117,7 @@ class SimDisk:
                 self.clients[client.client_id] = replace(client, expired=expired)
             case DropClient():
                 self.clients, self.streams, self.entries = {}, {}, []
-            case DropEntries():
+            case DropClientEntries():
                 self.entries = []
             case RetireActorStreams():
                 for key, row in self.streams.items():
@@ -208,7 +208,7 @@ class SimJournal:
 
     def drop_entries(self, client_id: str) -> None:
         """Queues a deletion."""
-        self._backlog.extend([DropEntries(client_id)])
+        self._backlog.extend([DropClientEntries(client_id)])
 
     def retire_actor(self, client_id: str, actor_id: str) -> None:
         """Queues a change."""
@@ -216,7 +216,7 @@ class SimJournal:
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
         """Queues a count."""
-        self._backlog.extend([CountGap(client_id, count, stream)])
+        self._backlog.extend([CountMissingSegments(client_id, count, stream)])
 
     def trim(self, client_id: str, marks: Mapping[Key, int]) -> None:
         """Queues a deletion."""

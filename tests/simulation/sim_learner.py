@@ -34,7 +34,7 @@ from rl4sys_zmq.delivery import (
     stall_reason,
 )
 from rl4sys_zmq.delivery.credit import IDLE_S
-from rl4sys_zmq.delivery.journal_rows import CountGap, DropStream, Write
+from rl4sys_zmq.delivery.journal_rows import CountMissingSegments, DropStream, Write
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
 from rl4sys_zmq.learner.client import ClientState, LearnerThreadState
@@ -307,7 +307,7 @@ class SimLearner:
         match operation:
             case JournalEntry():
                 self._history.write((operation.actor_id, operation.origin), operation.first_seq, operation.end_seq)
-            case CountGap():
+            case CountMissingSegments():
                 self._history.write_gap()
                 if operation.stream is not None:
                     self._written(operation.stream)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rl4sys_zmq.delivery import DataAmount, Key
-from rl4sys_zmq.learner.progress import StreamProgress
+from rl4sys_zmq.learner.progress import CheckpointProgress
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
 from rl4sys_zmq.weights import EncodingOptions, digest, encode_update
@@ -116,7 +116,7 @@ class SimThread:
         """
         self.inbox: deque[Message | Given] = deque()
         self.words: list[list[Frame]] = []
-        self.progress = StreamProgress()
+        self.progress = CheckpointProgress()
         self.judged = list(judged or ())
         self.taken_messages = 0
         self.is_ready = False
@@ -162,7 +162,7 @@ class SimThread:
         if disk.checkpoints:
             saved = disk.checkpoints[-1]
             number = saved.number
-            self.judged, self.progress = list(saved.judged), StreamProgress(saved.marks, saved.verdicts)
+            self.judged, self.progress = list(saved.judged), CheckpointProgress(saved.marks, saved.verdicts)
         self._history.begin_thread(segment for segment, _ in self.judged)
         return self._ready(number)
 

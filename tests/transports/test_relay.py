@@ -19,12 +19,12 @@ import zmq
 
 from rl4sys_zmq.errors import Closed, TransportError
 from rl4sys_zmq.transports import Poller, SendResult, Socket, TooManyFrames, Wakeup, open_sockets, read_subscription
-from rl4sys_zmq.transports.network import LocalNetwork
-from rl4sys_zmq.transports.relay import SidecarNetwork
-from rl4sys_zmq.transports.relay_pipe import SEND_WINDOW_BYTES, CommandQueue, CommandReader, RelayMessageKind
+from rl4sys_zmq.transports.network import LocalSocketFactory
+from rl4sys_zmq.transports.relay import SidecarSocketFactory
+from rl4sys_zmq.transports.relay_pipe import SEND_WINDOW_BYTES, RelayMessageKind, SidecarCommandQueue, SidecarCommandReader
 
 DEADLINE_S = 20.0
-NETWORKS = pytest.mark.parametrize("make", [LocalNetwork, SidecarNetwork])
+NETWORKS = pytest.mark.parametrize("make", [LocalSocketFactory, SidecarSocketFactory])
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def router() -> Iterator[Any]:
 
 @pytest.fixture
 def relay() -> Iterator[Any]:
-    with SidecarNetwork() as relay:
+    with SidecarSocketFactory() as relay:
         yield relay
 
 
@@ -213,7 +213,7 @@ def test_too_many_frames(relay: Any, router: Any, sent: int) -> None:
 
 def test_a_full_window_says_full_and_blocks_nothing() -> None:
     chunk = bytes(1_000_000)
-    with Socket.xpub("tcp://127.0.0.1:0") as xpub, SidecarNetwork() as relay:
+    with Socket.xpub("tcp://127.0.0.1:0") as xpub, SidecarSocketFactory() as relay:
         full = relay.dealer("tcp://127.0.0.1:1", send_hwm=1)  # nobody listens there
         longest_s, sent = 0.0, 0
         while sent < 1000:
@@ -254,7 +254,7 @@ def test_a_window_opens_again(relay: Any) -> None:
 
 
 def test_a_stopped_sidecar_fills_up_and_blocks_nothing(router: Any) -> None:
-    with SidecarNetwork() as relay:
+    with SidecarSocketFactory() as relay:
         dealer, _ = met(relay, router)
         os.kill(relay.pid, signal.SIGSTOP)
         chunk, before = bytes(1_000_000), time.monotonic()
@@ -270,7 +270,7 @@ def test_a_stopped_sidecar_fills_up_and_blocks_nothing(router: Any) -> None:
 
 @pytest.mark.parametrize("call", ["send", "recv", "poll", "open", "subscribe"])
 def test_a_killed_sidecar_is_an_error_of_every_call_and_a_new_one_works(router: Any, call: str) -> None:
-    with SidecarNetwork() as relay:
+    with SidecarSocketFactory() as relay:
         dealer, _ = met(relay, router)
         sub = relay.sub(router.bound)
         poller = relay.poller()
@@ -294,12 +294,12 @@ def test_a_killed_sidecar_is_an_error_of_every_call_and_a_new_one_works(router: 
         dealer.close()
         sub.close()
         poller.close()
-    with SidecarNetwork() as relay:
+    with SidecarSocketFactory() as relay:
         met(relay, router)
 
 
 def test_a_kill_amid_large_messages(router: Any) -> None:
-    with SidecarNetwork() as relay:
+    with SidecarSocketFactory() as relay:
         dealer, _ = met(relay, router)
         for _ in range(5):
             assert dealer.send([bytes(4_000_000)])
@@ -313,7 +313,7 @@ def test_a_kill_amid_large_messages(router: Any) -> None:
 def test_a_silent_sidecar_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch, router: Any) -> None:
     for name, value in (("sidecar.PING_S", 0.05), ("relayed_connection.PING_S", 0.05), ("sidecar.PING_TIMEOUT_S", 1.0)):
         monkeypatch.setattr(f"rl4sys_zmq.transports.{name}", value)
-    with SidecarNetwork() as relay:
+    with SidecarSocketFactory() as relay:
         dealer, _ = met(relay, router)
         with relay.poller() as poller:
             poller.register(dealer)
@@ -448,7 +448,7 @@ def test_exit_without_close(router: Any) -> None:
 def test_close_at_once_leaves_nothing_and_is_quick() -> None:
     before = time.monotonic()
     for _ in range(3):
-        relay = SidecarNetwork()
+        relay = SidecarSocketFactory()
         relay.close()
         relay.close()
         assert not alive(relay.pid)
@@ -539,7 +539,7 @@ def test_framing_survives_any_cut(step: int) -> None:
     large = 70_000 if step < 100 else 3_000_000
     messages = [[], [b""], [b"a", bytes(large), b"b"], [bytes(65_536)], [b"x"] * 1024, [b"y" * 65_535] * 3]
     pair: Any = Cut()
-    outlet, inlet = CommandQueue(), CommandReader()
+    outlet, inlet = SidecarCommandQueue(), SidecarCommandReader()
     for number, frames in enumerate(messages):
         outlet.put(RelayMessageKind.MESSAGE, number, frames)
     outlet.flush(pair)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
-from rl4sys_zmq.images import ImageCodec, has_pillow
+from rl4sys_zmq.images import ImageFormat, has_pillow
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 from rl4sys_zmq.wire import SegmentSchema, SubmitReader, decode, encode, join_submit, pack_segment, read_submit, with_images
 from rl4sys_zmq.wire.coding import MAX_IMAGE_BYTES, MAX_PLAIN_BYTES, EncodedImages, is_shorter
@@ -22,7 +22,7 @@ pytest.importorskip("PIL")
 
 ROW = (64, 64, 3)
 SCHEMA = SegmentSchema(BoxSpace(ROW, "|u1", 0.0, 255.0), DiscreteSpace(4), 1000)
-PNG, JPEG = ImageCodec("png"), ImageCodec("jpeg")
+PNG, JPEG = ImageFormat("png"), ImageFormat("jpeg")
 
 
 def segment(steps: int = 8, *, row: Any = ROW, seed: int = 0, masks: bool = False) -> Segment:
@@ -104,7 +104,7 @@ def test_only_large_images_are_coded() -> None:
     assert not submit([small]).codings
 
 
-@pytest.mark.parametrize("codec", [PNG, ImageCodec("jpeg", 1)])
+@pytest.mark.parametrize("codec", [PNG, ImageFormat("jpeg", 1)])
 @pytest.mark.parametrize("row", [(512, 512), (512, 512, 3)])
 def test_a_learner_believes_even_images_of_one_colour(codec: Any, row: tuple[Any, ...]) -> None:
     blank = dataclasses.replace(segment(9, row=row), observations=np.zeros((10, *row), np.uint8))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
-from rl4sys_zmq.images import ImageCodec
+from rl4sys_zmq.images import ImageFormat
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import (
     DTYPES,
@@ -690,7 +690,7 @@ def test_too_many_leaves_and_images_in_a_tree_are_refused(make_segment: Any) -> 
     images = np.zeros((300, 16, 16), "|u1")
     tree = dataclasses.replace(make_segment(299, terminated=False), observations=(images, images))
     packed = pack_segment(tree)
-    assert with_images(packed, ImageCodec("png", 80)) is packed
+    assert with_images(packed, ImageFormat("png", 80)) is packed
     frame, size = b"\0" * 64, images.nbytes
     message = join_submit(0, 0, [packed])
     codings = [[len(message.body[0])] * 2 + [0], [len(frame), size, 16], [size, size, 0]]

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
 
-__all__ = ["TransitionBatch", "SegmentNSteps", "ReplayMemory", "n_step_columns"]
+__all__ = ["TransitionBatch", "NStepReturns", "ReplayMemory", "n_step_columns"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SegmentNSteps:
+class NStepReturns:
     """The n-step returns of a segment with ``T`` steps. Row ``t`` belongs to step ``t``.
 
     The target value of a step is ``returns + discounts * V(observations[reach])``.
@@ -42,8 +42,8 @@ class TransitionBatch:
     Attributes:
         observations: The observations before the actions, ``[B, *obs]``, in the dtype of the replay buffer.
         actions: Int64 ``[B]``, from 0.
-        returns: The n-step returns, float32 ``[B]`` (see `SegmentNSteps`).
-        discounts: The factors of the values of `successors`, float32 ``[B]`` (see `SegmentNSteps`).
+        returns: The n-step returns, float32 ``[B]`` (see `NStepReturns`).
+        discounts: The factors of the values of `successors`, float32 ``[B]`` (see `NStepReturns`).
         successors: The observations whose estimated values are added to the returns, ``[B, *obs]``.
         masks: True for each action that is allowed in `successors`, bool ``[B, n]``; None if no segment has had a mask.
     """
@@ -56,7 +56,7 @@ class TransitionBatch:
     masks: NDArray[np.bool_] | None
 
 
-def n_step_columns(segment: Segment, n_step: int, gamma: float) -> SegmentNSteps:
+def n_step_columns(segment: Segment, n_step: int, gamma: float) -> NStepReturns:
     """Compute the n-step returns of all steps of a segment (Sutton & Barto, 2nd edition, equation 7.1).
 
     Only rewards of the same segment are used, because the next segment of the episode can arrive much later, or never. So step
@@ -75,7 +75,7 @@ def n_step_columns(segment: Segment, n_step: int, gamma: float) -> SegmentNSteps
     if segment.terminated:
         discounts = np.where(reach == steps, 0.0, discounts)
         reach = np.minimum(reach, steps - 1)
-    return SegmentNSteps(returns.astype(np.float32), discounts.astype(np.float32), reach)
+    return NStepReturns(returns.astype(np.float32), discounts.astype(np.float32), reach)
 
 
 class ReplayMemory:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.errors import ConfigError, StoreError
+from rl4sys_zmq.errors import ConfigError, StoreFileError
 from rl4sys_zmq.private import make_private, open_private
 from rl4sys_zmq.serving.data.base import new_lineage
 from rl4sys_zmq.serving.data.layout import ArraySpec
@@ -72,7 +72,9 @@ class StoreFolder:
             make_private(self.path)
             foreign = [p.name for p in self.path.iterdir() if p.name not in (_MANIFEST, _LOCK) and not _is_store_file(p)]
             if foreign:
-                raise StoreError(self.path, f"is not the folder of a store: it contains {min(foreign)!r}; choose another folder")
+                raise StoreFileError(
+                    self.path, f"is not the folder of a store: it contains {min(foreign)!r}; choose another folder"
+                )
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             self._take()
@@ -124,7 +126,9 @@ class StoreFolder:
             StoreError: If a column is missing or has another shape or dtype.
         """
         if self._files.keys() != columns.keys():
-            raise StoreError(self.path / _MANIFEST, "lists other files than such a store has; delete the folder to start again")
+            raise StoreFileError(
+                self.path / _MANIFEST, "lists other files than such a store has; delete the folder to start again"
+            )
         return {name: self.open(self._files[name], leaf) for name, leaf in columns.items()}
 
     def make(self, name: str, leaf: ArraySpec) -> NDArray[Any]:
@@ -159,7 +163,7 @@ class StoreFolder:
                 start = file.tell()
             found, size = ArraySpec(shape, dtype), leaf.dtype.itemsize * prod(leaf.shape)
             if found != leaf or path.stat().st_size < start + size:  # numpy would extend a short file
-                raise StoreError(path, f"holds {found} or less, not {leaf}; it is damaged; delete the folder to start again")
+                raise StoreFileError(path, f"holds {found} or less, not {leaf}; it is damaged; delete the folder to start again")
             array: np.memmap[Any, Any] = np.memmap(path, leaf.dtype, "r+", start, leaf.shape)
         self._maps.append(array)
         return array.view(np.ndarray)
@@ -202,10 +206,10 @@ class StoreFolder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
-            raise StoreError(self.path, "another process, or another store of this process, has it open") from exc
+            raise StoreFileError(self.path, "another process, or another store of this process, has it open") from exc
         boot = os.pread(self._lock, 128, 0)
         if boot and boot != _boot_id():
-            raise StoreError(
+            raise StoreFileError(
                 self.path,
                 "the machine went down while it was open, so its contents can be incomplete; delete the folder",
             )
@@ -221,7 +225,7 @@ class StoreFolder:
             for key, mine in self._head.items():
                 theirs = document.get(key)
                 if theirs != mine:
-                    raise StoreError(
+                    raise StoreFileError(
                         self.path, f"was created with {key} {theirs!r}, not {mine!r}; use that value, or another folder"
                     )
             self.lineage = int(document["lineage"])
@@ -233,13 +237,13 @@ class StoreFolder:
 
 @contextlib.contextmanager
 def _as_store_error(path: Path) -> Any:
-    """Convert exceptions that a failing disk or a damaged file causes to `StoreError`."""
+    """Convert exceptions that a failing disk or a damaged file causes to `StoreFileError`."""
     try:
         yield
     except OSError as exc:
-        raise StoreError(path, f"{exc.strerror or exc}") from exc
+        raise StoreFileError(path, f"{exc.strerror or exc}") from exc
     except (ValueError, TypeError, KeyError, AttributeError, EOFError, OverflowError, RecursionError, SyntaxError) as exc:
-        raise StoreError(path, f"is damaged ({exc!s:.200}); delete the folder to start again") from exc
+        raise StoreFileError(path, f"is damaged ({exc!s:.200}); delete the folder to start again") from exc
 
 
 def _is_store_file(path: Path) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.errors import StoreError
+from rl4sys_zmq.errors import StoreFileError
 from rl4sys_zmq.serving.data.ring import Ids
 from rl4sys_zmq.values import DTYPES
 
@@ -64,7 +64,7 @@ def write_npz(path: str | os.PathLike[str], saved: TrajectoryFile) -> None:
     except OSError as exc:
         with contextlib.suppress(OSError):
             fresh.unlink()
-        raise StoreError(target, f"cannot be written: {exc.strerror or exc}") from exc
+        raise StoreFileError(target, f"cannot be written: {exc.strerror or exc}") from exc
 
 
 def read_npz(path: str | os.PathLike[str]) -> TrajectoryFile:
@@ -85,9 +85,9 @@ def read_npz(path: str | os.PathLike[str]) -> TrajectoryFile:
         saved = TrajectoryFile(**counts, ended=ended, starts=starts, data=data)
         _check(saved)
     except OSError as exc:
-        raise StoreError(path, f"cannot be read: {exc.strerror or exc}") from exc
+        raise StoreFileError(path, f"cannot be read: {exc.strerror or exc}") from exc
     except (ValueError, TypeError, KeyError, AttributeError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile) as exc:
-        raise StoreError(path, f"is not a saved trajectory buffer, or is damaged ({exc!s:.200})") from exc
+        raise StoreFileError(path, f"is not a saved trajectory buffer, or is damaged ({exc!s:.200})") from exc
     return saved
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.errors import ConfigError, DataError, StoreEmpty, StoreError
+from rl4sys_zmq.errors import ConfigError, DataError, StoreEmpty, StoreFileError
 from rl4sys_zmq.serving.data.base import as_batch
 from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, memory_error_as_data_error
 from rl4sys_zmq.serving.data.folder import StoreFolder
@@ -256,18 +256,20 @@ class ReplayBuffer(ColumnStore):
         """Open the transitions and images that an existing folder contains."""
         for path, expected in self._expected.items():
             if layout.leaves.get(path) != expected:
-                raise StoreError(folder.path, f"{path} has {layout.leaves.get(path)} there, but the spaces require {expected}")
+                raise StoreFileError(
+                    folder.path, f"{path} has {layout.leaves.get(path)} there, but the spaces require {expected}"
+                )
         try:
             self._allocate(layout)
         except DataError as exc:
-            raise StoreError(folder.path, f"is damaged ({exc}); delete the folder to start again") from exc
+            raise StoreFileError(folder.path, f"is damaged ({exc}); delete the folder to start again") from exc
         held = np.arange(self._ring.begin, self._ring.end)
         block = -(-self.capacity // _BLOCKS)
         for index, (key, suffix) in enumerate(self._images.items()):
             leaf = self._frame_leaf(key, layout.leaves, suffix)
             slots = self._ring.gather(_slots(key), held)
             if slots.size and not 0 <= slots.min() <= slots.max() < 2 * self._num_stack * (self.capacity + 1) + block:
-                raise StoreError(
+                raise StoreFileError(
                     folder.path, "refers to frames that cannot exist: it is damaged; delete the folder to start again"
                 )
             count = int(slots.max()) // block + 1 if slots.size else 0

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.errors import DataError, StoreError
+from rl4sys_zmq.errors import DataError, StoreFileError
 from rl4sys_zmq.serving.data.folder import StoreFolder
 from rl4sys_zmq.serving.data.layout import ArraySpec, as_leaf, zeros
 
@@ -70,7 +70,9 @@ class RowRingBuffer:
         found = self._folder.create(layout, whole) if self._folder.layout is None else self._folder.columns(whole)
         self._span, self._columns = found.pop(_SPAN), found
         if not 0 <= self.begin <= self.end <= self.begin + self.capacity:
-            raise StoreError(self._folder.path, "its counters are impossible: it is damaged; delete the folder to start again")
+            raise StoreFileError(
+                self._folder.path, "its counters are impossible: it is damaged; delete the folder to start again"
+            )
 
     def skip_to(self, number: int) -> None:
         """Set the number that the next row will get. The ring must be empty."""

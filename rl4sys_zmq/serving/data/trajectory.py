@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.errors import ConfigError, DataError, StoreEmpty, StoreError
+from rl4sys_zmq.errors import ConfigError, DataError, StoreEmpty, StoreFileError
 from rl4sys_zmq.serving.data.base import as_batch
 from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, memory_error_as_data_error
 from rl4sys_zmq.serving.data.layout import ArraySpec, DataShape, StoreLayout, as_leaf, flag
@@ -87,7 +87,7 @@ class TrajectoryBuffer(ColumnStore):
         self._priorities: RowPriorities | None = None
         with self._opening() as found:
             if found is not None and declared is not None and declared.leaves != found.leaves:
-                raise StoreError(path, "has other columns than data_shapes; use those, or another folder")
+                raise StoreFileError(path, "has other columns than data_shapes; use those, or another folder")
             layout = found or declared
             if layout is not None:
                 self._allocate(layout)

@@ -11,7 +11,7 @@ import pytest
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, AlgorithmEntry
-from rl4sys_zmq.learner.held_segments import ObservedSegment
+from rl4sys_zmq.learner.held_segments import SegmentInTraining
 from rl4sys_zmq.learner.suspects import CrashSuspects
 from rl4sys_zmq.learner.training import UpdateRunner
 from rl4sys_zmq.testing.check_algorithm import _RandomEnvironment
@@ -76,7 +76,7 @@ def moves(algorithm: Any) -> list[tuple[bool, bool]]:
     found: list[tuple[bool, bool]] = []
     for seq in range(1000):
         segment = world.segment()
-        runner.observe(ObservedSegment(Message(segment), 0, ("a", 1), seq, False))  # type: ignore[arg-type]
+        runner.observe(SegmentInTraining(Message(segment), 0, ("a", 1), seq, False))  # type: ignore[arg-type]
         before = algorithm.numbers_to_check()[0].copy()
         while (outcome := runner.update()) is not None:
             assert outcome.metrics is not None, outcome.reason

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rl4sys_zmq.serving.data.folder as folder_module
-from rl4sys_zmq.errors import Closed, StoreError
+from rl4sys_zmq.errors import Closed, StoreFileError
 from rl4sys_zmq.serving import ReplayBuffer, TrajectoryBuffer
 from rl4sys_zmq.serving.data import DataShape, LatestSampler, SequenceSampler
 
@@ -102,7 +102,7 @@ def test_a_process_that_is_killed_leaves_whole_transitions(tmp_path: Path, delay
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "go\n"
-    with pytest.raises(StoreError, match="has it open"):
+    with pytest.raises(StoreFileError, match="has it open"):
         make(tmp_path)
     try:
         process.wait(delay)
@@ -130,7 +130,7 @@ def test_a_store_that_was_open_when_the_machine_went_down_is_refused(tmp_path: P
     boot = tmp_path.parent / "boot_id"
     boot.write_text("another start")
     monkeypatch.setattr(folder_module, "_BOOT", boot)
-    with pytest.raises(StoreError, match="machine went down"):
+    with pytest.raises(StoreFileError, match="machine went down"):
         make(tmp_path)
     (tmp_path / "lock").write_text("")
     make(tmp_path).close()
@@ -140,12 +140,12 @@ def test_a_store_that_was_open_when_the_machine_went_down_is_refused(tmp_path: P
 
 def test_a_foreign_folder_is_refused_and_nothing_in_it_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("words")
-    with pytest.raises(StoreError, match=r"thesis\.tex"):
+    with pytest.raises(StoreFileError, match=r"thesis\.tex"):
         make(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
-    with pytest.raises(StoreError):
+    with pytest.raises(StoreFileError):
         make(tmp_path / "thesis.tex")
-    with pytest.raises(StoreError):
+    with pytest.raises(StoreFileError):
         make(tmp_path / "thesis.tex" / "below")
 
 
@@ -162,7 +162,7 @@ def test_a_foreign_folder_is_refused_and_nothing_in_it_touched(tmp_path: Path) -
 def test_a_store_of_another_kind_or_with_other_options_is_refused(tmp_path: Path, open_it: Any, words: str) -> None:
     with make(tmp_path) as store:
         store.insert(transition(0))
-    with pytest.raises(StoreError, match=words):
+    with pytest.raises(StoreFileError, match=words):
         open_it(tmp_path)
     make(tmp_path).close()  # nobody holds it
 
@@ -170,7 +170,7 @@ def test_a_store_of_another_kind_or_with_other_options_is_refused(tmp_path: Path
 def test_columns_that_are_declared_otherwise_are_refused(tmp_path: Path) -> None:
     with TrajectoryBuffer(5, [DataShape("a", (2,))], path=tmp_path) as buffer:
         buffer.insert({"a": [1, 2]})
-    with pytest.raises(StoreError, match="other columns"):
+    with pytest.raises(StoreFileError, match="other columns"):
         TrajectoryBuffer(5, [DataShape("a", (3,))], path=tmp_path)
     with TrajectoryBuffer(5, [DataShape("a", (2,))], path=tmp_path) as buffer:
         buffer.register_sample_config("a", {"a": LatestSampler()})
@@ -230,7 +230,7 @@ def test_damage_is_an_error_of_ours_and_leaves_the_folder_free(tmp_path: Path, n
         store.batch_insert([transition(i) for i in range(3)])
     DAMAGE[name](tmp_path)
     for _ in range(2):
-        with pytest.raises(StoreError) as caught:
+        with pytest.raises(StoreFileError) as caught:
             make(tmp_path)
         assert "has it open" not in str(caught.value)
 
@@ -261,12 +261,12 @@ def test_a_full_disk_at_opening_and_closing_is_an_error_and_the_folder_is_free(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, call, full)
-        with pytest.raises(StoreError, match="No space left"):
+        with pytest.raises(StoreFileError, match="No space left"):
             make(tmp_path)
     store = make(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(StoreError, match="No space left"):
+        with pytest.raises(StoreFileError, match="No space left"):
             store.close()
     make(tmp_path).close()
     assert opened(tmp_path) == 0
@@ -283,7 +283,7 @@ def test_columns_that_cannot_all_be_made_leave_nothing(tmp_path: Path, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", nearly_full)
-        with pytest.raises(StoreError, match="No space left"):
+        with pytest.raises(StoreFileError, match="No space left"):
             store.insert(transition(0))
     assert len(store) == 0
     if failing < 7:  # the seventh file is of frames
@@ -298,13 +298,13 @@ def test_a_full_disk_is_an_error_and_not_a_signal(tmp_path: Path, monkeypatch: p
     store = make(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", full)
-        with pytest.raises(StoreError, match="No space left"):
+        with pytest.raises(StoreFileError, match="No space left"):
             store.insert(transition(0))
         assert len(store) == 0
     store.batch_insert([transition(0), transition(1)])
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", full)
-        with pytest.raises(StoreError, match="No space left"):
+        with pytest.raises(StoreFileError, match="No space left"):
             store.batch_insert([transition(i) for i in range(2, 30)])
         assert_whole(store)
         held = len(store)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl4sys_zmq.errors import Closed, ConfigError, DataError, StoreEmpty, StoreError
+from rl4sys_zmq.errors import Closed, ConfigError, DataError, StoreEmpty, StoreFileError
 from rl4sys_zmq.serving import TrajectoryBuffer
 from rl4sys_zmq.serving.data import (
     DataShape,
@@ -466,7 +466,7 @@ def test_a_saved_buffer_comes_back(tmp_path_factory: pytest.TempPathFactory, his
 
 
 def test_files_that_are_none_of_ours_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="No such file"):
+    with pytest.raises(StoreFileError, match="No such file"):
         TrajectoryBuffer.load(tmp_path / "missing.npz")
     buffer = TrajectoryBuffer(10)
     buffer.batch_insert([step(i) for i in range(5)])
@@ -476,15 +476,15 @@ def test_files_that_are_none_of_ours_are_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
     for name, content in (("torn", whole[: len(whole) // 2]), ("text", b"text"), ("empty", b"")):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(StoreError, match="is not a saved trajectory buffer"):
+        with pytest.raises(StoreFileError, match="is not a saved trajectory buffer"):
             TrajectoryBuffer.load(tmp_path / name)
     np.savez(tmp_path / "other.npz", a=np.zeros(3))
     objects: dict[str, Any] = {"meta/format": np.array([{}], dtype=object)}
     np.savez(tmp_path / "objects.npz", **objects)
     for name in ("other.npz", "objects.npz"):
-        with pytest.raises(StoreError):
+        with pytest.raises(StoreFileError):
             TrajectoryBuffer.load(tmp_path / name)
-    with pytest.raises(StoreError, match="cannot be written"):
+    with pytest.raises(StoreFileError, match="cannot be written"):
         buffer.save(tmp_path / "no" / "such.npz")
     buffer.close()
     with pytest.raises(Closed):
@@ -504,7 +504,7 @@ def test_a_file_whose_headers_are_damaged_is_refused(tmp_path: Path) -> None:
             path.write_bytes(damaged)
             try:
                 assert len(TrajectoryBuffer.load(path)) == 5  # dates and the like do not matter
-            except StoreError:
+            except StoreFileError:
                 refused += 1
     assert refused > 100
 

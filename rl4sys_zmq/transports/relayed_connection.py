@@ -292,7 +292,7 @@ class RelayPoller(Resource):
 
 def _with_descriptor(source: ConnectingSocket | HasFileno) -> HasFileno:
     if not hasattr(source, "fileno"):
-        raise TransportError(f"{source!r} cannot be polled with a sidecar's connections; create it with the same Relay")
+        raise TransportError(f"{source!r} cannot be polled with a sidecar's connections; create it with the same sidecar")
     return cast(HasFileno, source)
 
 

@@ -41,7 +41,7 @@ def play(lab: Lab, learner: Learner, rewards: list[float], algorithm: str) -> No
     agent = lab.agent(learner, algorithm_name=algorithm, actor_id="a1", overflow="drop_oldest")
     for reward in rewards:
         lab.episode(agent, 3, reward)
-    agent.flush(PATIENCE_S)
+        agent.flush(PATIENCE_S)  # a message for each episode
     stats = agent.stats()
     assert stats["episodes"] == len(rewards)
     assert stats["mean_return"] == pytest.approx(3 * sum(rewards) / len(rewards))

@@ -38,7 +38,7 @@ def test_what_is_too_large_is_refused_before_it_is_sent(transport: TransportUnde
 def test_an_answer_or_a_notice_that_is_too_large_is_its_senders_error(
     monkeypatch: pytest.MonkeyPatch, transport: TransportUnderTest
 ) -> None:
-    monkeypatch.setattr("rl4sys_zmq.rpc.server.MAX_FRAME_BYTES", 100_000)
+    monkeypatch.setattr("rl4sys_zmq.rpc.server.MAX_ANSWER_FRAME_BYTES", 100_000)
     with Server(transport.address(), name="large", pub=transport.address()) as server:
         server.register("much", lambda size: np.zeros(size, np.uint8))
         server.start()

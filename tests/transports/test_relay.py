@@ -326,8 +326,8 @@ def test_a_silent_sidecar_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch, rou
 
 HOST = """
     import sys, time
-    from rl4sys_zmq.transports.relay import Relay
-    relay = Relay()
+    from rl4sys_zmq.transports.relay import SidecarSocketFactory
+    relay = SidecarSocketFactory()
     dealer = relay.dealer(sys.argv[1] if len(sys.argv) > 1 else "tcp://127.0.0.1:1")
     dealer.send([b"hello"])
     print(relay.pid, flush=True)
@@ -381,8 +381,8 @@ def test_a_forked_child_leaves_the_sidecar_alone(router: Any) -> None:
     code = """
         import os, sys
         from rl4sys_zmq.errors import TransportError
-        from rl4sys_zmq.transports.relay import Relay
-        with Relay() as relay:
+        from rl4sys_zmq.transports.relay import SidecarSocketFactory
+        with SidecarSocketFactory() as relay:
             poller = relay.poller()
             dealer = relay.dealer(sys.stdin.readline().strip())
             child = os.fork()
@@ -417,8 +417,9 @@ def test_the_host_makes_no_context_and_the_sidecar_imports_little(router: Any) -
         import sys
         from rl4sys_zmq.transports import Wakeup
         from rl4sys_zmq.transports import context
-        from rl4sys_zmq.transports.relay import Relay
-        with Relay() as relay, relay.poller() as poller, relay.dealer(sys.stdin.readline().strip()) as dealer, Wakeup() as bell:
+        from rl4sys_zmq.transports.relay import SidecarSocketFactory
+        address = sys.stdin.readline().strip()
+        with SidecarSocketFactory() as relay, relay.poller() as poller, relay.dealer(address) as dealer, Wakeup() as bell:
             poller.register(dealer)
             poller.register(bell)
             dealer.send([b"hello"])
@@ -438,7 +439,9 @@ def test_the_host_makes_no_context_and_the_sidecar_imports_little(router: Any) -
 
 
 def test_exit_without_close(router: Any) -> None:
-    code = HOST.format(then="sys.exit(0)").replace("relay = Relay()", "relay = Relay(); sys.relay = relay")
+    code = HOST.format(then="sys.exit(0)").replace(
+        "relay = SidecarSocketFactory()", "relay = SidecarSocketFactory(); sys.relay = relay"
+    )
     with python(code, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as host:
         out, _ = host.communicate(timeout=DEADLINE_S)
     assert host.returncode == 0
@@ -556,8 +559,8 @@ def test_a_host_without_standard_streams(router: Any) -> None:
         address = sys.argv[1]
         for fd in (0, 1, 2):
             os.close(fd)
-        from rl4sys_zmq.transports.relay import Relay
-        with Relay() as relay, relay.dealer(address) as dealer, relay.poller() as poller:
+        from rl4sys_zmq.transports.relay import SidecarSocketFactory
+        with SidecarSocketFactory() as relay, relay.dealer(address) as dealer, relay.poller() as poller:
             dealer.send([b"hello"])
             poller.register(dealer)
             os._exit(0 if poller.poll(20) else 1)
@@ -569,7 +572,7 @@ def test_a_host_without_standard_streams(router: Any) -> None:
 
 def test_plain_sockets_do_not_mix_with_lines(relay: Any, router: Any) -> None:
     with relay.poller() as poller:
-        with pytest.raises(TransportError, match="same Relay"):
+        with pytest.raises(TransportError, match="same sidecar"):
             poller.register(router)
         read_fd, write_fd = os.pipe()
         poller.register(read_fd)

@@ -337,7 +337,7 @@ class TrainingDiverged(RL4SysError):
 
 
 class TransportError(RL4SysError):
-    """An address that cannot be parsed, bound or connected to."""
+    """An address that cannot be parsed, bound or connected to, or a socket that cannot be used as requested."""
 
 
 class AddressInUse(TransportError):

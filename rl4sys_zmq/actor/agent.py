@@ -476,7 +476,7 @@ class RL4SysAgent(RL4SysAttributes, Resource):
         return acting
 
     def _begin_without_policy(self) -> ActionSelector:
-        """Act without a policy until one arrives."""
+        """Let the agent act by its fallback, the baseline or chance, until the first policy arrives."""
         spaces = cast(ObservationSpace, self.config.observation_space), cast(Space, self.config.action_space)
         spec = self._spec = PolicySpec(*spaces, kind="none", tensors=(TensorSpec("none", (0,)),))
         self._context.no_policy = RemotePolicyStub(spec, 0, -1, 0)

@@ -107,7 +107,7 @@ class AgentComponents:
             config: The agent's configuration.
             keys: The keys to use, None for a learner without keys.
             counters: The counters of the host threads.
-            parent: In a forked child, the context of the parent process. The child starts with the parent's policy.
+            parent: In a forked child, the components of the parent process. The child starts with the parent's policy.
 
         Raises:
             ConfigError: If the configuration does not fit into the first message to the learner (`Hello`).

@@ -331,10 +331,10 @@ class ActorIOThread(Worker):
         return bool(self.waiting or self.flushing)
 
     def _rest(self) -> Collection[object]:
-        """Sleep for at most `REST_S` seconds while segments and acknowledgements accumulate. Return the sources that are ready.
+        """Sleep for at most `REST_S` seconds while segments and acknowledgements accumulate. Return the sockets that are ready.
 
-        New weights, and a host thread that begins to wait, end the sleep early. A new segment does not: the thread reads the
-        outbox after the sleep.
+        New weights, and a host thread that begins to wait, end the sleep early. A new segment does not: the thread reads
+        the queue of finished segments after the sleep.
         """
         self._listen(False)
         self._io_scheduler.resting = True

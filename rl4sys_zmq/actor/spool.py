@@ -363,7 +363,7 @@ class Spool(Resource):
             self._sync()
 
     def set_incarnation(self, incarnation: int) -> None:
-        """Record a higher incarnation (number) of this start. The next start then gets a higher number than that."""
+        """Record a new incarnation (the number of this start), as the learner has asked. Later starts get higher numbers."""
         self.incarnation = incarnation
         self._meta = replace(self._meta, incarnation=incarnation)
         self._dirty = True

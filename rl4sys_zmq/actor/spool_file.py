@@ -125,7 +125,7 @@ class SpoolFile:
         return self._connection is not None
 
     def open(self) -> SpoolMeta | None:
-        """Open the database and return its document. If it does not exist, create it and return None.
+        """Open the database and return its document, a JSON object with the counts. Create a missing database and return None.
 
         Raises:
             SpoolError: If the file is another program's database, or of another version.

@@ -111,7 +111,7 @@ def name(value: object) -> str:
 
 
 def flag(value: object) -> bool:
-    """Return a bool, or raise `InvalidValue`."""
+    """Check that an option's value is a bool, and return it. Raise `InvalidValue` if it is not."""
     if not isinstance(value, bool | np.bool_):
         raise InvalidValue("true or false")
     return bool(value)

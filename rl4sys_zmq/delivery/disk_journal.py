@@ -167,7 +167,7 @@ class DiskJournal(Worker):
         return fresh
 
     def put_client(self, row: ClientRow) -> None:
-        """Add a client with its totals, or change the generation and settings of an existing one."""
+        """Add a client with its counts, or change the settings and the learner thread's number of an existing one."""
         self._enqueue(row)
 
     def put_stream(self, row: StreamRow) -> None:

@@ -101,7 +101,7 @@ class JournalQueue:
         return frees[:GROUP_ITEMS]
 
     def _given_up(self) -> list[Operation]:
-        """Return the first removal of all entries of a client, preceded by that client's earlier writes; or an empty list."""
+        """Return the first queued operation that deletes all entries of a client, after earlier writes of that client; or []."""
         for place, drop in enumerate(self._operations):
             if isinstance(drop, DropClient | DropClientEntries):
                 before = islice(self._operations, place)

@@ -111,7 +111,7 @@ class JournalCache:
     # ---- operations
 
     def put_client(self, row: ClientRow) -> None:
-        """Add a client with its totals, or change the generation and settings of an existing one."""
+        """Add a client with its counts, or change the settings and the learner thread's number of an existing one."""
         known = self._client(row.client_id)
         if known is not None:
             row = replace(known, generation=max(known.generation, row.generation), settings=row.settings)

@@ -296,7 +296,8 @@ def require_match(settings: ClientSettings, hello: Hello) -> None:
 def _parameter_pairs(settings: ClientSettings, said: Mapping[str, Any]) -> list[tuple[str, object, object]]:
     """Return a tuple (key, the actor's value, the learner's value) for each parameter of a HELLO.
 
-    An actor can have the value with which the client was created instead of a changed one.
+    If an operator has changed a parameter, an actor may still give the value with which the client was created. The parameter
+    is then left out.
     """
     kind, in_force = settings.kind, settings.in_force
     ours, original = ({kind.name_of(key): value for key, value in found.items()} for found in (in_force, settings.parameters))

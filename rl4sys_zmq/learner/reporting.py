@@ -173,7 +173,7 @@ class LearnerThreadReporter:
     def _is_pressing(self, now_true: _ReportedDemand) -> bool:
         """Return True if an actor may soon have to wait for this report.
 
-        This is the case if the last report leaves actors less than half of the steps that they could send now, if the version
+        This is the case if actors could now send more than twice the steps that the last report allows them, if the version
         has changed, or if many segments or bytes were taken since the last report.
         """
         said = self._reported

@@ -47,7 +47,7 @@ class RestoredClient:
     kept: ParameterChanges
 
     def notes(self) -> list[str]:
-        """Return a line of text for the changed parameters, and one for the kept ones."""
+        """Return one line of text on the parameters that the file has changed, and one on those that keep an operator's value."""
         name = self.settings.client_id
         lines = [f"client {name}: {change_text(self.changes)} (the learner's file)"] if self.changes else []
         if self.kept:

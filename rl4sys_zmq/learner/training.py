@@ -319,7 +319,8 @@ class UpdateRunner:
     def _try_suspects(self) -> None:
         """Make trial updates on the suspects among the waiting segments: segments that may have crashed an earlier process.
 
-        If the process crashes in a trial, the next process knows which half of the suspects contains the cause. The results of
+        Each trial uses half of the suspects. If it crashes the process, the next process knows that this half contains the
+        cause. The results of
         the trials are thrown away. See `CrashSuspects`.
         """
         parts = self._suspects.parts(self.held)

@@ -68,7 +68,7 @@ class PolicyOrigin:
         steps: Number of environment steps that the algorithm had observed.
         saved_unix_s: Unix time at which the learner saved the policy, in seconds.
         episodes: Number of training episodes up to then; None if unknown.
-        mean_return: Mean return of the last of these episodes, at most 100; None if unknown.
+        mean_return: Mean return of the last 100 of these episodes, or of all if there are fewer; None if unknown.
     """
 
     client_id: str

@@ -303,7 +303,7 @@ class CallQueue:
         return any(concurrency_group.busy for concurrency_group in self._concurrency_groups.values())
 
     def _due(self, concurrency_group: _ExclusiveGroup) -> float:
-        """Return the time at which the next job of a concurrency group can start. The group must have a waiting call."""
+        """Return the time at which a group's next job can start. It can wait for more calls, to serve them together."""
         first = concurrency_group.queue[0]
         method = first.method
         if method.max_batch == 1 or method.max_wait_s == 0.0 or len(concurrency_group.queue) >= method.max_batch:

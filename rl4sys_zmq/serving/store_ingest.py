@@ -166,7 +166,7 @@ class StoreInserter:
         """Insert accepted items that the store could not take earlier, for example because its disk was full.
 
         Returns:
-            The items that are now in the store, or None.
+            What this call has inserted; None if nothing waited.
 
         Raises:
             RefuseCall: If the store still does not accept items.

@@ -167,7 +167,7 @@ class RelayedSocket(Resource):
         """Close the socket. A second call does nothing. If the sidecar has ended, `close` does not raise.
 
         Raises:
-            TransportError: If another thread calls.
+            TransportError: If the calling thread is not the one that created the socket.
         """
         if not self._closed:
             self.relay.close_connection(self.number)
@@ -256,7 +256,7 @@ class RelayPoller(Resource):
                 return ready
 
     def close(self) -> None:
-        """Remove all sources. The sources themselves stay open."""
+        """Remove all sockets and file descriptors from the poller. They stay open."""
         for fd in self._sources:
             self._raw.unregister(fd)
         self._sources.clear()

@@ -143,5 +143,5 @@ class WeightsHeader:
 
 
 def _check_of(bare: bytearray) -> int:
-    """Return the value for the field ``check`` of a header in which that field is 0."""
+    """Return the checksum of a header, for its field ``check``. That field must be 0 in the argument."""
     return xxhash.xxh3_64_intdigest(bytes(bare)) & 0xFFFFFFFF

@@ -408,7 +408,7 @@ class Beacon(ToActor):
 
 @dataclass(frozen=True, slots=True)
 class OperatorCommandDone(ToActor):
-    """The answer to a `OperatorCommand` that was carried out. It is sent once the result would survive the end of the process.
+    """The answer to an `OperatorCommand` that was carried out. It is sent once the result would survive the end of the process.
 
     Attributes:
         text: The result in one or two lines for a person.

@@ -291,7 +291,7 @@ def unpack_tree(skeleton: Any, frames: Sequence[Frame]) -> Tree:
     """Return the tree that `pack_tree` encoded. Skeleton and frames can come from an untrusted peer.
 
     Args:
-        skeleton: The skeleton, after msgpack has decoded it.
+        skeleton: The tree with a reference in place of each array, as msgpack has decoded it.
         frames: The frames of the tree.
 
     Returns:

@@ -168,7 +168,7 @@ def join_segments(taken: Sequence[tuple[Segment, bool]], observation_space: Spac
     So an advantage trace continues from one segment to the next, and short segments cause no bias.
 
     Args:
-        taken: Pairs of a segment and the argument `correct` with which `Algorithm.observe` received it.
+        taken: Pairs of a segment and a bool: True if the segment is too old and needs importance weights.
         observation_space: The client's observation space.
         action_space: The client's action space.
     """

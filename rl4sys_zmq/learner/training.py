@@ -320,8 +320,7 @@ class UpdateRunner:
         """Make trial updates on the suspects among the waiting segments: segments that may have crashed an earlier process.
 
         Each trial uses half of the suspects. If it crashes the process, the next process knows that this half contains the
-        cause. The results of
-        the trials are thrown away. See `CrashSuspects`.
+        cause. The results of the trials are thrown away. See `CrashSuspects`.
         """
         parts = self._suspects.parts(self.held)
         if not parts:

@@ -38,8 +38,14 @@ def sent(tree: Any) -> Any:
     return unpack_tree(skeleton, frames)
 
 
-def test_bfloat16_is_read_as_float32_with_the_same_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "ml_dtypes", raising=False)  # another test may have imported it
+@pytest.fixture
+def no_ml_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program has not imported ml_dtypes. Another test may have done so, for example by way of onnx."""
+    monkeypatch.delitem(sys.modules, "ml_dtypes", raising=False)
+
+
+@pytest.mark.usefixtures("no_ml_dtypes")
+def test_bfloat16_is_read_as_float32_with_the_same_values() -> None:
     np.testing.assert_array_equal(read_bfloat16(bits_of(NUMBERS)), np.array(NUMBERS, np.float32))
     assert read_bfloat16(bits_of(NUMBERS)).dtype == np.float32
     scalar = read_bfloat16(bits_of(1.5).reshape(()))
@@ -53,6 +59,7 @@ def test_bfloat16_is_read_as_bfloat16_where_the_program_has_it(monkeypatch: pyte
     assert read_bfloat16(bits_of([1.0, 2.0])).dtype == np.float16  # a stand-in of the same size
 
 
+@pytest.mark.usefixtures("no_ml_dtypes")
 @pytest.mark.parametrize("shape", [(), (9,), (3, 3), (600, 600)], ids=str)
 def test_bfloat16_tensors_travel_as_two_bytes_a_number(shape: tuple[int, ...]) -> None:
     torch = pytest.importorskip("torch")

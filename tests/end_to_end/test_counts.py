@@ -57,7 +57,7 @@ def test_episodes_and_returns_survive_a_restart(inproc_lab: Lab, tmp_path: Path,
     assert before["mean_return"] == 9.0 and before["mean_length"] == 3.0
     first.close()
     (manifest,) = map(read_manifest, CheckpointStore(run / "checkpoints" / "lab").newest())
-    assert manifest.episodes == (5 if algorithm == "COUNTS_OFF" else 3)
+    assert manifest.episodes in ({5} if algorithm == "COUNTS_OFF" else {3, 5})  # 5 if the last two were trained on at the end
     assert manifest.steps == 3 * manifest.episodes == 3 * len(manifest.recent)
     assert sum(mark.next_seq for mark in manifest.marks) == manifest.episodes
 

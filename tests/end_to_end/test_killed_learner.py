@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -47,6 +48,13 @@ def held(agent: Any) -> tuple[int, int, str]:
     return agent.generation, agent.version, f"{agent.digest:016x}"
 
 
+def agree(agents: list[Any], address: str) -> None:
+    """Wait until both agents hold the version that the learner has published last."""
+    deadline = time.monotonic() + 20.0
+    while not held(agents[0]) == held(agents[1]) == published(address):
+        assert time.monotonic() < deadline, (held(agents[0]), held(agents[1]), published(address))
+
+
 @pytest.mark.parametrize("scheme", ["tcp", "ipc"])
 def test_actors_rejoin_a_learner_that_was_killed(inproc_lab: Any, scheme: str, tmp_path: Any) -> None:
     bind = "tcp://127.0.0.1:0" if scheme == "tcp" else f"ipc://{tmp_path}/l"
@@ -72,10 +80,10 @@ def test_actors_rejoin_a_learner_that_was_killed(inproc_lab: Any, scheme: str, t
             agent.flush(20.0)
         for agent in agents:
             agent.wait_version(2, 20.0)  # the two episodes of the time between are trained on now
-        assert held(agents[0]) == held(agents[1]) == published(address)
+        agree(agents, address)
         inproc_lab.episode(agents[0], 16)
         for agent in agents:
             agent.wait_version(3, 20.0)
-        assert held(agents[0]) == held(agents[1]) == published(address)
+        agree(agents, address)
         for agent in agents:
             agent.close()

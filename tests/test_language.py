@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import io
 import re
 import tokenize
@@ -76,3 +77,18 @@ def test_lines_of_a_page_end_before_column_120(path: Path) -> None:
         if len(line) > 120 and not fenced and not line.startswith("|"):
             faults.append((number, len(line)))
     assert not faults
+
+
+ENTRY = re.compile(r"^ +((?:[A-Za-z_.]+, )*[A-Za-z_.]+): ", re.MULTILINE)
+CLASSES = {node.name for source in MODULES for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.ClassDef)}
+
+
+@pytest.mark.parametrize("source", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_docstrings_name_exceptions_that_exist(source: Path) -> None:
+    unknown = set()
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and "Raises:" in (text := ast.get_docstring(node) or ""):
+            section = text.split("Raises:", 1)[1].split("\n\n", 1)[0]
+            names = {name for line in ENTRY.findall(section) for name in line.split(", ")}
+            unknown |= {n for n in names if n[0].isupper() and n not in CLASSES and not hasattr(builtins, n)}
+    assert not unknown

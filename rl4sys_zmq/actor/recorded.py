@@ -1,4 +1,4 @@
-"""Actions and segments of policies that record further values with each step (`rl4sys_zmq.policies.ColumnPolicy`).
+"""Actions and segments of policies that record further values with each step (`rl4sys_zmq.policies.ExtraColumnPolicy`).
 
 The values are called extra columns. Such a policy can also carry a state from step to step, for example a recurrent state.
 """

@@ -184,7 +184,7 @@ def _read(payload: Any, spec: PolicySpec) -> Rows:
     The checks are the same as those of a policy inside an actor.
 
     Raises:
-        RefuseCall: If the payload is invalid.
+        CallRefusedByCallback: If the payload is invalid.
     """
     if not isinstance(payload, dict) or set(payload) != {"obs", "mask", "explore"}:
         raise CallRefusedByCallback(CallRefusalReason.INVALID, "the payload must be a dict with the keys obs, mask and explore")

@@ -119,6 +119,6 @@ def build_policy(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
     if isinstance(policy, ExtraColumnPolicy) != bool(spec.columns):
         names = ", ".join(column.name for column in spec.columns)
         problem = f"does not record the extra columns {names}" if names else "records extra columns, and its spec has none"
-        expected = "the policy must be a ColumnPolicy exactly if PolicySpec.columns is not empty"
+        expected = "the policy must be an ExtraColumnPolicy exactly if PolicySpec.columns is not empty"
         raise ConfigError(f"a policy of kind {spec.kind!r} {problem}; {expected}", key="columns")
     return policy

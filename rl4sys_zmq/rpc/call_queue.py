@@ -200,7 +200,7 @@ class CallQueue:
             None.
 
         Raises:
-            RefuseCall: If the call is refused.
+            CallRefusedByCallback: If the call is refused.
         """
         method = self.methods.get(call.method)
         if method is None:

@@ -492,7 +492,8 @@ class Server(Resource):
         """Handle a ``$hello`` call: open a session for the caller, and return the description of the server.
 
         Raises:
-            RefuseCall: If the caller has `terms` and they differ from the server's. The detail lists the fields that differ.
+            CallRefusedByCallback: If the caller has `terms` and they differ from the server's. The detail lists the fields that
+            differ.
         """
         expected = call.payload.get("terms") if isinstance(call.payload, dict) else None
         if isinstance(expected, dict):

@@ -91,8 +91,9 @@ class LeaseTable:
             The indices of the slots, in order.
 
         Raises:
-            RefuseCall: Code ``OCCUPIED`` if too few slots are free, ``UNKNOWN`` if `index` is out of range, ``OCCUPIED`` or
-                ``GONE`` if the lease with this token has ended.
+            CallRefusedByCallback: Code
+                ``OCCUPIED`` if too few slots are free, ``UNKNOWN`` if `index` is out of range, ``OCCUPIED`` or ``GONE`` if the
+                lease with this token has ended.
         """
         now = monotonic() if now is None else now
         if index is not None and not 0 <= index < self.count:
@@ -127,8 +128,9 @@ class LeaseTable:
         """Mark the lease as in use during the ``with`` block. The lease does not end, and no second call can begin.
 
         Raises:
-            RefuseCall: Code ``OCCUPIED`` if another caller has taken one of the lease's slots, ``GONE`` if the lease is unknown,
-                ``BUSY`` while another call of the same lease runs.
+            CallRefusedByCallback: Code
+                ``OCCUPIED`` if another caller has taken one of the lease's slots, ``GONE`` if the lease is unknown, ``BUSY``
+                while another call of the same lease runs.
         """
         with self._lock:
             lease = self._held(token)

@@ -137,7 +137,7 @@ class StoreInserter:
 
         Raises:
             JournalError: If the journal cannot be read.
-            StoreError: If the store does not accept items.
+            StoreFileError: If the store does not accept items.
         """
         assert self._journal is not None
         empty, missing = self.store.latest_data_id() < 0, list[JournaledItems]()
@@ -169,7 +169,7 @@ class StoreInserter:
             What this call has inserted; None if nothing waited.
 
         Raises:
-            RefuseCall: If the store still does not accept items.
+            CallRefusedByCallback: If the store still does not accept items.
         """
         if self._waiting and (error := self._insert_waiting()) is not None and self._waiting:
             raise CallRefusedByCallback(
@@ -181,7 +181,7 @@ class StoreInserter:
         """Record the new items of a request in the journal, and insert them. Call `insert_waiting` first.
 
         Raises:
-            RefuseCall: If no item was accepted. The trainer client can send the request again.
+            CallRefusedByCallback: If no item was accepted. The trainer client can send the request again.
         """
         acked = self.mark(offer.stream)
         if offer.after > acked:
@@ -226,7 +226,7 @@ class StoreInserter:
         """Insert those items of the updates that the store does not have, and empty the list of updates.
 
         Raises:
-            StoreError: If the store does not accept items.
+            StoreFileError: If the store does not accept items.
         """
         for update in updates:
             items, place = update.items, update.place

@@ -100,7 +100,7 @@ class TrainerClient(Resource):
                 server does not have a data store of this name, and `raises` is True.
             CallFailed: As `update`, if `raises` is True. Other items were sent, but the client is not created.
             PayloadError: As `CallFailed`.
-            StoreError: As `update`.
+            StoreFileError: As `update`.
         """
         self.name = check_name(name, "name")
         self.config = check_config(config)
@@ -149,7 +149,7 @@ class TrainerClient(Resource):
             CallFailed: If the server's store rejected an item or cannot insert items at the moment, or if the server's data
                 callback raised an exception. The server has all items, so nothing is resent.
             PayloadError: If an item has a type that cannot be sent. This item is skipped and counted, and the others were sent.
-            StoreError: If a data store on disk was replaced by an older copy, so that the server has later items; or if your
+            StoreFileError: If a data store on disk was replaced by an older copy, so that the server has later items; or if your
                 own data store raised an exception (see ``__cause__``). This is raised even if `raises` is False.
             Closed: After `stop`. This is raised even if `raises` is False.
         """
@@ -167,7 +167,7 @@ class TrainerClient(Resource):
 
         Raises:
             CallError: If the server could not be reached or refused an update.
-            StoreError: As `update`.
+            StoreFileError: As `update`.
         """
         done = UpdateResult()
         for name in self._feeds:

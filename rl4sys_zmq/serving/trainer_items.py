@@ -33,7 +33,7 @@ def unpack_items(payload: Tree) -> list[Any]:
     The arrays of the items are read-only views.
 
     Raises:
-        RefuseCall: If the payload does not have the form of `pack_items`.
+        CallRefusedByCallback: If the payload does not have the form of `pack_items`.
     """
     count, columns = (payload.get("count"), payload.get("columns")) if type(payload) is dict else (None, None)
     leaves, structure = flatten(columns, tuples=False)

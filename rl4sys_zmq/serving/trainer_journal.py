@@ -107,7 +107,7 @@ class StoreJournal(Resource):
         """Write items to the file, wait until they survive the end of the process, and return their size in bytes.
 
         Raises:
-            RefuseCall: If the disk has failed before, the journal's thread has ended, or the server stops.
+            CallRefusedByCallback: If the disk has failed before, the journal's thread has ended, or the server stops.
         """
         entry = _entry(update)
         with self._news:

@@ -142,7 +142,7 @@ class TrainerServer(Resource):
                 under another name; or if it is on disk and has items but the server has no journal, because trainer clients
                 would resend these items.
             JournalError: If the journal cannot be read.
-            StoreError: If the store rejects the items of the journal. In this case, register a new store.
+            StoreFileError: If the store rejects the items of the journal. In this case, register a new store.
             Closed: After `stop`.
         """
         check_name(name, "name")

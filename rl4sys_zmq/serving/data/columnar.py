@@ -38,7 +38,7 @@ class ColumnStore(DataStoreBase, Resource):
 
     Raises:
         ConfigError: If the capacity is not a positive integer, or the seed or the path is invalid.
-        StoreError: If the folder cannot be used; see `StoreFolder`.
+        StoreFileError: If the folder cannot be used; see `StoreFolder`.
     """
 
     _KIND: ClassVar[str]
@@ -81,7 +81,7 @@ class ColumnStore(DataStoreBase, Resource):
 
         Raises:
             DataError: If a key, shape or dtype is not that of the store; the message names the key. Nothing was stored.
-            StoreError: If files cannot be created.
+            StoreFileError: If files cannot be created.
             ConfigError: If there is not enough memory.
             Closed: After `close`.
         """
@@ -119,7 +119,7 @@ class ColumnStore(DataStoreBase, Resource):
         """Write the folder's contents to the disk. Without a folder, do nothing.
 
         Raises:
-            StoreError: If the disk fails.
+            StoreFileError: If the disk fails.
             Closed: After `close`.
         """
         with self._open():
@@ -132,7 +132,7 @@ class ColumnStore(DataStoreBase, Resource):
         Afterwards `len`, `latest_data_id` and `oldest_data_id` still work. The other methods raise `Closed`.
 
         Raises:
-            StoreError: If the disk fails. The folder is released anyway.
+            StoreFileError: If the disk fails. The folder is released anyway.
         """
         with self._lock:
             self._closed = True

@@ -54,8 +54,8 @@ class StoreFolder:
 
     Raises:
         ConfigError: If the path is invalid.
-        StoreError: If the folder cannot be used, another process has it open, or it contains other files or a store with other
-            options.
+        StoreFileError: If the folder cannot be used, another process has it open, or it contains other files or a store with
+            other options.
     """
 
     def __init__(self, path: str | os.PathLike[str], kind: str, options: Mapping[str, Any]) -> None:
@@ -98,7 +98,7 @@ class StoreFolder:
             The arrays by name, filled with zeros.
 
         Raises:
-            StoreError: If the files cannot be written, for instance because the disk is full. No file remains.
+            StoreFileError: If the files cannot be written, for instance because the disk is full. No file remains.
         """
         self._files = {name: f"{_NAME}{index:03d}.npy" for index, name in enumerate(columns)}
         document = {**self._head, "lineage": self.lineage, "layout": _to_json(layout), "files": self._files}
@@ -123,7 +123,7 @@ class StoreFolder:
         """Open the columns that `create` made, and return the arrays by name.
 
         Raises:
-            StoreError: If a column is missing or has another shape or dtype.
+            StoreFileError: If a column is missing or has another shape or dtype.
         """
         if self._files.keys() != columns.keys():
             raise StoreFileError(
@@ -135,7 +135,7 @@ class StoreFolder:
         """Create a file of zeros and return it as an array. An existing file of that name is overwritten.
 
         Raises:
-            StoreError: If the file cannot be written. No file remains.
+            StoreFileError: If the file cannot be written. No file remains.
         """
         path = self.path / name
         try:
@@ -153,7 +153,7 @@ class StoreFolder:
         """Open a file that `make` created, and return it as an array.
 
         Raises:
-            StoreError: If the file is missing, or its shape, dtype or size is not that of `leaf`.
+            StoreFileError: If the file is missing, or its shape, dtype or size is not that of `leaf`.
         """
         path = self.path / name
         with _as_store_error(path):
@@ -178,7 +178,7 @@ class StoreFolder:
         """Write all changes to the disk, mark the folder as intact, and unlock it. A second call does nothing.
 
         Raises:
-            StoreError: If the disk fails. The folder is released anyway.
+            StoreFileError: If the disk fails. The folder is released anyway.
         """
         if self._lock < 0:
             return

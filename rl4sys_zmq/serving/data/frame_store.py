@@ -57,7 +57,7 @@ class FrameStore:
         """Store the frames ``[n, *shape]`` that are not stored yet, add a reference to each, and return the slots ``[n]``.
 
         Raises:
-            StoreError: If a block cannot be created. No reference was added.
+            StoreFileError: If a block cannot be created. No reference was added.
         """
         slots: list[int] = []
         try:

@@ -43,7 +43,7 @@ class ReplayBufferDataStore(ReplayBuffer):
 
     Raises:
         ConfigError: If an argument is invalid, or the arguments have another order.
-        StoreError: If the folder cannot be used.
+        StoreFileError: If the folder cannot be used.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class MemoryEfficientReplayBufferDataStore(ReplayBuffer):
 
     Raises:
         ConfigError: If an argument is invalid, or the arguments have another order.
-        StoreError: If the folder cannot be used.
+        StoreFileError: If the folder cannot be used.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class TrajectoryBufferDataStore(TrajectoryBuffer):
 
     Raises:
         ConfigError: If an argument is invalid, or the arguments have another order.
-        StoreError: If the folder cannot be used.
+        StoreFileError: If the folder cannot be used.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ def write_npz(path: str | os.PathLike[str], saved: TrajectoryFile) -> None:
     """Write the file under a temporary name, sync it to the disk, and rename it.
 
     Raises:
-        StoreError: If the file cannot be written.
+        StoreFileError: If the file cannot be written.
     """
     target = Path(path)
     fresh = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -71,7 +71,7 @@ def read_npz(path: str | os.PathLike[str]) -> TrajectoryFile:
     """Read a file that `write_npz` wrote.
 
     Raises:
-        StoreError: If the file cannot be read, is damaged, or has another format.
+        StoreFileError: If the file cannot be read, is damaged, or has another format.
     """
     try:
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:

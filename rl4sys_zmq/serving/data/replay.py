@@ -62,7 +62,7 @@ class ReplayBuffer(ColumnStore):
 
     Raises:
         ConfigError: If an argument is invalid. The message names the argument.
-        StoreError: If the folder cannot be used.
+        StoreFileError: If the folder cannot be used.
     """
 
     _KIND = "ReplayBuffer"
@@ -108,7 +108,7 @@ class ReplayBuffer(ColumnStore):
 
         Raises:
             DataError: If a key, shape or dtype is not that of the store. The message names the key. Nothing was stored.
-            StoreError: If files cannot be created. The transitions before that point are stored.
+            StoreFileError: If files cannot be created. The transitions before that point are stored.
             ConfigError: If there is not enough memory. The transitions before that point are stored.
             Closed: After `close`.
         """

@@ -59,7 +59,7 @@ class RowRingBuffer:
             columns: Shape and dtype of one row in each column.
 
         Raises:
-            StoreError: If the columns cannot be created, or the folder has other columns.
+            StoreFileError: If the columns cannot be created, or the folder has other columns.
             ConfigError: If the columns do not fit in memory.
         """
         whole = {name: ArraySpec((self.capacity, *leaf.shape), leaf.dtype) for name, leaf in columns.items()}

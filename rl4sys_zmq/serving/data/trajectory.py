@@ -59,7 +59,7 @@ class TrajectoryBuffer(ColumnStore):
 
     Raises:
         ConfigError: If an argument is invalid. The message names the argument.
-        StoreError: If the folder cannot be used.
+        StoreFileError: If the folder cannot be used.
     """
 
     _KIND = "TrajectoryBuffer"
@@ -146,7 +146,7 @@ class TrajectoryBuffer(ColumnStore):
 
         Raises:
             DataError: If a key, shape or dtype is not that of the buffer; the message names the key. Nothing was stored.
-            StoreError: If files cannot be created.
+            StoreFileError: If files cannot be created.
             ConfigError: If there is not enough memory.
             Closed: After `close`.
         """
@@ -157,7 +157,7 @@ class TrajectoryBuffer(ColumnStore):
 
         Raises:
             DataError: If a key, shape or dtype is not that of the buffer. The message names the key. Nothing was stored.
-            StoreError: If files cannot be created.
+            StoreFileError: If files cannot be created.
             ConfigError: If there is not enough memory.
             Closed: After `close`.
         """
@@ -235,7 +235,7 @@ class TrajectoryBuffer(ColumnStore):
         Priorities and sample configurations are not saved. The steps are copied first, so `insert` does not wait for the disk.
 
         Raises:
-            StoreError: If the file cannot be written.
+            StoreFileError: If the file cannot be written.
             Closed: After `close`.
         """
         with self._open():
@@ -258,7 +258,7 @@ class TrajectoryBuffer(ColumnStore):
         Sample configurations are not in the file; register them for the new buffer.
 
         Raises:
-            StoreError: If the file cannot be read, or is not a saved buffer.
+            StoreFileError: If the file cannot be read, or is not a saved buffer.
         """
         saved = read_npz(path)
         shapes = [DataShape(leaf, block.shape[1:], block.dtype.str) for leaf, block in saved.data.items()]

@@ -28,7 +28,6 @@ import logging
 import math
 import os
 import struct
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -44,6 +43,7 @@ from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ConfigError, ProtocolError, RL4SysError, WeightsError
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
+from rl4sys_zmq.version import package_version
 from rl4sys_zmq.weights import digest, verify_others
 from rl4sys_zmq.wire import spec_from_document, spec_to_document
 from rl4sys_zmq.wire.values import MAX_HEADER_BYTES, pack_header, unpack_header
@@ -249,7 +249,7 @@ class PolicyCacheFile:
     def _encode(self, spec: PolicySpec, snapshot: PolicySnapshot, extras: dict[str, Any]) -> list[bytes | memoryview]:
         header = pack_header(
             {
-                "library": _library(),
+                "library": package_version(),
                 "saved_unix_s": float(self._clock()),
                 "spec": spec_to_document(spec),
                 "generation": snapshot.generation,
@@ -297,10 +297,6 @@ class PolicyCacheFile:
                 self._path.rename(self._path.with_name(self._path.name + ".refused"))
 
 
-def _library() -> str:
-    return str(sys.modules["rl4sys_zmq"].__version__)
-
-
 def _checksum(*parts: bytes | memoryview) -> int:
     hasher = xxhash.xxh3_64()
     for part in parts:
@@ -345,7 +341,7 @@ def _decode(data: bytes) -> CachedPolicy:
         form = unpack_header(header)
         if type(form) is not dict or set(form) != set(_KEYS) or any(type(form[k]) is not kind for k, kind in _KEYS.items()):
             raise _InvalidCacheFile("its header has unexpected keys or types")
-        if form["library"].partition(".")[0] != _library().partition(".")[0]:
+        if form["library"].partition(".")[0] != package_version().partition(".")[0]:
             raise _InvalidCacheFile(f"version {form['library']} of the library wrote it")
         spec = spec_from_document(form["spec"], [blob] if blob else [])
         verify_others(spec.others, others)

@@ -27,6 +27,7 @@ from rl4sys_zmq.errors import (
     TransportError,
 )
 from rl4sys_zmq.plugins import import_plugins
+from rl4sys_zmq.version import package_version
 
 __all__ = [
     "FAILED",
@@ -211,4 +212,4 @@ def settings(prefix: str) -> dict[str, Any]:
 
 
 # The package itself is above this layer and must not be imported. It is already loaded, because this module is part of it.
-version_option = click.version_option(sys.modules["rl4sys_zmq"].__version__, prog_name="rl4sys_zmq")
+version_option = click.version_option(package_version(), prog_name="rl4sys_zmq")

@@ -162,7 +162,7 @@ def test_a_huge_file_is_not_read(path: Path) -> None:
 
 def test_another_major_version_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     PolicyCacheFile(path).save(SPEC, snapshot_of(), EXTRAS)
-    monkeypatch.setattr(policy_cache, "_library", lambda: "7.0")
+    monkeypatch.setattr(policy_cache, "package_version", lambda: "7.0")
     refused(path, path.read_bytes())
 
 

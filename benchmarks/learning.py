@@ -68,7 +68,7 @@ def train(seed: int, pacing_lag: int | None) -> list[tuple[int, float]]:
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         config = LearnerConfig(
-            bind="tcp://127.0.0.1:0", run_dir=str(run_dir), clients={CLIENT: client}, seed=seed, torch_threads=1,
+            bind="tcp://127.0.0.1:0", run_dir=run_dir, clients={CLIENT: client}, seed=seed, torch_threads=1,
             checkpoint_every_s=600.0,
         )  # fmt: skip
         with Learner(config) as learner:

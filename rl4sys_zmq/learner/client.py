@@ -51,11 +51,9 @@ from rl4sys_zmq.wire.messages import (
 
 __all__ = ["ClientState", "LearnerThreadState", "new_topic"]
 
-CREDIT_ITEMS = 1024
-DURABLE_CREDIT_ITEMS = 4096
-"""`CREDIT_ITEMS` and `DURABLE_CREDIT_ITEMS` are the number of segments that actors are allowed to have waiting for one learner
-thread, with a journal in memory and with one on disk. The second number is higher, because it includes the segments that the
-journal is writing. The first is low, because data in a longer queue leaves the CPU caches before it is used."""
+CREDIT_ITEMS = 4096
+"""Number of segments that actors are allowed to have waiting for one learner thread. It includes the segments that the journal is
+writing. With a quarter of it, one fast actor had to wait for credit."""
 
 CREDIT_BYTES = 256 << 20
 """Size of the messages that actors are allowed to have waiting for one learner thread, in bytes."""
@@ -158,7 +156,6 @@ class ClientState:
         self.counters = Counters()
         self.alarms = Alarms(clock.monotonic, clock.unix)
         self.verdicts = dict.fromkeys(Verdict.ALL, 0)
-        self._credit_items = 0
         self.accepted = self.gap = 0
         self.rolled_back = 0
         self.known = self.rollback_asked = False
@@ -219,7 +216,7 @@ class ClientState:
         """
         live = [s for s in self.table.live() if s.submits]
         senders, workers = max(1, len(live)), max(1, sum(s.accepted_steps > 0 for s in live))
-        items = max(0, self._credit_items - self.queued)
+        items = max(0, CREDIT_ITEMS - self.queued)
         free = max(0, min(CREDIT_BYTES - self.pool.transit.nbytes, journal_bytes))
         if not items or not free:
             return 0, 0
@@ -279,7 +276,6 @@ class ClientState:
         """Start a new learner thread for this client, and queue its first message, an `AssignClient` with all settings."""
         self.life += 1
         self.replaying = self.life if journal.durable else 0
-        self._credit_items = DURABLE_CREDIT_ITEMS if journal.durable else CREDIT_ITEMS
         self.page_after = None
         self.state, self.error = LearnerThreadState.STARTING, ""
         self.started_at = self._clock.monotonic()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
+from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +17,7 @@ from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import SubmitReader, encode
 from rl4sys_zmq.wire.messages import QuarantinedSegment
 
-__all__ = ["SegmentInTraining", "SegmentMessage", "to_ranges", "streams_of"]
+__all__ = ["RecentSegments", "SegmentInTraining", "SegmentMessage", "streams_of", "to_ranges"]
 
 
 @dataclass(slots=True, eq=False)
@@ -27,11 +29,11 @@ class SegmentMessage:
     Attributes:
         key: The key of the stream: the actor's id and the origin (the incarnation that began to number the stream's segments).
         batch: The decoded message: the header of each segment and the columns of data.
-        segments: The segments of the batch.
+        segments: The segments of the batch; empty after `release`.
         refused: The error of each segment that the gateway has refused, by the index of the segment.
         bad: The reason for each segment with invalid content, by the index of the segment.
         oldest: The lowest policy version among the steps of each segment, int64 ``[segments]``.
-        segment_bytes: The mean size of a segment on the wire, in bytes.
+        nbytes: The size of the message, in bytes.
     """
 
     key: Key
@@ -40,7 +42,12 @@ class SegmentMessage:
     refused: dict[int, ProtocolError]
     bad: dict[int, str]
     oldest: NDArray[np.int64]
-    segment_bytes: int
+    nbytes: int
+
+    def release(self) -> None:
+        """Free the memory of the decoded segments and images. `dead_letter` needs only the message."""
+        self.segments.clear()
+        self.batch.release_images()
 
     def dead_letter(self, place: int, reason: str) -> QuarantinedSegment:
         """Return a `QuarantinedSegment` with one segment of this message. It records that the segment is unfit for training.
@@ -75,6 +82,92 @@ class SegmentInTraining:
         """The decoded segment. Use this only while `message` is not None."""
         assert self.message is not None
         return self.message.segments[self.place]
+
+
+@dataclass(slots=True, eq=False)
+class _ObservedMessage:
+    """The segments of one message that an algorithm has observed.
+
+    Attributes:
+        first: The number of the first of these segments in the order of observation.
+        key: The key of the stream.
+        first_seq: The sequence number of the message's first segment.
+        message: The message; None if it was discarded to save memory.
+        places: The index of each segment in the message, in the order of observation; `TAKEN` if `RecentSegments.take` has
+            returned it.
+    """
+
+    first: int
+    key: Key
+    first_seq: int
+    message: SegmentMessage | None
+    places: list[int] = field(default_factory=list)
+
+
+TAKEN = -1
+
+
+class RecentSegments:
+    """The latest segments that an off-policy algorithm has observed, so that bad ones can be quarantined later.
+
+    An off-policy algorithm names a segment by its number in the order of observation, from 0.
+
+    Attributes:
+        nbytes: The total size of the messages that are kept, in bytes.
+    """
+
+    def __init__(self, max_segments: int, max_bytes: int) -> None:
+        """Create an empty record.
+
+        Args:
+            max_segments: Number of segments whose stream and sequence number are remembered. The record can exceed it by the
+                segments of one message.
+            max_bytes: Largest total size of the messages that are kept for dead letters. The newest message is always kept.
+        """
+        self.nbytes = 0
+        self._max_segments, self._max_bytes = max_segments, max_bytes
+        self._next = 0
+        self._messages: deque[_ObservedMessage] = deque()
+        self._kept: deque[_ObservedMessage] = deque()  # those of `_messages` that still have their message
+
+    def add(self, message: SegmentMessage, place: int) -> None:
+        """Record that the segment with the index `place` in a message was observed."""
+        if not self._messages or self._messages[-1].message is not message:
+            self._begin(message)
+        self._messages[-1].places.append(place)
+        self._next += 1
+
+    def take(self, number: int) -> SegmentInTraining | None:
+        """Return the segment with this number, and forget it.
+
+        Return None if it is not remembered, for example because it was observed before a restart.
+        """
+        at = bisect.bisect_right(self._messages, number, key=lambda one: one.first) - 1
+        if at < 0 or number >= self._next:
+            return None
+        observed = self._messages[at]
+        place, observed.places[number - observed.first] = observed.places[number - observed.first], TAKEN
+        if place == TAKEN:
+            return None
+        return SegmentInTraining(observed.message, place, observed.key, observed.first_seq + place, False)
+
+    def _begin(self, message: SegmentMessage) -> None:
+        observed = _ObservedMessage(self._next, message.key, message.batch.first_seq, message)
+        self._messages.append(observed)
+        self._kept.append(observed)
+        self.nbytes += message.nbytes
+        while self.nbytes > self._max_bytes and len(self._kept) > 1:
+            self._drop_oldest_message()
+        while self._next - self._messages[0].first > self._max_segments:
+            if self._messages[0] is self._kept[0]:
+                self._drop_oldest_message()
+            self._messages.popleft()
+
+    def _drop_oldest_message(self) -> None:
+        oldest = self._kept.popleft()
+        assert oldest.message is not None
+        self.nbytes -= oldest.message.nbytes
+        oldest.message = None
 
 
 def to_ranges(places: Sequence[int]) -> list[tuple[int, int]]:

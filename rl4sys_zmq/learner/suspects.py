@@ -157,9 +157,13 @@ class CrashSuspects:
         """Return True if the segment with this sequence number in a stream is a suspect."""
         return (*key, seq) in self._suspected
 
-    def reason(self, key: Key, seq: int) -> str:
-        """Return the reason if a segment must be quarantined, else an empty string."""
-        return self._to_quarantine.get((*key, seq), "") if self._to_quarantine else ""
+    def reasons(self, key: Key, first: int, end: int) -> dict[int, str]:
+        """Return the reason for each segment with a number in ``[first, end)`` of a stream that must be quarantined.
+
+        The keys of the dict are the segments' numbers minus `first`.
+        """
+        found = self._to_quarantine.items()
+        return {seq - first: why for (*stream, seq), why in found if tuple(stream) == key and first <= seq < end}
 
     def parts(self, held: Sequence[SegmentInTraining]) -> list[list[SegmentInTraining]]:
         """Return the suspects among some segments, as up to two lists to train on separately; ``[]`` if there are none."""

@@ -21,7 +21,7 @@ from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, TunableAlgorith
 from rl4sys_zmq.learner.algorithms.base import PACING_LAG
 from rl4sys_zmq.learner.algorithms.entry import readings
 from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore
-from rl4sys_zmq.learner.held_segments import SegmentInTraining, SegmentMessage, streams_of, to_ranges
+from rl4sys_zmq.learner.held_segments import SegmentMessage, streams_of, to_ranges
 from rl4sys_zmq.learner.progress import CheckpointProgress, ObservedData
 from rl4sys_zmq.learner.quantizer import Quantizer
 from rl4sys_zmq.learner.reporting import GatewaySender, LearnerThreadReporter, plain_text
@@ -377,7 +377,7 @@ class TrainLoop:
         )
         oldest = batch.oldest(self._assign.generation, self._first_version)
         key = (message.actor_id, message.origin)
-        read = SegmentMessage(key, batch, segments, refused, bad, oldest, nbytes // max(1, len(batch)))
+        read = SegmentMessage(key, batch, segments, refused, bad, oldest, nbytes)
         place = message.skip
         while place < len(batch):
             if place > message.skip:
@@ -386,6 +386,8 @@ class TrainLoop:
         self._reporter.taken_messages += 1
         if self._suspects.may_contain_suspects(read.key, batch.first_seq, batch.first_seq + len(batch)):
             self._train()  # with no other segments in hand
+        if self._algorithm.kind != "onpolicy":
+            read.release()
         if not self._trainer.held:
             self._barrier()
 
@@ -399,31 +401,42 @@ class TrainLoop:
         Returns:
             The index of the next segment to process; the number of segments in the message if all are processed.
         """
-        key, batch, reporter = message.key, message.batch, self._reporter
+        key, batch = message.key, message.batch
         first = batch.first_seq + start
         lags = self._version - message.oldest
         late = lags > self._max_policy_lag if self._max_policy_lag >= 0 else np.zeros(len(batch), np.bool_)
         drops = self._assign.on_lag == "drop"
         self._progress.take(key, first, first)
         observed = []
-        careful = self._suspects.may_contain_suspects(key, first, batch.first_seq + len(batch))
+        end = batch.first_seq + len(batch)
+        careful = self._suspects.may_contain_suspects(key, first, end)
         if not careful:
-            self._suspects.note(key, first, batch.first_seq + len(batch))
-        for place, segment in enumerate(message.segments[start:], start):
+            self._suspects.note(key, first, end)
+        refused, bad = message.refused, message.bad | self._suspects.reasons(key, batch.first_seq, end)
+        for place, is_late in enumerate(late[start:].tolist(), start):
             seq = batch.first_seq + place
-            if place in message.refused:
+            if place in refused:
                 self._progress.record_verdict(key, Verdict.REFUSED)
-                continue
-            reporter.taken_items += 1
-            reporter.taken_steps += segment.steps
-            if reason := message.bad.get(place) or self._suspects.reason(key, seq):
-                self._quarantine(message, place, reason)
-            elif drops and late[place]:
+            elif place in bad:
+                self._quarantine(message, place, bad[place])
+            elif drops and is_late:
                 self._record_verdict(key, seq, seq + 1, Verdict.STALE)
-            elif self._observe(SegmentInTraining(message, place, key, seq, bool(late[place])), alone=careful):
+            else:
+                if careful:
+                    self._suspects.clear()
+                    self._suspects.note(key, seq, seq + 1)
+                try:
+                    self._trainer.observe(message, place, correct=is_late)
+                except Exception as exc:  # noqa: BLE001 - `_reject` logs it or raises it again
+                    self._reject(message, place, exc)
+                    continue
+                self._rejected_in_a_row = 0
                 observed.append(place)
                 if not self._algorithm.demand() or (careful and self._suspects.suspects(key, seq)):
                     break
+        taken = [taken for taken in range(start, place + 1) if taken not in refused]
+        self._reporter.taken_items += len(taken)
+        self._reporter.taken_steps += int(batch.steps[taken].sum())
         if self._algorithm.kind == "onpolicy":
             self._suspects.clear()
         self._progress.take(key, first, batch.first_seq + place + 1)
@@ -469,31 +482,22 @@ class TrainLoop:
         self._progress.barrier()
         self._progress.observed = ObservedData(reporter.observed_steps, reporter.observed_episodes, recent)
 
-    def _observe(self, one: SegmentInTraining, *, alone: bool) -> bool:
-        """Give a segment to the algorithm. If the algorithm raises an exception, quarantine the segment and return False.
+    def _reject(self, message: SegmentMessage, place: int, exc: Exception) -> None:
+        """Quarantine a segment for which the algorithm has raised an exception.
 
         Without the quarantine, a journal on disk would deliver the segment to each new learner thread. If more than
         `MAX_POISONED` segments in a row are rejected, the algorithm is assumed to be at fault, and its exception is raised.
 
         Args:
-            one: The segment.
-            alone: True to record this segment as the only one in training, because it can be suspected of an earlier crash.
+            message: The message that contains the segment.
+            place: The index of the segment in the message.
+            exc: The exception.
         """
-        if alone:
-            self._suspects.clear()
-            self._suspects.note(one.key, one.seq, one.seq + 1)
-        try:
-            self._trainer.observe(one)
-        except Exception as exc:
-            self._rejected_in_a_row += 1
-            if self._rejected_in_a_row > MAX_POISONED:
-                raise
-            log.exception("client %s: the algorithm rejected a segment, which is quarantined", self._assign.client_id)
-            assert one.message is not None
-            self._quarantine(one.message, one.place, plain_text(f"the algorithm rejected it: {type(exc).__name__}: {exc}"[:500]))
-            return False
-        self._rejected_in_a_row = 0
-        return True
+        self._rejected_in_a_row += 1
+        if self._rejected_in_a_row > MAX_POISONED:
+            raise exc
+        log.error("client %s: the algorithm rejected a segment, which is quarantined", self._assign.client_id, exc_info=exc)
+        self._quarantine(message, place, plain_text(f"the algorithm rejected it: {type(exc).__name__}: {exc}"[:500]))
 
     @property
     def _first_version(self) -> int:

@@ -8,7 +8,6 @@ it finds the data at fault itself (`UndoableAlgorithm.discard`).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import TrainingDiverged
 from rl4sys_zmq.learner.algorithms import Algorithm, UndoableAlgorithm
-from rl4sys_zmq.learner.held_segments import SegmentInTraining
+from rl4sys_zmq.learner.held_segments import RecentSegments, SegmentInTraining, SegmentMessage
 from rl4sys_zmq.learner.suspects import CrashSuspects
 from rl4sys_zmq.learner.validation import is_finite
 from rl4sys_zmq.weights import digest
@@ -37,11 +36,11 @@ MAX_DIVERGED = 3
 An undone update makes no progress if no segment of the batch is good, or (off-policy) if no data are found at fault.
 """
 
-RECENT_ITEMS, RECENT_BYTES = 1 << 16, 32 << 20
+RECENT_SEGMENTS, RECENT_BYTES = 1 << 16, 8 << 20
 """Limits on the recent segments that are remembered for an off-policy algorithm, so that they can be quarantined later.
 
-`RECENT_ITEMS` is the number of segments whose stream and sequence number are remembered. `RECENT_BYTES` is the total size of the
-segments whose content is kept as well.
+`RECENT_SEGMENTS` is the number of segments whose stream and sequence number are remembered. `RECENT_BYTES` is the total size of
+the messages that are kept as well.
 """
 
 
@@ -85,52 +84,27 @@ class UpdateRunner:
         self._algorithm, self._suspects = algorithm, suspects
         self._onpolicy = algorithm.kind == "onpolicy"
         self._hooks = algorithm if isinstance(algorithm, UndoableAlgorithm) else None
-        self._recent: deque[SegmentInTraining | None] = deque()  # the segments from number `_first` on
-        self._first = self._first_kept = 0
-        self._kept_bytes = 0
+        self._recent = RecentSegments(RECENT_SEGMENTS, RECENT_BYTES)
         self._careful = 0
         self._since_kept = self._diverged = self._trials = 0
         self._keep()
 
     # ---- observing
 
-    def observe(self, one: SegmentInTraining) -> None:
-        """Give a segment to the algorithm, and remember it. An exception of the algorithm is raised unchanged."""
-        self._algorithm.observe(one.segment, correct=one.correct)
-        if self._onpolicy:
-            self.held.append(one)
-        elif self._hooks is not None:
-            self._remember(one)
+    def observe(self, message: SegmentMessage, place: int, *, correct: bool = False) -> None:
+        """Give a segment to the algorithm, and remember it. An exception of the algorithm is raised unchanged.
 
-    def _remember(self, one: SegmentInTraining) -> None:
-        assert one.message is not None
-        self._recent.append(one)
-        self._kept_bytes += one.message.segment_bytes
-        while self._kept_bytes > RECENT_BYTES and self._first_kept < self._first + len(self._recent) - 1:
-            self._drop_message(self._recent[self._first_kept - self._first])
-            self._first_kept += 1
-        if len(self._recent) > RECENT_ITEMS:
-            self._drop_message(self._recent.popleft())
-            self._first += 1
-            self._first_kept = max(self._first_kept, self._first)
-
-    def _drop_message(self, one: SegmentInTraining | None) -> None:
-        if one is not None and one.message is not None:
-            self._kept_bytes -= one.message.segment_bytes
-            one.message = None
-
-    def _identify(self, number: int) -> SegmentInTraining | None:
-        """Return a segment of an off-policy algorithm by its number in the order of `observe`, from 0, and stop remembering it.
-
-        Return None if the segment is not remembered, for example because it was observed before a restart.
+        Args:
+            message: The message that contains the segment.
+            place: The index of the segment in the message.
+            correct: The argument `correct` for `Algorithm.observe`.
         """
-        place = number - self._first
-        if not 0 <= place < len(self._recent):
-            return None
-        one, self._recent[place] = self._recent[place], None
-        if one is not None and one.message is not None:
-            self._kept_bytes -= one.message.segment_bytes
-        return one
+        self._algorithm.observe(message.segments[place], correct=correct)
+        if self._onpolicy:
+            seq = message.batch.first_seq + place
+            self.held.append(SegmentInTraining(message, place, message.key, seq, correct))
+        elif self._hooks is not None:
+            self._recent.add(message, place)
 
     # ---- updates
 
@@ -312,7 +286,7 @@ class UpdateRunner:
         self._diverged = 0 if numbers else self._diverged + 1
         if self._diverged > MAX_DIVERGED:
             raise TrainingDiverged(self._diverged, reason)
-        return UpdateOutcome(culprits=[one for one in map(self._identify, numbers) if one is not None], reason=reason)
+        return UpdateOutcome(culprits=[one for one in map(self._recent.take, numbers) if one is not None], reason=reason)
 
     # ---- suspects of an earlier end of the process
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
 from rl4sys_zmq.values import NO_EXTRAS, Segment
+from rl4sys_zmq.values.segment import segment_of
 from rl4sys_zmq.values.trees import Structure, Tree, unflatten_each
 from rl4sys_zmq.wire.coding import plain_body
 from rl4sys_zmq.wire.columns import ColumnReader, LayoutGroup
@@ -149,6 +150,13 @@ class SubmitReader:
             self._undecodable = {int(group.members[place]): why for group, bad in found for place, why in bad.items()}
         return self._undecodable
 
+    def release_images(self) -> None:
+        """Free the memory of the decoded images. The image files stay, and `decode_images` can decode them again."""
+        self._undecodable = None
+        for group in self._groups:
+            for place in group.columns[0].coded:
+                group.columns[0].large.pop(place, None)
+
     def alone(self, place: int) -> Submit:
         """Return a message with only the segment of the index `place`.
 
@@ -248,7 +256,7 @@ class SubmitReader:
         for o, a, r, p, v, m, x, i, (generation, episode, index, _, total, length, _, _, flags, _, _) in rows:
             ended = flags & _ENDED
             out.append(
-                Segment(
+                segment_of(
                     o,
                     a,
                     r,

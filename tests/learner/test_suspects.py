@@ -25,7 +25,7 @@ class Dead(Exception):
 def life(folder: Path, batch: list[SegmentInTraining], kills: Callable[[list[int]], bool]) -> tuple[CrashSuspects, list[int]]:
     """A start, and the training of a batch as `Trainer` does it; raises `Dead` where the process would end."""
     suspects = CrashSuspects(folder)
-    left = [one for one in batch if not suspects.reason(one.key, one.seq)]
+    left = [one for one in batch if not suspects.reasons(one.key, one.seq, one.seq + 1)]
     for part in (*suspects.parts(left), left):
         suspects.begin(part)
         if kills([one.seq for one in part]):
@@ -56,7 +56,7 @@ def test_a_killer_is_found_by_halving(size: int, allowed: int, tmp_path: Path, s
     count, left = ends(tmp_path, held(*range(size)), lambda part: culprit in part)
     assert count <= allowed and left == [n for n in range(size) if n != culprit]
     suspects = CrashSuspects(tmp_path)
-    assert suspects.reason(KEY, culprit) and not suspects.reason(KEY, culprit + 1) and not suspects.finding, "it is remembered"
+    assert suspects.reasons(KEY, 0, 1000).keys() == {culprit} and not suspects.finding, "it is remembered"
     suspects.close()
 
 
@@ -126,5 +126,5 @@ def test_a_folder_that_cannot_be_written_costs_the_notes_alone(tmp_path: Path) -
     suspects.note(KEY, 1, 2)
     suspects.begin(held(1))
     suspects.clear_pending()
-    assert not suspects.finding and not suspects.reason(KEY, 1)
+    assert not suspects.finding and not suspects.reasons(KEY, 0, 10)
     suspects.close()

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.errors import TrainingDiverged
-from rl4sys_zmq.learner import training
-from rl4sys_zmq.learner.held_segments import SegmentInTraining
+from rl4sys_zmq.learner.held_segments import RecentSegments
 from rl4sys_zmq.learner.suspects import CrashSuspects
 from rl4sys_zmq.learner.training import MAX_DIVERGED, UpdateRunner
 from rl4sys_zmq.testing import FakeAlgorithm
@@ -47,15 +46,19 @@ def segment(seq: int, **changes: Any) -> Segment:
 
 
 class Message:
-    """Stands in for a `SegmentMessage`."""
+    """Stands in for a `SegmentMessage` with one segment."""
 
-    def __init__(self, segment: Segment) -> None:
+    key = KEY
+
+    def __init__(self, seq: int, segment: Segment) -> None:
         self.segments = [segment]
-        self.segment_bytes = segment.nbytes
+        self.nbytes = segment.nbytes
+        self.batch = self
+        self.first_seq = seq
 
 
-def held(seq: int, one: Segment) -> SegmentInTraining:
-    return SegmentInTraining(Message(one), 0, KEY, seq, False)  # type: ignore[arg-type]
+def observe(trainer: UpdateRunner, seq: int, one: Segment) -> None:
+    trainer.observe(Message(seq, one), 0)  # type: ignore[arg-type]
 
 
 def ppo(**parameters: Any) -> PPO:
@@ -89,9 +92,9 @@ def test_the_culprits_of_an_on_policy_update_are_found_and_nothing_of_them_stays
     algorithm, twin = ppo(normalise_observations=normalise), ppo(normalise_observations=normalise)
     trainer, clean = UpdateRunner(algorithm, CrashSuspects(None)), UpdateRunner(twin, CrashSuspects(None))
     for seq in range(32):
-        trainer.observe(held(seq, bad_segment(seq, "nan") if seq in culprits else segment(seq)))
+        observe(trainer, seq, bad_segment(seq, "nan") if seq in culprits else segment(seq))
         if seq not in culprits:
-            clean.observe(held(seq, segment(seq)))
+            observe(clean, seq, segment(seq))
     outcome = trainer.update()
     assert outcome is not None and outcome.metrics is None and outcome.reason
     assert tuple(one.seq for one in outcome.culprits) == culprits
@@ -99,7 +102,7 @@ def test_the_culprits_of_an_on_policy_update_are_found_and_nothing_of_them_stays
     assert len(trainer.held) == 32 - len(culprits)
     for seq in range(100, 100 + len(culprits)):
         for one in (trainer, clean):
-            one.observe(held(seq, segment(seq)))
+            observe(one, seq, segment(seq))
     outcome, other = trainer.update(), clean.update()
     assert outcome is not None and other is not None and outcome.metrics == other.metrics and not outcome.unchanged
     assert len(outcome.used) == 32 and trainer.held == [] and trainer.updates == 1
@@ -111,40 +114,48 @@ def test_a_log_probability_that_no_ratio_can_stand_is_found() -> None:
     trainer = UpdateRunner(algorithm, CrashSuspects(None))
     for seq in range(32):
         spoilt = {"log_probs": np.full(STEPS, -99.0, np.float32)} if seq == 11 else {}
-        trainer.observe(held(seq, segment(seq, **spoilt)))
+        observe(trainer, seq, segment(seq, **spoilt))
     outcome = trainer.update()
     assert outcome is not None and [one.seq for one in outcome.culprits] == [11]
     assert all(np.isfinite(array).all() for array in algorithm.numbers_to_check())
 
 
-def test_messages_of_a_replay_are_kept_within_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_of_a_replay_are_kept_within_a_limit() -> None:
     one = segment(0)
-    monkeypatch.setattr(training, "RECENT_BYTES", 4 * one.nbytes)
-    monkeypatch.setattr(training, "RECENT_ITEMS", 8)
-    trainer = UpdateRunner(dqn(), CrashSuspects(None))
-    given = [held(seq, segment(seq)) for seq in range(30)]
-    for number, each in enumerate(given):
-        trainer.observe(each)
-        kept = [other for other in given[: number + 1] if other.message is not None]
-        assert kept == given[max(0, number - 3) : number + 1], "the newest four"
-    assert trainer._kept_bytes == 4 * one.nbytes
-    assert [trainer._identify(number) for number in (21, 22, 29, 30)] == [None, given[22], given[29], None]
-    assert trainer._identify(29) is None
-    assert trainer._kept_bytes == 3 * one.nbytes
+    recent = RecentSegments(8, 4 * one.nbytes)
+    given = [Message(seq, segment(seq)) for seq in range(30)]
+    for message in given:
+        recent.add(message, 0)  # type: ignore[arg-type]
+    assert recent.nbytes == 4 * one.nbytes
+    assert recent.take(20) is None and recent.take(30) is None
+    found = [recent.take(number) for number in (22, 25, 26, 29)]
+    assert [f.seq for f in found if f] == [22, 25, 26, 29]
+    messages: list[Any] = [f.message for f in found if f]
+    assert messages == [None, None, given[26], given[29]], "the newest four messages"
+    assert recent.take(29) is None, "only once"
+
+
+def test_segments_of_one_message_are_found_by_the_order_of_observation() -> None:
+    recent, messages = RecentSegments(100, 1), [Message(100, segment(0)), Message(200, segment(0))]
+    for place in (0, 3, 5):
+        recent.add(messages[0], place)  # type: ignore[arg-type]
+    recent.add(messages[1], 7)  # type: ignore[arg-type]
+    found = [recent.take(number) for number in (3, 1, 0, 2)]
+    assert [(f.place, f.seq) for f in found if f] == [(7, 207), (3, 103), (0, 100), (5, 105)]
 
 
 def test_culprits_in_a_replay_are_found_and_the_weights_go_back() -> None:
     algorithm = dqn()
     trainer = UpdateRunner(algorithm, CrashSuspects(None))
     for seq in range(40):
-        trainer.observe(held(seq, segment(seq)))
+        observe(trainer, seq, segment(seq))
         while trainer.update() is not None:
             pass
     assert trainer.updates == 40
-    trainer.observe(held(40, bad_segment(40, "3e38")))
+    observe(trainer, 40, bad_segment(40, "3e38"))
     undone, found = 0, []
     for seq in range(41, 80):
-        trainer.observe(held(seq, segment(seq)))
+        observe(trainer, seq, segment(seq))
         while (outcome := trainer.update()) is not None:
             if outcome.metrics is None:
                 undone += 1
@@ -159,7 +170,7 @@ def test_a_replay_of_nothing_but_poison_is_emptied_and_filled_again() -> None:
     trainer = UpdateRunner(algorithm, CrashSuspects(None))
     found = []
     for seq in range(30):
-        trainer.observe(held(seq, bad_segment(seq, "3e38") if seq < 3 else segment(seq)))
+        observe(trainer, seq, bad_segment(seq, "3e38") if seq < 3 else segment(seq))
         while (outcome := trainer.update()) is not None:
             found += [one.seq for one in outcome.culprits]
         assert algorithm.demand() > 0, "more is wanted"
@@ -170,7 +181,7 @@ def test_an_off_policy_run_without_poison_is_bit_for_bit_as_without_the_net() ->
     one, other = dqn(), dqn()
     trainer = UpdateRunner(one, CrashSuspects(None))
     for seq in range(60):
-        trainer.observe(held(seq, segment(seq)))
+        observe(trainer, seq, segment(seq))
         other.observe(segment(seq))
         while trainer.update() is not None:
             pass
@@ -185,7 +196,7 @@ def test_updates_that_change_nothing_are_noticed_unless_they_are_meant_to() -> N
         algorithm._optimizer.step = lambda *_, **__: None  # type: ignore[method-assign]
         trainer = UpdateRunner(algorithm, CrashSuspects(None))
         for seq in range(32):
-            trainer.observe(held(seq, segment(seq)))
+            observe(trainer, seq, segment(seq))
         outcome = trainer.update()
         assert outcome is not None and outcome.metrics is not None and outcome.unchanged is expected
 
@@ -206,7 +217,7 @@ class Touchy(FakeAlgorithm):
 
 def fed(trainer: UpdateRunner, first: int = 0) -> Any:
     for seq in range(first, first + 16):
-        trainer.observe(held(seq, segment(seq)))
+        observe(trainer, seq, segment(seq))
     return trainer.update()
 
 

@@ -114,7 +114,6 @@ def planted(parts: LearnerParts) -> Iterator[None]:
         (roster_module, "StreamTable", parts.table),
         (client_module, "CreditPool", parts.pool),
         (client_module, "CREDIT_ITEMS", CREDIT_ITEMS),
-        (client_module, "DURABLE_CREDIT_ITEMS", CREDIT_ITEMS),
         (client_module, "MAX_SEGMENT_STEPS", MAX_STEPS),
         (endpoint_module, "MAX_SEGMENT_STEPS", MAX_STEPS),
         *((module.log, "disabled", True) for module in (core_module, endpoint_module, feeding_module, roster_module)),

@@ -382,5 +382,5 @@ def test_a_policy_and_its_spec_agree_whether_there_are_columns(
 ) -> None:
     monkeypatch.setitem(POLICIES._entries, KIND, PolicyEntry(name=KIND, factory=Coin if columns else Recording))
     spec = PolicySpec(BoxSpace((2,)), DiscreteSpace(2), KIND, tensors=(TensorSpec("bias", (1,)),), columns=columns)
-    with pytest.raises(ConfigError, match=r"a ColumnPolicy exactly if PolicySpec\.columns is not empty"):
+    with pytest.raises(ConfigError, match=r"an ExtraColumnPolicy exactly if PolicySpec\.columns is not empty"):
         build_policy(spec, PolicySnapshot(1, 0, 0, np.zeros(1, np.float32)))

@@ -147,6 +147,15 @@ def test_a_poisoned_image_costs_its_segment_alone(codec: Any) -> None:
     assert list(batch.decode_images()) == [3 if submit(sent, codec).layouts[0].endswith("m") else 2]
 
 
+def test_released_images_are_decoded_again() -> None:
+    batch = SubmitReader(submit([segment(seed=n) for n in range(3)], PNG))
+    first = [np.array(one.observations) for one in batch.segments()]
+    batch.release_images()
+    assert not any(group.columns[0].large for group in batch._groups)
+    assert encode(batch.alone(1))
+    assert all(np.array_equal(a, b.observations) for a, b in zip(first, batch.segments(), strict=True))
+
+
 def test_what_is_poisoned_is_kept_as_it_came() -> None:
     sent = [segment(seed=n) for n in range(3)]
     message = forged(submit(sent), 2, b"\x10\0\0\0not an image, no")

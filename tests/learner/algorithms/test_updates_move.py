@@ -11,7 +11,6 @@ import pytest
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, AlgorithmEntry
-from rl4sys_zmq.learner.held_segments import SegmentInTraining
 from rl4sys_zmq.learner.suspects import CrashSuspects
 from rl4sys_zmq.learner.training import UpdateRunner
 from rl4sys_zmq.testing.check_algorithm import _RandomEnvironment
@@ -37,11 +36,15 @@ UPDATES = 6
 
 
 class Message:
-    """Stands in for a `SegmentMessage`."""
+    """Stands in for a `SegmentMessage` with one segment."""
 
-    def __init__(self, segment: Segment) -> None:
+    key = ("a", 1)
+
+    def __init__(self, seq: int, segment: Segment) -> None:
         self.segments = [segment]
-        self.segment_bytes = segment.nbytes
+        self.nbytes = segment.nbytes
+        self.batch = self
+        self.first_seq = seq
 
 
 def names_of(entry: AlgorithmEntry) -> set[str]:
@@ -76,7 +79,7 @@ def moves(algorithm: Any) -> list[tuple[bool, bool]]:
     found: list[tuple[bool, bool]] = []
     for seq in range(1000):
         segment = world.segment()
-        runner.observe(SegmentInTraining(Message(segment), 0, ("a", 1), seq, False))  # type: ignore[arg-type]
+        runner.observe(Message(seq, segment), 0)  # type: ignore[arg-type]
         before = algorithm.numbers_to_check()[0].copy()
         while (outcome := runner.update()) is not None:
             assert outcome.metrics is not None, outcome.reason

@@ -282,8 +282,8 @@ class CheckpointStore:
         """Write one checkpoint. It is on disk when this returns.
 
         Args:
-            manifest: The description of the checkpoint. This method sets `number` and `saved_unix_s`. The numbers of damaged and
-                abandoned checkpoints are not used again.
+            manifest: The description of the checkpoint. This method sets `number` and `saved_unix_s`. The numbers of damaged
+                and abandoned checkpoints are not used again.
             state: The result of `Algorithm.state`; see `pack_state` for the supported types.
             policy: The policy, which can then be exported from the checkpoint.
             wanted: Called right before the rename. It returns False if another learner thread has replaced this one.

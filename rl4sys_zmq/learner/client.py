@@ -102,23 +102,26 @@ class ClientState:
 
     Attributes:
         table: The streams of all actors of the client, and the sessions of the live ones.
-        pool: The credit that the actors have for the current learner thread.
+        pool: The division of credit for the current learner thread among the actors.
         weight_history: The recent weights that the current learner thread has published.
         verdicts: The number of segments by verdict (result, such as trained or stale). The numbers go back when the learner
             thread returns to a checkpoint.
         dirty: The ids of the actors that need an `Ack` message.
-        next_ack_at: The earliest time of the next acks, on the monotonic clock, in seconds.
-        waiting: The HELLOs that arrived while the learner thread was starting, by routing id, each with the name of its user.
+        next_ack_at: The earliest time for the next `Ack` messages, on the monotonic clock, in seconds.
+        waiting: The HELLOs (requests for a session) that arrived while the learner thread was starting, by routing id, each
+            with the name of its user.
         worker: The handle of the current learner thread; None after `end_thread`.
         started_at: The time when the current learner thread was started, on the monotonic clock, in seconds.
         workers: The handles of all learner threads of the client that can still be running.
-        backlog: The encoded messages to send to the learner thread, oldest first. They stay here while its pipeline is full.
+        backlog: The encoded messages to send to the learner thread, oldest first. They stay here while the queue of the thread
+            is full.
         known: True if the journal has a record of this client.
         rollback_asked: True if an operator has asked to give up accepted segments; False again after the replay.
         replaying: The number of the replay in progress, by which the pages read from the journal for it are recognized; 0 if
             there is no replay. During a replay, the learner thread receives new segments through these pages too.
         page_after: The row of the journal after which the next page of the replay begins; None if no page has to be requested.
-        topic: The PUB topic of the client's weights and beacons: 8 bytes, without the byte for the kind that precedes them.
+        topic: The PUB topic of the client's weights and beacons (messages with the newest version): 8 bytes, without the first
+            byte, which is the kind of the message.
         parameters: The parameters of the algorithm in force, with defaults; empty until the first learner thread is ready.
         stalled_s: The time for which actors and learner thread could work but no data has moved, in seconds; 0 if not stalled.
         alarms: The alarms (counted problems) of the client since the start of the learner.
@@ -351,10 +354,7 @@ class ClientState:
         self._pace.clear()
 
     def use_parameters(self) -> None:
-        """Queue the parameters in `settings` for the learner thread, if it runs.
-
-        Call this after an operator has changed them.
-        """
+        """Queue the parameters in `settings` for the learner thread, if it runs. Call this after they have changed."""
         self.parameters = parameters_shown(self.settings.kind, self.settings.in_force)
         if self.worker is not None:
             self.backlog.append(encode(ChangeParameters(algorithm_parameters(self.settings.in_force))))
@@ -415,7 +415,7 @@ class ClientState:
         """
         stream = self.table.get(entry.actor_id, entry.origin)
         if stream is not None and not stream.counted(entry.end_seq):
-            self.replay(entry)  # accepted before this life; with a full disk, a replayed page can overtake such an entry
+            self.replay(entry)  # accepted by an earlier thread; with a full disk, a replayed page can overtake such an entry
         else:
             # An entry of refused segments alone was not counted: its stream can end before the journal commits it.
             waited = stream is not None and entry.accepted > 0
@@ -467,10 +467,9 @@ class ClientState:
     def checkpointed(self, message: CheckpointResult) -> dict[Key, int]:
         """Record the result of a checkpoint, and return the positions up to which the journal can now delete entries.
 
-        The journal is the record of accepted segments. It must keep those that a restart could need.
-
-        The positions are those of the checkpoint before this one. So if this checkpoint is damaged later, the journal still has
-        all segments since the one before.
+        The journal is the record of accepted segments. It must keep those that a restart could need. The positions are those of
+        the checkpoint before this one. So if this checkpoint is damaged later, the journal still has all segments since the one
+        before.
 
         Returns:
             For each stream (the numbered segments of one actor), the sequence number below which entries can be deleted. Empty

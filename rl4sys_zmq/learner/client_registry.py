@@ -1,4 +1,7 @@
-"""The registry of a learner's clients. It creates, restarts and removes them, and starts and ends their learner threads."""
+"""The registry of a learner's clients (policies with their learner threads).
+
+It creates, restarts and removes clients, and starts and ends their learner threads.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,7 @@ class ClientRegistry:
         return [*self._retired, *(worker for client in (*self, *self._detached.values()) for worker in client.workers)]
 
     def failure(self, client_id: str) -> RL4SysError | None:
-        """Return the error that stopped a client or prevented its creation, or None if there is none."""
+        """Return the error that stopped a client (a policy) or prevented its creation, or None if there is none."""
         client = self._clients.get(client_id)
         if client is not None:
             return ClientFailed(client_id, client.error) if client.error else None

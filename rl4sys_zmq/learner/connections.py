@@ -4,8 +4,8 @@ Each message adds its cost to the *debt* of its connection. The unit of costs is
 debt falls with time, at the rate that the limit permits. The stored value is the time at which the debt will be zero. If this
 time is more than `BURST_S` seconds away, the connection is over the limit, and its messages are dropped.
 
-A `Submit` with segments that the actor had credit (permission) for has a negative cost: it pays for two ordinary messages. So an actor that
-sends data within its credit has no debt.
+A `Submit` message with segments for which the actor had credit (permission to send) has a negative cost: it pays for two
+ordinary messages. So an actor that sends data within its credit has no debt.
 
 A connection is closed if it sends far more than the limit, or if it completes no message for a long time.
 """
@@ -357,7 +357,7 @@ class RouterReader:
             self._counters.add(f"refused.{RefusalReason.QUOTA.value}")
 
     def each_second(self, now: float) -> None:
-        """Close connections that complete no message, discard old records, and count events. Call this once a second."""
+        """Close connections that complete no message, discard old records, and count socket events. Call this once a second."""
         if now >= self._tidy_at:
             self._tidy_at = now + TIDY_S
             connected = self._router.connections()

@@ -128,7 +128,8 @@ class LearnerCore:
     def on_worker(self, frames: Sequence[Frame]) -> None:
         """Handle a message of a learner thread.
 
-        Messages of a thread that was replaced are dropped. An error while handling a message stops only the client of the thread.
+        Messages of a thread that was replaced are dropped. An error while handling a message stops only the client of the
+        thread.
 
         Args:
             frames: The frame that identifies the learner thread (its key), then the frames of the message.

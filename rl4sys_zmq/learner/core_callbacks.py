@@ -51,7 +51,8 @@ class LearnerThreadHandle(Protocol):
         """Tell the thread to finish its queue and end. A second call can add ``replaced=True``.
 
         Args:
-            replaced: True if another thread takes over the client. This thread then writes no more checkpoints.
+            replaced: True if another thread takes over the client, or the client was removed. This thread then writes no more
+                checkpoints.
         """
 
     def join(self, timeout_s: float | None = None) -> bool:
@@ -100,7 +101,7 @@ class CoreCallbacks:
         abandon_checkpoints: Starts a `CheckpointRenameTask`. Arguments: the client's id, its learner threads, and the folder of
             its checkpoints.
         offer_policy: Gives the inference service a new version of a client's policy. Returns True if the service has ever
-            computed an action for this client.
+            received a call for this client.
         forget_policy: Removes a client's policy from the inference service.
         status: Returns the status document of the learner.
     """

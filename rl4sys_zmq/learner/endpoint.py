@@ -64,8 +64,9 @@ CREDITED_COST = -2.0
 """The cost of a `Submit` with new segments that the actor had credit for. It is negative: the message pays for two others."""
 
 STATUS_BURST_S, STATUS_REST_FACTOR = 0.5, 20.0
-"""Limit on the time for building status reports: about 1/`STATUS_REST_FACTOR` of all time. Each report adds `STATUS_REST_FACTOR`
-times its build time to a waiting time. While more than `STATUS_BURST_S` seconds of it remain, a request gets the last report."""
+"""Limit on the time for building status reports: about 1/`STATUS_REST_FACTOR` of all time. Each report adds
+`STATUS_REST_FACTOR` times its build time to a waiting time. While more than `STATUS_BURST_S` seconds of the waiting time remain,
+a request gets the last report."""
 
 ACK_LONG_S, ACK_REST_FACTOR, ACK_REST_MAX_S = 0.5e-3, 4.0, 0.1
 """If granting credit and sending acks for a client takes longer than `ACK_LONG_S` seconds, the next acks of this client wait
@@ -77,7 +78,7 @@ that the system suspended for 250 ms granted no credit for a second.
 
 
 class ActorEndpoint:
-    """The sessions of all actors with the learner. It handles the messages of actors and operators, and replies to them.
+    """The learner's side of all sessions with actors. `receive` handles a message of an actor or an operator.
 
     Attributes:
         sessions: For each peer with a session, by routing id: the client (policy), and the stream (the record of the actor's
@@ -423,7 +424,7 @@ class ActorEndpoint:
     def _on_gap(self, client: ClientState, stream: SegmentStream, gap: int) -> None:
         """Count segments that were acknowledged, but are not in the journal (the record of accepted segments).
 
-        The reason is that the journal was replaced or lost. The actor has discarded the segments.
+        For example, the journal was replaced or lost. The actor has discarded the segments, so they cannot be sent again.
         """
         log.error(
             "client %s: %d acknowledged segments of actor %s are not in the journal (gap)", client.client_id, gap, stream.actor_id

@@ -123,10 +123,7 @@ class Gateway(Worker):
 
     @property
     def start_notes(self) -> tuple[str, ...]:
-        """Lines of text about parameters that differ between this start's configuration and the earlier run.
-
-        Use it after `wait_open`.
-        """
+        """Lines of text for a person on parameters that differ from the earlier run. They are complete after `wait_open`."""
         return tuple(self._core.start_notes)
 
     def call(self, function: Callable[[], T]) -> Future[T]:

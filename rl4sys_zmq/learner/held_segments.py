@@ -1,4 +1,4 @@
-"""The segments in training, kept with their messages, so that a segment found unfit for training can still be saved to a file."""
+"""The segments in training, kept with their messages, so that a segment that proves unfit can still be saved to a file."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 An actor calls the method ``policy/CLIENT_ID`` with these arguments:
 
 - ``obs``: ``N`` observations, ``[N, *obs]``.
-- ``mask``: Bool ``[N, n]``, True for each allowed action; or None.
+- ``mask``: Bool ``[N, n]`` for ``n`` discrete actions, True for each allowed action; or None.
 - ``explore``: True to sample actions; False for the policy's best actions.
 
 The reply contains:
@@ -59,7 +59,8 @@ class InferenceService(Resource):
 
     Attributes:
         address: The URI that the server is bound to; empty before `start`.
-        asked: The ids of the clients whose policy has answered at least one valid call.
+        asked: The ids of the clients for which at least one call has arrived. Calls for a policy that only actors can run do
+            not count.
     """
 
     def __init__(self, bind: str, keys: Path | None, users: Path | None, *, insecure: bool) -> None:

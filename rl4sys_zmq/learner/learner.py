@@ -1,4 +1,4 @@
-"""The public class `Learner`, with methods to start, query, control and close a learner."""
+"""The public class `Learner`, which trains policies on the data of remote actors. Its methods start, query and close it."""
 
 from __future__ import annotations
 
@@ -243,7 +243,8 @@ class Learner(Resource):
     def drain(self, *, timeout_s: float) -> None:
         """Wait until every accepted segment is trained on, incomplete batches included, and write checkpoints.
 
-        Actors can keep sending during the call. It returns as soon as no accepted segment of a running client waits for training.
+        Actors can keep sending during the call. The call returns as soon as no accepted segment of a running client waits for
+        training.
 
         Args:
             timeout_s: Longest time to wait, in seconds.

@@ -86,7 +86,7 @@ class LearnerThread(Worker):
             self._loop.expect_end(replaced=self._replaced.is_set())
 
     def replace(self) -> None:
-        """Ask the thread to end without a checkpoint, because another thread writes the client's checkpoints now."""
+        """Ask the thread to end without a checkpoint. Its client was removed, or another thread takes over the client."""
         self._replaced.set()
         self.stop()
 
@@ -135,7 +135,8 @@ class LearnerThreadPipe:
         """Tell the thread to process its queued messages and end.
 
         Args:
-            replaced: True if another thread takes over the client. This thread then writes no more checkpoints.
+            replaced: True if another thread takes over the client, or the client was removed. This thread then writes no more
+                checkpoints.
         """
         if self._push is not None:
             self._push.send(encode(StopThread()))

@@ -1,6 +1,6 @@
-"""The settings of each client, and the check of each actor's HELLO against them.
+"""The settings of each client (a policy with its learner), and the check of each actor's HELLO against them.
 
-A *client* is a policy with its learner. A HELLO is an actor's request for a session. The settings of a client come from three
+A HELLO is an actor's request for a session, its connection to the learner. The settings of a client come from three
 sources: the entry for the client in the learner's configuration, the HELLO of the client's first actor, and the learner's
 defaults. If several sources set the same option, the earlier source in this list takes precedence.
 """
@@ -58,28 +58,31 @@ SPACES: Mapping[str, Callable[[object], ObservationSpace]] = {
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """The settings of one client, a policy with its learner. While the learner runs, only `changed` gets new values.
+    """The settings of one client, a policy with its learner. A change of parameters creates a new object.
 
     Attributes:
         client_id: Name of the client.
         algorithm_name: Registered name of the algorithm, in capitals.
         algorithm_type: Expected type of the algorithm, ``onpolicy`` or ``offpolicy``; empty for no expectation.
-        parameters: Parameters of the algorithm as the client was created, with `seed` and those options of the learner that
-            were set among them.
+        parameters: Parameters of the algorithm with which the client was created. `seed` and options of the learner can be
+            among them.
         observation_space: Space of the observations.
         action_space: Space of the actions.
         seed: Seed of the algorithm.
         max_policy_lag: Largest number of versions by which the policy of a segment can be behind the newest one; None for the
             algorithm's own limit. A segment is some consecutive steps of an episode.
-        on_lag: Treatment of older segments: ``drop`` discards them, ``correct`` corrects them with importance weights.
-        pacing_lag: Number of batches that actors can collect ahead of the training; None for the default of the algorithm's kind.
-        publish_every_updates: Number of updates between two versions; None for the algorithm's own number.
+        on_lag: Treatment of segments beyond `max_policy_lag`: ``drop`` discards them, ``correct`` corrects them with importance
+            weights.
+        pacing_lag: Number of batches that actors can collect ahead of the training; None for the default of the algorithm's
+            kind.
+        publish_every_updates: Number of updates after which new weights are published; None for the algorithm's own number.
         weights: Encoding of the weights that are sent to the actors.
-        init: File or folder with the weights with which the training starts if there is no checkpoint; empty for none. It is not
-            among the saved settings (`to_json`).
-        changed: Parameters of the algorithm that were changed later, by name. They take precedence over `parameters`.
-        file_parameters: The parameters in the client's entry in the learner's file at the last start, by name. At a later start,
-            other values there are new, and take precedence over `changed`.
+        init: File or folder with the weights with which the training starts if there is no checkpoint; empty for none. It is
+            not among the saved settings (`to_json`).
+        changed: Parameters of the algorithm that were changed after the client was created, by name. They override
+            `parameters`.
+        file_parameters: Parameters that the learner's configuration gave for this client at the last start, by name. If it
+            gives other values at a later start, those override `changed`.
     """
 
     client_id: str
@@ -100,16 +103,18 @@ class ClientSettings:
 
     @property
     def kind(self) -> AlgorithmEntry:
-        """The entry of the algorithm in the registry."""
+        """The description of the client's algorithm in the registry of algorithms: its factory, type and parameters."""
         return ALGORITHMS.get(self.algorithm_name)
 
     @property
     def in_force(self) -> dict[str, Any]:
-        """The parameters in force: `parameters`, with those in `changed`."""
+        """The current parameters of the algorithm: those in `parameters`, overridden by those in `changed`."""
         return merged(self.kind, self.parameters, self.changed)
 
     def change(self, values: Mapping[str, Any]) -> tuple[ClientSettings, ParameterChanges]:
-        """Return settings with new values for parameters of the algorithm, and the parameters that differ.
+        """Return a copy of the settings with new values for parameters of the algorithm, and a dict of the changes.
+
+        The dict has a list ``[old value, new value]`` for each parameter that differs, by name.
 
         Args:
             values: New values by name or synonym.
@@ -123,11 +128,11 @@ class ClientSettings:
         return new, changes_between(before, after)
 
     def writing(self, spec: PolicySpec | None = None) -> EncodingOptions:
-        """Return the options for encoding this client's weights.
+        """Return the options for encoding this client's weights, which are sent to the actors.
 
         Args:
-            spec: Description of the policy, which gives the sizes of its tensors. None leaves the sizes empty: for a caller that
-                needs only the wire dtype and the compression level.
+            spec: Description of the policy, which gives the sizes of its tensors. None leaves the sizes empty: for a caller
+                that needs only the wire dtype and the compression level.
         """
         complete = self.weights.over(_WEIGHTS)
         assert complete.wire_dtype is not None and complete.level is not None
@@ -141,10 +146,11 @@ class ClientSettings:
 
         Args:
             policy_id: The 8 bytes that identify the policy in messages.
-            generation: Number of the learner thread.
+            generation: Number that identifies this lifetime of the learner thread.
             config: The learner's configuration.
             checkpoints: Folder of the client's checkpoints; empty if there are none.
-            journal_id: Id of the journal, which the learner thread records in its checkpoints.
+            journal_id: Id of the journal (the record of accepted segments). The learner thread stores the id in its
+                checkpoints.
         """
         writing, entry = self.writing(), config.client(self.client_id)
         return AssignClient(
@@ -173,7 +179,7 @@ class ClientSettings:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings as JSON values. `restore_configuration` can read them back."""
+        """Return the settings as JSON values, so that they can be saved. `restore_configuration` can read them back."""
         return {
             "algorithm_name": self.algorithm_name,
             "algorithm_type": self.algorithm_type,
@@ -203,7 +209,7 @@ def check_hello(hello: Hello) -> None:
 
 
 def check_learning_options(parameters: Mapping[str, Any]) -> ClientConfig:
-    """Return the learner's options that a user has set among an algorithm's parameters.
+    """Check the learner's options that were set among an algorithm's parameters, and return them.
 
     These are ``max_policy_lag``, ``on_lag``, ``pacing_lag`` and ``publish_every_updates``. `seed` is checked, but not returned.
 
@@ -220,11 +226,13 @@ def check_learning_options(parameters: Mapping[str, Any]) -> ClientConfig:
 
 
 def resolve_configuration(config: LearnerConfig, hello: Hello) -> ClientSettings:
-    """Return the settings of a new client, from the learner's configuration and the HELLO of the client's first actor.
+    """Return the settings of a new client (a policy with its learner).
+
+    The values come from the learner's configuration and from the HELLO (request for a session) of the client's first actor.
 
     Raises:
-        ConfigError: If a value is missing, unknown or out of range, or if the HELLO contradicts the learner's
-            entry for the client.
+        ConfigError: If a value is missing, unknown or out of range, or if the HELLO contradicts the learner's entry for the
+            client.
     """
     entry = config.clients.get(hello.client_id, ClientConfig())
     settings = resolve_settings(config, hello, entry)
@@ -233,7 +241,10 @@ def resolve_configuration(config: LearnerConfig, hello: Hello) -> ClientSettings
 
 
 def resolve_settings(config: LearnerConfig, hello: Hello, entry: ClientConfig) -> ClientSettings:
-    """Return the settings of a client from its entry, a HELLO and the learner's own options, in this order of precedence.
+    """Return the settings of a client (a policy with its learner), merged from three sources.
+
+    The sources, highest precedence first: the client's entry in the configuration, an actor's HELLO (request for a session),
+    and the learner's own options.
 
     Raises:
         ConfigError: If a value is missing, unknown or out of range.
@@ -294,10 +305,13 @@ def require_match(settings: ClientSettings, hello: Hello) -> None:
 
 
 def _parameter_pairs(settings: ClientSettings, said: Mapping[str, Any]) -> list[tuple[str, object, object]]:
-    """Return a tuple (key, the actor's value, the learner's value) for each parameter of a HELLO.
+    """Pair the parameters in an actor's HELLO (request for a session) with the learner's values, so that they can be compared.
 
     If an operator has changed a parameter, an actor may still give the value with which the client was created. The parameter
     is then left out.
+
+    Returns:
+        A tuple ``(key, the actor's value, the learner's value)`` for each parameter.
     """
     kind, in_force = settings.kind, settings.in_force
     ours, original = ({kind.name_of(key): value for key, value in found.items()} for found in (in_force, settings.parameters))

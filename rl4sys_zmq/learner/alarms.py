@@ -1,4 +1,4 @@
-"""Alarms of a client: named and counted problems that stop nothing.
+"""Alarms of a client (a policy with its learner): named and counted problems that do not stop the client.
 
 The gateway thread (the learner's network thread) has one `Alarms` object for each client. A learner thread raises an alarm with
 the wire message `OperatorAlarm`, and code in the gateway thread raises one with `Alarms.note`. The command ``status`` shows all
@@ -66,7 +66,7 @@ class AlarmCount:
 
 
 class Alarms:
-    """The alarms of one client, by kind. Use it in one thread only."""
+    """The alarms (named and counted problems) of one client, a policy with its learner. Use it in one thread only."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, unix: Callable[[], float] = time.time) -> None:
         """Create the object without alarms.
@@ -114,7 +114,7 @@ class Alarms:
         return found
 
     def counts(self) -> dict[str, int]:
-        """Return the number of alarms of each kind."""
+        """Return the number of alarms of each kind, which the learner reports to the actors."""
         return {alarm.name: alarm.count for alarm in self._kinds.values()}
 
     def report(self) -> dict[str, dict[str, Any]]:

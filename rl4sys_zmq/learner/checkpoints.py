@@ -14,8 +14,8 @@ either has the complete new checkpoint or is as before. A checkpoint is verified
 
 Checksums cover every bit of the files. ``manifest.json`` begins with its *seal*, a digest of everything after the seal. It
 also contains the size and the digest of ``state.safetensors``. The files of the policy have checksums of their own. Only an
-export reads them. Future formats keep these rules, so that a checkpoint in another
-format is never mistaken for a damaged one. The digests (xxh3-128) detect accidents, not attacks.
+export reads them. Future formats keep these rules, so that a checkpoint in another format is never mistaken for a damaged one.
+The digests (xxh3-128) detect accidents, not attacks.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class CheckpointMark:
         actor_id: Name of the actor.
         origin: The incarnation (the number of a start of the actor) that began to number the segments.
         next_seq: Sequence number of the first segment that the saved state does not include. Training continues from there.
-        verdicts: Number of segments below `next_seq` by verdict: trained, stale, quarantined or refused.
+        verdicts: Number of segments below `next_seq` by verdict (result): trained, stale, quarantined or refused.
     """
 
     actor_id: str
@@ -90,7 +90,8 @@ class CheckpointManifest:
 
     Attributes:
         client_id: Name of the client, a policy with its learner.
-        journal_id: Id of the journal, the learner's record of accepted segments. The positions in `marks` are valid only for it.
+        journal_id: Id of the journal, the learner's record of accepted segments. The positions in `marks` are valid only for
+            this journal.
         number: Number of the checkpoint, from 1 for each client; set by `CheckpointStore.write`.
         generation: Number of the learner thread that wrote the checkpoint.
         version: Version of the policy. Generation and version together identify a policy.
@@ -100,9 +101,11 @@ class CheckpointManifest:
         steps: Number of environment steps that the algorithm has observed.
         episodes: Number of episodes that ended in these steps.
         recent: Return and length in steps of the latest of these episodes, oldest first.
-        verdicts: Number of all segments of the client by verdict: trained, stale, quarantined or refused.
-        marks: Position of the checkpoint in each stream, the numbered segments of one actor.
-        grid: If weights are published rounded to a grid, the exponents of the grid's step sizes; else empty.
+        verdicts: Number of all segments (pieces of episodes) of the client by verdict (result): trained, stale, quarantined or
+            refused.
+        marks: Position of the checkpoint in each stream. A stream is the numbered segments of one actor.
+        grid: If weights are rounded to multiples of a step size before they are published, the step size of each tensor as an
+            exponent of 2; else empty.
         blob: Digest of the extra bytes (`blob`) in the description of the policy; empty if it has none.
         saved_unix_s: Unix time of writing, in seconds; set by `CheckpointStore.write`.
     """
@@ -191,7 +194,7 @@ def read_checkpoint(path: Path) -> tuple[CheckpointManifest, dict[str, Any]]:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """Return the JSON of the manifest in the folder `path`, after checking its digest and format."""
+    """Read the manifest in the folder `path`, check its digest and its format, and return its JSON."""
     file = path / MANIFEST
     data = _read(file)
     if not seal_holds(data):
@@ -279,8 +282,8 @@ class CheckpointStore:
         """Write one checkpoint. It is on disk when this returns.
 
         Args:
-            manifest: The description of the checkpoint. This method sets `number` and `saved_unix_s`. The numbers of damaged and
-                abandoned checkpoints are not used again.
+            manifest: The description of the checkpoint. This method sets `number` and `saved_unix_s`. The numbers of damaged
+                and abandoned checkpoints are not used again.
             state: The result of `Algorithm.state`; see `pack_state` for the supported types.
             policy: The policy, which can then be exported from the checkpoint.
             wanted: Called right before the rename. It returns False if another learner thread has replaced this one.
@@ -350,7 +353,7 @@ class CheckpointStore:
         return None
 
     def abandon_after(self, number: int) -> list[int]:
-        """Rename all checkpoints newer than `number` to ``NNNNNNNN.abandoned``, newest first.
+        """Rename all checkpoints newer than `number` to ``NNNNNNNN.abandoned``, so that no later start loads them.
 
         Returns:
             The numbers of the renamed checkpoints, newest first.
@@ -381,7 +384,7 @@ class CheckpointStore:
             shutil.rmtree(path, ignore_errors=True)
 
     def _prune(self) -> None:
-        """Remove all checkpoints except the newest ones, whose number is the constructor's argument `keep`.
+        """Remove old checkpoints. The newest ones stay, as many as the constructor's argument `keep` says, and renamed ones.
 
         A failure is only logged, since it costs no more than space on the disk. The next `write` tries again.
         """

@@ -1,4 +1,4 @@
-"""The gateway's state of one client (a policy with its learner): learner thread, actors, credit and published weights."""
+"""The state of one client (a policy with its learner thread and its actors), as the learner's network thread keeps it."""
 
 from __future__ import annotations
 
@@ -76,12 +76,15 @@ ACTORS_SHOWN = 100
 
 
 def new_topic() -> bytes:
-    """Return a random topic of 8 bytes for the weights of a client. A peer cannot guess it."""
+    """Return a random PUB/SUB topic (8 bytes) for a client's weights.
+
+    A peer cannot guess it, so only invited peers subscribe.
+    """
     return os.urandom(8)
 
 
 class LearnerThreadState(StrEnum):
-    """The state of a client's learner thread."""
+    """The state of a client's learner thread (the thread that trains the client's policy): starting, running or failed."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -89,30 +92,34 @@ class LearnerThreadState(StrEnum):
 
 
 class ClientState:
-    """The gateway's state of one client: a policy with its learner thread and its actors.
+    """The state of one client, a policy with its learner thread and its actors, in the gateway (the learner's network thread).
 
-    Only the thread of `LearnerCore` uses this class. A *life* is one start of the client's learner thread. A *stream* is the
-    numbered segments of one actor. *Credit* is the amount of data that an actor is allowed to send. A *replay* sends segments
-    from the journal to a learner thread that has loaded a checkpoint.
+    Only the thread of `LearnerCore` uses this class. The client gets a new learner thread at each start and restart. A *stream*
+    is the numbered segments of one actor. *Credit* is the amount of data that an actor is allowed to send. The *journal* is the
+    record of accepted segments. A *replay* sends segments from the journal to a learner thread that has loaded a checkpoint.
 
     Attributes:
         table: The streams of all actors of the client, and the sessions of the live ones.
-        pool: The credit that the current life has given to the actors.
-        weight_history: The weights that the current life has published.
-        verdicts: The number of segments by verdict. The numbers go back when the learner thread returns to a checkpoint.
-        dirty: The ids of the actors that need an ack.
-        next_ack_at: The earliest time of the next acks, on the monotonic clock, in seconds.
-        waiting: The HELLOs that arrived while the learner thread was starting, by routing id, each with the name of its user.
-        worker: The handle of the current life; None after `end_thread`.
-        started_at: The time when the current life began, on the monotonic clock, in seconds.
-        workers: The handles of all lives whose threads can still be running.
-        backlog: The encoded messages to send to the learner thread, oldest first. They stay here while its pipeline is full.
+        pool: The division of credit for the current learner thread among the actors.
+        weight_history: The recent weights that the current learner thread has published.
+        verdicts: The number of segments by verdict (result, such as trained or stale). The numbers go back when the learner
+            thread returns to a checkpoint.
+        dirty: The ids of the actors that need an `Ack` message.
+        next_ack_at: The earliest time for the next `Ack` messages, on the monotonic clock, in seconds.
+        waiting: The HELLOs (requests for a session) that arrived while the learner thread was starting, by routing id, each
+            with the name of its user.
+        worker: The handle of the current learner thread; None after `end_thread`.
+        started_at: The time when the current learner thread was started, on the monotonic clock, in seconds.
+        workers: The handles of all learner threads of the client that can still be running.
+        backlog: The encoded messages to send to the learner thread, oldest first. They stay here while the queue of the thread
+            is full.
         known: True if the journal has a record of this client.
-        rollback_asked: True until the end of the replay, if an operator has asked for the loss of segments.
-        replaying: The number (token) of the replay in progress, which its pages of the journal carry; 0 if there is no replay.
-            During a replay, the learner thread receives new segments through these pages too.
+        rollback_asked: True if an operator has asked to give up accepted segments; False again after the replay.
+        replaying: The number of the replay in progress, by which the pages read from the journal for it are recognized; 0 if
+            there is no replay. During a replay, the learner thread receives new segments through these pages too.
         page_after: The row of the journal after which the next page of the replay begins; None if no page has to be requested.
-        topic: The PUB topic of the client's weights and beacons: 8 bytes, without the byte for the kind that precedes them.
+        topic: The PUB topic of the client's weights and beacons (messages with the newest version): 8 bytes, without the first
+            byte, which is the kind of the message.
         parameters: The parameters of the algorithm in force, with defaults; empty until the first learner thread is ready.
         stalled_s: The time for which actors and learner thread could work but no data has moved, in seconds; 0 if not stalled.
         alarms: The alarms (counted problems) of the client since the start of the learner.
@@ -180,7 +187,10 @@ class ClientState:
 
     @property
     def key(self) -> bytes:
-        """The first frame of each message of the current learner thread. A new learner thread has another key."""
+        """The bytes that identify the current learner thread: the first frame of each of its messages.
+
+        A restart changes the key.
+        """
         return self.policy_id + self.life.to_bytes(4, "little")
 
     @property
@@ -190,12 +200,12 @@ class ClientState:
 
     @property
     def is_caught_up(self) -> bool:
-        """True if the learner thread runs, and no segments from the journal remain to be replayed to it."""
+        """True if the learner thread runs, and all segments that it must receive again after a restart were queued for it."""
         return self.state is LearnerThreadState.RUNNING and not self.replaying
 
     @property
     def is_wanted(self) -> bool:
-        """True if an actor of this client has a session, or waits for one while the learner thread starts."""
+        """True if an actor of this client is connected, or waits for its connection while the learner thread starts."""
         return self.table.has_live or bool(self.waiting)
 
     @property
@@ -206,13 +216,13 @@ class ClientState:
         return not (began or holds or self.is_wanted)
 
     def shares(self, journal_bytes: int) -> tuple[int, int]:
-        """Return the credit of each actor: how many segments and how many bytes it is allowed to send.
+        """Return the limits on the data that each actor can have in flight: a number of segments and a number of bytes.
 
         The free segments are divided by the number of actors that have sent data. So an actor that has joined but sends nothing
-        does not reduce the credit of the others. The free bytes are divided by the number of all actors that can send.
+        does not reduce the limits of the others. The free bytes are divided by the number of all actors that can send.
 
         Args:
-            journal_bytes: Free space of the journal, in bytes.
+            journal_bytes: Free space of the journal (the record of accepted segments), in bytes.
         """
         live = [s for s in self.table.live() if s.submits]
         senders, workers = max(1, len(live)), max(1, sum(s.accepted_steps > 0 for s in live))
@@ -223,41 +233,49 @@ class ClientState:
         return max(1, items // workers), max(1, free // senders)
 
     def limit_request(self, stream: SegmentStream, want_steps: int) -> int:
-        """Return the credit that an actor can request at present: `want_steps`, up to a limit.
+        """Return the credit that an actor can request at present: `want_steps`, up to a limit that protects the other actors.
 
-        Credit of one actor is not available to other actors. So the limit depends on the number of steps that the actor has sent.
-        It is twice this number, plus the larger of one segment and 1/`FIRST_REQUEST_DIVISOR` of the free steps (the steps that
-        the learner thread can still use).
+        Credit is the total number of steps that an actor is allowed to have sent. The limit is twice the number of steps that
+        the actor has sent, plus the larger of one segment and 1/`FIRST_REQUEST_DIVISOR` of the free steps (the steps that the
+        learner thread can still use).
 
         Args:
-            stream: The actor's stream.
-            want_steps: The number of steps that the actor requests to have sent in all.
+            stream: The record of the actor's segments.
+            want_steps: The credit that the actor requests, in steps.
         """
         free_steps = self.pool.free_steps
         first = max(1, self.rollout_length, free_steps // FIRST_REQUEST_DIVISOR)
         return min(want_steps, 2 * stream.accepted_steps + first)
 
     def ack(self, stream: SegmentStream, shares: tuple[int, int]) -> Ack:
-        """Return the `Ack` message (received segments and credit) for an actor.
+        """Return the `Ack` message, which tells an actor the segments that were received and the data that it can still send.
 
         Args:
-            stream: The actor's stream.
-            shares: The credit of each actor, as the method `shares` returns it.
+            stream: The record of the actor's segments.
+            shares: The limits on segments and bytes in flight, as the method `shares` returns them.
         """
         generation, min_version = self.weight_history.generation, self.pool.min_version
         items = shares[0] if stream.accepted_steps else min(shares[0], NEWCOMER_ITEMS)
         return stream.ack(generation=generation, free_items=items, free_bytes=shares[1], min_version=min_version)
 
     def beacon(self) -> Beacon:
-        """Return the message that tells actors the newest version of the policy, its digest, and the number of alarms."""
+        """Return the periodic message to actors with the newest version of the policy, its digest, and the number of alarms."""
         return self.weight_history.beacon(self.alarms.counts())
 
     def row(self) -> ClientRow:
-        """Return the record of this client for the journal. Its totals are 0, since the journal keeps its own."""
+        """Return the record of this client for the journal, so that a later run can create the client again.
+
+        The journal is the learner's record of clients and accepted segments. The totals in the returned record are 0, since the
+        journal keeps its own.
+        """
         return ClientRow(self.client_id, self.weight_history.generation, self.settings.to_json(), 0, 0, 0)
 
     def stream_row(self, stream: SegmentStream) -> StreamRow:
-        """Return the record of a stream for the journal."""
+        """Return the record of one stream (the numbered segments of one actor) for the journal.
+
+        The journal is the learner's record of accepted segments. A later run reads the stream from it, so that the actor can
+        continue the numbering.
+        """
         return StreamRow(
             self.client_id,
             stream.actor_id,
@@ -293,7 +311,7 @@ class ClientState:
         return self.state is not LearnerThreadState.FAILED and not any(worker.alive for worker in self.workers)
 
     def end_thread(self, *, replaced: bool = False) -> None:
-        """Discard the backlog, and ask the learner thread to end.
+        """Discard the messages that wait to be sent to the learner thread, and ask the thread to end.
 
         Args:
             replaced: Ask the thread to end as soon as possible, without a checkpoint. Otherwise it first processes its queue.
@@ -305,9 +323,10 @@ class ClientState:
         self.workers = [worker for worker in self.workers if worker.alive]
 
     def roll_back(self) -> int:
-        """Count all pending segments (accepted, without a verdict) as rolled back, and return their number.
+        """Give up all accepted segments without a verdict (result), and return their number. They count as rolled back.
 
-        Call this when the learner thread is replaced and the journal is in memory, so that no segments can be replayed.
+        Call this when the learner thread is replaced and the journal (the record of accepted segments) is in memory, so that no
+        segments can be replayed to the new thread.
         """
         lost = self.table.roll_back()
         self.rolled_back += lost
@@ -316,7 +335,7 @@ class ClientState:
         return lost
 
     def ready(self, message: ThreadReady) -> None:
-        """Store the description of the policy and the counts of observed data that the learner thread has sent."""
+        """Store the description of the policy and the training totals that a learner thread sends when it is ready to train."""
         spec = self.spec = spec_from_document(message.spec, message.body)
         self.welcome_spec, self.welcome_body, self.algorithm_type = message.spec, message.body, message.kind
         self.rollout_length, self.max_policy_lag = message.rollout_length, message.max_policy_lag
@@ -331,7 +350,7 @@ class ClientState:
         self._pace.clear()
 
     def use_parameters(self) -> None:
-        """Queue the parameters in the settings for the learner thread, if it runs. Call this after they have changed."""
+        """Queue the parameters in `settings` for the learner thread, if it runs. Call this after they have changed."""
         self.parameters = parameters_shown(self.settings.kind, self.settings.in_force)
         if self.worker is not None:
             self.backlog.append(encode(ChangeParameters(algorithm_parameters(self.settings.in_force))))
@@ -339,10 +358,13 @@ class ClientState:
     # ---- return to a checkpoint
 
     def rewind(self, message: ThreadReady) -> None:
-        """Reset the verdicts and stream positions to those of the learner thread's checkpoint, and begin the replay.
+        """Return to the state of the checkpoint that the learner thread has loaded, and begin the replay of later segments.
+
+        This resets the counts of verdicts (results for segments) and the position in each stream (the numbered segments of one
+        actor).
 
         Args:
-            message: The first message of the learner thread, with the verdicts and positions.
+            message: The first message of the learner thread, with the counts and positions of the checkpoint.
         """
         marks = {(actor_id, origin): (seq, verdicts) for actor_id, origin, seq, verdicts in message.marks}
         self.table.rewind(marks)
@@ -363,7 +385,14 @@ class ClientState:
         self._balance()
 
     def replay(self, entry: JournalEntry) -> None:
-        """Queue a journal entry for the learner thread in a replay, unless its checkpoint includes the whole entry."""
+        """Queue a stored message of segments for a learner thread that has returned to a checkpoint.
+
+        If the checkpoint includes all segments of the message, this does nothing. If it includes only the first ones, these are
+        skipped.
+
+        Args:
+            entry: The message, as an entry of the journal (the record of accepted segments).
+        """
         stream = self.table.get(entry.actor_id, entry.origin)
         if stream is None or self.schema is None:
             return
@@ -375,38 +404,47 @@ class ClientState:
             self.send(entry, again.skip, again.load, waited=entry.accepted > 0 and stream.counted(entry.end_seq))
 
     def send_committed(self, entry: JournalEntry) -> None:
-        """Queue the segments of a journal entry for the learner thread. The journal has just committed the entry."""
+        """Queue segments that an actor has sent for the learner thread, after the journal has committed them.
+
+        Args:
+            entry: The segments, as an entry of the journal (the record of accepted segments).
+        """
         stream = self.table.get(entry.actor_id, entry.origin)
         if stream is not None and not stream.counted(entry.end_seq):
-            self.replay(entry)  # accepted before this life; with a full disk, a replayed page can overtake such an entry
+            self.replay(entry)  # accepted by an earlier thread; with a full disk, a replayed page can overtake such an entry
         else:
             # An entry of refused segments alone was not counted: its stream can end before the journal commits it.
             waited = stream is not None and entry.accepted > 0
             self.send(entry, entry.skip, DataAmount(entry.steps, entry.accepted, entry.nbytes), waited=waited)
 
     def send(self, entry: JournalEntry, skip: int, load: DataAmount, *, waited: bool) -> None:
-        """Queue a journal entry for the learner thread, and count its segments as sent.
+        """Queue the segments of a journal entry for the learner thread, and count them as sent to it.
 
         Args:
-            entry: The entry, with the whole message of the actor.
+            entry: The entry of the journal (the record of accepted segments), with the whole message of the actor.
             skip: The number of segments at the start of the message that the learner thread must skip.
             load: The amount of data in the other segments.
-            waited: True if the entry was accepted in this life, so that its segments were counted as waiting before.
+            waited: True if the entry was accepted since this learner thread was started. Its segments were then counted as
+                waiting before.
         """
         self.pool.transit.send(load, waited=waited)
         self.deliver(entry, skip)
 
     def deliver(self, entry: JournalEntry, skip: int) -> None:
-        """Queue a journal entry for the learner thread, without counting its segments.
+        """Queue the segments of a journal entry for the learner thread, without counting them. `send` also counts them.
 
         Args:
-            entry: The entry, with the whole message of the actor.
+            entry: The entry of the journal (the record of accepted segments), with the whole message of the actor.
             skip: The number of segments at the start of the message that the learner thread must skip.
         """
         self.backlog.append(encode(DeliverSegments(entry.actor_id, entry.origin, skip, entry.refused, entry.frames)))
 
     def caught_up(self) -> int:
-        """End the replay. Return the number of accepted segments that the journal has lost, which count as rolled back."""
+        """End the replay of accepted segments from the journal (their record), and count the missing ones as rolled back.
+
+        Returns:
+            The number of missing segments: accepted, but neither in the checkpoint nor in the journal.
+        """
         self.replaying = 0
         for stream in self.table.all():
             stream.replay_ends()
@@ -415,15 +453,23 @@ class ClientState:
         return self.rolled_back - before
 
     def _balance(self) -> None:
-        """Set `rolled_back` to the number of accepted segments that have no verdict and are not pending."""
+        """Correct the number of segments that were given up (`rolled_back`) from the other counts.
+
+        These are the accepted segments that have no verdict (result) and do not wait for one either.
+        """
         judged = sum(self.verdicts[v] for v in (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED))
         self.rolled_back = max(0, self.accepted - judged - self.table.pending)
 
     def checkpointed(self, message: CheckpointResult) -> dict[Key, int]:
-        """Record the result of a checkpoint. Return the sequence numbers below which the journal can delete entries, by stream.
+        """Record the result of a checkpoint, and return the positions up to which the journal can now delete entries.
 
-        These are the positions of the checkpoint before this one. So if this checkpoint is damaged later, the journal still has
-        all segments since the one before. The result is empty for the first checkpoint and after an error.
+        The journal is the record of accepted segments. It must keep those that a restart could need. The positions are those of
+        the checkpoint before this one. So if this checkpoint is damaged later, the journal still has all segments since the one
+        before.
+
+        Returns:
+            For each stream (the numbered segments of one actor), the sequence number below which entries can be deleted. Empty
+            for the first checkpoint and after an error.
         """
         self.saved, self.saved_at, self.save_error = message, self._clock.monotonic(), message.error
         if message.error or not message.number:
@@ -436,20 +482,26 @@ class ClientState:
         return self._older_marks
 
     def trimmed(self, stream: SegmentStream) -> bool:
-        """Return True if the journal has no entries of a stream, so that no replay can need the stream."""
+        """Return True if the journal (the record of accepted segments) has no entries of a stream (the segments of one actor).
+
+        The record of the stream can then be discarded, because no segments can be replayed from the journal.
+        """
         return not self.checkpoints or self._older_marks.get(stream.key, 0) >= stream.received
 
     def on_demand(self, message: DataDemand) -> None:
-        """Record how many more steps the learner thread can use, and how many messages it has received."""
+        """Record how many more steps the learner thread can use, and how many messages it has received.
+
+        The actors that request credit (permission to send steps) then get an `Ack`, since credit may be available now.
+        """
         self.pool.demand(message.usable_steps, message.messages, message.min_version)
         # An actor that has neither sent nor requested anything needs no ack now; all actors get one each second.
         self.dirty.update(s.actor_id for s in self.table.live() if s.want_steps or s.received)
 
     def look_for_stall(self, now: float) -> str:
-        """Check for a stall: the learner thread can use data, actors request credit, and nothing moves.
+        """Check for a stall: the learner thread can use data, actors request credit (permission to send), and no data moves.
 
-        Set `stalled_s` to the time for which this has lasted. Call this only while the journal works and has completed all
-        operations for this client.
+        Set `stalled_s` to the time for which this has lasted. Call this only while the journal (the record of accepted
+        segments) works and has completed all operations for this client.
 
         Returns:
             The reason for the stall; empty if there is no stall.
@@ -463,14 +515,17 @@ class ClientState:
         return reason
 
     def note(self, metrics: TrainingMetrics) -> None:
-        """Record the metrics that the learner thread has sent."""
+        """Record training metrics that the learner thread has sent. The status of the learner shows them (`report`)."""
         merged = {**self._metrics.scalars, **metrics.scalars}
         self._metrics = TrainingMetrics(metrics.step, metrics.update, merged, [], metrics.ended)
         self._pace.append((self._clock.monotonic(), metrics.step))
         self._returns.extend((total, length) for _, total, length in metrics.episodes)
 
     def _pacing_lag(self) -> int | None:
-        """Return the number of batches that actors can collect ahead of the training, None before the algorithm is known."""
+        """Return the number of batches that actors can collect ahead of the training.
+
+        It is None before the algorithm is known, unless the settings contain it.
+        """
         given = self.settings.pacing_lag
         return given if given is not None else PACING_LAG.get(self.algorithm_type)
 

@@ -1,4 +1,7 @@
-"""The registry of a learner's clients. It creates, restarts and removes them, and starts and ends their learner threads."""
+"""The registry of a learner's clients (policies with their learner threads).
+
+It creates, restarts and removes clients, and starts and ends their learner threads.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ The client begins with a higher generation than this actor reports. A report abo
 
 
 class ClientRegistry:
-    """All clients of a learner, by name and by the key of their learner thread. Only the thread of `LearnerCore` changes it.
+    """The clients of a learner, by name and by the key of their learner thread. Only the thread of `LearnerCore` changes it.
 
     A *client* is a policy with its learner thread. The *key* of a learner thread is the first frame of its messages.
     """
@@ -67,19 +70,26 @@ class ClientRegistry:
         return len(self._clients) >= self._config.max_clients
 
     def by_topic(self, topic: bytes) -> ClientState | None:
-        """Return the client whose weights are published under this topic, or None."""
+        """Return the client whose weights are published under this PUB/SUB topic, or None."""
         return next((client for client in self._clients.values() if client.topic == topic), None)
 
     def by_key(self, key: bytes) -> ClientState | None:
-        """Return the client whose current learner thread has this key, or None, for example if that thread was replaced."""
+        """Find the client that a message of a learner thread belongs to.
+
+        Args:
+            key: The first frame of the message, which identifies the learner thread.
+
+        Returns:
+            The client, or None if it no longer has this learner thread, for example after a restart.
+        """
         return self._by_key.get(key)
 
     def workers(self) -> list[LearnerThreadHandle]:
-        """Return the handles of all learner threads that can still be running, also those of removed clients."""
+        """Return the handles of all learner threads that can still be running, including those of removed clients."""
         return [*self._retired, *(worker for client in (*self, *self._detached.values()) for worker in client.workers)]
 
     def failure(self, client_id: str) -> RL4SysError | None:
-        """Return the error that stopped a client or prevented its creation, or None if there is none."""
+        """Return the error that stopped a client (a policy) or prevented its creation, or None if there is none."""
         client = self._clients.get(client_id)
         if client is not None:
             return ClientFailed(client_id, client.error) if client.error else None
@@ -87,7 +97,9 @@ class ClientRegistry:
         return ConfigError(f"client {client_id!r} could not be built: {error}", key="algorithm_parameters") if error else None
 
     def found(self, hello: Hello) -> ClientState:
-        """Create a client from the HELLO of its first actor, and start the client's learner thread.
+        """Create a client (a policy with its learner thread) for the HELLO of its first actor, and start the learner thread.
+
+        A HELLO is an actor's request for a session.
 
         Raises:
             ConfigError: If the configuration of the client is incomplete or invalid.
@@ -113,14 +125,14 @@ class ClientRegistry:
         return client
 
     def restore(self, restored: JournalContent, rolled_back: str = "") -> list[RestoredClient]:
-        """Create the clients that an earlier run has recorded in the journal, and start their learner threads.
+        """Create the clients (policies with their learner threads) that an earlier run has recorded, and start the threads.
 
         Args:
-            restored: The content of the journal when it was opened.
-            rolled_back: The client that an operator has returned to an earlier checkpoint; empty for none.
+            restored: The content of the journal (the record of accepted segments) when it was opened.
+            rolled_back: The name of the client that an operator has returned to an earlier checkpoint; empty for none.
 
         Returns:
-            The clients with the parameters in which the learner's file differs from the earlier run.
+            For each client, its settings, and the parameters in which the learner's configuration differs from the earlier run.
 
         Raises:
             ConfigError: If the configuration of a client contradicts its saved settings.
@@ -183,15 +195,19 @@ class ClientRegistry:
         return True
 
     def restart(self, client: ClientState, *, give_up_pending: bool) -> int:
-        """Replace the learner thread of a client with a new one, which has a new generation number.
+        """Replace the learner thread of a client with a new one.
+
+        The new thread has a new generation number, which identifies it.
 
         Args:
             client: The client.
-            give_up_pending: Delete the client's journal entries first, so that no segments are replayed to the new thread.
+            give_up_pending: Delete the client's entries in the journal (the record of accepted segments) first, so that no
+                segments are replayed to the new thread.
 
         Returns:
-            The number of segments that this call has counted as rolled back. With a journal in memory, these are all pending
-            segments (accepted, without a verdict). With a journal on disk it is 0, and losses are counted after the replay.
+            The number of segments that this call gave up (counted as rolled back). With a journal in memory, these are all
+            pending segments (accepted, but without a result so far). With a journal on disk it is 0, and losses are counted
+            after the replay.
         """
         self._by_key.pop(client.key, None)
         client.end_thread(replaced=True)
@@ -204,19 +220,23 @@ class ClientRegistry:
         return rolled_back
 
     def detach(self, client: ClientState) -> None:
-        """Remove a client, and end its learner thread without a checkpoint. No other client can have its name until `release`."""
+        """Remove a client (a policy with its learner thread), and end its learner thread without a checkpoint.
+
+        The name of the client stays reserved until `release` or `put_back`, because its checkpoints may have to be renamed
+        first.
+        """
         self._by_key.pop(client.key, None)
         client.end_thread(replaced=True)
         del self._clients[client.client_id]
         self._detached[client.client_id] = client
 
     def release(self, client: ClientState) -> None:
-        """Allow a new client to have the name of a client that was removed with `detach`."""
+        """Release the name of a client that `detach` has removed, so that a new client can have the name."""
         del self._detached[client.client_id]
         self._retired = [worker for worker in (*self._retired, *client.workers) if worker.alive]
 
     def put_back(self, client: ClientState, error: str) -> None:
-        """Add a client that was removed with `detach` again, in the state ``failed`` and with this error."""
+        """Restore a client that `detach` has removed, in the state ``failed`` with this error. Used if the removal failed."""
         del self._detached[client.client_id]
         client.state, client.error = LearnerThreadState.FAILED, error
         self._clients[client.client_id] = client
@@ -227,5 +247,5 @@ class ClientRegistry:
 
 
 def _generation(last: int, clock: Clock) -> int:
-    """Return a generation (number) for a new learner thread: the Unix time in ms, but at least one more than `last`."""
+    """Return a number (generation) that identifies a new learner thread: the Unix time in ms, but at least `last` + 1."""
     return max(last + 1, int(clock.unix() * 1000))

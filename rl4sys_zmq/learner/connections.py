@@ -1,11 +1,11 @@
-"""The reader of the gateway's ROUTER. It limits the rate of each connection, and closes connections that misbehave.
+"""The reader of the learner's ROUTER socket. It limits the rate of each connection, and closes connections that misbehave.
 
 Each message adds its cost to the *debt* of its connection. The unit of costs is one ordinary message, such as a heartbeat. The
 debt falls with time, at the rate that the limit permits. The stored value is the time at which the debt will be zero. If this
 time is more than `BURST_S` seconds away, the connection is over the limit, and its messages are dropped.
 
-A `Submit` with segments that the actor had credit for has a negative cost: it pays for two ordinary messages. So an actor that
-sends data within its credit has no debt.
+A `Submit` message with segments for which the actor had credit (permission to send) has a negative cost: it pays for two
+ordinary messages. So an actor that sends data within its credit has no debt.
 
 A connection is closed if it sends far more than the limit, or if it completes no message for a long time.
 """
@@ -57,14 +57,14 @@ FORGET_S, MAX_CONNECTIONS = 60.0, 1 << 16
 
 
 class ConnectionUsage:
-    """The record of one connection's messages, for its rate limit. All times are on the monotonic clock, in seconds.
+    """The usage record of one connection, for its rate limit. All times are on the monotonic clock, in seconds.
 
-    Each message adds to the debt of the connection, which falls with time.
+    Each message adds its cost to the *debt* of the connection. The debt falls with time, at the rate that the limit permits.
 
     Attributes:
         last_message_s: Time of the last message.
         descriptor: File descriptor of the connection; -1 if unknown.
-        owes_until: Time at which the debt for all messages so far will be zero.
+        owes_until: Time at which the debt for the messages will be zero. It stands for the debt itself, which is not stored.
         excess: Number of dropped messages since `ConnectionRateLimits.count_excess` last returned True.
         sessionless_messages: Number of messages that were checked while the connection had no session.
         replies_until: Time at which the debt for refusals that were sent to the connection will be zero.
@@ -79,7 +79,9 @@ class ConnectionUsage:
 
 
 class ConnectionRateLimits:
-    """The rate limits of all connections of a ROUTER. Only the gateway thread uses it.
+    """The rate limits of all connections of a ROUTER socket.
+
+    Only the gateway (the learner's network thread) uses this object.
 
     Attributes:
         rates: The record of each connection, by routing id.
@@ -89,8 +91,8 @@ class ConnectionRateLimits:
         """Create a limiter without connections.
 
         Args:
-            messages_per_s: Limit for one connection, in ordinary messages per second. Segments within the actor's credit
-                do not count.
+            messages_per_s: Limit for one connection, in ordinary messages per second. Segments for which the actor had credit
+                (permission) do not count.
             bytes_per_s: Limit for one connection, in bytes per second of the same messages. Infinity for no limit.
         """
         self.rates: dict[bytes, ConnectionUsage] = {}
@@ -111,10 +113,13 @@ class ConnectionRateLimits:
         return rate
 
     def exceeds(self, rate: ConnectionUsage, now: float, *, sessionless: bool) -> bool:
-        """Return True if a message exceeds the limit and must be dropped before it is decoded.
+        """Return True if a message exceeds the rate limit of its connection, so that it must be dropped before it is decoded.
+
+        All connections without a session (before an accepted handshake) also have a joint limit. The first `FREE_MESSAGES`
+        messages of each are accepted even if it is exceeded.
 
         Args:
-            rate: The record of the connection.
+            rate: The usage of the connection so far.
             now: Time on the monotonic clock, in seconds.
             sessionless: True if the connection has no session.
         """
@@ -126,10 +131,12 @@ class ConnectionRateLimits:
         return rate.sessionless_messages > FREE_MESSAGES and self._sessionless_owe_until > now + BURST_S
 
     def charge(self, rate: ConnectionUsage, messages: float, nbytes: int, now: float, *, sessionless: bool) -> None:
-        """Add the cost of a message to the debt of its connection.
+        """Add the cost of a message to the debt of its connection. Messages are dropped while the debt is too high.
+
+        The debt is the cost of past messages. It falls with time, at the rate that the limit permits.
 
         Args:
-            rate: The record of the connection.
+            rate: The usage of the connection so far.
             messages: Cost in ordinary messages. A negative cost reduces the debt.
             nbytes: Size of the message in bytes; 0 if the cost is negative.
             now: Time on the monotonic clock, in seconds.
@@ -142,7 +149,14 @@ class ConnectionRateLimits:
 
     @staticmethod
     def count_excess(rate: ConnectionUsage, nbytes: int) -> bool:
-        """Count a dropped message of `nbytes` bytes, and return True if its connection must be closed."""
+        """Count a dropped message, and return True if its connection must be closed.
+
+        That is the case if the message is large, or if many messages of the connection were dropped (`CUT_BYTES`, `CUT_AFTER`).
+
+        Args:
+            rate: The usage of the connection so far.
+            nbytes: Size of the message in bytes.
+        """
         rate.excess += 1
         if rate.excess < CUT_AFTER and nbytes < CUT_BYTES:
             return False
@@ -163,11 +177,14 @@ class ConnectionRateLimits:
     # ---- rests
 
     def rest_after(self, wasted_s: float, now: float) -> None:
-        """Begin a rest, in which no messages are read, after `wasted_s` seconds were spent on dropped messages."""
+        """Begin a short rest without reading, after `wasted_s` seconds were spent on dropped messages.
+
+        During the rest, a flood of messages waits at its sender.
+        """
         self._rests_until = now + min(wasted_s * REST_FACTOR, MAX_REST_S)
 
     def rest_s(self, now: float) -> float:
-        """Return the remaining time of the rest, in seconds; 0 if there is no rest."""
+        """Return the remaining time in which no messages are read (`rest_after`), in seconds; 0 if there is no rest."""
         return max(0.0, self._rests_until - now)
 
     # ---- all connections
@@ -192,9 +209,10 @@ class ConnectionRateLimits:
         ]
 
     def forget(self, now: float, sessions: Container[bytes], connected: Sequence[int]) -> None:
-        """Discard the records of connections that have closed without debt, or that were silent for `FORGET_S` seconds.
+        """Discard the usage records of connections that have ended or were silent for `FORGET_S` seconds, to save memory.
 
-        If there are more than `MAX_CONNECTIONS` records, those of the connections that were silent for longest are discarded too.
+        The record of an ended connection stays until its debt (the cost of its messages, which falls with time) is zero. If
+        there are more than `MAX_CONNECTIONS` records, those of the connections that were silent for longest are discarded too.
         Records of connections with a session are kept.
 
         Args:
@@ -235,7 +253,10 @@ message, it is closed after `NEW_S` seconds."""
 
 
 class RouterReader:
-    """The reader of the gateway's ROUTER socket, with a rate limit for each connection. Only the gateway thread uses it."""
+    """The reader of the learner's ROUTER socket, with a rate limit for each connection.
+
+    It drops messages over the limit and passes on the others. Only the gateway (the learner's network thread) uses this object.
+    """
 
     def __init__(self, config: LearnerConfig, router: Socket, endpoint: ActorEndpoint, counters: Counters) -> None:
         """Create a reader for a bound ROUTER.
@@ -300,7 +321,11 @@ class RouterReader:
             self._shares.rest_after(now - began - useful_s, now)
 
     def _handle(self, peer: bytes, rate: ConnectionUsage | None, frames: Sequence[Frame], now: float) -> float | None:
-        """Let the endpoint handle a message. Return the cost in ordinary messages, or None if the message was dropped."""
+        """Check the sender of a message, and pass the message to the endpoint, which handles it.
+
+        Returns:
+            The cost of the message for the rate limit, in ordinary messages; None if the message was dropped.
+        """
         sender = None
         if self._router.authenticated:  # over inproc, and without keys, every peer is allowed everything
             try:
@@ -332,7 +357,7 @@ class RouterReader:
             self._counters.add(f"refused.{RefusalReason.QUOTA.value}")
 
     def each_second(self, now: float) -> None:
-        """Close connections that complete no message, discard old records, and count events. Call this once a second."""
+        """Close connections that complete no message, discard old records, and count socket events. Call this once a second."""
         if now >= self._tidy_at:
             self._tidy_at = now + TIDY_S
             connected = self._router.connections()
@@ -342,12 +367,13 @@ class RouterReader:
             self._counters.add(f"connections.{event.name}")
 
     def relieve(self, *, all_connections: bool) -> int:
-        """Close connections of the ROUTER because memory runs out. Return the number of closed connections.
+        """Close connections of the ROUTER socket to free memory, and return how many were closed. Used when memory runs out.
 
-        This frees the memory of their incomplete messages. Actors reconnect.
+        This frees the memory of incomplete messages. Actors reconnect.
 
         Args:
-            all_connections: Close all connections. If False, close only those on which no complete message has arrived recently.
+            all_connections: Close all connections. If False, close only those on which no complete message has arrived
+                recently.
         """
         found = self._router.connections()
         return self._cut(found if all_connections else self._shares.silent_connections(found, time.monotonic(), BUSY_S, NEW_S))

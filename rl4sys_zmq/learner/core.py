@@ -1,4 +1,4 @@
-"""The learner's core: all decisions of the gateway thread, without a socket, a thread or a clock.
+"""The learner's core: the logic of its network thread (the gateway thread), without a socket, a thread or a clock.
 
 The inputs are messages of actors, messages of learner threads, and the time. The outputs go to the journal (the record of
 accepted segments), to the event sink, and through `CoreCallbacks` (functions that send messages and start threads). The gateway
@@ -59,15 +59,18 @@ BACKLOG_RETRY_S = 0.005
 
 
 class LearnerCore:
-    """The decisions of a learner about all its clients, their actors and their learner threads. Use it in one thread only.
+    """The logic of a learner, without I/O: it handles the messages of actors and of learner threads.
+
+    Use it in one thread only.
 
     Attributes:
         counters: The learner's counters.
-        start_notes: Lines of text for a person about the parameters in which the learner's file differs from the earlier run.
-        registry: The clients, with their learner threads.
+        start_notes: Lines of text for a person about the parameters in which the learner's configuration differs from the
+            earlier run.
+        registry: The clients (policies), with their learner threads.
         endpoint: The sessions of the actors; its `receive` handles their messages.
-        published: A condition that the core holds while it changes clients or policy versions. It then notifies the threads that
-            wait for a change.
+        published: A condition that the core holds while it changes clients or policy versions. It then notifies the threads
+            that wait for a change.
     """
 
     def __init__(
@@ -106,11 +109,11 @@ class LearnerCore:
         self.endpoint.run_command, self.endpoint.make_room = self._operator.do, self._operator.make_room
 
     def restore(self, restored: JournalContent, rolled_back: str = "") -> None:
-        """Create the clients that an earlier run has recorded in the journal, and start their learner threads.
+        """Create the clients (policies with their learner threads) that an earlier run has recorded, and start the threads.
 
         Args:
-            restored: The content of the journal when it was opened.
-            rolled_back: The client that an operator has returned to an earlier checkpoint; empty for none.
+            restored: The content of the journal (the record of accepted segments) when it was opened.
+            rolled_back: The name of the client that an operator has returned to an earlier checkpoint; empty for none.
 
         Raises:
             ConfigError: If the configuration of a client contradicts its saved settings.
@@ -125,7 +128,8 @@ class LearnerCore:
     def on_worker(self, frames: Sequence[Frame]) -> None:
         """Handle a message of a learner thread.
 
-        Messages of a thread that was replaced are dropped. An error while handling a message stops only the client of the thread.
+        Messages of a thread that was replaced are dropped. An error while handling a message stops only the client of the
+        thread.
 
         Args:
             frames: The frame that identifies the learner thread (its key), then the frames of the message.
@@ -225,13 +229,16 @@ class LearnerCore:
     # ---- turns and the clock
 
     def on_journal(self) -> None:
-        """Send the learner threads their queued messages, and the segments that the journal has committed or read back."""
+        """Send the learner threads the segments that the journal (the record of accepted segments) has committed or read back.
+
+        Other messages that wait for a learner thread are sent too. Call this after the journal has reported results.
+        """
         self._dispatcher.dispatch()
 
     def turn(self) -> None:
-        """Continue the operators' commands, grant actors credit (permission to send), and send acks and alarms that are due.
+        """Continue the operators' commands, grant actors credit (permission to send), and send `Ack` messages and alarms.
 
-        The gateway thread calls this in each turn of its loop.
+        The gateway thread (the learner's network thread) calls this in each turn of its loop.
         """
         self._operator.turn()
         room_bytes = self._dispatcher.room_bytes()
@@ -240,7 +247,7 @@ class LearnerCore:
             self._report_alarms(client)
 
     def rest_s(self, now: float, most_s: float) -> float:
-        """Return how long the gateway thread can wait for a message until the next task is due: at most `most_s`, in seconds."""
+        """Return how long the learner's network thread can wait for messages until its next task: at most `most_s` seconds."""
         for client in self.registry:
             if client.backlog:
                 most_s = min(most_s, BACKLOG_RETRY_S)
@@ -251,8 +258,11 @@ class LearnerCore:
     def each_second(self, now: float) -> None:
         """Do the tasks of each second.
 
-        Publish beacons (the newest version of each policy), close the sessions of silent actors, remove idle clients and streams,
-        look for stalled clients and ended learner threads, and request checkpoints if the journal becomes full.
+        - Publish beacons: messages with the newest version of each policy.
+        - Close the sessions of silent actors, and remove idle clients (policies without data).
+        - Look for stalled clients and for learner threads that have ended.
+        - Request checkpoints if the journal (the record of accepted segments) becomes full.
+        - Publish the weights under new topics if the key of a user with access to them has expired.
         """
         self._dispatcher.relieve()
         self._dispatcher.check(now)
@@ -291,11 +301,11 @@ class LearnerCore:
     # ---- subscribers and rights
 
     def client_of_topic(self, topic: bytes) -> ClientState | None:
-        """Return the client whose weights or beacons are published under this topic, or None."""
+        """Return the client (a policy) whose weights or periodic version messages have this PUB/SUB topic, or None."""
         return self.registry.by_topic(topic[1:]) if topic[:1] in (WEIGHTS_TOPIC, BEACON_TOPIC) else None
 
     def on_subscribed(self, client: ClientState, topic: bytes) -> None:
-        """Handle a new subscription: publish the beacon (the newest policy version) at once, if the topic is for beacons.
+        """Handle a new subscription. If it is for beacons (messages with the newest policy version), publish one at once.
 
         Without this, the subscriber would have to wait for the next beacon, because it does not receive earlier publications.
         """
@@ -303,10 +313,11 @@ class LearnerCore:
             self._beacon(client)
 
     def change_access(self, access: AccessList) -> None:
-        """Apply a new access list.
+        """Apply a new access list (the users and their rights).
 
         A user that has lost the right to read a policy can still be subscribed to its topic, and libzmq cannot revoke a
-        subscription. So if a user has lost this right, each policy gets a new topic, which actors receive in a new handshake.
+        subscription. So if a user has lost this right, the weights of each policy move to a new topic, which the allowed actors
+        receive in a new handshake.
         """
         losers = self._authorizer.replace(access)
         self._rotate_topics(losers)
@@ -320,15 +331,25 @@ class LearnerCore:
     # ---- operators
 
     def do(self, command: OperatorCommand) -> Future[OperatorCommandDone]:
-        """Start an operator's command, and return a future for its result. See `CommandExecutor.do`."""
+        """Start an operator's command, such as a restart of a client, and return a future for its result.
+
+        See `CommandExecutor.do`.
+        """
         return self._operator.do(command)
 
     def save(self, *, partial: bool) -> Future[dict[str, str]]:
-        """Request a checkpoint of every running client, and return a future for the errors. See `SegmentDispatcher.save`."""
+        """Request a checkpoint of every client whose learner thread runs.
+
+        Args:
+            partial: Let each learner thread first train on its incomplete batch.
+
+        Returns:
+            A future for a dict with the error of each client whose checkpoint failed, by client name.
+        """
         return self._dispatcher.save(partial=partial)
 
     def report(self, now: float) -> dict[str, Any]:
-        """Return the state of the journal and of all clients, as a JSON document."""
+        """Return the state of the journal (the record of accepted segments) and of all clients, for the learner's status."""
         return {
             "journal": asdict(self._journal.state()),
             "clients": {client.client_id: client.report(now) for client in self.registry},
@@ -337,14 +358,24 @@ class LearnerCore:
     # ---- closing
 
     def close_sessions(self, error: Exception) -> None:
-        """Fail the operators' commands with this error, ask the learner threads to end, and refuse all actors (``CLOSING``)."""
+        """Begin to close the learner: fail the operators' commands, ask the learner threads to end, and refuse all actors.
+
+        Args:
+            error: The result of the commands that are in progress.
+        """
         self._operator.close(error)  # first, since a command may wait for the end of a learner thread
         for client in self.registry:
             client.end_thread()
         self.endpoint.close_sessions()
 
     def close(self, error: Exception) -> None:
-        """Fail all commands and checkpoint requests in progress with this error, and record the number of pending segments."""
+        """Finish closing: fail all commands and checkpoint requests in progress, and end the learner threads.
+
+        The number of pending segments (accepted, but not trained on) is recorded as an event.
+
+        Args:
+            error: The result of the commands and requests.
+        """
         pending = {c.client_id: c.table.pending for c in self.registry if c.table.pending}
         if pending:
             self._sink.event("closed_with_pending_segments", pending=pending)

@@ -1,7 +1,7 @@
 """The interface through which the learner's core uses sockets, threads, clocks and disks.
 
-The core is the learner's logic without I/O. The gateway thread implements this interface with real sockets and threads. The
-simulator in ``tests/simulation`` implements it without them.
+The core is the learner's logic without I/O. The gateway thread (the learner's network thread) implements this interface with
+real sockets and threads. The simulator in ``tests/simulation`` implements it without them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ SYSTEM_CLOCK = Clock(monotonic=time.monotonic, unix=time.time)
 
 
 class LearnerThreadHandle(Protocol):
-    """A handle to one learner thread of a client. After a restart, the client has a new thread and a new handle."""
+    """A handle to one learner thread, the thread that trains one client (a policy).
+
+    A restart of the client creates a new one.
+    """
 
     @property
     def alive(self) -> bool:
@@ -48,7 +51,8 @@ class LearnerThreadHandle(Protocol):
         """Tell the thread to finish its queue and end. A second call can add ``replaced=True``.
 
         Args:
-            replaced: True if another thread takes over the client. This thread then writes no more checkpoints.
+            replaced: True if another thread takes over the client, or the client was removed. This thread then writes no more
+                checkpoints.
         """
 
     def join(self, timeout_s: float | None = None) -> bool:
@@ -63,7 +67,7 @@ class LearnerThreadHandle(Protocol):
 
 
 class CheckpointRenameTask(Protocol):
-    """A background task that waits for the end of a client's learner threads and then renames the client's checkpoints.
+    """A background task that renames the checkpoints of a removed client, after the client's learner threads have ended.
 
     The folders are renamed to ``NUMBER.abandoned``, so that no later start resumes from them.
 
@@ -83,9 +87,9 @@ class CheckpointRenameTask(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreCallbacks:
-    """The functions that the learner's core calls to act on the outside world. No function blocks.
+    """The functions that the learner's core (its logic without I/O) calls to act on the outside world. No function blocks.
 
-    The journal and the event sink are not part of this object; the core uses them directly.
+    The journal (the record of accepted segments) and the event sink are not part of this object; the core uses them directly.
 
     Attributes:
         clock: The clock for measured durations and for the time in records. Each input of the core carries its own time.
@@ -97,7 +101,7 @@ class CoreCallbacks:
         abandon_checkpoints: Starts a `CheckpointRenameTask`. Arguments: the client's id, its learner threads, and the folder of
             its checkpoints.
         offer_policy: Gives the inference service a new version of a client's policy. Returns True if the service has ever
-            computed an action for this client.
+            received a call for this client.
         forget_policy: Removes a client's policy from the inference service.
         status: Returns the status document of the learner.
     """

@@ -8,7 +8,7 @@
 
 A file name consists of the client, the actor, the origin of the stream (the incarnation that began its numbering) and the
 sequence number, encoded by `rl4sys_zmq.names.file_name`. So no two segments have the same file name, and no file name leads out
-of the folder. If there are more than `MAX_LETTERS` letters, or more than `MAX_BYTES` bytes, the oldest letters are removed.
+of the folder. If there are more than `MAX_LETTERS` segments, or more than `MAX_BYTES` bytes, the oldest ones are removed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class StoredDeadLetter:
-    """One dead letter on disk.
+    """One dead letter on disk: a quarantined segment, which was accepted but is unfit for training.
 
     Attributes:
         path: Path of the ``.msg`` file with the segment. A ``.json`` file beside it has the other fields.
@@ -58,9 +58,9 @@ class StoredDeadLetter:
 
 
 class DeadLetterFolder:
-    """The folder of dead letters (quarantined segments). Each write removes the oldest letters beyond the limits.
+    """The folder of dead letters: segments that were accepted but are unfit for training (quarantined), kept for inspection.
 
-    Use it in one thread.
+    Each write removes the oldest dead letters beyond the limits. Use the object in one thread.
     """
 
     def __init__(self, folder: Path, *, max_letters: int = MAX_LETTERS, max_bytes: int = MAX_BYTES) -> None:
@@ -69,7 +69,7 @@ class DeadLetterFolder:
         self._bytes = 0
 
     def write(self, client_id: str, letter: QuarantinedSegment, at_unix_s: float) -> Path:
-        """Write one letter, and return the path of its ``.msg`` file.
+        """Write a quarantined segment (unfit for training) to the folder, and return the path of its ``.msg`` file.
 
         Args:
             client_id: The client of the segment.
@@ -104,7 +104,10 @@ class DeadLetterFolder:
         return path
 
     def _look(self) -> deque[tuple[Path, int]]:
-        """Return the path and size of each letter on disk, oldest first, including letters of earlier runs."""
+        """Return the path and size of each dead letter (quarantined segment) on disk, oldest first.
+
+        Earlier runs are included.
+        """
         if self._held is None:
             found = sorted((p.stat().st_mtime, p, p.stat().st_size) for p in self._folder.glob("*/*.msg"))
             self._held = deque((path, size) for _, path, size in found)
@@ -113,7 +116,10 @@ class DeadLetterFolder:
 
 
 def list_letters(folder: Path) -> list[StoredDeadLetter]:
-    """Return all letters of a folder (``RUN/dead``), oldest first. Letters without a readable ``.json`` file are left out."""
+    """Return all dead letters (quarantined segments) in a folder (``RUN/dead``), oldest first.
+
+    Dead letters without a readable ``.json`` file are left out.
+    """
     letters = []
     for path in folder.glob("*/*.msg"):
         try:
@@ -126,7 +132,7 @@ def list_letters(folder: Path) -> list[StoredDeadLetter]:
 
 
 def read_letter(path: Path) -> Sequence[Frame]:
-    """Return the frames of the message in the ``.msg`` file of a letter.
+    """Read the ``.msg`` file of a dead letter (a quarantined segment), and return the frames of the message in it.
 
     Raises:
         OSError: If the file cannot be read.

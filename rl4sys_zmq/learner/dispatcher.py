@@ -1,6 +1,6 @@
-"""The delivery of segments to learner threads, and requests for checkpoints.
+"""The delivery of segments (pieces of episodes, for training) to learner threads, and requests for checkpoints.
 
-The segments come from the journal, the record of accepted segments.
+The segments come from the journal, the learner's record of accepted segments.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ UNBOUNDED_BYTES = 1 << 40
 
 
 class SegmentDispatcher:
-    """The sender of segments to learner threads: new ones that the journal has committed, and old ones that it replays.
+    """The sender of segments to learner threads. It also requests checkpoints. Only the thread of `LearnerCore` uses it.
 
-    Only the thread of `LearnerCore` uses this class.
+    The segments come from the journal, the record of accepted segments: new ones that it has committed, and earlier ones that
+    it reads back for a learner thread that was restarted.
 
     Attributes:
-        on_page: A function that is called with each page read from the journal. If it returns True, it has handled the page, and
-            the page is not sent to a learner thread.
+        on_page: A function that is called with each page of entries read from the journal. If it returns True, it has handled
+            the page, and the page is not sent to a learner thread.
     """
 
     def __init__(self, registry: ClientRegistry, journal: Journal, counters: Counters, sink: EventSink) -> None:
@@ -52,7 +53,10 @@ class SegmentDispatcher:
         self._rescued = 0
 
     def dispatch(self) -> None:
-        """Send the learner threads their queued messages, and the segments that the journal has committed or read back."""
+        """Send the learner threads the messages and the segments that wait for them.
+
+        The segments are those that the journal (the record of accepted segments) has committed or read back.
+        """
         for safe in self._journal.committed():
             if isinstance(safe, JournalPage) and self.on_page(safe):
                 continue
@@ -77,11 +81,12 @@ class SegmentDispatcher:
                 self._journal.read(client.client_id, client.replaying, after, PAGE_BYTES)
 
     def check(self, now: float) -> None:
-        """Check the counts of segments that wait for the journal, and look for stalled clients.
+        """Correct the counts of segments that wait for the journal (the record of accepted segments), and find stalled clients.
 
         If the journal has completed all operations for a client, none of the client's segments can be waiting for the journal.
-        If some are still counted as waiting, they would reduce the actors' credit for good. So the count is then corrected, and
-        an alarm is raised.
+        If some are still counted as waiting, they would reduce the actors' credit (permission to send) for good. So the count
+        is then corrected, and an alarm is raised. An alarm is also raised if a client is stalled: no data has moved for
+        `STALL_S` seconds, although its actors and its learner thread could work.
 
         Args:
             now: Time on the monotonic clock, in seconds.
@@ -122,14 +127,19 @@ class SegmentDispatcher:
             self._sink.event("fed_again", client_id=client.client_id, segments=client.replayed, rolled_back=lost)
 
     def room_bytes(self) -> int:
-        """Return the free space of the journal, in bytes. While the journal fails it is 0, so that actors keep their segments."""
+        """Return the free space of the journal (the record of accepted segments), in bytes.
+
+        While the journal fails it is 0, so that actors keep their segments.
+        """
         state = self._journal.state()
         if state.error:
             return 0
         return max(0, state.max_bytes - state.used_bytes - state.queued_bytes) if state.max_bytes else UNBOUNDED_BYTES
 
     def relieve(self) -> None:
-        """Request checkpoints of all clients if the journal is at least half full, because it can then delete entries.
+        """Request checkpoints of all clients if the journal is at least half full.
+
+        The journal is the record of accepted segments. After a checkpoint, it can delete entries.
 
         If the journal is nearly full, learner threads train on their incomplete batches before the checkpoint. Checkpoints are
         also requested once if the file of the journal was deleted, and the journal has written a new one.
@@ -146,7 +156,10 @@ class SegmentDispatcher:
                 client.backlog.append(encode(SaveCheckpoint(0, partial)))
 
     def _after_rescue(self) -> None:
-        """Request checkpoints of all clients after the journal's file was lost, since the earlier checkpoints may be lost too."""
+        """Request checkpoints of all clients after the journal's file was deleted and written again.
+
+        The journal is the record of accepted segments. The earlier checkpoints may have been deleted together with it.
+        """
         self._counters.add("journal_rescued")
         self._sink.event("journal_rescued", times=self._rescued)
         for client in self._registry:
@@ -154,13 +167,14 @@ class SegmentDispatcher:
                 client.backlog.append(encode(SaveCheckpoint(0, partial=False)))
 
     def expire(self, client: ClientState, now: float) -> None:
-        """Delete the streams of a client that can no longer continue and have no pending segments.
+        """Delete the records of streams that can no longer continue and whose segments are no longer needed.
 
         A stream is the numbered segments of one actor. It can no longer continue if its actor was silent for longer than the
-        lease, or has begun a new stream. Streams of actors with a spool (a queue on disk) are kept longer.
+        lease (the time for which a silent actor keeps its slot), or has begun a new stream. Streams of actors with a spool (a
+        queue on disk) are kept longer.
 
         Args:
-            client: The client.
+            client: The client (policy) that the actors work for.
             now: Time on the monotonic clock, in seconds.
         """
         for stream in client.table.expire(now, client.trimmed):
@@ -190,7 +204,7 @@ class SegmentDispatcher:
         return future
 
     def give_up(self, client: ClientState, error: str) -> None:
-        """Complete all open requests for a checkpoint of a client that has failed or was removed, with this error."""
+        """End all open requests for a checkpoint of a client with this error, because the client has failed or was removed."""
         for token in list(self._saves):
             self._saved(client.client_id, token, error)
 
@@ -201,7 +215,14 @@ class SegmentDispatcher:
         self._saves.clear()
 
     def checkpointed(self, client: ClientState, message: CheckpointResult) -> None:
-        """Record the result of a checkpoint. The journal then deletes the entries that the checkpoint before it includes."""
+        """Record the result of a checkpoint, and let the journal (the record of accepted segments) delete entries.
+
+        The deleted entries are those that the checkpoint before this one includes.
+
+        Args:
+            client: The client whose learner thread has written the checkpoint.
+            message: The result.
+        """
         trim = client.checkpointed(message)
         if trim:
             self._journal.trim(client.client_id, trim)

@@ -64,8 +64,9 @@ CREDITED_COST = -2.0
 """The cost of a `Submit` with new segments that the actor had credit for. It is negative: the message pays for two others."""
 
 STATUS_BURST_S, STATUS_REST_FACTOR = 0.5, 20.0
-"""Limit on the time for building status reports: about 1/`STATUS_REST_FACTOR` of all time. Each report adds `STATUS_REST_FACTOR`
-times its build time to a waiting time. While more than `STATUS_BURST_S` seconds of it remain, a request gets the last report."""
+"""Limit on the time for building status reports: about 1/`STATUS_REST_FACTOR` of all time. Each report adds
+`STATUS_REST_FACTOR` times its build time to a waiting time. While more than `STATUS_BURST_S` seconds of the waiting time remain,
+a request gets the last report."""
 
 ACK_LONG_S, ACK_REST_FACTOR, ACK_REST_MAX_S = 0.5e-3, 4.0, 0.1
 """If granting credit and sending acks for a client takes longer than `ACK_LONG_S` seconds, the next acks of this client wait
@@ -77,10 +78,11 @@ that the system suspended for 250 ms granted no credit for a second.
 
 
 class ActorEndpoint:
-    """The sessions of all actors. `receive` handles their messages; replies leave through `CoreCallbacks.send`.
+    """The learner's side of all sessions with actors. `receive` handles a message of an actor or an operator.
 
     Attributes:
-        sessions: For each peer with a session, by routing id: the client, and the stream (the numbered segments of the actor).
+        sessions: For each peer with a session, by routing id: the client (policy), and the stream (the record of the actor's
+            segments).
         pub_address: The URI at which weights are published.
         inference_address: The URI of the inference service, or empty.
         run_command: A function that starts an operator's command. `LearnerCore` sets it.
@@ -149,7 +151,7 @@ class ActorEndpoint:
         return cost
 
     def refuse_error(self, peer: bytes, exc: ProtocolError) -> None:
-        """Send the refusal of a message that raised a protocol error."""
+        """Refuse a message that has raised a protocol error: send its sender the code and the reason of the error."""
         field = "keys" if exc.code in (RefusalReason.FORBIDDEN, RefusalReason.IDENTITY) else ""
         self.refuse(peer, exc.code, exc.detail, field=field, incarnation=exc.incarnation)
 
@@ -177,7 +179,10 @@ class ActorEndpoint:
     def _on_message(
         self, peer: bytes, sender: User | None, message: Message, frames: Sequence[Frame], now: float
     ) -> float | None:
-        """Handle a message. Return its cost in ordinary messages, or None for the usual cost of its type."""
+        """Handle a decoded message. Return its cost for the rate limit of its connection.
+
+        The cost is in ordinary messages; None stands for the usual cost of the message's type.
+        """
         match message:
             case Hello():
                 self._on_hello(peer, sender, message, now)
@@ -204,7 +209,10 @@ class ActorEndpoint:
         frames: Sequence[Frame],
         now: float,
     ) -> float | None:
-        """Handle a message that needs a session. Return its cost as `_on_message` does."""
+        """Handle a message that needs a session, such as segments or a heartbeat. Return its cost for the rate limit.
+
+        The cost is in ordinary messages; None stands for the usual cost of the message's type.
+        """
         session = self.sessions.get(peer)
         if session is None:
             raise ProtocolError(RefusalReason.NO_SESSION, "this connection has no session; send HELLO first")
@@ -240,7 +248,7 @@ class ActorEndpoint:
         return None
 
     def _status_frames(self) -> list[Frame]:
-        """Return the encoded status: a new one, or the last one if building statuses took too much time lately."""
+        """Return the learner's status, encoded: a new one, or the last one if building statuses took too much time lately."""
         now = self._clock()
         if now + STATUS_BURST_S >= self._status_until:
             self._status_frames_kept = encode(StatusReply(self._callbacks.status()))
@@ -336,12 +344,13 @@ class ActorEndpoint:
                 self._welcome(peer, client, hello, sender.name if sender is not None else "", now)
 
     def _live_actors(self, user: str, client: ClientState | None, replaces: str) -> int:
-        """Return the number of a user's live actors, over all clients, without the actor whose session a HELLO replaces.
+        """Count a user's actors with a session, to check the user's quota when a further actor asks for a session.
 
         Args:
             user: Name of the user.
-            client: The client of the HELLO; None if it does not exist so far.
-            replaces: The actor id of the HELLO. An actor of the user with this id and client does not count.
+            client: The client (policy) that the further actor names; None if it does not exist so far.
+            replaces: The id of the further actor. An actor of the user with this id and client does not count, because its
+                session is replaced.
         """
         this = client is not None and client.table.is_actor_live(replaces) and client.table.owner_of(replaces) == user
         return self._live_by_user[user] - this
@@ -413,7 +422,10 @@ class ActorEndpoint:
             self._sink.event("actor_joined", client_id=client.client_id, actor_id=hello.actor_id, first_seq=hello.first_seq)
 
     def _on_gap(self, client: ClientState, stream: SegmentStream, gap: int) -> None:
-        """Count segments that were acknowledged and are not in this journal, because the journal was replaced or lost."""
+        """Count segments that were acknowledged, but are not in the journal (the record of accepted segments).
+
+        For example, the journal was replaced or lost. The actor has discarded the segments, so they cannot be sent again.
+        """
         log.error(
             "client %s: %d acknowledged segments of actor %s are not in the journal (gap)", client.client_id, gap, stream.actor_id
         )
@@ -424,7 +436,7 @@ class ActorEndpoint:
         self._sink.event("gap", client_id=client.client_id, actor_id=stream.actor_id, segments=gap)
 
     def close_session(self, peer: bytes, client: ClientState, stream: SegmentStream) -> None:
-        """Close the session of an actor, and give its unused credit to other actors."""
+        """Close the session of an actor. Other actors can then get its unused credit (permission to send)."""
         self.sessions.pop(peer, None)
         if client.table.is_actor_live(stream.actor_id):
             self._live_by_user[stream.owner] -= 1
@@ -432,19 +444,25 @@ class ActorEndpoint:
         client.pool.reclaim(stream)
 
     def close_client_sessions(self, client: ClientState, reason: str) -> None:
-        """Close the sessions of all actors of a client, and send them a refusal with the reason. They then send HELLO again."""
+        """Close the sessions of all actors of a client (a policy), and send them a refusal with the reason.
+
+        The actors then request a new session with a HELLO message.
+        """
         for stream in client.table.live():
             self.remove_actor(client, stream, reason)
 
     def remove_actor(self, client: ClientState, stream: SegmentStream, reason: str) -> None:
-        """Close the session of one actor, and send it a refusal with the reason. The actor then sends HELLO again."""
+        """Close the session of one actor, and send it a refusal with the reason.
+
+        The actor then requests a new session with a HELLO message.
+        """
         peer = client.table.peer_of(stream)
         if peer is not None:
             self.close_session(peer, client, stream)
             self.refuse(peer, RefusalReason.NO_SESSION, reason)
 
     def admit_waiting(self, client: ClientState, now: float) -> None:
-        """Answer the HELLOs that arrived while the learner thread of a client was starting."""
+        """Answer the HELLOs (requests for a session) that arrived while the learner thread of a client was starting."""
         waiting, client.waiting = client.waiting, {}
         for peer, (hello, user) in waiting.items():
             try:
@@ -453,18 +471,18 @@ class ActorEndpoint:
                 self.refuse(peer, exc.code, exc.detail, incarnation=exc.incarnation)
 
     def close_sessions(self) -> None:
-        """Send a refusal with the code ``CLOSING`` to every actor that has a session."""
+        """Send every actor that has a session a refusal (code ``CLOSING``), because the learner is shutting down."""
         for peer in list(self.sessions):
             self.refuse(peer, RefusalReason.CLOSING, "the learner is shutting down")
 
     # ---- replies
 
     def send_acks(self, client: ClientState, room_bytes: int) -> None:
-        """Grant credit (permission to send) to the actors of a client, and send the acks that are due.
+        """Grant credit (permission to send) to the actors of a client, and send `Ack` messages to the actors that need one.
 
         Args:
             client: The client.
-            room_bytes: Free space of the journal, in bytes.
+            room_bytes: Free space of the journal (the record of accepted segments), in bytes.
         """
         if not client.dirty or (began := self._clock()) < client.next_ack_at:
             return
@@ -483,7 +501,7 @@ class ActorEndpoint:
     def refuse(
         self, peer: bytes, code: RefusalReason, reason: str, *, field: str = "", expected_seq: int = 0, incarnation: int = 0
     ) -> None:
-        """Send a refusal, and count it under its code.
+        """Send a peer the refusal of a message, and count the refusal under its code.
 
         Args:
             peer: The routing id of the receiver.

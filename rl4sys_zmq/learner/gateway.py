@@ -1,4 +1,4 @@
-"""The gateway thread: the learner's core and its sockets.
+"""The gateway thread: the learner's network thread, with its sockets.
 
 The sockets are a ROUTER for actors, an XPUB for weights and beacons (which announce the newest policy versions), and a PULL for
 messages of learner threads. The thread never blocks in a send and never accesses a disk. `LearnerCore` handles the messages.
@@ -45,15 +45,17 @@ T = TypeVar("T")
 
 
 class Gateway(Worker):
-    """The learner's network thread, which uses the sockets and runs the `LearnerCore`.
+    """The learner's network thread, which uses the sockets and runs the `LearnerCore` (the logic without I/O).
 
     Attributes:
         address: The URI that actors connect to; empty until the sockets are bound.
         pub_address: The URI at which weights are published; empty until the sockets are bound.
         inference_address: The URI of the inference service; empty if it is not configured.
-        published: A condition that is notified when clients or policy versions change. Another thread must hold it to read them.
+        published: A condition variable that is notified when clients or policy versions change. Another thread must hold it to
+            read them.
         warnings: Texts of the warnings from the start of the learner. The status shows them.
-        rolled_back: The client that an operator has returned to an earlier checkpoint; empty for none. Set this before `start`.
+        rolled_back: The name of the client (policy) that an operator has returned to an earlier checkpoint; empty for none. Set
+            this before `start`.
     """
 
     def __init__(
@@ -69,9 +71,10 @@ class Gateway(Worker):
         Args:
             config: The learner's configuration.
             sink: Receives metrics and events.
-            journal: The open record of accepted segments. The caller configures it to call `wake` when it has results, and later
-                closes it.
-            restored: The clients and streams of an earlier run, which the journal contained when it was opened; None for none.
+            journal: The open record of accepted segments. The caller configures it to call `wake` when it has results, and
+                later closes it.
+            restored: The clients and the streams (numbered segments of an actor) that the journal contained when it was opened;
+                None for none.
             authenticator: Has the keys and the access list. With None, every peer has all rights.
         """
         super().__init__("rl4sys-gateway")
@@ -120,11 +123,13 @@ class Gateway(Worker):
 
     @property
     def start_notes(self) -> tuple[str, ...]:
-        """Lines of text about the parameters in which the learner's file differs from the earlier run, after `wait_open`."""
+        """Lines of text for a person on parameters that differ from the earlier run. They are complete after `wait_open`."""
         return tuple(self._core.start_notes)
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Run `function` in the gateway thread, and return a future for its result.
+        """Run `function` in this gateway thread (the learner's network thread), and return a future for the result.
+
+        Other threads use this to access the data of the gateway thread.
 
         Raises:
             Closed: If the gateway thread has ended or is stopping.
@@ -138,11 +143,14 @@ class Gateway(Worker):
         return future
 
     def wake(self) -> None:
-        """Wake the gateway thread, for example because the journal has results to read. Any thread can call this."""
+        """Wake the gateway thread, for example because the journal (the record of accepted segments) has results to read.
+
+        Any thread can call this.
+        """
         self._wakeup.set()
 
     def weight_history(self, client_id: str) -> WeightHistory | None:
-        """Return the published weights of a client, or None if there are none. Hold `published` to call this.
+        """Return the recent weights of a client (a policy), or None if there are none. Hold `published` to call this.
 
         There are none if no client has this name, or if its learner thread is still starting.
         """
@@ -150,7 +158,7 @@ class Gateway(Worker):
         return client.weight_history if client is not None and client.state is not LearnerThreadState.STARTING else None
 
     def failure(self, client_id: str) -> RL4SysError | None:
-        """Return the error that stopped a client or prevented its creation, or None if there is none."""
+        """Return the error that stopped a client (a policy) or prevented its creation, or None if there is none."""
         return self._core.registry.failure(client_id)
 
     def learner_threads(self) -> list[LearnerThreadHandle]:
@@ -212,7 +220,10 @@ class Gateway(Worker):
                 future.set_exception(closed)
 
     def _bind(self, sockets: list[Socket]) -> bool:
-        """Create the sockets, and restore the clients. Return False after an error, which `wait_open` then raises."""
+        """Create the sockets, and restore the clients of an earlier run.
+
+        Return False after an error, which `wait_open` then raises.
+        """
         try:
             secure = self._authenticator.secure if self._authenticator is not None else None
             router = self._router = Socket.router(self._config.bind, max_frame_bytes=MAX_MESSAGE_BYTES, secure=secure, watch=True)
@@ -286,7 +297,7 @@ class Gateway(Worker):
             self._core.on_worker(frames)
 
     def _read_subscriptions(self) -> None:
-        """Grant new subscriptions, if the subscriber has the right to read the weights of the topic's client."""
+        """Accept new subscriptions to weights and beacons, if the subscriber has the right to read the weights."""
         while True:
             try:
                 frames = self._xpub.recv()
@@ -333,15 +344,27 @@ class Gateway(Worker):
     # ---- calls that other threads make through `call`
 
     def do(self, command: OperatorCommand) -> Future[OperatorCommandDone]:
-        """Start an operator's command, and return a future for its result."""
+        """Start an operator's command, such as a restart of a client, and return a future for its result."""
         return self._core.do(command)
 
     def relieve(self, *, all_connections: bool) -> int:
-        """Close connections because memory runs out, and return how many were closed. See `RouterReader.relieve`."""
+        """Close connections of actors to free memory, and return how many were closed. Used when memory runs out.
+
+        Args:
+            all_connections: Close all connections. If False, close only those on which no complete message has arrived
+                recently.
+        """
         return self._connections.relieve(all_connections=all_connections)
 
     def save(self, *, partial: bool) -> Future[dict[str, str]]:
-        """Request a checkpoint of every running client, and return a future for the errors. See `SegmentDispatcher.save`."""
+        """Request a checkpoint of every client whose learner thread runs.
+
+        Args:
+            partial: Let each learner thread first train on its incomplete batch.
+
+        Returns:
+            A future for a dict with the error of each client whose checkpoint failed, by client name.
+        """
         return self._core.save(partial=partial)
 
     def change_access(self, access: AccessList) -> None:
@@ -349,7 +372,7 @@ class Gateway(Worker):
         self._core.change_access(access)
 
     def status(self) -> dict[str, Any]:
-        """Return the learner's status as a JSON document. Only the gateway thread can call this."""
+        """Return the learner's status as a JSON document. Only the gateway thread itself can call this."""
         now = time.monotonic()
         return {
             "address": self.address,
@@ -367,10 +390,10 @@ class Gateway(Worker):
 
 
 def _beside(address: Address, name: str) -> str:
-    """Return the default address of another socket of the learner.
+    """Return the default address of a further socket of the learner, derived from the address of the ROUTER socket.
 
     Args:
-        address: The address of the ROUTER.
+        address: The address of the ROUTER socket.
         name: The suffix for a path or an inproc name. With TCP, the system chooses a free port instead.
     """
     return address.with_port(0).uri if address.scheme == "tcp" else f"{address.uri}.{name}"

@@ -1,4 +1,4 @@
-"""The segments that an algorithm receives, kept with their messages so that a bad segment can become a dead letter later."""
+"""The segments in training, kept with their messages, so that a segment that proves unfit can still be saved to a file."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ __all__ = ["RecentSegments", "SegmentInTraining", "SegmentMessage", "streams_of"
 
 @dataclass(slots=True, eq=False)
 class SegmentMessage:
-    """A decoded message with segments of one actor.
+    """A decoded message with segments (consecutive steps of an episode) of one actor.
 
-    A learner thread keeps the message while one of its segments can still be quarantined.
+    A learner thread keeps the message while one of its segments can still turn out to be unfit for training (quarantined).
 
     Attributes:
-        key: The key of the stream: the actor's id and the origin (the incarnation that began to number the stream's segments).
+        key: The key of the stream (the actor's numbered segments): the actor's id, and the number of the start of the actor
+            that began the numbering.
         batch: The decoded message: the header of each segment and the columns of data.
         segments: The segments of the batch; empty after `release`.
-        refused: The error of each segment that the gateway has refused, by the index of the segment.
-        bad: The reason for each segment with invalid content, by the index of the segment.
+        refused: The error of each segment that the gateway (the learner's network thread) has refused, by the index of the
+            segment.
+        bad: The problem of each segment with invalid content, by the index of the segment.
         oldest: The lowest policy version among the steps of each segment, int64 ``[segments]``.
         nbytes: The size of the message, in bytes.
     """
@@ -50,7 +52,7 @@ class SegmentMessage:
         self.batch.release_images()
 
     def dead_letter(self, place: int, reason: str) -> QuarantinedSegment:
-        """Return a `QuarantinedSegment` with one segment of this message. It records that the segment is unfit for training.
+        """Return a segment of this message as a `QuarantinedSegment`: unfit for training, and to be saved for inspection.
 
         Args:
             place: The index of the segment in the message.
@@ -66,7 +68,8 @@ class SegmentInTraining:
     Attributes:
         message: The message that contained the segment; None if the message was discarded to save memory.
         place: The index of the segment in the message.
-        key: The key of the stream: the actor's id and the origin (the incarnation that began to number the stream's segments).
+        key: The key of the stream (the actor's numbered segments): the actor's id, and the number of the start of the actor
+            that began the numbering.
         seq: The sequence number of the segment in its stream.
         correct: The argument `correct` for `Algorithm.observe`: True if the segment is so old that it needs importance weights.
     """
@@ -181,7 +184,7 @@ def to_ranges(places: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def streams_of(held: Iterable[SegmentInTraining]) -> list[tuple[Key, int, int]]:
-    """Return the sequence numbers of segments as ranges, by stream.
+    """Group segments by stream (the numbered segments of one actor), and return their sequence numbers as ranges.
 
     Returns:
         Tuples ``(key of the stream, first, end)``. A range does not include `end`.

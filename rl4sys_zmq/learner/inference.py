@@ -3,7 +3,7 @@
 An actor calls the method ``policy/CLIENT_ID`` with these arguments:
 
 - ``obs``: ``N`` observations, ``[N, *obs]``.
-- ``mask``: Bool ``[N, n]``, True for each allowed action; or None.
+- ``mask``: Bool ``[N, n]`` for ``n`` discrete actions, True for each allowed action; or None.
 - ``explore``: True to sample actions; False for the policy's best actions.
 
 The reply contains:
@@ -47,18 +47,20 @@ BATCHING = BatchLimits(max_size=64)
 
 
 def method_of(client_id: str) -> str:
-    """Return the name of the service method that computes actions with this client's policy."""
+    """Return the name of the method of the inference service that computes actions with this client's policy."""
     return f"policy/{client_id}"
 
 
 class InferenceService(Resource):
     """The inference service: an RPC server that computes actions with the newest version of each client's policy.
 
-    The gateway thread passes each new version to `offer`. The server's threads compute the actions.
+    The gateway thread (the learner's network thread) passes each new version to `offer`. The server's threads compute the
+    actions.
 
     Attributes:
         address: The URI that the server is bound to; empty before `start`.
-        asked: The ids of the clients whose policy has answered at least one valid call.
+        asked: The ids of the clients for which at least one call has arrived. Calls for a policy that only actors can run do
+            not count.
     """
 
     def __init__(self, bind: str, keys: Path | None, users: Path | None, *, insecure: bool) -> None:
@@ -82,10 +84,15 @@ class InferenceService(Resource):
         self.address = self._server.start().address
 
     def offer(self, client_id: str, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
-        """Make a snapshot the version that computes this client's actions from now on.
+        """Compute this client's actions with a new version of its policy from now on.
 
-        The first snapshot of a client also registers the client's method at the server. The policy object is built from the
-        snapshot at the next request.
+        The first version of a client also registers the client's method at the server. The policy object is built at the next
+        request.
+
+        Args:
+            client_id: The client.
+            spec: The description of the policy.
+            snapshot: The weights of the new version.
         """
         first = client_id not in self._offered
         self._offered[client_id] = spec, snapshot

@@ -1,4 +1,4 @@
-"""The public class `Learner`, with methods to start, query, control and close a learner."""
+"""The public class `Learner`, which trains policies on the data of remote actors. Its methods start, query and close it."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ T = TypeVar("T")
 class Learner(Resource):
     """A learner, which receives segments from actors, trains one policy for each client, and publishes the weights.
 
-    It runs a gateway thread (the network side), one learner thread for each client, a journal (the record of accepted
-    segments), and, with a run directory, a recorder (the writer of the log and the metrics).
+    A *client* is a policy with the thread that trains it (the learner thread). A *segment* is some consecutive steps of an
+    episode. A learner runs a gateway thread (the network thread), one learner thread for each client, a journal (the record of
+    accepted segments), and, with a run directory, a recorder (the writer of the log and the metrics).
 
     ::
 
@@ -57,7 +58,7 @@ class Learner(Resource):
     Attributes:
         config: The configuration.
         resumed_clients: The clients that were in the run directory at the start.
-        start_notes: Lines of text for a person about the parameters in which the learner's file differs from the earlier run.
+        start_notes: Lines of text for a person about parameters in which the configuration differs from the earlier run.
         loss: A description of the missing part of the journal, if the learner was started without it (``resume:
             accept-loss``); None if nothing is missing.
         rollback: A description of what was undone to return to an earlier checkpoint; None unless ``config.resume`` names a
@@ -85,11 +86,11 @@ class Learner(Resource):
             AddressInUse: If another socket is bound to the address.
             TransportError: If the address cannot be bound.
             RunDirectoryError: If the run directory cannot be written.
-            JournalLost: If the journal or a part of it is missing. With ``resume: accept-loss``, the learner starts without the
-                missing part.
+            JournalLost: If the journal (the record of accepted segments) or a part of it is missing. With ``resume:
+                accept-loss``, the learner starts without the missing part.
             JournalError, CheckpointError: If the saved state cannot be used, or another learner uses it.
-            ConfigError: If a plugin cannot be imported, if the run directory needs an extra that is not installed, or if
-                the saved state contradicts the configuration.
+            ConfigError: If a plugin cannot be imported, if the run directory needs an extra that is not installed, or if the
+                saved state contradicts the configuration.
             Closed: If this learner was closed before.
         """
         with self._lock:
@@ -151,7 +152,10 @@ class Learner(Resource):
         return self._running.inference_address
 
     def status(self) -> dict[str, Any]:
-        """Return the state of the learner as a JSON document: counters, and each client's actors, queues, credit and verdicts.
+        """Return the state of the learner as a JSON document.
+
+        It has the learner's counters and, for each client (a policy), its actors, queues, credit (permission to send) and
+        verdicts (results for segments).
 
         Raises:
             LearnerUnavailable: If the gateway thread does not answer within `CALL_TIMEOUT_S` seconds.
@@ -163,10 +167,10 @@ class Learner(Resource):
         return report
 
     def wait(self, *, client_id: str, version: int, timeout_s: float) -> int:
-        """Wait until a client has published a certain policy version or a later one, and return its newest version number.
+        """Wait until the weights of a policy version or a later one are published, and return the newest version number.
 
         Args:
-            client_id: The client. It need not exist at the time of the call.
+            client_id: The client, which names the policy. It need not exist at the time of the call.
             version: The policy version to wait for.
             timeout_s: Longest time to wait, in seconds.
 
@@ -200,7 +204,7 @@ class Learner(Resource):
         """Return the digest (xxh3-64 checksum of all weights) of a policy version.
 
         Args:
-            client_id: The client.
+            client_id: The client, which names the policy.
             version: Number of a version that the client's current learner thread has published.
 
         Raises:
@@ -216,7 +220,7 @@ class Learner(Resource):
         return found
 
     def save(self, *, timeout_s: float, partial: bool = False) -> None:
-        """Write a checkpoint of every running client now.
+        """Write a checkpoint of every running client (a policy in training) now.
 
         Args:
             timeout_s: Longest time to wait, in seconds.
@@ -239,7 +243,8 @@ class Learner(Resource):
     def drain(self, *, timeout_s: float) -> None:
         """Wait until every accepted segment is trained on, incomplete batches included, and write checkpoints.
 
-        Actors can keep sending during the call. It returns as soon as no accepted segment of a running client waits for training.
+        Actors can keep sending during the call. The call returns as soon as no accepted segment of a running client waits for
+        training.
 
         Args:
             timeout_s: Longest time to wait, in seconds.
@@ -258,11 +263,14 @@ class Learner(Resource):
                 raise LearnerUnavailable(self.address, f"{left} segments to be trained on", timeout_s)
 
     def restart(self, client_id: str, *, give_up_pending: bool = False) -> None:
-        """Replace the learner thread of a client that runs or has failed. The new thread has a new generation number.
+        """Replace the learner thread of a client that runs or has failed.
+
+        A client is a policy with the thread that trains it.
 
         With a run directory, the client continues from its newest checkpoint, and the segments accepted after that checkpoint
-        are delivered to the new thread from the journal. Without a run directory, training starts from the beginning, and
-        segments not trained on so far count as rolled back.
+        are delivered to the new thread from the journal (the record of accepted segments). Without a run directory, training
+        starts from the beginning, and segments not trained on so far count as rolled back (given up). The new thread has a new
+        generation number, which identifies it.
 
         Args:
             client_id: The client.
@@ -282,7 +290,7 @@ class Learner(Resource):
             raise error
 
     def forget(self, client_id: str, *, timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Any]:
-        """Remove a client with its learner thread, and discard its segments that wait for training.
+        """Remove a client (a policy with its learner thread), and discard its segments that wait for training.
 
         Its checkpoint folders are renamed to ``NUMBER.abandoned``. The sessions of its actors are closed. The next actor that
         joins with this `client_id` creates a new client without data.
@@ -362,12 +370,12 @@ class Learner(Resource):
             raise LearnerUnavailable(gateway.address, f"the result of {command.command}", timeout_s) from None
 
     def raise_if_dead(self) -> None:
-        """Raise the exception that ended one of the learner's threads; return if all threads run.
+        """Raise the exception that ended one of the learner's threads. Do nothing if all threads run.
 
         Raises:
-            MemoryExceeded: If the process uses more than `LearnerConfig.max_memory_bytes` and closing connections did not
-                help.
-            WorkerDied: If the gateway, the journal, the recorder or the reader of the access list ended with an exception.
+            MemoryExceeded: If the process uses more than `LearnerConfig.max_memory_bytes` and closing connections did not help.
+            WorkerDied: If another thread ended with an exception: the gateway (network), the journal (the record of accepted
+                segments), the recorder (log and metrics) or the reader of the access list.
         """
         self._running.raise_if_dead()
         if self._memory is not None:
@@ -382,10 +390,10 @@ class Learner(Resource):
             self._recorder.raise_if_dead()
 
     def close(self) -> None:
-        """Stop accepting data, let the learner threads finish their queues, and join them, within ``shutdown_timeout_s``.
+        """Stop accepting data, let the learner threads finish their queues, and end all threads of the learner.
 
-        If a learner thread is still busy after that time, the exit of the process waits for the thread, at most
-        `EXIT_TIMEOUT_S` seconds. The exit of the process closes every learner that is still open.
+        If a learner thread is still busy after ``shutdown_timeout_s`` seconds, the exit of the process waits for the thread, at
+        most `EXIT_TIMEOUT_S` seconds. The exit of the process closes every learner that is still open.
         """
         with self._lock:
             self._closed = True

@@ -1,6 +1,6 @@
-"""Learner threads, the sockets between them and the gateway thread, and a thread that renames checkpoints.
+"""Learner threads, their sockets to the gateway (the learner's network thread), and a thread that renames checkpoints.
 
-A learner thread runs one client's algorithm. It receives messages from the gateway through a PULL socket and sends messages
+A learner thread trains the policy of one client. It receives messages from the gateway through a PULL socket and sends messages
 through a PUSH socket.
 """
 
@@ -33,10 +33,10 @@ PULL_MESSAGES = 64
 
 
 class LearnerThread(Worker):
-    """A learner thread, which trains one client. It starts with the message `AssignClient` and ends with `StopThread`.
+    """A learner thread, which trains the policy of one client.
 
-    The thread exchanges only encoded messages with the gateway, so the same code can run in another process with other
-    addresses.
+    The thread exchanges only encoded messages with the gateway (the learner's network thread), so the same code can run in
+    another process with other addresses. `AssignClient` is the first message to the thread, and `StopThread` the last.
     """
 
     def __init__(self, name: str, key: bytes, down: str, up: str) -> None:
@@ -86,7 +86,7 @@ class LearnerThread(Worker):
             self._loop.expect_end(replaced=self._replaced.is_set())
 
     def replace(self) -> None:
-        """Ask the thread to end without a checkpoint, because another thread writes the client's checkpoints now."""
+        """Ask the thread to end without a checkpoint. Its client was removed, or another thread takes over the client."""
         self._replaced.set()
         self.stop()
 
@@ -95,10 +95,10 @@ LOOK_S = 0.05
 
 
 class LearnerThreadPipe:
-    """The gateway's handle to a learner thread, with the PUSH socket that sends messages to it.
+    """A handle to a learner thread (which trains one client), with the PUSH socket that sends messages to the thread.
 
-    It implements `LearnerThreadHandle`. Only the gateway thread uses this object, except that any thread can call `alive` and
-    `join`.
+    It implements `LearnerThreadHandle`. Only the gateway (the learner's network thread) uses this object, except that any
+    thread can call `alive` and `join`.
     """
 
     def __init__(self, client_id: str, key: bytes, up: str) -> None:
@@ -135,7 +135,8 @@ class LearnerThreadPipe:
         """Tell the thread to process its queued messages and end.
 
         Args:
-            replaced: True if another thread takes over the client. This thread then writes no more checkpoints.
+            replaced: True if another thread takes over the client, or the client was removed. This thread then writes no more
+                checkpoints.
         """
         if self._push is not None:
             self._push.send(encode(StopThread()))
@@ -151,10 +152,10 @@ class LearnerThreadPipe:
 
 
 class CheckpointRenamer(Worker):
-    """A thread that waits for the end of a client's learner threads and then renames the client's checkpoints.
+    """A thread that renames the checkpoints of a removed client, after the client's learner threads have ended.
 
     The folders are renamed to ``NUMBER.abandoned``, so that no later start resumes from them. A separate thread does this,
-    because the gateway thread must not wait for a disk. This class implements `CheckpointRenameTask`.
+    because the gateway (the learner's network thread) must not wait for a disk. This class implements `CheckpointRenameTask`.
 
     Attributes:
         done: True if the task has ended, with or without an error.

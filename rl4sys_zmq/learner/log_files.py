@@ -51,7 +51,7 @@ _LENGTH, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
 class EventFileFormat(RecordFormat):
     """The format of a TensorBoard event file: TFRecords, each with one `Event` message of TensorBoard.
 
-    The kind of a record (see `Record.kind`) is the list of the tags in the event.
+    The kind of a record (see `Record.kind`), by which records are grouped, is the list of the tags in the event.
 
     Raises:
         ConfigError: If TensorBoard is not installed.
@@ -72,7 +72,7 @@ class EventFileFormat(RecordFormat):
         self.head = self.record(0.0, 0, {}, file_version="brain.Event:2")
 
     def record(self, wall_time_s: float, step: int, scalars: Mapping[str, float], **fields: Any) -> bytes:
-        """Encode one event with scalars by tag as a TFRecord.
+        """Encode scalars as one event of TensorBoard, in the file format TFRecord.
 
         Args:
             wall_time_s: Unix time of the event, in seconds.
@@ -89,7 +89,10 @@ class EventFileFormat(RecordFormat):
         return length + next(checks) + content + next(checks)
 
     def restart_record(self, wall_time_s: float, step: int) -> bytes:
-        """Encode the mark of a restart: TensorBoard then leaves out the earlier points with more than `step` steps."""
+        """Encode the record of a restart.
+
+        TensorBoard then hides earlier points beyond `step`, since training continues from there.
+        """
         return self.record(wall_time_s, step + 1, {}, session_log=self._restarted)
 
     def read(self, file: BinaryIO) -> Iterator[Record]:
@@ -109,7 +112,10 @@ class EventFileFormat(RecordFormat):
                 yield Record("\n".join(value.tag for value in event.summary.value), start + rest)
 
     def dropped_record(self, dropped: Mapping[str, int]) -> bytes:
-        """Return empty bytes. Event files need no note about dropped records: the curve just has fewer points."""
+        """Return empty bytes, because event files contain no note about records that were dropped to save space.
+
+        The curves in TensorBoard then have fewer points.
+        """
         return b""
 
 
@@ -139,10 +145,10 @@ _START = re.compile(rb'\{"t": [0-9.e+-]+, "event": "([a-z_]+)"(?:, "client_id": 
 
 
 class JsonLineFormat(RecordFormat):
-    """The format of the log: one JSON object per line.
+    """The format of a run directory's log: one event per line, as a JSON object.
 
-    The kind of a record (see `Record.kind`) is the name of its event and the id of its client. All events but ``metrics`` are
-    lasting: they are kept in preference to metrics when old records are dropped.
+    The kind of a record (see `Record.kind`), by which records are grouped, is the name of its event and the id of its client.
+    All events but ``metrics`` are lasting: they are kept in preference to metrics when old records are dropped.
     """
 
     suffix = ".jsonl"
@@ -158,7 +164,10 @@ class JsonLineFormat(RecordFormat):
                 yield Record(kind, line, lasting=event != "metrics")
 
     def dropped_record(self, dropped: Mapping[str, int]) -> bytes:
-        """Return a line with the event ``thinned``, which counts the dropped records by the name of their event."""
+        """Return a line for the log that notes how many records were dropped to save space.
+
+        This is the event ``thinned``. It counts the dropped records by the name of their event.
+        """
         by_event: dict[str, int] = {}
         for kind, count in dropped.items():
             event = kind.partition(" ")[0]
@@ -166,7 +175,11 @@ class JsonLineFormat(RecordFormat):
         return json.dumps({"t": 0.0, "event": THINNED, "dropped": by_event}).encode() + b"\n"
 
     def earlier(self, record: Record) -> Mapping[str, int] | None:
-        """Return the counts in a line with the event ``thinned``; None for any other line."""
+        """Read the counts of dropped records from a line that `dropped_record` made, so that they can be added to newer counts.
+
+        Returns:
+            The counts by the name of the event; empty if the line cannot be parsed; None if it is any other line.
+        """
         if record.kind != THINNED:
             return None
         try:
@@ -244,7 +257,10 @@ def _opened(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
 
 
 def _open_once(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
-    """Open the older parts of the log and then ``log.jsonl``. Return an empty list if a learner has renamed a file meanwhile."""
+    """Open all files of the log once, and return them, oldest first.
+
+    Return an empty list if a learner has renamed one meanwhile.
+    """
     newest: BinaryIO | None = None
     with contextlib.suppress(FileNotFoundError):  # it has become a part
         newest = stack.enter_context((run_dir / LOG).open("rb"))

@@ -57,8 +57,8 @@ class RollbackSummary:
         version: Number of the policy version in this checkpoint.
         abandoned: Numbers of the newer checkpoints. Their folders were renamed to ``NUMBER.abandoned``.
         undone_versions: Difference between the policy versions of the newest abandoned checkpoint and of this one.
-        undone_segments: Difference between these two checkpoints in the number of segments with a verdict. Segments that are
-            still in the journal are trained on a second time; the others are counted as rolled back.
+        undone_segments: Difference between these two checkpoints in the number of segments with a result, such as trained.
+            Segments that are still in the journal are trained on a second time; the others are counted as rolled back.
     """
 
     client_id: str

@@ -52,8 +52,8 @@ def move_old_files(run_dir: Path) -> list[tuple[str, str]]:
     """Move the files that an earlier version of this library stored under other names. Nothing is deleted.
 
     Earlier versions stored a client's TensorBoard files in ``RUN/CLIENT/``, where they could collide with the library's own
-    files. The folders of two clients' checkpoints could differ in letter case only. If the process is killed during this call,
-    the next call continues.
+    files. The folders of two clients' checkpoints could differ in letter case only, which some file systems ignore. If the
+    process is killed during this call, the next call continues.
 
     Returns:
         The moves as pairs ``(from, to)`` of paths relative to the run directory.

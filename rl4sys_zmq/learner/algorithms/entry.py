@@ -74,9 +74,9 @@ def gradient_norm(value: object) -> float | None:
 
 
 def readings(parameters: object) -> list[str]:
-    """Return lines of text, each with the meaning of a parameter whose name comes from another project.
+    """Return lines for the log that explain what parameters with names from other projects, such as RL4Sys, mean here.
 
-    They are the result of the method ``readings`` of the parameters; an empty list if there is no such method.
+    The lines come from the method ``readings`` of the parameters. The list is empty if they have no such method.
     """
     found: list[str] = getattr(parameters, "readings", list)()
     return found
@@ -182,7 +182,7 @@ class AlgorithmEntry:
         return frozenset(getattr(self.parameters, "changeable", ()))
 
     def name_of(self, key: str) -> str:
-        """Return the name of the parameter that `key` means: a name or a synonym. An unknown key is returned unchanged."""
+        """Return the name of a parameter, given its name or a synonym. An unknown `key` is returned unchanged."""
         options = fields(self.parameters) if self.parameters is not None else ()
         return next((f.name for f in options if key == f.name or key in f.metadata.get("names", ())), key)
 

@@ -1,8 +1,8 @@
 """Multilayer perceptrons, action distributions and the Adam optimizer in torch.
 
-All parameters of the networks are in one flat vector. The optimizer, the digest, the snapshot and the checkpoint use this vector.
-An optimizer step over one vector takes a few kernel launches, however many layers there are. With small networks, most of the
-time of a step goes into launches.
+All parameters of the networks are in one flat vector. The optimizer and the checkpoints use this vector. An optimizer step over
+one vector takes a few kernel launches, however many layers there are. With small networks, most of the time of a step goes into
+launches.
 
 The distributions equal those of the numpy policies that run in actors.
 """

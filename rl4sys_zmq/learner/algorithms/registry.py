@@ -77,7 +77,7 @@ def make_algorithm(
 def planned_policy(
     name: str, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]
 ) -> PolicySpec | None:
-    """Return the specification of the policy that an algorithm would train. No network is built.
+    """Return the description (spaces and tensors) of the policy that an algorithm would train, without building a network.
 
     Return None if the algorithm's entry has no `AlgorithmEntry.plan`.
 

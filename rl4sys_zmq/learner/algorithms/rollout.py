@@ -163,7 +163,7 @@ class RolloutBatch:
 
 
 def join_segments(taken: Sequence[tuple[Segment, bool]], observation_space: Space, action_space: Space) -> RolloutBatch:
-    """Join segments into one batch. Consecutive segments of an episode become adjacent.
+    """Join segments (parts of episodes) into one batch, in which the consecutive segments of an episode are adjacent.
 
     So an advantage trace continues from one segment to the next, and short segments cause no bias.
 

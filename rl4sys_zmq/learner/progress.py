@@ -59,8 +59,8 @@ class CheckpointProgress:
     their numbers are kept apart.
 
     Attributes:
-        verdicts: The number of segments for each verdict, at the last barrier. Streams (one per actor) that were removed count
-            too.
+        verdicts: The number of segments for each verdict, at the last barrier. Streams (an actor's numbered segments) that were
+            removed count too.
         observed: Counts of the data observed until the last barrier.
         moved: True if a barrier has included new segments, or a verdict has changed. The caller sets this to False after a
             checkpoint.

@@ -1,4 +1,4 @@
-"""The policies in the checkpoints of a run directory. They can be read while a learner uses the directory."""
+"""Reading of policies from a learner's checkpoints, also while the learner runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRIES = 5
 
 
 def newest_policy(run_dir: Path, client_id: str | None = None) -> tuple[Path, StoredPolicy]:
-    """Return the policy in the newest checkpoint of a client, with the folder of the checkpoint.
+    """Return the folder of a client's newest checkpoint, and the policy in it, for example for an export.
 
     A checkpoint whose policy is damaged is logged and skipped.
 

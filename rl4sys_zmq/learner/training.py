@@ -52,7 +52,7 @@ class UpdateOutcome:
     Attributes:
         metrics: Metrics of the update; None if it was undone.
         used: The segments that an on-policy update was made on. They now count as trained.
-        culprits: The segments that made an update fail. The caller must quarantine them.
+        culprits: The segments that made an update fail. The caller must quarantine them (exclude them from training).
         reason: The reason why the update was undone; empty if it was not undone.
         unchanged: True if no weight has changed although the learning rate is not 0.
     """
@@ -120,7 +120,7 @@ class UpdateRunner:
             one.message = None
 
     def _identify(self, number: int) -> SegmentInTraining | None:
-        """Return a segment of an off-policy algorithm by its number in the order of `observe`, from 0, and stop remembering it.
+        """Return a remembered segment of an off-policy algorithm by its number (order of `observe`, from 0), and forget it.
 
         Return None if the segment is not remembered, for example because it was observed before a restart.
         """
@@ -172,7 +172,7 @@ class UpdateRunner:
         return UpdateOutcome(metrics, used, unchanged=self._advance(metrics or {}, due=self._is_due(partial)))
 
     def _is_due(self, partial: bool) -> bool:
-        """Return True if the state after the next good update must be checked in full and kept as the one to restore.
+        """Return True if the next update must be checked in full and its state kept, to return to it when a later one fails.
 
         This is the case for each update of an on-policy algorithm, and for each update of an off-policy algorithm that can be
         published or that is repeated after a failure.
@@ -181,7 +181,7 @@ class UpdateRunner:
         return self._onpolicy or partial or self._careful > 0 or (self.updates + 1) % every == 0
 
     def _advance(self, metrics: Mapping[str, float], *, due: bool) -> bool:
-        """Count a good update, and keep its state if it is due.
+        """Count a successful update. If `due`, keep its state as the one to return to when a later update fails.
 
         Return True if the weights are the same as in the last kept state although the learning rate is not 0.
         """
@@ -198,7 +198,7 @@ class UpdateRunner:
         return same and metrics.get("charts/learning_rate", 1.0) != 0.0
 
     def _keep(self) -> None:
-        """Keep the algorithm's current state as the one that `_restore` returns to."""
+        """Keep the algorithm's current state, to return to it with `_restore` if an update fails."""
         self._since_kept = 0
         self._state: Any = None
         if self._hooks is not None:
@@ -317,7 +317,7 @@ class UpdateRunner:
     # ---- suspects of an earlier end of the process
 
     def _try_suspects(self) -> None:
-        """Make trial updates on the suspects among the waiting segments: segments that may have crashed an earlier process.
+        """Make trial updates on the suspects: those waiting segments that may have crashed an earlier process.
 
         Each trial uses half of the suspects. If it crashes the process, the next process knows that this half contains the
         cause. The results of the trials are thrown away. See `CrashSuspects`.

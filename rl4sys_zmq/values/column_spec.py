@@ -25,7 +25,7 @@ RESERVED = frozenset({"observations", "actions", "rewards", "log_probs", "versio
 
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:
-    """The name, shape and dtype of one extra column.
+    """The name, shape and dtype of one extra column that a policy records in segments (parts of episodes).
 
     Attributes:
         name: The key of the column in `Segment.extras` or `Segment.initial`.

@@ -220,7 +220,7 @@ def _from_json(form: Any, path: str, depth: int) -> AnySpace:
 
 
 def _value(kind: str, key: str, form: Mapping[str, Any], path: str, depth: int) -> Any:
-    """Return one field of a JSON form, converted to the type of the argument of the space's class."""
+    """Convert one field of the JSON form of a space to the argument that the class of the space takes."""
     value = form[key]
     match key:
         case "dtype":

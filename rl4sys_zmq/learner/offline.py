@@ -50,7 +50,7 @@ def command_on_directory(run_dir: Path, command: OperatorCommand) -> OperatorCom
     changed files.
 
     Args:
-        run_dir: The run directory of a learner that is not running.
+        run_dir: The run directory (folder with all files) of a learner that is not running.
         command: ``give-up-pending``, ``forget``, ``drop-actor`` or ``set``. There is no ``restart`` here, because the start of
             a learner continues all clients from their newest checkpoints anyway.
 
@@ -123,14 +123,14 @@ class _OpenRunDirectory:
         return OperatorCommandDone(text, figures)
 
     def _set(self, row: ClientRow, values: Mapping[str, Any]) -> OperatorCommandDone:
-        """Change parameters of a client's algorithm in its saved settings, and return the reply to the operator."""
+        """Change parameters of a policy's algorithm in the saved settings, and return the reply to the operator."""
         settings, changes = restore_configuration(LearnerConfig(), row.client_id, row.settings).settings.change(values)
         self._journal.put_client(replace(row, settings={**row.settings, **settings.to_json()}))
         self._ask(row.client_id, LAST_ROW)
         return set_done(row.client_id, changes, values)
 
     def _pending(self, client_id: str, newest: CheckpointManifest | None, actor_id: str | None = None) -> int:
-        """Return how many segments the learner has accepted for a client and its newest checkpoint does not cover.
+        """Return how many accepted segments of a client (a policy with its learner) are not in its newest checkpoint.
 
         Args:
             client_id: The client.

@@ -232,7 +232,7 @@ class CommandExecutor:
         raise unknown_name_error("command", command.command, COMMANDS)
 
     def _until_safe(self, client_id: str) -> Callable[[], bool]:
-        """Return a function that returns True, once, after the journal has committed all earlier changes to a client."""
+        """Return a function that returns True, once, after the journal has written all earlier changes of a client to disk."""
         token = next(self._tokens)
         self._parts.journal.read(client_id, token, LAST_ROW, 1)
 
@@ -371,7 +371,14 @@ class CommandExecutor:
         self._parts.sink.event("client_expired", client_id=client.client_id, idle_s=round(now - client.busy_at, 3))
 
     def _detach(self, client: ClientState, reason: str) -> None:
-        """Close a client's sessions and end its learner thread. Its name stays reserved until `ClientRegistry.release`."""
+        """Stop serving a client (a policy with its learner): close the sessions of its actors, and end its learner thread.
+
+        The client's name stays reserved until `ClientRegistry.release`.
+
+        Args:
+            client: The client.
+            reason: The reason, which its actors receive.
+        """
         parts = self._parts
         with parts.published:
             parts.registry.detach(client)

@@ -79,10 +79,10 @@ def parameters_shown(kind: AlgorithmEntry, parameters: Mapping[str, Any]) -> dic
 
 
 def read_change(kind: AlgorithmEntry, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Check new values for parameters of a running client, and return them by name.
+    """Check new values for the parameters of an algorithm that is training a policy, and return them by name.
 
     Raises:
-        ConfigError: If a parameter is unknown or cannot change in a running client, or a value is invalid.
+        ConfigError: If a parameter is unknown or cannot change during training, or a value is invalid.
     """
     if not values:
         raise ConfigError("no parameter was given; expected at least one NAME=VALUE", key="algorithm_parameters")

@@ -227,7 +227,7 @@ def list_parts(folder: Path, form: RecordFormat) -> tuple[list[SeriesPart], list
 
 
 class RecordSeries(Resource):
-    """A writer of records to a series of files (*parts*) whose total size is limited. Only one thread uses it.
+    """A writer of records, such as lines of a log, to files (*parts*) of limited total size. Only one thread uses it.
 
     When there are too many parts, the writer merges two of them and drops some of their records, so that all of the newest
     records and fewer and fewer of the older ones are kept.
@@ -283,7 +283,7 @@ class RecordSeries(Resource):
     def open(self) -> None:
         """Create the file for new records now. Without this call, the first `write` creates it.
 
-        A series with only numbered files has no such file before the first record, so the call has no effect.
+        If `active` is None, the call has no effect: the name of the file contains the time of its first record.
 
         Raises:
             OSError: If the file cannot be created.

@@ -47,7 +47,7 @@ class RunDirectoryWriter(Resource):
         """Create the writer without reading or writing any file.
 
         Args:
-            run_dir: The run directory.
+            run_dir: The run directory: the folder for all files of the learner.
             config: The learner's configuration as `LearnerConfig.to_json` returns it. It contains the size limits of the files.
 
         Raises:
@@ -213,7 +213,7 @@ class EventSink(Protocol):
 
 
 class NullEventSink:
-    """An event sink that writes no files, for a learner without a run directory. It only logs events with `logging`."""
+    """An event sink that writes no files, for a learner without a folder for files. It only logs events with `logging`."""
 
     def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
         """Ignore the training metrics."""
@@ -230,10 +230,11 @@ class NullEventSink:
 
 
 class Recorder(Worker):
-    """A thread that writes metrics, events and quarantined segments to the run directory. It implements `EventSink`.
+    """A thread that writes a learner's metrics, events and quarantined segments to its folder. It implements `EventSink`.
 
-    The caller never waits. Records go into a queue of at most `QUEUE_RECORDS`. If the queue is full, they are dropped and
-    counted as ``records_dropped``. Failures to write are logged and counted as ``write_errors``.
+    Quarantined segments are data unfit for training. The caller never waits. Records go into a queue of at most
+    `QUEUE_RECORDS`. If the queue is full, they are dropped and counted as ``records_dropped``. Failures to write are logged and
+    counted as ``write_errors``.
     """
 
     def __init__(self, run_dir: Path, config: dict[str, Any]) -> None:

@@ -49,7 +49,7 @@ class GatewaySender:
         self._up, self._key = up, key
 
     def send(self, message: Message) -> None:
-        """Send a message to the gateway.
+        """Send a message to the gateway (the learner's network thread). Wait while the gateway's queue is full.
 
         Raises:
             Closed: If the gateway's PULL socket stays full for `GATEWAY_TIMEOUT_S` seconds.

@@ -60,11 +60,11 @@ class RestoredClient:
 
 
 def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[str, Any]) -> RestoredClient:
-    """Return the settings of a client that an earlier run of the learner has saved in the journal.
+    """Return the settings with which a client (a policy with its learner) continues after a restart of the learner.
 
-    The entry for the client in the learner's configuration takes precedence over the saved settings. An exception are parameters
-    of the algorithm with the same value in the entry as at the last start: for them the saved value applies, which an operator
-    can have set since. The saved settings take precedence over the learner's defaults.
+    The earlier run has saved settings in its journal. The entry for the client in the learner's configuration takes precedence
+    over them. An exception are parameters of the algorithm with the same value in the entry as at the last start: for them the
+    saved value applies, which an operator can have set since. The saved settings take precedence over the learner's defaults.
 
     Args:
         config: The learner's configuration.

@@ -38,7 +38,7 @@ _OUR_FILES = (CONFIG, LOG, JOURNAL)
 
 
 def aside_folder(run_dir: Path) -> Path:
-    """Create a folder ``before-TIME`` in the run directory, for older files that are moved away, and return its path.
+    """Create a folder ``before-TIME`` among the learner's files, for older files that are moved away, and return its path.
 
     Raises:
         OSError: If the folder cannot be created.

@@ -70,7 +70,7 @@ def newest_policy(run_dir: Path, client_id: str | None = None) -> tuple[Path, St
 
 
 def _choose_client(run_dir: Path, client_id: str | None) -> str:
-    """Return the name of the client: the given one, or the only one with checkpoints."""
+    """Return the name of the policy (client) to read from a learner's checkpoints: the given name, or the only one there."""
     try:
         folders = sorted(path.name for path in (run_dir / CHECKPOINTS).iterdir() if path.is_dir())
     except OSError as exc:

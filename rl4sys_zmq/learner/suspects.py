@@ -1,23 +1,20 @@
-"""Detection of segments that crash the learner's process when they are trained on. After several crashes they are quarantined.
+"""Detection of segments that crash the learner's process when they are trained on, so that they can be excluded from training.
 
-A small file, ``training.mark``, lists the segments that are in training at the moment. They are written to the file before the
-algorithm receives them, and removed after the training. The file is not flushed to the disk, so it survives the end of the
-process, but not a loss of power. If a start finds segments in this file, the previous process ended during their training. They
-become suspects.
+A small file, ``training.mark``, lists the segments (parts of episodes) that are in training at the moment. If a start finds
+segments in this file, the previous process ended during their training, and they become suspects. The file is not flushed to
+the disk, so it survives the end of the process, but not a loss of power. If the process or the thread is asked to end, no
+segment becomes a suspect.
 
 One crash proves nothing, because a process can be killed from outside. So suspects are first trained on separately: an
 on-policy algorithm tries each half of them, and an off-policy algorithm takes them one at a time. If the process crashes again,
-only the suspects that were in training both times remain suspects, at most half of them. So it takes about log2(n) crashes to
-find one segment in a batch of n. A suspect whose training completes is no longer a suspect.
+only the suspects that were in training both times remain suspects. So it takes about log2(n) crashes to find one segment in a
+batch of n. A suspect whose training completes is no longer a suspect.
 
-These suspects are quarantined (excluded from training and kept as dead letters):
+These suspects are quarantined (excluded from training and kept in a folder for inspection):
 
 - a single remaining suspect, after `ENDS_ALONE` crashes in a row with this result;
 - a group of suspects that cannot be separated, because training on each half of the group does no harm, after `ENDS_TOGETHER`
   crashes in a row with this result.
-
-Completed training clears a suspect, so kills from outside can quarantine a harmless segment only if they hit each of these
-trainings in turn. If the process or the thread is asked to end, the segments in training do not become suspects.
 """
 
 from __future__ import annotations
@@ -66,11 +63,11 @@ class CrashSuspects:
     """
 
     def __init__(self, folder: Path | None) -> None:
-        """Read the record of the previous process, and begin a new one.
+        """Read which segments the previous process was training on when it ended, and begin a new record.
 
         Args:
-            folder: The folder of the client's checkpoints. With None, nothing is recorded. Use this if the journal is in memory:
-                the next process then receives none of these segments.
+            folder: The folder of the policy's checkpoints. With None, nothing is recorded. Use this if the journal is in
+                memory: the next process then receives none of these segments.
         """
         self.finding = ""
         self.repeated = False
@@ -98,7 +95,7 @@ class CrashSuspects:
         self._map = None  # not closed: another thread may be using it in `expect_end`
 
     def expect_end(self, *, disable: bool = False) -> None:
-        """Record that the process or the learner thread was asked to end, so that its end makes no segment a suspect.
+        """Record that the process or the learner thread was asked to end, so that no segment is suspected of a crash.
 
         Any thread can call this.
 

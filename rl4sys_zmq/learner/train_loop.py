@@ -173,7 +173,7 @@ class TrainLoop:
                 assert_never(message)
 
     def _finish(self) -> None:
-        """Send the last reports, and write the last checkpoint.
+        """Send the last reports, and write the last checkpoint, before the learner thread ends.
 
         Segments that wait for a full batch are not trained on. A journal on disk keeps them for the next start.
         """
@@ -336,7 +336,7 @@ class TrainLoop:
         return StoredPolicy(self._spec, snapshot, origin)
 
     def _manifest(self, now: int) -> CheckpointManifest:
-        """Return the manifest (the description) of a checkpoint of the current state. `now` is the digest of its weights.
+        """Return the manifest (the description) of a checkpoint of the current state. `now` is a checksum of its weights.
 
         The manifest names a policy version. If the current weights are published, this is their version. Otherwise it is the
         next version, which these weights get when they are published by this learner thread, or by one that resumes from the

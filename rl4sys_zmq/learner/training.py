@@ -274,7 +274,7 @@ class UpdateRunner:
         return [one for part in failing for one in self._find(part)] if failing else batch
 
     def _fails(self, part: list[SegmentInTraining]) -> bool:
-        """Return True if an update on some segments of a batch fails, starting from the kept state."""
+        """Return True if an update on some segments of a batch fails, starting from the state before the batch."""
         self._trials += 1
         self._restore()
         metrics: Mapping[str, float] | None = None
@@ -293,8 +293,8 @@ class UpdateRunner:
     def _undo_replay(self, reason: str, failure: Exception | None) -> UpdateOutcome | None:
         """Undo a failed update of an off-policy algorithm, and let the algorithm remove the data at fault from its replay.
 
-        The kept state can be several updates old. Then these updates are undone too and repeated one by one, each with a full
-        check, until the failing one is found.
+        The last kept state can be several updates old. Then these updates are undone too and repeated one by one, each with a
+        full check, until the failing one is found.
         """
         if self._hooks is None:
             raise failure or TrainingDiverged(

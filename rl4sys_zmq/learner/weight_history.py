@@ -25,7 +25,7 @@ Frames = tuple[Frame, ...]
 
 
 class WeightHistory:
-    """The recent weights of one client's policy, encoded updates to the newest weights, and checksums of past versions.
+    """The recent weights of one policy, encoded updates to the newest weights, and checksums of past versions.
 
     The history covers the versions that one learner thread has published (one generation).
 

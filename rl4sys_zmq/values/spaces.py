@@ -484,11 +484,11 @@ class GraphSpace(_NestedSpace):
 
 
 Space = BoxSpace | DiscreteSpace
-"""A space of actions of a learner client. All algorithms also support it as a space of observations."""
+"""A space of a policy's actions. All algorithms also support it as a space of observations."""
 LeafSpace = BoxSpace | DiscreteSpace | MultiDiscreteSpace | MultiBinarySpace
 """A space whose elements are single arrays or integers, not nested."""
 ObservationSpace = LeafSpace | DictSpace | TupleSpace
-"""A space of observations of a learner client. A Dict or Tuple must contain only spaces of these kinds, at all levels."""
+"""A space of a policy's observations. A Dict or Tuple must contain only spaces of these kinds, at all levels."""
 AnySpace = (
     BoxSpace
     | DiscreteSpace

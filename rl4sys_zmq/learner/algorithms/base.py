@@ -17,7 +17,7 @@ from rl4sys_zmq.values import PolicySpec, Segment
 __all__ = ["PACING_LAG", "Algorithm", "TunableAlgorithm", "UndoableAlgorithm", "WarmStartAlgorithm"]
 
 PACING_LAG = {"onpolicy": 0, "offpolicy": 1}
-"""The default of the option ``pacing_lag``, by kind of algorithm: the number of batches that actors can collect ahead of training."""
+"""The default of ``pacing_lag``, by kind of algorithm: the number of batches that actors can collect ahead of training."""
 
 
 @runtime_checkable

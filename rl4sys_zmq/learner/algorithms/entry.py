@@ -137,9 +137,9 @@ class AlgorithmEntry:
         factory: The function or class that builds the algorithm, or its name as ``"package.module:attribute"``.
         summary: One line of documentation.
         kind: ``onpolicy`` or ``offpolicy``; empty if not declared.
-        parameters: The dataclass of the parameters, declared with `rl4sys_zmq.config.options.option`; None if the factory checks
-            its parameters itself. Its optional class attribute ``changeable`` is the set of names of those parameters that can
-            change in a running client. The algorithm must then have the method of `TunableAlgorithm`.
+        parameters: The dataclass of the parameters, declared with `rl4sys_zmq.config.options.option`; None if the factory
+            checks its parameters itself. Its optional class attribute ``changeable`` is the set of names of those parameters
+            that can change during training. The algorithm must then have the method of `TunableAlgorithm`.
         plan: A function that returns the specification of the policy that the algorithm would train; None if there is none. With
             this function, `rl4sys-learner config check` builds no network, and a policy that is too large is refused before it
             takes memory.
@@ -178,7 +178,7 @@ class AlgorithmEntry:
 
     @property
     def changeable(self) -> frozenset[str]:
-        """The parameters that can change in a running client: the class attribute ``changeable`` of `parameters`."""
+        """The names of the parameters that can change during training: the class attribute ``changeable`` of `parameters`."""
         return frozenset(getattr(self.parameters, "changeable", ()))
 
     def name_of(self, key: str) -> str:

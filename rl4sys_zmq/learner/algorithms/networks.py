@@ -126,9 +126,9 @@ class MLPStack:
     A forward pass computes all networks together, with one batched matrix product per layer, or one network by itself. PPO uses
     two networks: network 0 is the policy, network 1 estimates values.
 
-    The vector contains the networks one after another. The order within a network is that of a policy's weights in `PolicySpec`:
-    weight ``[out, in]`` and bias of each layer, then a number of extra parameters, such as a log_std. So the slice of network 0
-    contains the policy's weights, ready to publish.
+    The vector contains the networks one after another. The order within a network is that of a policy's weights in
+    `PolicySpec`: weight ``[out, in]`` and bias of each layer, then a number of extra parameters, such as a log_std. So the
+    slice of network 0 contains the policy's weights, ready to send to actors.
 
     All slices have equal sizes. So a network with fewer outputs than network 0 has some rows of weights that are never read and
     never change. The same holds for the extra parameters of networks other than network 0.

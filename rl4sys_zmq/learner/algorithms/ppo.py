@@ -107,7 +107,8 @@ class PPO:
     - A segment that the learner passes to `observe` with ``correct=True`` is too old. It gets V-trace targets, which correct for
       the newer policy. All other segments get GAE (see `returns`). Consecutive segments of
       an episode are joined, so that an advantage trace continues from one segment to the next.
-    - A batch consists of whole segments, so it can be larger than configured. The next batch is then smaller by the surplus.
+    - A batch consists of whole segments (parts of episodes), so it can be larger than configured. The next batch is then
+      smaller by the surplus.
     - Advantages are normalised over the whole batch, not over each minibatch. The sizes of the minibatches of a pass differ by at
       most one step.
     - The statistics that standardise observations change at the end of an update only, and are published with the weights. So

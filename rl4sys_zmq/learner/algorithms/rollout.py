@@ -169,8 +169,8 @@ def join_segments(taken: Sequence[tuple[Segment, bool]], observation_space: Spac
 
     Args:
         taken: Pairs of a segment and a bool: True if the segment is too old and needs importance weights.
-        observation_space: The client's observation space.
-        action_space: The client's action space.
+        observation_space: The space of the policy's observations.
+        action_space: The space of the policy's actions.
     """
     first_seen: dict[int, int] = {}
     for segment, _ in taken:

@@ -72,7 +72,7 @@ Steps = Generator[Callable[[], bool], None, OperatorCommandDone]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandContext:
-    """The objects that a `CommandExecutor` works on.
+    """The parts of a running learner on which operators' commands act, for a `CommandExecutor`.
 
     Attributes:
         registry: The registry of all clients.
@@ -362,7 +362,10 @@ class CommandExecutor:
                 self._remove_idle(min(idle, key=lambda client: client.busy_at), now)
 
     def _remove_idle(self, client: ClientState, now: float) -> None:
-        """Remove a client that has no data, no checkpoint and no live actor. There is nothing to save or wait for."""
+        """Remove a client (a policy with its learner) that has no data, no checkpoint and no live actor.
+
+        There is nothing to save, so this does not wait.
+        """
         self._detach(client, "the client was idle and was removed; send HELLO again")
         if client.known:
             self._parts.journal.drop_client(client.client_id)

@@ -1,4 +1,4 @@
-"""The recorder: a thread that writes a learner's log, metrics and quarantined segments to the run directory."""
+"""The recorder: a thread that writes a learner's log, metrics and quarantined (unfit) data to the learner's folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that prepare a run directory for the start of a learner, as the option ``resume`` demands.
+"""Functions that prepare the folder with a learner's files for the start of the learner, as the option ``resume`` demands.
 
 The learner continues from the state in its run directory, from an earlier checkpoint of one client, or starts without state.
 """

@@ -1,4 +1,4 @@
-"""The names of all files in a run directory, and the relocation of files that an earlier version of this library left there.
+"""The names of all files in a learner's run directory (folder), and the relocation of files from earlier versions.
 
 ::
 

@@ -21,13 +21,13 @@ TRIES = 5
 
 
 def newest_policy(run_dir: Path, client_id: str | None = None) -> tuple[Path, StoredPolicy]:
-    """Return the folder of a client's newest checkpoint, and the policy in it, for example for an export.
+    """Return the newest saved policy in a learner's checkpoints, with the folder of the checkpoint, for example to export it.
 
     A checkpoint whose policy is damaged is logged and skipped.
 
     Args:
         run_dir: The run directory of a learner, which can be running.
-        client_id: The client; None if the directory has only one.
+        client_id: The client (a policy with its learner); None if the directory has only one.
 
     Raises:
         ConfigError: If there is no such client or no checkpoint, or several clients and none is named. The message says what to

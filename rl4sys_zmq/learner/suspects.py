@@ -89,7 +89,7 @@ class CrashSuspects:
                 self._give_up(exc)
 
     def close(self) -> None:
-        """Record that no segment is in training, and stop recording."""
+        """Record that no segment is in training, and stop recording, at the end of the learner thread."""
         self.clear()
         self._disabled = True
         self._map = None  # not closed: another thread may be using it in `expect_end`
@@ -111,13 +111,13 @@ class CrashSuspects:
     # ---- in hand
 
     def note(self, key: Key, first: int, end: int) -> None:
-        """Record that segments ``[first, end)`` of an actor are in training too, in case that they crash the process now."""
+        """Record that segments ``[first, end)`` of an actor are in training too, in case they crash the process now."""
         if not self._disabled and len(self._in_hand) < MAX_RANGES:
             name = key[0].encode()
             self._write([(key, first, end)], _RANGE.pack(len(name), key[1], first, end) + name)
 
     def begin(self, held: Sequence[SegmentInTraining]) -> None:
-        """Record that exactly these segments are in training, in case that they crash the process now."""
+        """Record that exactly these segments are in training, in case they crash the process now."""
         if self._disabled:
             return
         self.clear()
@@ -292,7 +292,7 @@ def _holds(one: SegmentRange, number: Number) -> bool:
 
 
 def _read(file: int) -> list[SegmentRange]:
-    """Return the segments that the file ``training.mark`` lists.
+    """Return the segments that were in training when the previous process ended, from the file ``training.mark``.
 
     Return an empty list if the previous process was asked to end, or if the file is invalid.
     """

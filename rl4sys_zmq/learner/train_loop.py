@@ -1,4 +1,4 @@
-"""The loop of a learner thread: it builds a client's algorithm, trains it, publishes the weights and saves checkpoints."""
+"""The loop of a learner thread: it builds an algorithm, trains a policy, publishes the weights and saves checkpoints."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ class TrainLoop:
         )
 
     def _start_from(self, source: Path) -> None:
-        """Give the new algorithm the policy weights in a file or folder, and let the next round save them in a checkpoint.
+        """Load given policy weights from a file or folder into the new algorithm, and schedule a checkpoint of them.
 
         Raises:
             ConfigError: If the algorithm has no method `load_policy`, or the weights do not fit its policy.

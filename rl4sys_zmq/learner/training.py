@@ -47,7 +47,7 @@ segments whose content is kept as well.
 
 @dataclass(slots=True)
 class UpdateOutcome:
-    """The result of one call of `UpdateRunner.update`.
+    """The result of an attempt to update an algorithm by `UpdateRunner.update`: the update succeeded, or it was undone.
 
     Attributes:
         metrics: Metrics of the update; None if it was undone.

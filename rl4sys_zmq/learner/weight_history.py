@@ -1,4 +1,4 @@
-"""The recent versions of a policy's weights. The gateway keeps them in memory, to answer actors that request weights."""
+"""The recent versions of a policy's weights. They are kept in memory for actors that request weights."""
 
 from __future__ import annotations
 

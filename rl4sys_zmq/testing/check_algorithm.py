@@ -97,7 +97,7 @@ def check_algorithm(
 
 
 class _RandomEnvironment:
-    """A random environment that produces segments, in which the newest policy of an algorithm acts."""
+    """A random environment in which the newest policy of an algorithm acts. It produces segments (parts of episodes)."""
 
     def __init__(self, algorithm: Algorithm, seed: int) -> None:
         self._rng = np.random.default_rng(seed)

@@ -127,7 +127,7 @@ class FakeAlgorithm:
         return max(0, self.parameters.steps_per_update - self._pending)
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
-        """Return `fake_weights` for the number of updates so far, by tensor."""
+        """Return the weights by tensor name: random numbers from `fake_weights`, different after each update."""
         return self._spec.views(fake_weights(self._spec, self.updates, self._seed))
 
     def state(self) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class ColumnSpec:
 
 
 def check_columns(columns: Sequence[ColumnSpec]) -> None:
-    """Check the number and the names of the extra columns of one policy.
+    """Check the number and the names of the extra columns that one policy records with each step or segment.
 
     Raises:
         ConfigError: If there are more than `MAX_COLUMNS` columns, or two columns have the same name.

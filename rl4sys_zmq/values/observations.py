@@ -82,7 +82,7 @@ def leaves_of(space: ObservationSpace) -> ObservationLeaves:
 
 
 def flat_space(space: ObservationSpace, user: str) -> Space:
-    """Return an observation space unchanged if it is a Box or Discrete.
+    """Check that an observation space is a Box or Discrete, for code that supports no other kind, and return it unchanged.
 
     Args:
         space: The observation space.

@@ -132,7 +132,7 @@ class PolicySpec:
         return out
 
     def flatten(self, tensors: Mapping[str, NDArray[Any]]) -> tuple[FlatWeights, bytes]:
-        """Copy named tensors to the two flat arrays of a `PolicySnapshot`: `PolicySnapshot.flat` and `PolicySnapshot.others`.
+        """Copy named tensors to the two buffers of a `PolicySnapshot`: `PolicySnapshot.flat` and `PolicySnapshot.others`.
 
         This is the inverse of `views`. Float32 tensors can be given in another dtype and are converted. The other tensors are
         copied bit for bit.

@@ -79,7 +79,7 @@ class Segment:
 
     @property
     def ended(self) -> bool:
-        """True on the last segment of an episode."""
+        """True if the episode ended with this segment."""
         return self.terminated or self.truncated
 
     @property

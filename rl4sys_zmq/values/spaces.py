@@ -311,7 +311,7 @@ class _NestedSpace(_BaseSpace):
                 yield held
 
     def _check(self, key: str) -> None:
-        """Check the spaces in this space.
+        """Check that the contained values are spaces, and that they are not too many or nested too deeply.
 
         Args:
             key: The name of the field with these spaces, for error messages.
@@ -509,7 +509,7 @@ def _first(texts: Iterable[str]) -> str:
 
 
 def _measure(space: Any) -> tuple[int, int, int]:
-    """Return three numbers for a space with all spaces in it: spaces, nested levels, and array elements."""
+    """Count what a space contains, including itself. Return three numbers: spaces, nested levels, and array elements."""
     count, depth, elements = 1, 0, 0 if space.shape is None else prod(space.shape)
     for part in space.parts:
         inner = _measure(part)

@@ -58,7 +58,7 @@ class TensorSpec:
 
 
 def other_tensors(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return the tensors that are not float32, the largest elements first. Their buffer contains them in this order."""
+    """Return the tensors that are not float32, in the order of their buffer: the largest element size first."""
     others = [tensor for tensor in tensors if tensor.dtype != FLOAT32]
     return tuple(sorted(others, key=lambda tensor: -TENSOR_DTYPES[tensor.dtype].itemsize)) if others else ()
 

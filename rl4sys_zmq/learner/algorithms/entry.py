@@ -127,7 +127,7 @@ class TaskPreset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmEntry:
-    """The description of one algorithm in the registry.
+    """The description of one learning algorithm: its name, the function that builds it, its parameters and tested settings.
 
     The import of a module that creates an entry must be fast and must not import torch. For this reason the factory can be given
     as a string, which is imported later.
@@ -161,7 +161,7 @@ class AlgorithmEntry:
         check_name(self.name, "algorithm_name")
 
     def load(self) -> AlgorithmFactory:
-        """Return the factory. If it is given as a string, import it.
+        """Return the function or class that builds the algorithm. If it is given as a string, import it.
 
         Raises:
             ConfigError: If the factory cannot be imported.

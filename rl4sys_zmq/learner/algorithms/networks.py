@@ -230,7 +230,7 @@ class MLPStack:
         return self._grad
 
     def change_inputs(self, mean: Tensor, scale: Tensor, new_mean: Tensor, new_scale: Tensor) -> Tensor:
-        """Change the first layer so that the networks compute the same from inputs with other statistics.
+        """Adapt the first layer to a new standardisation of the inputs, so that the outputs of the networks stay the same.
 
         The inputs were ``(x - mean) * scale``, and become ``(x - new_mean) * new_scale``. If the scale of a feature changes by
         more than `MAX_RESCALE`, its weights change only by that factor: the networks then compute the same at the new mean.
@@ -334,7 +334,10 @@ class FlatAdam:
             self._flat[part].addcdiv_(mean, denominator, value=-rate / correction1)
 
     def rescale(self, factor: Tensor) -> None:
-        """Change the moments as if all earlier gradients had been larger by a factor, float32 ``[size]``."""
+        """Change Adam's moments as if all earlier gradients had been larger by a factor, float32 ``[size]``.
+
+        Call this when the scale of the gradients changes, for example after `MLPStack.change_inputs`.
+        """
         self._mean.mul_(factor)
         self._square.mul_(factor).mul_(factor)
 

@@ -232,7 +232,10 @@ class CommandExecutor:
         raise unknown_name_error("command", command.command, COMMANDS)
 
     def _until_safe(self, client_id: str) -> Callable[[], bool]:
-        """Return a function that returns True, once, after the journal has written all earlier changes of a client to disk."""
+        """Return a function that returns True, once, after the journal has committed all earlier changes of a client.
+
+        The journal is the learner's record of accepted segments, on disk or in memory.
+        """
         token = next(self._tokens)
         self._parts.journal.read(client_id, token, LAST_ROW, 1)
 
@@ -352,9 +355,9 @@ class CommandExecutor:
                 self._remove_idle(client, now)
 
     def make_room(self, now: float) -> None:
-        """If the number of clients is at its limit, remove the client without data that was idle for the longest time.
+        """Remove the client (policy with its learner) without data that was idle for the longest time, to admit another client.
 
-        A client is a policy with its learner thread.
+        Do nothing if the number of clients is below its limit, or if all clients have data.
         """
         if self._parts.registry.full:
             idle = [client for client in self._parts.registry if client.is_expendable]

@@ -119,7 +119,7 @@ class CheckpointProgress:
         self._since.clear()
 
     def forget(self, key: Key) -> None:
-        """Remove the mark (next sequence number) of an actor's segments, because the learner no longer keeps records of them."""
+        """Remove the mark (next sequence number) of an actor's segments, because the learner has deleted their records."""
         self._marks.pop(key, None)
 
     def marks(self) -> tuple[CheckpointMark, ...]:

@@ -315,7 +315,7 @@ class RecordSeries(Resource):
     # ---- parts
 
     def _look(self) -> None:
-        """Find the existing files before the first write, remove leftovers of a crash, and open the active file if it exists."""
+        """Find the existing files before the first write, remove leftovers of a crash, and open the active file, if any."""
         for path in self._folder.glob(f"{_TEMPORARY}*"):
             path.unlink()
         self._parts, within = list_parts(self._folder, self._form)

@@ -133,7 +133,10 @@ class CrashSuspects:
             self._write([], b"")
 
     def clear_pending(self) -> None:
-        """Record that training on the recorded segments has completed, so none of them is suspected of a crash any more."""
+        """Record that training on the recorded segments has completed, so none of them is suspected of a crash any more.
+
+        They also no longer count as in training.
+        """
         if self._suspected:
             self._clear_suspects({n for n in self._suspected if any(_holds(one, n) for one in self._in_hand)})
         self.clear()

@@ -539,7 +539,7 @@ class TrainLoop:
         self._suspects.clear_pending()
 
     def _undone(self, outcome: UpdateOutcome) -> None:
-        """Exclude the segments that made an update fail from training, and report the problem to the operator.
+        """Exclude from training the segments that made an update fail, and report the problem to the operator.
 
         Args:
             outcome: The result of the update, which has been undone.

@@ -1,4 +1,4 @@
-"""A test function for authors of data stores (bounded queues of numbered items, subclasses of `DataStoreBase`)."""
+"""A test function for authors of data stores (bounded stores of numbered items, subclasses of `DataStoreBase`)."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class DQN:
         self._gradient_steps = 0
 
     def spec(self) -> PolicySpec:
-        """Return the specification of the policy: an MLP with one value per action, and epsilon (probability of random actions)."""
+        """Return the specification of the policy: an MLP with one value per action, and epsilon (for random actions)."""
         return self._spec
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:

@@ -228,7 +228,7 @@ class PPOParameters:
         return [(number < self.update_epochs, number < values) for number in range(max(self.update_epochs, values))]
 
     def iterations(self) -> tuple[int, int]:
-        """Return the numbers of passes over the batch that train first the policy, then the value network, for `in_turn`."""
+        """Return the numbers of passes over the batch for the policy and for the value network, if they train in turn."""
         return self.train_pi_iters or RL4SYS_ITERS, self.train_v_iters or RL4SYS_ITERS
 
     def minibatches(self, steps: int) -> int:

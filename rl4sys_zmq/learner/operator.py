@@ -75,9 +75,9 @@ class CommandContext:
     """The parts of a running learner on which operators' commands act, for a `CommandExecutor`.
 
     Attributes:
-        registry: The registry of all clients.
+        registry: The registry of all clients (policies with their learner threads).
         endpoint: Holds the sessions (connections) of the clients' actors.
-        dispatcher: Delivers segments to the clients' learner threads.
+        dispatcher: Delivers segments (parts of episodes) to the clients' learner threads.
         journal: The record of all accepted segments.
         counters: The learner's counters.
         sink: Receives events for the log.

@@ -52,13 +52,14 @@ class RollbackSummary:
     """A description of what was undone to return one policy's training to an earlier checkpoint.
 
     Attributes:
-        client_id: The client.
+        client_id: The id of the policy's client (a policy with its learner).
         checkpoint: Number of the earlier checkpoint, which is now the newest one.
         version: Number of the policy version in this checkpoint.
         abandoned: Numbers of the newer checkpoints. Their folders were renamed to ``NUMBER.abandoned``.
         undone_versions: Difference between the policy versions of the newest abandoned checkpoint and of this one.
         undone_segments: Difference between these two checkpoints in the number of segments with a result, such as trained.
-            Segments that are still in the journal are trained on a second time; the others are counted as rolled back.
+            Segments that are still in the journal are trained on a second time; the others are counted as rolled back
+            (accepted, but without effect on the weights any more).
     """
 
     client_id: str

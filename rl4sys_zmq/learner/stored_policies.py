@@ -32,7 +32,7 @@ def newest_policy(run_dir: Path, client_id: str | None = None) -> tuple[Path, St
     Raises:
         ConfigError: If there is no such client or no checkpoint, or several clients and none is named. The message says what to
             do. Also if safetensors is not installed.
-        CheckpointError: If the folder of the checkpoints cannot be read.
+        CheckpointError: If the folder of the checkpoints cannot be read, or a checkpoint in it belongs to another client.
         PolicyFolderError: If no checkpoint has an intact policy.
     """
     client_id = _choose_client(run_dir, client_id)

@@ -65,15 +65,16 @@ class UpdateOutcome:
 
 
 class UpdateRunner:
-    """The caller of one algorithm's `observe` and `update`. It undoes failed updates and finds the segments at fault.
+    """The object that makes the updates of one algorithm, undoes failed ones, and finds the segments at fault.
 
     Attributes:
-        held: The segments that wait for the next update of an on-policy algorithm; empty for an off-policy algorithm.
+        held: The segments (parts of episodes) that wait for the next update of an on-policy algorithm; empty for an off-policy
+            algorithm.
         updates: Number of updates done in all, without those that were undone.
     """
 
     def __init__(self, algorithm: Algorithm, suspects: CrashSuspects, updates: int = 0) -> None:
-        """Keep the algorithm's current state as the first one to restore.
+        """Keep the algorithm's current state, to return to it if the first update fails.
 
         Args:
             algorithm: The algorithm. If it resumes from a checkpoint, its state must be loaded already.

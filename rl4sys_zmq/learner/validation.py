@@ -176,9 +176,9 @@ class ContentRules:
     """The conditions that the numbers in segments (steps of an episode) must meet to be trained on.
 
     Attributes:
-        schema: The columns that a segment must have, by the client's spaces.
+        schema: The columns that a segment must have, by the policy's spaces.
         bounds: The allowed ranges of the numbers in the columns.
-        generation: Number of the client's current learner thread.
+        generation: Number of the learner thread that trains the policy now.
         version: Newest policy version that this learner thread has published. Segments of later versions are errors.
     """
 

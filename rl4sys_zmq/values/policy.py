@@ -39,8 +39,8 @@ class PolicySpec:
         document: Further parameters for that function, which also validates them. It contains JSON values: null, true, false,
             finite numbers, text, lists, and mappings with text keys. At most `MAX_NODES` values and `MAX_DEPTH` levels.
         tensors: The descriptions of the weights, which are sent with each version. At least one tensor.
-        columns: The extra columns that the policy adds to segments. If there are any, the policy must be a
-            `rl4sys_zmq.policies.ColumnPolicy`.
+        columns: The extra columns that the policy records in segments (parts of episodes). If there are any, the policy must be
+            a `rl4sys_zmq.policies.ExtraColumnPolicy`.
         blob: Bytes for the function that builds the policy, for example the graph of an exported network. Only that function
             interprets them. They are sent once, with the spec. At most `MAX_BLOB_BYTES`.
 

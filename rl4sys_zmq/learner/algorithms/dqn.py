@@ -1,8 +1,8 @@
 """DQN: double Q-learning from a replay buffer of n-step transitions, for discrete actions.
 
 The amount of training depends only on the number of observed steps, never on time. After each `train_frequency` environment
-steps, one unit of training is due, which consists of `gradient_steps` gradient steps. So the speed of the actors does not change
-the number of gradient steps per environment step.
+steps, one unit of training follows, which consists of `gradient_steps` gradient steps. So the speed of the actors does not
+change the number of gradient steps per environment step.
 """
 
 from __future__ import annotations

@@ -104,17 +104,17 @@ class PPO:
 
     - The probability ratio is computed with the log-probabilities that the actors sent. So the ratio is correct also for data
       from an older policy version.
-    - A segment that the learner passes to `observe` with ``correct=True`` is too old. It gets V-trace targets, which correct for
-      the newer policy. All other segments get GAE (see `returns`). Consecutive segments of
-      an episode are joined, so that an advantage trace continues from one segment to the next.
+    - A segment that the learner passes to `observe` with ``correct=True`` is too old. It gets V-trace targets, which correct
+      for the newer policy. All other segments get generalized advantage estimation (GAE). Consecutive segments of an episode
+      are joined, so that an advantage trace continues from one segment to the next.
     - A batch consists of whole segments (parts of episodes), so it can be larger than configured. The next batch is then
       smaller by the surplus.
     - Advantages are normalised over the whole batch, not over each minibatch. The sizes of the minibatches of a pass differ by at
       most one step.
-    - The statistics that standardise observations change at the end of an update only, and are published with the weights. So
-      the learner and actors with the newest version use the same statistics, and the ratio before the first step is 1.
-      The first batch is an exception: its statistics hold already for the first update, because the first policy hardly
-      depends on its input.
+    - The statistics that standardise observations change at the end of an update only, and are sent to actors with the weights.
+      So the learner and actors with the newest version use the same statistics, and the ratio before the first step is 1. The
+      first batch is an exception: its statistics hold already for the first update, because the first policy hardly depends on
+      its input.
     - When the statistics change, the first layers are adjusted, so that the networks compute what they computed before. Without
       this, each change disturbs what was learned: one run of three on Pendulum stayed at a return of -600.
     - ``episodes_per_update`` counts ended episodes. In an episode that continues, each part with ``max_traj_length`` steps counts

@@ -46,7 +46,7 @@ class BatchRule:
 
 @dataclass(frozen=True, slots=True)
 class PPOParameters:
-    """All parameters of `PPO`.
+    """All parameters of `PPO`, with checks and defaults.
 
     A parameter has the name that CleanRL uses, if CleanRL has this parameter. Names of other projects are accepted as synonyms;
     `parameter_table` lists them.

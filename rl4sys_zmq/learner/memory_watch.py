@@ -40,11 +40,11 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def keep_freed_memory() -> bool:
-    """Make malloc keep up to `KEPT_BYTES` of freed memory for reuse, in the whole process.
+    """Make malloc keep up to `KEPT_BYTES` of freed memory for reuse in the whole process, which makes large messages cheaper.
 
-    By default, glibc returns the memory of a large message to the kernel as soon as it is freed. The next message then gets
-    new pages, and each page of 4 KiB costs a page fault and must be cleared. The command line calls this function in a
-    learner's process.
+    By default, glibc returns the memory of a large message to the kernel as soon as it is freed. The next message then gets new
+    pages, and each page of 4 KiB costs a page fault and must be cleared. The command line calls this function in a learner's
+    process.
 
     Returns:
         True if the setting took effect; False with a C library other than glibc, where nothing changes.
@@ -150,7 +150,7 @@ class MemoryWatch(Worker):
         give_back_memory()
 
     def stop(self) -> None:
-        """Ask the thread to end."""
+        """Ask the thread to end, without waiting for its end."""
         self._stopping.set()
 
     def on_death(self, error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""Operators' commands (give up segments, change parameters, ...) on a run directory that no learner is using."""
+"""Operators' commands, such as a change of parameters, on the files of a learner that is not running."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ PAGE_BYTES = 16 << 20
 
 
 def command_on_directory(run_dir: Path, command: OperatorCommand) -> OperatorCommandDone:
-    """Carry out an operator's command on the files of a run directory, and return the result.
+    """Carry out an operator's command on the files of a learner that is not running, and return the result.
 
     When this function returns, the change is on the disk. The next learner that starts in the directory works with the
     changed files.
 
     Args:
-        run_dir: The run directory of a learner that is not running.
+        run_dir: The run directory (folder with all files) of a learner that is not running.
         command: ``give-up-pending``, ``forget``, ``drop-actor`` or ``set``. There is no ``restart`` here, because the start of
             a learner continues all clients from their newest checkpoints anyway.
 
@@ -72,7 +72,10 @@ def command_on_directory(run_dir: Path, command: OperatorCommand) -> OperatorCom
 
 
 class _OpenRunDirectory:
-    """A run directory with its open journal. It carries out one command."""
+    """The files of a learner that is not running, opened for one operator's command.
+
+    The journal, the record of accepted segments, stays open meanwhile, so no learner can start on the files.
+    """
 
     def __init__(self, run_dir: Path, journal: DiskJournal, restored: JournalContent, news: threading.Event) -> None:
         self._run_dir, self._journal, self._restored, self._news = run_dir, journal, restored, news
@@ -120,14 +123,14 @@ class _OpenRunDirectory:
         return OperatorCommandDone(text, figures)
 
     def _set(self, row: ClientRow, values: Mapping[str, Any]) -> OperatorCommandDone:
-        """Change parameters of a client's algorithm in its saved settings."""
+        """Change parameters of a policy's algorithm in the saved settings, and return the reply to the operator."""
         settings, changes = restore_configuration(LearnerConfig(), row.client_id, row.settings).settings.change(values)
         self._journal.put_client(replace(row, settings={**row.settings, **settings.to_json()}))
         self._ask(row.client_id, LAST_ROW)
         return set_done(row.client_id, changes, values)
 
     def _pending(self, client_id: str, newest: CheckpointManifest | None, actor_id: str | None = None) -> int:
-        """Return how many accepted segments of a client are not covered by its newest checkpoint.
+        """Return how many accepted segments of a client (a policy with its learner) are not in its newest checkpoint.
 
         Args:
             client_id: The client.
@@ -148,9 +151,13 @@ class _OpenRunDirectory:
         return count
 
     def _ask(self, client_id: str, after_row: int) -> JournalPage:
-        """Read a page of a client's journal entries, starting after a row number.
+        """Read a page of a client's entries in the journal (the record of accepted segments), starting after a row number.
 
         The journal carries out operations in order, so all earlier changes are on the disk when this returns.
+
+        Raises:
+            JournalError: If the journal does not answer within `COMMIT_S` seconds.
+            WorkerDied: If the journal's thread has failed.
         """
         self._journal.read(client_id, 1, after_row, PAGE_BYTES)
         deadline = time.monotonic() + COMMIT_S

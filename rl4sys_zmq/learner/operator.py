@@ -1,4 +1,4 @@
-"""The execution of operators' commands in a running learner, and the removal of idle clients.
+"""The execution of operators' commands in a running learner, and the removal of idle clients (policies with a learner).
 
 - ``restart``: Start a new learner thread for a client, which continues from the newest checkpoint.
 - ``give-up-pending``: The same, but discard the segments accepted after that checkpoint.
@@ -72,12 +72,12 @@ Steps = Generator[Callable[[], bool], None, OperatorCommandDone]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandContext:
-    """The objects that a `CommandExecutor` works on.
+    """The parts of a running learner on which operators' commands act, for a `CommandExecutor`.
 
     Attributes:
-        registry: The registry of all clients.
-        endpoint: Holds the sessions of the clients' actors.
-        dispatcher: Delivers segments to the clients' learner threads.
+        registry: The registry of all clients (policies with their learner threads).
+        endpoint: Holds the sessions (connections) of the clients' actors.
+        dispatcher: Delivers segments (parts of episodes) to the clients' learner threads.
         journal: The record of all accepted segments.
         counters: The learner's counters.
         sink: Receives events for the log.
@@ -98,7 +98,7 @@ class CommandContext:
 
 
 def set_done(client_id: str, changes: ParameterChanges, values: Mapping[str, Any]) -> OperatorCommandDone:
-    """Return the result of the command ``set``.
+    """Return the reply to an operator after the command ``set``, which changes parameters of a client's algorithm.
 
     Args:
         client_id: The client.
@@ -125,7 +125,7 @@ def unknown_name_error(kind: str, name: str, known: Sequence[str]) -> ConfigErro
 
 @dataclass(slots=True)
 class _RunningCommand:
-    """A command in progress.
+    """An operator's command in progress, which waits for a condition.
 
     Attributes:
         steps: The generator that carries out the command.
@@ -139,10 +139,10 @@ class _RunningCommand:
 
 
 class CommandExecutor:
-    """The executor of operators' commands. It also removes idle clients.
+    """The executor of operators' commands. It also removes idle clients (policies with a learner thread).
 
     A command can wait for the journal or for a learner thread, so it continues over several calls of `turn`. Only the gateway
-    thread uses this object.
+    thread (the learner's network thread) uses this object.
     """
 
     def __init__(self, parts: CommandContext) -> None:
@@ -155,7 +155,7 @@ class CommandExecutor:
     # ---- commands
 
     def do(self, command: OperatorCommand) -> Future[OperatorCommandDone]:
-        """Start a command, and return a future for its result.
+        """Start an operator's command, and return a future for its result.
 
         Returns:
             A future. It completes when the command is done and a journal on disk has committed the change. It fails with
@@ -181,14 +181,18 @@ class CommandExecutor:
         return future
 
     def turn(self) -> None:
-        """Continue each command whose condition has become true. The gateway thread calls this in each round of its loop."""
+        """Continue each operator's command whose condition has become true, such as the end of a write to the disk.
+
+        The gateway thread (the learner's network thread) calls this in each round of its loop.
+        """
         self._running = [running for running in self._running if not running.ready() or self._advance(running)]
         self._tasks = [errand for errand in self._tasks if not errand.done]
 
     def on_page(self, page: JournalPage) -> bool:
-        """Process a page that the journal has returned. Return False if the page has data and is not for this object.
+        """Process the journal's reply to a read request (a page). Return False if this object did not send the request.
 
-        A page with a token of at least `FIRST_TOKEN` reports a commit, for which a command waits.
+        This object requests empty pages only, to learn that the journal has committed all earlier changes. Its requests have
+        tokens of at least `FIRST_TOKEN`, which the pages repeat.
         """
         if page.token < FIRST_TOKEN:
             return False
@@ -205,7 +209,7 @@ class CommandExecutor:
             errand.stop()
 
     def _advance(self, running: _RunningCommand) -> bool:
-        """Run the next step of a command. Return False if the command has ended, and set the result of its future then."""
+        """Run the next step of a command. If the command has ended, set the result of its future and return False."""
         try:
             running.ready = next(running.steps)
             return True
@@ -228,7 +232,10 @@ class CommandExecutor:
         raise unknown_name_error("command", command.command, COMMANDS)
 
     def _until_safe(self, client_id: str) -> Callable[[], bool]:
-        """Return a function that returns True, once, after the journal has committed all earlier changes to a client."""
+        """Return a function that returns True, once, after the journal has committed all earlier changes of a client.
+
+        The journal is the learner's record of accepted segments, on disk or in memory.
+        """
         token = next(self._tokens)
         self._parts.journal.read(client_id, token, LAST_ROW, 1)
 
@@ -339,20 +346,29 @@ class CommandExecutor:
     # ---- idle clients
 
     def expire(self, now: float) -> None:
-        """Remove the clients that have no data, no checkpoint and no live actor, and were idle for more than `idle_client_s`."""
+        """Remove idle clients (policies with a learner thread), to free their slots.
+
+        A client is removed if it has no data, no checkpoint and no live actor, and was idle for more than `idle_client_s`.
+        """
         for client in self._parts.registry:
             if client.is_expendable and now - client.busy_at > self._parts.idle_client_s:
                 self._remove_idle(client, now)
 
     def make_room(self, now: float) -> None:
-        """Remove the client without data that was idle for the longest time, if the number of clients is at its limit."""
+        """Remove the client (policy with its learner) without data that was idle for the longest time, to admit another client.
+
+        Do nothing if the number of clients is below its limit, or if all clients have data.
+        """
         if self._parts.registry.full:
             idle = [client for client in self._parts.registry if client.is_expendable]
             if idle:
                 self._remove_idle(min(idle, key=lambda client: client.busy_at), now)
 
     def _remove_idle(self, client: ClientState, now: float) -> None:
-        """Remove a client that has no data, no checkpoint and no live actor. There is nothing to save, so this does not wait."""
+        """Remove a client (a policy with its learner) that has no data, no checkpoint and no live actor.
+
+        There is nothing to save, so this does not wait.
+        """
         self._detach(client, "the client was idle and was removed; send HELLO again")
         if client.known:
             self._parts.journal.drop_client(client.client_id)
@@ -361,7 +377,14 @@ class CommandExecutor:
         self._parts.sink.event("client_expired", client_id=client.client_id, idle_s=round(now - client.busy_at, 3))
 
     def _detach(self, client: ClientState, reason: str) -> None:
-        """Close a client's sessions and end its learner thread. Its name stays reserved until `ClientRegistry.release`."""
+        """Stop serving a client (a policy with its learner): close the sessions of its actors, and end its learner thread.
+
+        The client's name stays reserved until `ClientRegistry.release`.
+
+        Args:
+            client: The client.
+            reason: The reason, which its actors receive.
+        """
         parts = self._parts
         with parts.published:
             parts.registry.detach(client)

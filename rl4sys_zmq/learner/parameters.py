@@ -1,4 +1,4 @@
-"""The parameters of a client's algorithm: merging of several sources, changes of a client that exists, and their texts."""
+"""Functions that merge the parameters of an algorithm from several sources, check changes of them, and show them as text."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def algorithm_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(kind: AlgorithmEntry, *layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of several layers. A later layer overrides an earlier one, also where it uses a synonym.
+    """Merge an algorithm's parameters from several sources. A later source overrides an earlier one, also if it uses a synonym.
 
     Args:
         kind: The algorithm, which defines the synonyms.
-        *layers: Parameters by name or synonym.
+        *layers: The sources: parameters by name or synonym.
     """
     found: dict[str, Any] = {}
     for layer in layers:
@@ -68,7 +68,10 @@ def effective_parameters(kind: AlgorithmEntry, parameters: Mapping[str, Any]) ->
 
 
 def parameters_shown(kind: AlgorithmEntry, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `effective_parameters`, or the given parameters if the entry of the algorithm does not accept them."""
+    """Return all parameters of an algorithm with their defaults, for a display or a comparison, without raising an exception.
+
+    The result is that of `effective_parameters`. If a given parameter is invalid, it contains the given parameters only.
+    """
     try:
         return effective_parameters(kind, parameters)
     except ConfigError:
@@ -76,10 +79,10 @@ def parameters_shown(kind: AlgorithmEntry, parameters: Mapping[str, Any]) -> dic
 
 
 def read_change(kind: AlgorithmEntry, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Check new values for parameters of a running client, and return them by name.
+    """Check new values for the parameters of an algorithm that is training a policy, and return them by name.
 
     Raises:
-        ConfigError: If a parameter is unknown or cannot change in a running client, or a value is invalid.
+        ConfigError: If a parameter is unknown or cannot change during training, or a value is invalid.
     """
     if not values:
         raise ConfigError("no parameter was given; expected at least one NAME=VALUE", key="algorithm_parameters")
@@ -100,7 +103,7 @@ def read_change(kind: AlgorithmEntry, values: Mapping[str, Any]) -> dict[str, An
 
 
 def changes_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> ParameterChanges:
-    """Return the parameters that differ between two results of `effective_parameters`."""
+    """Return the parameters that are new or differ in `after`, with old and new values, to report a change to people."""
     return {name: [before.get(name), value] for name, value in after.items() if name not in before or before[name] != value}
 
 

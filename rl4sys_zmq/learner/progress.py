@@ -1,8 +1,8 @@
-"""The record of which segments are part of an algorithm's state, so that a checkpoint and the journal stay consistent.
+"""The record of which segments are part of an algorithm's state, so that a checkpoint and the journal agree.
 
-The segments of one actor form a stream and are numbered. The *mark* of a stream is the sequence number of the next segment:
-all segments with lower numbers are part of the state. A *verdict* is the result for a segment: trained, stale, quarantined, or
-refused.
+The journal is the learner's record of accepted segments, which are consecutive steps of an episode. The segments of one actor
+form a stream and are numbered. The *mark* of a stream is the sequence number of the next segment: all segments with lower
+numbers are part of the state. A *verdict* is the result for a segment: trained, stale, quarantined, or refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COUNTED = (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED, Verdict.REFUSED
 
 @dataclass(frozen=True, slots=True)
 class ObservedData:
-    """Counts of the data that an algorithm's state has observed.
+    """Counts of the steps and episodes that an algorithm has received so far, as a checkpoint stores them.
 
     Attributes:
         steps: Number of environment steps.
@@ -36,11 +36,11 @@ class ObservedData:
 
 
 class _ProgressOfStream:
-    """The progress in one stream of segments.
+    """The position in one stream (the numbered segments of one actor), and counts of the results of its segments.
 
     Attributes:
         next_seq: The sequence number of the next segment.
-        verdicts: The number of segments for each verdict.
+        verdicts: The number of segments for each verdict (result): trained, stale, quarantined or refused.
     """
 
     __slots__ = ("next_seq", "verdicts")
@@ -51,16 +51,16 @@ class _ProgressOfStream:
 
 
 class CheckpointProgress:
-    """The mark (next sequence number) and the counts of verdicts of each stream, as a checkpoint stores them.
+    """The next sequence number (mark) and counts of verdicts (results) for each actor's segments, stored by checkpoints.
 
     A *barrier* is a moment when every received segment has a verdict, for example right after an update. A checkpoint stores
     the marks of the last barrier. Segments received after the barrier wait for the next update of an on-policy algorithm and
-    are not part of its saved state; after a restart, the journal delivers them a second time. Until the next barrier, their
-    numbers are kept apart.
+    are not part of its saved state; after a restart, the learner's journal delivers them a second time. Until the next barrier,
+    their numbers are kept apart.
 
     Attributes:
-        verdicts: The number of the client's segments for each verdict, at the last barrier. Streams that were removed count
-            too.
+        verdicts: The number of segments for each verdict, at the last barrier. Streams (an actor's numbered segments) that were
+            removed count too.
         observed: Counts of the data observed until the last barrier.
         moved: True if a barrier has included new segments, or a verdict has changed. The caller sets this to False after a
             checkpoint.
@@ -74,17 +74,17 @@ class CheckpointProgress:
         self.moved = False
 
     def take(self, key: Key, first: int, end: int) -> None:
-        """Record that segments with the numbers ``[first, end)`` were received. They are the next ones of their stream."""
+        """Record that segments with the numbers ``[first, end)`` were received. They are the next ones of their actor."""
         since = self._since.get(key)
         if since is None:
             since = self._since[key] = _ProgressOfStream(first, {})
         since.next_seq = end
 
     def record_verdict(self, key: Key, verdict: str, count: int = 1, replaces: str = "") -> None:
-        """Record a verdict on some segments of a stream.
+        """Record a verdict (the result: trained, stale, quarantined or refused) for some segments of an actor.
 
         Args:
-            key: The key of the stream.
+            key: The key of the stream: the actor's id, and the number of the actor's start that began the numbering.
             verdict: The verdict, such as ``trained``.
             count: The number of segments.
             replaces: The verdict that these segments had before; empty if this is their first verdict. Segments can get their
@@ -105,7 +105,7 @@ class CheckpointProgress:
         self.moved = True
 
     def barrier(self) -> None:
-        """Record that all segments received so far have their verdicts and are part of the algorithm's state.
+        """Record that all segments received so far have a verdict (result) and are part of the algorithm's state.
 
         A checkpoint stores the progress as of the last call of this method, which is called the *barrier*.
         """
@@ -119,13 +119,17 @@ class CheckpointProgress:
         self._since.clear()
 
     def forget(self, key: Key) -> None:
-        """Remove the mark (next sequence number) of a stream, because the journal has removed the stream."""
+        """Remove the mark (next sequence number) of an actor's segments, because the learner has deleted their records."""
         self._marks.pop(key, None)
 
     def marks(self) -> tuple[CheckpointMark, ...]:
-        """Return the mark (next sequence number) of each stream, as of the last call of `barrier`, for a checkpoint."""
+        """Return the next sequence number (mark) of each actor's segments at the last call of `barrier`, for a checkpoint."""
         return tuple(CheckpointMark(actor, origin, t.next_seq, dict(t.verdicts)) for (actor, origin), t in self._marks.items())
 
     def as_documents(self) -> list[Any]:
-        """Return `marks` for the message `ThreadReady`: ``[actor_id, origin, next_seq, verdicts]`` for each stream."""
+        """Return `marks` as lists, for the message with which a learner thread reports that it is ready.
+
+        Each list is ``[actor_id, origin, next_seq, verdicts]``. The origin is the start of the actor at which the numbering
+        began, and the verdicts are the number of segments for each result.
+        """
         return [[m.actor_id, m.origin, m.next_seq, m.verdicts] for m in self.marks()]

@@ -8,7 +8,7 @@ from rl4sys_zmq.weights import EncodingOptions, Steps, WireDtype, choose_steps, 
 __all__ = ["GRID_NOISE", "Quantizer"]
 
 GRID_NOISE = 2.0
-"""The step of the rounding grid, in multiples of the size of an update (the root mean square of its changes).
+"""The distance of neighbouring rounded values, in multiples of an update's size (the root mean square of its changes).
 
 A step larger than an update does little harm, because the rounding errors of different weights are independent, and the changes
 of an update are not. On LunarLander, rounding changes the policy a thousand times less than an update does
@@ -17,14 +17,14 @@ of an update are not. On LunarLander, rounding changes the policy a thousand tim
 
 
 class Quantizer:
-    """The rounding of one client's weights. Call `round` once for each policy version, in order.
+    """The rounding of one policy's weights, so that messages with them are smaller. Call `round` once per version, in order.
 
     The algorithm's own weights are not changed, so rounding errors do not add up over versions.
 
     Attributes:
         encoding: The options with which weights are encoded for the network.
-        steps: For each tensor of the last version, the distance between neighbouring grid values, as an exponent of 2. Empty
-            unless `wire_dtype` is ``grid``. A checkpoint stores these exponents.
+        steps: For each tensor of the last version, the distance between neighbouring rounded values, as an exponent of 2. Empty
+            unless `wire_dtype` is ``grid`` (multiples of this distance). A checkpoint stores these exponents.
     """
 
     def __init__(self, wire_dtype: str, level: int, spec: PolicySpec) -> None:

@@ -33,10 +33,10 @@ _TARGETS = (1.0, 0.98, 0.95, 0.9, 0.8, *(0.5**n for n in range(1, 32)))
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record of a file.
+    """One record, such as a line of a log, in a series of files of limited size.
 
     Attributes:
-        kind: The name of the record's group. When records are dropped, all groups get equal shares of the space.
+        kind: The name of the record's group. When records are dropped, the space is divided equally among the groups.
         content: The bytes of the record in the file.
         lasting: True if the record is kept in preference to others. Lasting records get up to half of the space.
     """
@@ -50,7 +50,7 @@ def thin(records: Sequence[Record], limit: int) -> tuple[list[Record], Counter[s
     """Choose records that fit into a number of bytes together, evenly spread over the sequence.
 
     Lasting records can use half of the bytes, and more if the other records leave space. Within the lasting records, and within
-    the others, all kinds get equal shares, so many records of one kind do not displace other kinds. The first record of each
+    the others, each kind gets the same space, so many records of one kind do not displace other kinds. The first record of each
     kind is kept if possible.
 
     Args:
@@ -72,11 +72,14 @@ def thin(records: Sequence[Record], limit: int) -> tuple[list[Record], Counter[s
 
 
 def _evenly(records: Iterable[Record], shares: Mapping[str, float]) -> tuple[list[Record], Counter[str]]:
-    """Keep a share of the records of each kind, evenly spread. Return the kept records, and the number of dropped ones by kind.
+    """Keep a fraction of the records of each kind, evenly spread.
 
     Args:
         records: The records.
-        shares: The share to keep of each kind, from 0 to 1.
+        shares: The fraction to keep of each kind, from 0 to 1.
+
+    Returns:
+        The kept records, and the number of dropped records by kind.
     """
     places: Counter[str] = Counter()
     kept, dropped = [], Counter[str]()
@@ -100,7 +103,7 @@ def _newest(records: list[Record], limit: int, dropped: Counter[str]) -> tuple[l
 
 
 def _shares(records: Iterable[Record], limit: int) -> dict[str, float]:
-    """Return the share of the records to keep, by kind, so that all fit into `limit` bytes: above 0 and at most 1."""
+    """Return the fraction of the records to keep of each kind, so that all fit into `limit` bytes: above 0 and at most 1."""
     sizes: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
     for record in records:
         sizes[record.lasting][record.kind] += len(record.content)
@@ -114,9 +117,9 @@ def _shares(records: Iterable[Record], limit: int) -> dict[str, float]:
 
 
 def _level(sizes: Sequence[int], room: int) -> int:
-    """Divide a space fairly: return the size up to which every item gets what it needs. The result is at least 1.
+    """Divide a space fairly among items: return the largest size that an item can get, at least 1.
 
-    Items below this size leave their unused share to larger items.
+    An item below this size gets all that it needs, and leaves the rest to larger items.
 
     Args:
         sizes: The sizes of the items in bytes, in ascending order.
@@ -144,7 +147,7 @@ _BODY = re.compile(r"([0-9]{10,})\.([0-9]{8,})-([0-9]{8,})")
 
 @dataclass(frozen=True, slots=True)
 class SeriesPart:
-    """A complete file of a series.
+    """A complete file (part) of a `RecordSeries`, which gets no new records.
 
     Attributes:
         path: Path of the file.
@@ -162,7 +165,7 @@ class SeriesPart:
 
 
 class RecordFormat(ABC):
-    """The format of the files of a series.
+    """The format of the files that a `RecordSeries` writes. Subclasses define it, for example for a log.
 
     Attributes:
         prefix, suffix: The beginning and the end of each file name.
@@ -188,12 +191,12 @@ class RecordFormat(ABC):
         """
 
     def earlier(self, record: Record) -> Mapping[str, int] | None:
-        """Return the counts by kind if `dropped_record` made this record; otherwise return None."""
+        """Read back a record made by `dropped_record`: return its counts by kind. Return None for any other record."""
         return None
 
 
 def list_parts(folder: Path, form: RecordFormat) -> tuple[list[SeriesPart], list[SeriesPart]]:
-    """Find the parts in a folder.
+    """Find the files (parts) of a `RecordSeries` in a folder.
 
     Returns:
         The valid parts, oldest first; and the leftovers of a crash, whose range lies within that of a valid part.
@@ -224,7 +227,7 @@ def list_parts(folder: Path, form: RecordFormat) -> tuple[list[SeriesPart], list
 
 
 class RecordSeries(Resource):
-    """A writer of records to a series of files (*parts*) whose total size is limited. Only one thread uses it.
+    """A writer of records, such as lines of a log, to files (*parts*) of limited total size. Only one thread uses it.
 
     When there are too many parts, the writer merges two of them and drops some of their records, so that all of the newest
     records and fewer and fewer of the older ones are kept.
@@ -280,7 +283,7 @@ class RecordSeries(Resource):
     def open(self) -> None:
         """Create the file for new records now. Without this call, the first `write` creates it.
 
-        A series with only numbered files has no such file before the first record, so the call has no effect.
+        If `active` is None, the call has no effect: the name of the file contains the time of its first record.
 
         Raises:
             OSError: If the file cannot be created.
@@ -312,7 +315,7 @@ class RecordSeries(Resource):
     # ---- parts
 
     def _look(self) -> None:
-        """Find the existing parts, remove the leftovers of a crash, and open the active file for appending if it exists."""
+        """Find the existing files before the first write, remove leftovers of a crash, and open the active file, if any."""
         for path in self._folder.glob(f"{_TEMPORARY}*"):
             path.unlink()
         self._parts, within = list_parts(self._folder, self._form)

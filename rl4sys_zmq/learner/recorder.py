@@ -1,4 +1,4 @@
-"""The recorder: a thread that writes a learner's log, metrics and quarantined segments to the run directory."""
+"""The recorder: a thread that writes a learner's log, metrics and quarantined (unfit) data to the learner's folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["EventSink", "NullEventSink", "Recorder", "RunDirectoryWriter"]
 
 
 class RunDirectoryWriter(Resource):
-    """The writer of a run directory: ``config.json``, the log, TensorBoard's event files, and quarantined segments.
+    """The writer of a learner's files: ``config.json``, the log, TensorBoard's event files, and data excluded from training.
 
     Only one thread uses it.
 
@@ -47,7 +47,7 @@ class RunDirectoryWriter(Resource):
         """Create the writer without reading or writing any file.
 
         Args:
-            run_dir: The run directory.
+            run_dir: The run directory: the folder for all files of the learner.
             config: The learner's configuration as `LearnerConfig.to_json` returns it. It contains the size limits of the files.
 
         Raises:
@@ -78,7 +78,7 @@ class RunDirectoryWriter(Resource):
         self.event(LEARNER_STARTED, {"version": package_version(), "down_s": round(down_s, 3)}, at_unix_s)
 
     def metrics(self, client_id: str, metrics: TrainingMetrics, at_unix_s: float) -> None:
-        """Write the metrics of a client's learner thread to the log and to the client's TensorBoard files.
+        """Write the training metrics of a client (a policy with its learner) to the log and to the client's TensorBoard files.
 
         Raises:
             OSError: If one of the files cannot be written.
@@ -98,7 +98,7 @@ class RunDirectoryWriter(Resource):
             self._write_curves(client_id, metrics, at_unix_s)
 
     def event(self, name: str, fields: Mapping[str, Any], at_unix_s: float) -> None:
-        """Write an event to the log.
+        """Write an event, such as the restart of a policy's training, to the log.
 
         Args:
             name: Name of the event.
@@ -113,7 +113,7 @@ class RunDirectoryWriter(Resource):
             self._write(self._curve(fields["client_id"]), self._form.restart_record(at_unix_s, fields["steps"]), at_unix_s)
 
     def dead_letter(self, client_id: str, letter: QuarantinedSegment, at_unix_s: float) -> None:
-        """Write a quarantined segment to the folder ``dead`` of the run directory.
+        """Write a quarantined segment (data that is unfit for training) to the folder ``dead`` of the run directory.
 
         Raises:
             OSError: If the segment cannot be written.
@@ -121,7 +121,7 @@ class RunDirectoryWriter(Resource):
         self._dead.write(client_id, letter, at_unix_s)
 
     def forget(self, client_id: str) -> None:
-        """Close the TensorBoard files of a client that has been removed.
+        """Close the TensorBoard files of a client (a policy with its learner) that an operator or the learner has removed.
 
         Raises:
             OSError: If buffered records cannot be written.
@@ -187,11 +187,11 @@ LOGGED_BY_CALLER = frozenset(
     {"alarm", "checkpoint_damaged", "checkpoint_failed", "client_failed", "client_forgotten", "gap", "loss_accepted", "moved"}
     | {"others_can_write"}
 )
-"""The events that the caller also logs with `logging`, as a warning or an error in words."""
+"""The names of the events that the caller itself logs with `logging`, as a sentence. They are not logged a second time."""
 
 
 def log_event(name: str, fields: Mapping[str, Any]) -> None:
-    """Log an event with `logging`, unless the caller does."""
+    """Log an event with `logging`, except the events in `LOGGED_BY_CALLER`, which the caller itself logs as a sentence."""
     if name not in LOGGED_BY_CALLER:
         log.info("%s %s", name, dict(fields))
 
@@ -200,40 +200,41 @@ class EventSink(Protocol):
     """The interface of an object that records a learner's metrics and events for people to read. No method blocks."""
 
     def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
-        """Record metrics of a client's learner thread: scalars by name, and the episodes that have ended."""
+        """Record the training metrics of a client (a policy with its learner): scalars by name, and ended episodes."""
 
     def event(self, name: str, **fields: Any) -> None:
-        """Record an event, such as the restart of a client. The fields are JSON values."""
+        """Record an event, such as the start of the learner. The fields are JSON values."""
 
     def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
         """Record a quarantined segment: accepted by the learner, but unfit for training."""
 
     def forget(self, client_id: str) -> None:
-        """Release the resources of a client that has been removed, such as open files."""
+        """Release what is kept for a client (a policy with its learner) that has been removed, such as open files."""
 
 
 class NullEventSink:
-    """An event sink that writes no files, for a learner without a run directory. It only logs events with `logging`."""
+    """An event sink that writes no files, for a learner without a folder for files. It only logs events with `logging`."""
 
     def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
-        """Ignore the metrics."""
+        """Ignore the training metrics."""
 
     def event(self, name: str, **fields: Any) -> None:
-        """Log the event with `logging`, unless the caller does."""
+        """Log the event with `logging`, unless it is in `LOGGED_BY_CALLER` (events that the caller logs itself)."""
         log_event(name, fields)
 
     def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
-        """Ignore the segment."""
+        """Ignore a quarantined segment (data that is unfit for training)."""
 
     def forget(self, client_id: str) -> None:
-        """Do nothing: this sink keeps no files or other data of a client."""
+        """Do nothing for a client (a policy with its learner) that was removed: this object keeps no files or other data."""
 
 
 class Recorder(Worker):
-    """A thread that writes metrics, events and quarantined segments to the run directory. It implements `EventSink`.
+    """A thread that writes a learner's metrics, events and quarantined segments to its folder. It implements `EventSink`.
 
-    The caller never waits. Records go into a queue of at most `QUEUE_RECORDS`. If the queue is full, they are dropped and
-    counted as ``records_dropped``. Failures to write are logged and counted as ``write_errors``.
+    Quarantined segments are data unfit for training. The caller never waits. Records go into a queue of at most
+    `QUEUE_RECORDS`. If the queue is full, they are dropped and counted as ``records_dropped``. Failures to write are logged and
+    counted as ``write_errors``.
     """
 
     def __init__(self, run_dir: Path, config: dict[str, Any]) -> None:
@@ -260,20 +261,20 @@ class Recorder(Worker):
     # ---- called by the gateway; never blocks
 
     def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
-        """Queue the metrics of a client's learner thread for writing."""
+        """Queue the training metrics of a client (a policy with its learner) for writing to the run directory."""
         self._put((client_id, metrics, time.time()))
 
     def event(self, name: str, **fields: Any) -> None:
-        """Log an event with `logging`, unless the caller does, and queue it for the log file of the run."""
+        """Queue an event for the log file. Also log it with `logging`, unless it is in `LOGGED_BY_CALLER`."""
         log_event(name, fields)
         self._put((name, fields, time.time()))
 
     def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
-        """Queue a quarantined segment for writing."""
+        """Queue a quarantined segment (data that is unfit for training) for writing to the run directory."""
         self._put((client_id, letter, time.time()))
 
     def forget(self, client_id: str) -> None:
-        """Queue a request to close the files of a client that has been removed."""
+        """Queue a request to close the files of a client (a policy with its learner) that has been removed."""
         self._put((client_id, None, time.time()))
 
     def _put(self, record: tuple[Any, ...]) -> None:

@@ -40,7 +40,7 @@ RECENT_EPISODES = 100
 
 
 class GatewaySender:
-    """The sender of a learner thread's messages to the gateway thread, through a PUSH socket.
+    """The sender of a learner thread's messages to the gateway (the learner's network thread), through a PUSH socket.
 
     A call waits while the gateway's PULL socket is full.
     """
@@ -49,7 +49,7 @@ class GatewaySender:
         self._up, self._key = up, key
 
     def send(self, message: Message) -> None:
-        """Send a message to the gateway.
+        """Send a message to the gateway (the learner's network thread). Wait while the gateway's queue is full.
 
         Raises:
             Closed: If the gateway's PULL socket stays full for `GATEWAY_TIMEOUT_S` seconds.
@@ -59,13 +59,13 @@ class GatewaySender:
 
 
 class _ReportedDemand(NamedTuple):
-    """The contents of a learner thread's last report of demand. All numbers count from the start of the thread.
+    """The last report of a learner thread on how many steps its algorithm can use. All counts begin with the thread's start.
 
     Attributes:
         limit_steps: The number of steps that the algorithm can use in all.
-        messages: The number of `DeliverSegments` messages taken.
-        items: The number of segments taken.
-        nbytes: The size of these messages, in bytes.
+        messages: The number of messages with segments (`DeliverSegments`) that the thread has taken.
+        items: The number of segments (parts of episodes) taken.
+        nbytes: The total size of these messages, in bytes.
         version: The lowest policy version with which actors should start a segment.
     """
 
@@ -77,10 +77,11 @@ class _ReportedDemand(NamedTuple):
 
 
 class LearnerThreadReporter:
-    """A collector of a learner thread's verdicts, demand and metrics. It sends them to the gateway when they are due.
+    """The reporter of a learner thread: it collects results, demand and metrics, and sends them to the network thread.
 
-    The thread takes segments from the gateway in messages called `DeliverSegments`. The four counters ``taken_...`` begin with
-    the start of the thread.
+    The results of segments are called verdicts. The demand is how many further steps the algorithm can use. The thread takes
+    segments from the gateway (the network thread) in messages called `DeliverSegments`. The four counters ``taken_...`` begin
+    with the start of the thread.
 
     Attributes:
         taken_messages: Number of `DeliverSegments` messages taken.
@@ -115,7 +116,7 @@ class LearnerThreadReporter:
 
     @property
     def rest_s(self) -> float:
-        """The longest time that the learner thread may wait for data before it must call the reporter, in seconds."""
+        """The longest time that the learner thread may wait for data before it must call this reporter again, in seconds."""
         if self._gathers:
             return GATHER_S
         return METRICS_PERIOD_S if self._news else IDLE_S
@@ -127,7 +128,7 @@ class LearnerThreadReporter:
     # ---- verdicts
 
     def record_verdict(self, key: Key, first: int, end: int, verdict: str, reason: str = "", replaces: str = "") -> None:
-        """Record a verdict for consecutive segments of one stream, for the next report.
+        """Record a verdict (the result) for consecutive segments of one actor, for the next report.
 
         Args:
             key: The key of the stream: the actor's id, and the number of the actor's start that began the numbering.
@@ -144,7 +145,7 @@ class LearnerThreadReporter:
             ranges.append([first, end])
 
     def report_verdicts(self) -> None:
-        """Send all verdicts recorded since the last report to the gateway now."""
+        """Send all verdicts (results of segments) recorded since the last report to the network thread now."""
         for (actor_id, origin, verdict, reason, replaces), ranges in self._disposed.items():
             self._send(SegmentVerdicts(actor_id, origin, ranges, verdict, reason, replaces))
         self._disposed.clear()
@@ -152,12 +153,14 @@ class LearnerThreadReporter:
     # ---- demand
 
     def report(self, usable_steps: int, version: int, *, at_once: bool = False) -> None:
-        """Send the recorded verdicts and the demand, if they have changed and are due.
+        """Send the results of segments (verdicts), and how many further steps the algorithm can use, if they have changed.
+
+        To send fewer messages, changes are collected for `GATHER_S` seconds, unless an actor may soon have to wait for them.
 
         Args:
             usable_steps: Number of steps that the algorithm can use beyond those taken so far.
             version: The lowest policy version with which actors should start a segment.
-            at_once: True to send changes even if they are not due.
+            at_once: True to send all changes now.
         """
         limit_steps = max(self._reported.limit_steps, self.taken_steps + usable_steps)
         now_true = _ReportedDemand(limit_steps, self.taken_messages, self.taken_items, self.taken_bytes, version)
@@ -203,7 +206,7 @@ class LearnerThreadReporter:
         return bool(self.scalars or self._episodes or self.observed_steps != self._said_steps)
 
     def report_figures(self, updates: int, *, at_once: bool = False) -> None:
-        """Send metrics if they have changed, at most once every `METRICS_PERIOD_S` seconds.
+        """Send training metrics to the network thread if they have changed, at most once every `METRICS_PERIOD_S` seconds.
 
         Args:
             updates: Number of updates that the algorithm has done.

@@ -1,4 +1,4 @@
-"""The settings of a client that an earlier run has saved, compared with the values in the learner's file."""
+"""The settings of a client saved by an earlier run, compared with the values in the learner's configuration file."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ ANOTHER = "give the client another name, or start another run with --resume neve
 
 @dataclass(frozen=True, slots=True)
 class RestoredClient:
-    """A client of an earlier run.
+    """A client (a policy with its learner) from an earlier run, with the settings that it continues with.
 
     Attributes:
-        settings: Its settings from this start on.
-        changes: The parameters of its algorithm that this start changes, because the learner's file has new values.
+        settings: The settings of the client from this start on.
+        changes: The parameters of the algorithm that this start changes, because the learner's configuration file has new
+            values.
         kept: The parameters that this start does not change although the learner's file has other values, by name: a list
             ``[value in force, value in the file]``.
     """
@@ -47,7 +48,7 @@ class RestoredClient:
     kept: ParameterChanges
 
     def notes(self) -> list[str]:
-        """Return one line of text on the parameters that the file has changed, and one on those that keep an operator's value."""
+        """Return up to two lines for the operator: parameters that the file changes, and those that differ from the file."""
         name = self.settings.client_id
         lines = [f"client {name}: {change_text(self.changes)} (the learner's file)"] if self.changes else []
         if self.kept:
@@ -59,11 +60,11 @@ class RestoredClient:
 
 
 def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[str, Any]) -> RestoredClient:
-    """Return the settings of a client that an earlier run of the learner has saved in the journal.
+    """Return the settings with which a client (a policy with its learner) continues after a restart of the learner.
 
-    The entry for the client in the learner's configuration takes precedence over the saved settings. An exception are parameters
-    of the algorithm with the same value in the entry as at the last start: for them the saved value applies, which an operator
-    can have set since. The saved settings take precedence over the learner's defaults.
+    The earlier run has saved settings in its journal. The entry for the client in the learner's configuration takes precedence
+    over them. An exception are parameters of the algorithm with the same value in the entry as at the last start: for them the
+    saved value applies, which an operator can have set since. The saved settings take precedence over the learner's defaults.
 
     Args:
         config: The learner's configuration.
@@ -111,7 +112,7 @@ def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[
 
 
 def _hello(client_id: str, known: Mapping[str, Any]) -> Hello:
-    """Return the saved settings in the form of a HELLO, for `resolve_settings`."""
+    """Return saved settings in the form of a HELLO (an actor's request for a session), which `resolve_settings` reads."""
     kept = {"seed": known["seed"], **{key: known[key] for key in LEARNING_KEYS}}
     return Hello(
         client_id,
@@ -136,7 +137,7 @@ def _check_policy(kind: AlgorithmEntry, settings: ClientSettings, before: Mappin
     """Check that the changed parameters describe the same policy as before.
 
     Raises:
-        ConfigError: If they do not.
+        ConfigError: If they describe another policy.
     """
     fixed = {name: pair for name, pair in changes.items() if name not in kind.changeable}
     if not fixed or kind.plan is None:

@@ -1,4 +1,4 @@
-"""Functions that prepare a run directory for the start of a learner, as the option ``resume`` demands.
+"""Functions that prepare the folder with a learner's files for the start of the learner, as the option ``resume`` demands.
 
 The learner continues from the state in its run directory, from an earlier checkpoint of one client, or starts without state.
 """
@@ -49,16 +49,17 @@ REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class RollbackSummary:
-    """A description of what was undone to return one client to an earlier checkpoint.
+    """A description of what was undone to return one policy's training to an earlier checkpoint.
 
     Attributes:
-        client_id: The client.
+        client_id: The id of the policy's client (a policy with its learner).
         checkpoint: Number of the earlier checkpoint, which is now the newest one.
         version: Number of the policy version in this checkpoint.
         abandoned: Numbers of the newer checkpoints. Their folders were renamed to ``NUMBER.abandoned``.
         undone_versions: Difference between the policy versions of the newest abandoned checkpoint and of this one.
-        undone_segments: Difference between these two checkpoints in the number of segments with a verdict. Segments that are
-            still in the journal are trained on a second time; the others are counted as rolled back.
+        undone_segments: Difference between these two checkpoints in the number of segments with a result, such as trained.
+            Segments that are still in the journal are trained on a second time; the others are counted as rolled back
+            (accepted, but without effect on the weights any more).
     """
 
     client_id: str
@@ -70,7 +71,7 @@ class RollbackSummary:
 
 
 def state_dir(checkpoint: Path) -> Path:
-    """Return the run directory ``RUN`` of a checkpoint, given the checkpoint's folder ``RUN/checkpoints/CLIENT/NUMBER``.
+    """Return the folder ``RUN`` of a learner, given the folder of a checkpoint, ``RUN/checkpoints/CLIENT/NUMBER``.
 
     Raises:
         ConfigError: If the path is not the folder of a checkpoint.
@@ -86,7 +87,7 @@ def state_dir(checkpoint: Path) -> Path:
 
 
 def return_to_checkpoint(config: LearnerConfig) -> RollbackSummary | None:
-    """Make the checkpoint that `LearnerConfig.resume` names the newest one of its client, by renaming all newer ones.
+    """Return the training of one policy to the checkpoint that `LearnerConfig.resume` names, by renaming all newer ones.
 
     Call this while the journal is open, so that no other learner uses the directory.
 
@@ -165,7 +166,10 @@ def has_state(run_dir: Path) -> bool:
 
 
 def _checkpoint_records(run_dir: Path) -> list[CheckpointSummary]:
-    """Return one record for each client with a checkpoint: which part of the journal its newest checkpoint covers."""
+    """Return which part of the journal (the record of accepted segments) the newest checkpoint of each client covers.
+
+    A client is a policy with its learner. A client without a valid checkpoint is left out.
+    """
     found = []
     for folder in sorted((run_dir / CHECKPOINTS).glob("*")):
         manifest = _newest(CheckpointStore(folder)) if folder.is_dir() else None

@@ -1,4 +1,4 @@
-"""The names of all files in a run directory, and the relocation of files that an earlier version of this library left there.
+"""The names of all files in a learner's run directory (folder), and the relocation of files from earlier versions.
 
 ::
 
@@ -38,7 +38,7 @@ _OUR_FILES = (CONFIG, LOG, JOURNAL)
 
 
 def aside_folder(run_dir: Path) -> Path:
-    """Create a folder ``before-TIME`` in the run directory, for older files that are moved away, and return its path.
+    """Create a folder ``before-TIME`` among the learner's files, for older files that are moved away, and return its path.
 
     Raises:
         OSError: If the folder cannot be created.
@@ -52,8 +52,8 @@ def move_old_files(run_dir: Path) -> list[tuple[str, str]]:
     """Move the files that an earlier version of this library stored under other names. Nothing is deleted.
 
     Earlier versions stored a client's TensorBoard files in ``RUN/CLIENT/``, where they could collide with the library's own
-    files. The folders of two clients' checkpoints could differ in letter case only. If the process is killed during this call,
-    the next call continues.
+    files. The folders of two clients' checkpoints could differ in letter case only, which some file systems ignore. If the
+    process is killed during this call, the next call continues.
 
     Returns:
         The moves as pairs ``(from, to)`` of paths relative to the run directory.

@@ -38,9 +38,9 @@ _PLAIN = (type(None), bool, str)
 
 
 def pack_state(state: Mapping[str, Any]) -> tuple[Any, dict[str, Array]]:
-    """Split a state into a tree of JSON values and a dict of arrays. The tree refers to each array by its name in the dict.
+    """Split an algorithm's state into a tree of JSON values and a dict of arrays, so that it can be stored without pickle.
 
-    Contiguous arrays are not copied.
+    The tree refers to each array by its name in the dict. Contiguous arrays are not copied.
 
     A state consists of dicts (keys: str or int), lists, tuples, torch tensors, numpy arrays and scalars (any dtype without
     fields or objects), integers of any size, floats, bool, str, bytes and None.
@@ -56,7 +56,7 @@ def pack_state(state: Mapping[str, Any]) -> tuple[Any, dict[str, Array]]:
 
 
 def unpack_state(tree: Any, arrays: Mapping[str, Array]) -> Any:
-    """Return the state from the tree and the arrays of `pack_state`. Tensors are on the CPU; arrays are writable.
+    """Return the algorithm's state that `pack_state` has split. Tensors are on the CPU; arrays are writable.
 
     Raises:
         KeyError, TypeError, ValueError: If the tree and the arrays do not match.
@@ -72,7 +72,7 @@ def unpack_state(tree: Any, arrays: Mapping[str, Array]) -> Any:
 
 
 class _StatePacker:
-    """A converter of one state into JSON values.
+    """A converter of an algorithm's state into JSON values and separate arrays, for a checkpoint.
 
     Attributes:
         arrays: The arrays found so far, by the path of each array in the state.

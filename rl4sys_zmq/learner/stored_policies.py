@@ -1,4 +1,4 @@
-"""The policies in the checkpoints of a run directory. They can be read while a learner uses the directory."""
+"""Reading of policies from a learner's checkpoints, also while the learner runs."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ TRIES = 5
 
 
 def newest_policy(run_dir: Path, client_id: str | None = None) -> tuple[Path, StoredPolicy]:
-    """Return the policy in the newest checkpoint of a client, with the folder of the checkpoint.
+    """Return the newest saved policy in a learner's checkpoints, with the folder of the checkpoint, for example to export it.
 
     A checkpoint whose policy is damaged is logged and skipped.
 
     Args:
         run_dir: The run directory of a learner, which can be running.
-        client_id: The client; None if the directory has only one.
+        client_id: The client (a policy with its learner); None if the directory has only one.
 
     Raises:
         ConfigError: If there is no such client or no checkpoint, or several clients and none is named. The message says what to
             do. Also if safetensors is not installed.
-        CheckpointError: If the folder of the checkpoints cannot be read.
+        CheckpointError: If the folder of the checkpoints cannot be read, or a checkpoint in it belongs to another client.
         PolicyFolderError: If no checkpoint has an intact policy.
     """
     client_id = _choose_client(run_dir, client_id)
@@ -70,7 +70,7 @@ def newest_policy(run_dir: Path, client_id: str | None = None) -> tuple[Path, St
 
 
 def _choose_client(run_dir: Path, client_id: str | None) -> str:
-    """Return the name of the client: the given one, or the only one with checkpoints."""
+    """Return the name of the policy (client) to read from a learner's checkpoints: the given name, or the only one there."""
     try:
         folders = sorted(path.name for path in (run_dir / CHECKPOINTS).iterdir() if path.is_dir())
     except OSError as exc:

@@ -1,23 +1,20 @@
-"""Detection of segments that crash the learner's process when they are trained on. After several crashes they are quarantined.
+"""Detection of segments that crash the learner's process when they are trained on, so that they can be excluded from training.
 
-A small file, ``training.mark``, lists the segments that are in training at the moment. They are written to the file before the
-algorithm receives them, and removed after the training. The file is not flushed to the disk, so it survives the end of the
-process, but not a loss of power. If a start finds segments in this file, the previous process ended during their training. They
-become suspects.
+A small file, ``training.mark``, lists the segments (parts of episodes) that are in training at the moment. If a start finds
+segments in this file, the previous process ended during their training, and they become suspects. The file is not flushed to
+the disk, so it survives the end of the process, but not a loss of power. If the process or the thread is asked to end, no
+segment becomes a suspect.
 
 One crash proves nothing, because a process can be killed from outside. So suspects are first trained on separately: an
 on-policy algorithm tries each half of them, and an off-policy algorithm takes them one at a time. If the process crashes again,
-only the suspects that were in training both times remain suspects, at most half of them. So it takes about log2(n) crashes to
-find one segment in a batch of n. A suspect whose training completes is no longer a suspect.
+only the suspects that were in training both times remain suspects. So it takes about log2(n) crashes to find one segment in a
+batch of n. A suspect whose training completes is no longer a suspect.
 
-These suspects are quarantined (excluded from training and kept as dead letters):
+These suspects are quarantined (excluded from training and kept in a folder for inspection):
 
 - a single remaining suspect, after `ENDS_ALONE` crashes in a row with this result;
 - a group of suspects that cannot be separated, because training on each half of the group does no harm, after `ENDS_TOGETHER`
   crashes in a row with this result.
-
-Completed training clears a suspect, so kills from outside can quarantine a harmless segment only if they hit each of these
-trainings in turn. If the process or the thread is asked to end, the segments in training do not become suspects.
 """
 
 from __future__ import annotations
@@ -55,10 +52,10 @@ Number = tuple[str, int, int]
 
 
 class CrashSuspects:
-    """The record of the segments in training, and of the segments that may have crashed earlier processes (the suspects).
+    """The record of the segments (parts of episodes) in training, and of those that may have crashed earlier processes.
 
-    The record is kept in files, so that the next process can read it. A learner thread uses this object; only `expect_end` can
-    be called from any thread.
+    The segments that may have crashed a process are called suspects. The record is kept in files, so that the next process can
+    read it. A learner thread uses this object; only `expect_end` can be called from any thread.
 
     Attributes:
         finding: A sentence about the crash of the previous process during training; empty if there was none.
@@ -66,11 +63,11 @@ class CrashSuspects:
     """
 
     def __init__(self, folder: Path | None) -> None:
-        """Read the record of the previous process, and begin a new one.
+        """Read which segments the previous process was training on when it ended, and begin a new record.
 
         Args:
-            folder: The folder of the client's checkpoints. With None, nothing is recorded. Use this if the journal is in memory:
-                the next process then receives none of these segments.
+            folder: The folder of the policy's checkpoints. With None, nothing is recorded. Use this if the journal is in
+                memory: the next process then receives none of these segments.
         """
         self.finding = ""
         self.repeated = False
@@ -92,13 +89,13 @@ class CrashSuspects:
                 self._give_up(exc)
 
     def close(self) -> None:
-        """Record that no segment is in training, and stop recording."""
+        """Record that no segment is in training, and stop recording, at the end of the learner thread."""
         self.clear()
         self._disabled = True
         self._map = None  # not closed: another thread may be using it in `expect_end`
 
     def expect_end(self, *, disable: bool = False) -> None:
-        """Record that the process or the learner thread was asked to end, so that its end makes no segment a suspect.
+        """Record that the process or the learner thread was asked to end, so that no segment is suspected of a crash.
 
         Any thread can call this.
 
@@ -114,13 +111,13 @@ class CrashSuspects:
     # ---- in hand
 
     def note(self, key: Key, first: int, end: int) -> None:
-        """Record that segments with the numbers ``[first, end)`` of a stream are in training, in addition to earlier ones."""
+        """Record that segments ``[first, end)`` of an actor are in training too, in case they crash the process now."""
         if not self._disabled and len(self._in_hand) < MAX_RANGES:
             name = key[0].encode()
             self._write([(key, first, end)], _RANGE.pack(len(name), key[1], first, end) + name)
 
     def begin(self, held: Sequence[SegmentInTraining]) -> None:
-        """Record that exactly these segments are in training."""
+        """Record that exactly these segments are in training, in case they crash the process now."""
         if self._disabled:
             return
         self.clear()
@@ -129,32 +126,46 @@ class CrashSuspects:
         self._write(ranges, b"".join(_RANGE.pack(len(n), origin, a, b) + n for n, origin, a, b in names))
 
     def clear(self) -> None:
-        """Record that no segment is in training."""
+        """Record that no segment is in training, so that a crash of the process now is blamed on no segment."""
         if self._in_hand and not self._disabled:
             self._in_hand.clear()
             self._bytes = 0
             self._write([], b"")
 
     def clear_pending(self) -> None:
-        """Record that the training completed: the segments in training are no longer suspects, and no longer in training."""
+        """Record that training on the recorded segments has completed, so none of them is suspected of a crash any more.
+
+        They also no longer count as in training.
+        """
         if self._suspected:
             self._clear_suspects({n for n in self._suspected if any(_holds(one, n) for one in self._in_hand)})
         self.clear()
 
     def clear_suspects(self, held: Iterable[SegmentInTraining]) -> None:
-        """Remove these segments from the suspects, because training on them completed."""
+        """Stop suspecting these segments of an earlier crash of the process, because training on them has completed."""
         if self._suspected:
             self._clear_suspects({(*one.key, one.seq) for one in held})
 
     # ---- suspicion
 
     def may_contain_suspects(self, key: Key, first: int, end: int) -> bool:
-        """Return False if no segment with a number in ``[first, end)`` of a stream is a suspect. True means that one can be."""
+        """Return False if no segment in a range is suspected of an earlier crash of the process. True means that one can be.
+
+        Args:
+            key: The key of the stream: the actor's id, and the number of the actor's start that began the numbering.
+            first: Sequence number of the first segment.
+            end: Sequence number after the last segment.
+        """
         least, most = self._spans.get(key, (0, -1)) if self._spans else (0, -1)
         return first <= most and least < end
 
     def suspects(self, key: Key, seq: int) -> bool:
-        """Return True if the segment with this sequence number in a stream is a suspect."""
+        """Return True if the segment with this sequence number is suspected of an earlier crash of the process.
+
+        Args:
+            key: The key of the stream: the actor's id, and the number of the actor's start that began the numbering.
+            seq: Sequence number of the segment.
+        """
         return (*key, seq) in self._suspected
 
     def reasons(self, key: Key, first: int, end: int) -> dict[int, str]:
@@ -166,13 +177,19 @@ class CrashSuspects:
         return {seq - first: why for (*stream, seq), why in found if tuple(stream) == key and first <= seq < end}
 
     def parts(self, held: Sequence[SegmentInTraining]) -> list[list[SegmentInTraining]]:
-        """Return the suspects among some segments, as up to two lists to train on separately; ``[]`` if there are none."""
+        """Return the segments suspected of an earlier crash, in up to two lists to train on separately; ``[]`` if none is.
+
+        If the process crashes with one of the lists, the next process knows that the cause is in this list.
+
+        Args:
+            held: The segments to search.
+        """
         found = [one for one in held if (*one.key, one.seq) in self._suspected] if self._suspected else []
         half = len(found) // 2
         return [part for part in (found[:half], found[half:]) if part]
 
     def _update_suspects(self, in_hand: Sequence[SegmentRange]) -> None:
-        """Update the suspects after a crash.
+        """Update the set of segments that may have caused crashes (the suspects), after a crash.
 
         Args:
             in_hand: The segments that the previous process had in training when it ended.
@@ -208,7 +225,7 @@ class CrashSuspects:
             self._save()
 
     def _span(self) -> None:
-        """Compute the lowest and the highest sequence number of the suspects in each stream."""
+        """Compute the range of suspected sequence numbers of each actor, so that `may_contain_suspects` is fast."""
         self._spans = {}
         for actor_id, origin, seq in self._suspected:
             least, most = self._spans.get((actor_id, origin), (seq, seq))
@@ -220,7 +237,7 @@ class CrashSuspects:
     # ---- files
 
     def _open(self, path: Path) -> mmap.mmap:
-        """Read the segments of the previous process from ``training.mark``, clear the file, and map it into memory.
+        """Read from ``training.mark`` what the previous process trained on, clear the file, and map it into memory.
 
         A write to mapped memory needs no system call.
         """
@@ -271,7 +288,7 @@ class CrashSuspects:
             self._give_up(exc)
 
     def _give_up(self, exc: OSError) -> None:
-        """Stop recording after an error of the disk. Training continues, because it matters more."""
+        """Stop recording after an error of the disk. Training continues without the record."""
         self._disabled = True
         log.warning("%s cannot be written, so a segment that ends the process would not be found: %s", MARK, exc)
 
@@ -282,7 +299,7 @@ def _holds(one: SegmentRange, number: Number) -> bool:
 
 
 def _read(file: int) -> list[SegmentRange]:
-    """Return the segments that the file ``training.mark`` lists.
+    """Return the segments that were in training when the previous process ended, from the file ``training.mark``.
 
     Return an empty list if the previous process was asked to end, or if the file is invalid.
     """

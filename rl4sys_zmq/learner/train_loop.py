@@ -1,4 +1,4 @@
-"""The loop of a learner thread: it builds a client's algorithm, trains it, publishes the weights and saves checkpoints."""
+"""The loop of a learner thread: it builds an algorithm, trains a policy, publishes the weights and saves checkpoints."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class TrainLoop:
             self._reporter.report_figures(self._trainer.updates)
 
     def close(self) -> None:
-        """Record that no segment is in training any more. Only the learner thread calls this, at its end."""
+        """Record on disk that no segment is in training any more. Only the learner thread calls this, at its end."""
         self._suspects.close()
 
     def expect_end(self, *, replaced: bool = False) -> None:
@@ -173,7 +173,7 @@ class TrainLoop:
                 assert_never(message)
 
     def _finish(self) -> None:
-        """Send the last reports, and write the last checkpoint.
+        """Send the last reports, and write the last checkpoint, before the learner thread ends.
 
         Segments that wait for a full batch are not trained on. A journal on disk keeps them for the next start.
         """
@@ -269,7 +269,7 @@ class TrainLoop:
         )
 
     def _start_from(self, source: Path) -> None:
-        """Give the new algorithm the policy weights in a file or folder, and let the next round save them in a checkpoint.
+        """Load given policy weights from a file or folder into the new algorithm, and schedule a checkpoint of them.
 
         Raises:
             ConfigError: If the algorithm has no method `load_policy`, or the weights do not fit its policy.
@@ -288,7 +288,7 @@ class TrainLoop:
         self._save_at = time.monotonic()
 
     def _save(self, token: int = 0, *, asked: bool = False) -> None:
-        """Write a checkpoint if the state has changed or the gateway has requested one.
+        """Write a checkpoint if the state has changed or the gateway (the learner's network thread) has requested one.
 
         Args:
             token: The number that identifies the request of the gateway; 0 without a request.
@@ -336,7 +336,7 @@ class TrainLoop:
         return StoredPolicy(self._spec, snapshot, origin)
 
     def _manifest(self, now: int) -> CheckpointManifest:
-        """Return the manifest (the description) of a checkpoint of the current state. `now` is the digest of its weights.
+        """Return the manifest (the description) of a checkpoint of the current state. `now` is a checksum of its weights.
 
         The manifest names a policy version. If the current weights are published, this is their version. Otherwise it is the
         next version, which these weights get when they are published by this learner thread, or by one that resumes from the
@@ -392,7 +392,7 @@ class TrainLoop:
             self._barrier()
 
     def _take_some(self, message: SegmentMessage, start: int) -> int:
-        """Process the segments of a message until the batch is full or the message ends.
+        """Pass the segments of a message to the algorithm until its batch is full or the message ends.
 
         Args:
             message: The message.
@@ -444,10 +444,10 @@ class TrainLoop:
         return place + 1
 
     def _note(self, key: Key, batch: SubmitReader, lags: NDArray[np.int64], observed: Sequence[int]) -> None:
-        """Update the verdicts and metrics for segments that the algorithm has accepted.
+        """Update counts and metrics for segments that the algorithm has accepted. Off-policy, they also count as trained now.
 
         Args:
-            key: The key of the stream.
+            key: The key of the stream: the actor's id, and the number of the actor's start that began the numbering.
             batch: The message of segments.
             lags: Number of versions by which each segment of the message is behind.
             observed: Indices of the accepted segments in the message.
@@ -465,7 +465,7 @@ class TrainLoop:
         self._reporter.observed_steps += int(steps.sum())
 
     def _quarantine(self, message: SegmentMessage, place: int, reason: str) -> None:
-        """Quarantine a segment: record the verdict, and send the segment to the gateway as a dead letter, with the reason.
+        """Exclude a segment from training: count it as quarantined, and send it with the reason to the gateway, which keeps it.
 
         Args:
             message: The message that contains the segment.
@@ -485,8 +485,9 @@ class TrainLoop:
     def _reject(self, message: SegmentMessage, place: int, exc: Exception) -> None:
         """Quarantine a segment for which the algorithm has raised an exception.
 
-        Without the quarantine, a journal on disk would deliver the segment to each new learner thread. If more than
-        `MAX_POISONED` segments in a row are rejected, the algorithm is assumed to be at fault, and its exception is raised.
+        Without the exclusion (quarantine), each new learner thread would receive the segment again from the journal on disk. If
+        more than `MAX_POISONED` segments in a row are rejected, the algorithm is assumed to be at fault, and its exception is
+        raised.
 
         Args:
             message: The message that contains the segment.
@@ -501,20 +502,21 @@ class TrainLoop:
 
     @property
     def _first_version(self) -> int:
-        """Number of the first policy version of this learner thread.
+        """Number of the first policy version that this learner thread publishes.
 
-        Versions in segments of earlier learner threads count as this version if their numbers are higher.
+        It is also used for segments from earlier learner threads, to compute how old they are: a higher version number counts
+        as this number.
         """
         return max(self._resumed_version, 0)
 
     def _record_verdict(self, key: Key, first: int, end: int, verdict: str, reason: str = "", replaces: str = "") -> None:
-        """Record a verdict on segments of a stream, for the checkpoint and for the report to the gateway.
+        """Record a verdict (the result of segments, such as trained), for the checkpoint and the report to the network thread.
 
         Args:
-            key: The key of the stream.
+            key: The key of the stream: the actor's id, and the number of the actor's start that began the numbering.
             first: Sequence number of the first segment.
             end: Sequence number after the last segment.
-            verdict: The verdict.
+            verdict: The verdict: trained, stale (too old), quarantined (unfit) or refused.
             reason: The reason, for quarantined segments; else empty.
             replaces: The verdict that the segments had before; empty if this is their first verdict.
         """
@@ -541,7 +543,7 @@ class TrainLoop:
         self._suspects.clear_pending()
 
     def _undone(self, outcome: UpdateOutcome) -> None:
-        """Quarantine the segments that made an update fail, and raise an alarm.
+        """Exclude from training the segments that made an update fail, and report the problem to the operator.
 
         Args:
             outcome: The result of the update, which has been undone.

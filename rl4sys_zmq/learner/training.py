@@ -46,12 +46,12 @@ the messages that are kept as well.
 
 @dataclass(slots=True)
 class UpdateOutcome:
-    """The result of one call of `UpdateRunner.update`.
+    """The result of an attempt to update an algorithm by `UpdateRunner.update`: the update succeeded, or it was undone.
 
     Attributes:
         metrics: Metrics of the update; None if it was undone.
         used: The segments that an on-policy update was made on. They now count as trained.
-        culprits: The segments that made an update fail. The caller must quarantine them.
+        culprits: The segments that made an update fail. The caller must quarantine them (exclude them from training).
         reason: The reason why the update was undone; empty if it was not undone.
         unchanged: True if no weight has changed although the learning rate is not 0.
     """
@@ -64,15 +64,16 @@ class UpdateOutcome:
 
 
 class UpdateRunner:
-    """The caller of one algorithm's `observe` and `update`. It undoes failed updates and finds the segments at fault.
+    """The object that makes the updates of one algorithm, undoes failed ones, and finds the segments at fault.
 
     Attributes:
-        held: The segments that wait for the next update of an on-policy algorithm; empty for an off-policy algorithm.
+        held: The segments (parts of episodes) that wait for the next update of an on-policy algorithm; empty for an off-policy
+            algorithm.
         updates: Number of updates done in all, without those that were undone.
     """
 
     def __init__(self, algorithm: Algorithm, suspects: CrashSuspects, updates: int = 0) -> None:
-        """Keep the algorithm's current state as the first one to restore.
+        """Keep the algorithm's current state, to return to it if the first update fails.
 
         Args:
             algorithm: The algorithm. If it resumes from a checkpoint, its state must be loaded already.
@@ -146,7 +147,7 @@ class UpdateRunner:
         return UpdateOutcome(metrics, used, unchanged=self._advance(metrics or {}, due=self._is_due(partial)))
 
     def _is_due(self, partial: bool) -> bool:
-        """Return True if the state after the next good update must be checked in full and kept as the one to restore.
+        """Return True if the next update must be checked in full and its state kept, to return to it when a later one fails.
 
         This is the case for each update of an on-policy algorithm, and for each update of an off-policy algorithm that can be
         published or that is repeated after a failure.
@@ -155,7 +156,7 @@ class UpdateRunner:
         return self._onpolicy or partial or self._careful > 0 or (self.updates + 1) % every == 0
 
     def _advance(self, metrics: Mapping[str, float], *, due: bool) -> bool:
-        """Count a good update, and keep its state if it is due.
+        """Count a successful update. If `due`, keep its state as the one to return to when a later update fails.
 
         Return True if the weights are the same as in the last kept state although the learning rate is not 0.
         """
@@ -172,7 +173,7 @@ class UpdateRunner:
         return same and metrics.get("charts/learning_rate", 1.0) != 0.0
 
     def _keep(self) -> None:
-        """Keep the algorithm's current state as the one that `_restore` returns to."""
+        """Keep the algorithm's current state, to return to it with `_restore` if an update fails."""
         self._since_kept = 0
         self._state: Any = None
         if self._hooks is not None:
@@ -248,7 +249,7 @@ class UpdateRunner:
         return [one for part in failing for one in self._find(part)] if failing else batch
 
     def _fails(self, part: list[SegmentInTraining]) -> bool:
-        """Return True if an update on some segments of a batch fails, starting from the kept state."""
+        """Return True if an update on some segments of a batch fails, starting from the state before the batch."""
         self._trials += 1
         self._restore()
         metrics: Mapping[str, float] | None = None
@@ -267,8 +268,8 @@ class UpdateRunner:
     def _undo_replay(self, reason: str, failure: Exception | None) -> UpdateOutcome | None:
         """Undo a failed update of an off-policy algorithm, and let the algorithm remove the data at fault from its replay.
 
-        The kept state can be several updates old. Then these updates are undone too and repeated one by one, each with a full
-        check, until the failing one is found.
+        The last kept state can be several updates old. Then these updates are undone too and repeated one by one, each with a
+        full check, until the failing one is found.
         """
         if self._hooks is None:
             raise failure or TrainingDiverged(
@@ -291,7 +292,7 @@ class UpdateRunner:
     # ---- suspects of an earlier end of the process
 
     def _try_suspects(self) -> None:
-        """Make trial updates on the suspects among the waiting segments: segments that may have crashed an earlier process.
+        """Make trial updates on the suspects: those waiting segments that may have crashed an earlier process.
 
         Each trial uses half of the suspects. If it crashes the process, the next process knows that this half contains the
         cause. The results of the trials are thrown away. See `CrashSuspects`.

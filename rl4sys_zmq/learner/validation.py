@@ -106,7 +106,7 @@ def _fits(table: NDArray[Any], low: NDArray[np.float64], high: NDArray[np.float6
 
 
 class SegmentValueLimits:
-    """The allowed ranges of all columns in a client's segments.
+    """The allowed ranges of all columns in the segments (steps of an episode) that one policy is trained on.
 
     Attributes:
         max_reward: Largest absolute value of a reward.
@@ -116,7 +116,7 @@ class SegmentValueLimits:
         """Create the ranges.
 
         Args:
-            schema: The columns of the client's segments, with its spaces.
+            schema: The columns of the segments, with the spaces of observations and actions.
             max_magnitude: Largest absolute value in an extra column, and of an observation or a raw action (before clipping or
                 squashing) where the space has no bound.
             max_reward: Largest absolute value of a reward.
@@ -173,12 +173,12 @@ CHUNK = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class ContentRules:
-    """The conditions that the content of a client's segments must meet.
+    """The conditions that the numbers in segments (steps of an episode) must meet to be trained on.
 
     Attributes:
-        schema: The columns that a segment must have, by the client's spaces.
+        schema: The columns that a segment must have, by the policy's spaces.
         bounds: The allowed ranges of the numbers in the columns.
-        generation: Number of the client's current learner thread.
+        generation: Number of the learner thread that trains the policy now.
         version: Newest policy version that this learner thread has published. Segments of later versions are errors.
     """
 
@@ -189,7 +189,7 @@ class ContentRules:
 
 
 def content_errors(batch: SubmitReader, segments: Sequence[Segment], skip: Container[int], rules: ContentRules) -> dict[int, str]:
-    """Check the content of all segments in a message.
+    """Check the numbers in all segments (parts of episodes) of a message before they are trained on.
 
     Args:
         batch: The message.

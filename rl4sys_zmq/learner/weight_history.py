@@ -1,4 +1,4 @@
-"""The recent versions of a policy's weights. The gateway keeps them in memory, to answer actors that request weights."""
+"""The recent versions of a policy's weights. They are kept in memory for actors that request weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Frames = tuple[Frame, ...]
 
 
 class WeightHistory:
-    """The recent weights of one client's policy, encoded updates to the newest weights, and checksums of past versions.
+    """The recent weights of one policy, encoded updates to the newest weights, and checksums of past versions.
 
     The history covers the versions that one learner thread has published (one generation).
 
@@ -51,11 +51,14 @@ class WeightHistory:
         self._digests: OrderedDict[int, int] = OrderedDict()
 
     def describe(self, policy_id: bytes, writing: EncodingOptions) -> None:
-        """Set the policy id (8 bytes) and the options for encoding updates. Call this before the first `publish`."""
+        """Set the id of the policy in messages (8 bytes), and the options for encoding its weights.
+
+        Call this before the first `publish`.
+        """
         self._policy_id, self._writing = policy_id, writing
 
     def publish(self, message: PolicyPublished) -> Frames:
-        """Add a new version, and return the frames to send to all subscribers: a diff, or all weights.
+        """Add a new version, and return the message frames to send to all subscribed actors: a diff, or all weights.
 
         Args:
             message: The learner thread's message with the new version.
@@ -90,7 +93,7 @@ class WeightHistory:
         return self._ring[-1]
 
     def catch_up(self, generation: int, version: int) -> WeightsReply:
-        """Return the update for an actor: from the version that the actor has to the newest one.
+        """Return the weight update that takes one actor from the version that it has to the newest one.
 
         The update is a diff if the weights of the actor's version are kept here; otherwise it contains all weights.
 
@@ -98,7 +101,7 @@ class WeightHistory:
         newest one and from there to the newest one, so that the actor can decode the next diff.
 
         Args:
-            generation: Generation of the actor's version.
+            generation: Number of the learner thread that published the actor's version.
             version: The actor's version.
         """
         known = generation == self.generation and self._ring[0].version <= version < self.version
@@ -126,13 +129,13 @@ class WeightHistory:
         return self._ring[version - self._ring[0].version]
 
     def beacon(self, alarms: Mapping[str, int]) -> Beacon:
-        """Return the beacon of this policy: the periodic message with its newest version and digest.
+        """Return the beacon of this policy: the periodic message with its newest version and the checksum of its weights.
 
         Args:
-            alarms: The number of the client's alarms by kind. They are part of the message.
+            alarms: The number of alarms (reported problems of the policy's training) by kind. They are part of the message.
         """
         return Beacon(self.generation, max(self.version, 0), self.digest, dict(alarms))
 
     def digest_of(self, version: int) -> int | None:
-        """Return the digest of a version, or None if this learner thread has not published it or its digest is no longer kept."""
+        """Return the checksum of a version's weights; None if it is no longer kept, or the version was never published here."""
         return self._digests.get(version)

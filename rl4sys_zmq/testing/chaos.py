@@ -67,7 +67,7 @@ class ChaosProxy(Resource):
         self._loop.call(lambda: setattr(self._loop, "paused", True))
 
     def resume(self) -> None:
-        """Continue after `pause`."""
+        """Continue to read and forward bytes after `pause`."""
         self._loop.call(lambda: setattr(self._loop, "paused", False))
 
     def cut(self) -> int:

@@ -53,7 +53,7 @@ class NetworkFaults:
 
 
 class _ProxyDirection:
-    """One direction of a proxied connection: a queue of bytes from `source` that are due to be written to `sink`."""
+    """One direction of a proxied connection: a queue of bytes that were read from `source` and wait to be sent to `sink`."""
 
     def __init__(self, name: str, source: socket.socket, sink: socket.socket) -> None:
         self.name = name
@@ -121,7 +121,7 @@ class ChaosThread(Worker):
         return result[0]
 
     def stop(self) -> None:
-        """End the loop."""
+        """Ask the thread to end, without waiting for its end."""
         self._stopping = True
         self._wakeup.set()
 
@@ -232,7 +232,7 @@ class ChaosThread(Worker):
         flow.size += len(data)
 
     def _carry(self, link: _ProxyConnection) -> None:
-        """Write the bytes of a proxied connection that are due, then update the events to wait for."""
+        """Write the bytes of a proxied connection whose delay has passed, then update the events to wait for."""
         if not self.paused and not self._holed and link.connected:
             for flow in link.flows:
                 if not self._write(link, flow):
@@ -240,7 +240,7 @@ class ChaosThread(Worker):
         self._interest(link)
 
     def _write(self, link: _ProxyConnection, flow: _ProxyDirection) -> bool:
-        """Write the due bytes of one direction. Return False if this closed the proxied connection."""
+        """Write the bytes of one direction whose delay has passed. Return False if this closed the proxied connection."""
         while flow.chunks and flow.chunks[0][0] <= self._now and not link.half:
             due, data, cut = flow.chunks[0]
             try:
@@ -279,7 +279,10 @@ class ChaosThread(Worker):
     # ---- waiting and ending
 
     def _interest(self, link: _ProxyConnection) -> None:
-        """Update the selector for both sides: wait to read while the buffer has room, and to write if bytes are due."""
+        """Update the events that the selector waits for, on both sides of a proxied connection.
+
+        It waits to read while the buffer has room, and to write if the delay of queued bytes has passed.
+        """
         swallowing = link.half or self._holed
         for flow, back in (link.flows, link.flows[::-1]):
             side, mask = flow.source, 0

@@ -97,7 +97,7 @@ def check_algorithm(
 
 
 class _RandomEnvironment:
-    """A random environment that produces segments, in which the newest policy of an algorithm acts."""
+    """A random environment in which the newest policy of an algorithm acts. It produces segments (parts of episodes)."""
 
     def __init__(self, algorithm: Algorithm, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
@@ -337,7 +337,7 @@ def _is_finite(algorithm: Algorithm) -> bool:
 
 
 def _equal(one: tuple[FlatWeights, bytes], other: tuple[FlatWeights, bytes]) -> bool:
-    """Return True if two results of `PolicySpec.flatten` are equal."""
+    """Return True if two sets of a policy's weights, as `PolicySpec.flatten` returns them, are equal."""
     return np.array_equal(one[0], other[0]) and one[1] == other[1]
 
 

@@ -1,4 +1,4 @@
-"""A test function for authors of data stores."""
+"""A test function for authors of data stores (bounded stores of numbered items, subclasses of `DataStoreBase`)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class DataStore(Protocol[Item]):
     """The methods of `rl4sys_zmq.serving.DataStoreBase` that `check_data_store` calls."""
 
     def insert(self, data: Item) -> None:
-        """Store one item under the next number."""
+        """Store one item. Items are numbered from 0 in the order of insertion."""
 
     def batch_insert(self, batch_data: Sequence[Item]) -> None:
-        """Store several items in order."""
+        """Store several items, which get consecutive numbers in their order."""
 
     def latest_data_id(self) -> int:
         """Return the number of the newest item, or -1 before the first insertion."""

@@ -98,7 +98,7 @@ def router_answers_the_right_peer(make: Make, via: Via) -> None:
 
 
 def unknown_peers_are_gone(make: Make, via: Via) -> None:
-    """Check that a ROUTER send returns GONE for a peer that never existed, and for a peer that has closed."""
+    """Check that a send by a ROUTER socket returns GONE for a peer that never existed, and for one that has closed."""
     with ExitStack() as stack:
         router, dealer = _router_and_dealer(stack, make, via)
         assert router.send([b"nobody", b""]) is SendResult.GONE, "a send to an unknown peer was not GONE"
@@ -109,7 +109,7 @@ def unknown_peers_are_gone(make: Make, via: Via) -> None:
 
 
 def a_full_queue_never_blocks(make: Make, via: Via) -> None:
-    """Check that sends return FULL if the peer does not read, and that each message whose send returned OK arrives later."""
+    """Check that sends return FULL at once if the peer does not read, and that each message sent with OK arrives later."""
     with ExitStack() as stack:
         router = stack.enter_context(Socket.router(make(), send_hwm=2))
         dealer = stack.enter_context(Socket.dealer(via(router.bound.uri), recv_hwm=2))
@@ -135,7 +135,7 @@ def nothing_to_receive_is_none(make: Make, via: Via) -> None:
 
 
 def subscribers_get_their_prefixes(make: Make, via: Via) -> None:
-    """Check that a publisher is informed of subscriptions and their end, and that subscribers get exactly their topics."""
+    """Check that a publisher sees subscriptions begin and end, and that subscribers get only messages with their prefixes."""
     with ExitStack() as stack:
         publisher = stack.enter_context(Socket.xpub(make(), hwm=100))
         address = via(publisher.bound.uri)

@@ -45,7 +45,7 @@ class FakeParameters:
 
 
 class FakeAlgorithm:
-    """An `Algorithm` that counts steps and sets its weights to `fake_weights` at each update.
+    """A learning algorithm for tests. It counts steps, and sets its weights to random numbers from `fake_weights`.
 
     Attributes:
         segments: Number of observed segments. `load` sets this and the other counts to those of the loaded state.
@@ -75,7 +75,7 @@ class FakeAlgorithm:
 
     @staticmethod
     def factory(kind: str = "onpolicy", *, release: threading.Event | None = None, **defaults: object) -> FakeFactory:
-        """Return a factory for ``register_algorithm("FAKE", FakeAlgorithm.factory(...))``.
+        """Return a factory of fake algorithms, for ``register_algorithm("FAKE", FakeAlgorithm.factory(...))``.
 
         Args:
             kind: ``"onpolicy"`` or ``"offpolicy"``.
@@ -127,7 +127,7 @@ class FakeAlgorithm:
         return max(0, self.parameters.steps_per_update - self._pending)
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
-        """Return `fake_weights` for the number of updates so far, by tensor."""
+        """Return the weights by tensor name: random numbers from `fake_weights`, different after each update."""
         return self._spec.views(fake_weights(self._spec, self.updates, self._seed))
 
     def state(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class FakeAlgorithm:
         }
 
     def checkpoint(self) -> tuple[Any, ...]:
-        """Return the current state for `restore` (see `UndoableAlgorithm.checkpoint`)."""
+        """Return what an update changes, the counts of updates and used data, so that `restore` can undo an update."""
         return self.updates, self._used
 
     def restore(self, kept: tuple[Any, ...]) -> None:
@@ -159,11 +159,11 @@ class FakeAlgorithm:
             del self.keys[self.segments :]
 
     def numbers_to_check(self) -> list[NDArray[Any]]:
-        """Return the number of updates in place of weights (see `UndoableAlgorithm.numbers_to_check`)."""
+        """Return an array with the number of updates. The learner checks that it is finite, as it does with real weights."""
         return [np.array([self.updates], np.float32)]
 
     def discard(self) -> list[int]:
-        """Return an empty list (see `UndoableAlgorithm.discard`). The learner never calls this, because all values are finite."""
+        """Return an empty list: no data make a fake update fail, so there is nothing to remove."""
         return []
 
     def load(self, state: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@
   that the policy adds to segments. `PolicySnapshot`: the weights of a policy at one version.
 - `spaces`: ten kinds of observation and action spaces, such as `BoxSpace` and `DiscreteSpace`.
 - `space_conversion`: reads spaces from JSON and from Gymnasium. `space_from` accepts Box and Discrete, `observation_space_from`
-  the spaces that observations of a learner client can have, and `any_space_from` all kinds.
+  the spaces that the observations of a policy can have, and `any_space_from` all kinds.
 - `observations`: conversion of nested observations to a list of arrays and back.
 - `trees`: functions for nested dicts, lists and tuples of arrays.
 """

@@ -25,7 +25,7 @@ RESERVED = frozenset({"observations", "actions", "rewards", "log_probs", "versio
 
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:
-    """The name, shape and dtype of one extra column.
+    """The name, shape and dtype of one extra column that a policy records in segments (parts of episodes).
 
     Attributes:
         name: The key of the column in `Segment.extras` or `Segment.initial`.
@@ -65,7 +65,7 @@ class ColumnSpec:
 
 
 def check_columns(columns: Sequence[ColumnSpec]) -> None:
-    """Check the number and the names of the extra columns of one policy.
+    """Check the number and the names of the extra columns that one policy records with each step or segment.
 
     Raises:
         ConfigError: If there are more than `MAX_COLUMNS` columns, or two columns have the same name.

@@ -30,7 +30,7 @@ __all__ = ["ObservationLeaves", "flat_space", "integer_bounds", "leaves_of"]
 
 @dataclass(frozen=True, slots=True)
 class ObservationLeaves:
-    """The arrays of an observation space, in the order in which they are sent: in each dict, by sorted keys.
+    """The arrays (leaves) that form an observation of one space, in the order in which they are sent: by sorted dict keys.
 
     An observation that is a single array has one leaf.
 
@@ -45,7 +45,7 @@ class ObservationLeaves:
     names: tuple[str, ...]
 
     def flatten(self, tree: Tree) -> list[Any]:
-        """Return the leaves of one observation as a list.
+        """Return the arrays of one observation (its leaves) as a list, in the order of `names`.
 
         Raises:
             ObservationError: If the observation does not have the dicts and tuples of the space. A list counts as a tuple.
@@ -57,13 +57,13 @@ class ObservationLeaves:
         return leaves
 
     def unflatten(self, leaves: Iterable[Any]) -> Tree:
-        """Return the observation with these leaves. It is the inverse of `flatten`."""
+        """Build the observation that consists of these arrays (leaves). It is the inverse of `flatten`."""
         return unflatten(self.structure, leaves)
 
     def rows(self, tree: Tree) -> Sequence[Any]:
-        """Return ``N`` single observations, given one tree whose arrays have a leading axis of ``N``.
+        """Split a batch into ``N`` single observations, given nested dicts and tuples of arrays with a leading axis of ``N``.
 
-        If the space has one leaf, return the array itself, which is already a sequence of observations.
+        If an observation is a single array, return the array itself, which is already a sequence of observations.
         """
         if self.structure is None:
             return tree  # type: ignore[no-any-return]
@@ -71,18 +71,18 @@ class ObservationLeaves:
         return unflatten_each(self.structure, leaves, len(leaves[0]))
 
     def stack(self, observations: Sequence[Any]) -> Tree:
-        """Return one tree whose arrays have a leading axis of ``N``, given ``N`` single observations."""
+        """Join ``N`` single observations to a batch: nested dicts and tuples of arrays with a leading axis of ``N``."""
         return self.unflatten(np.stack(column) for column in zip(*map(self.flatten, observations), strict=True))
 
 
 def leaves_of(space: ObservationSpace) -> ObservationLeaves:
-    """Return the leaves of an observation space."""
+    """Return a description of the arrays (leaves) of which an observation of this space consists."""
     structure, spaces = _structure(space), tuple(_spaces(space))
     return ObservationLeaves(structure, spaces, tuple(leaf_paths(structure, "observations")))
 
 
 def flat_space(space: ObservationSpace, user: str) -> Space:
-    """Return an observation space unchanged if it is a Box or Discrete.
+    """Check that an observation space is a Box or Discrete, for code that supports no other kind, and return it unchanged.
 
     Args:
         space: The observation space.

@@ -39,8 +39,8 @@ class PolicySpec:
         document: Further parameters for that function, which also validates them. It contains JSON values: null, true, false,
             finite numbers, text, lists, and mappings with text keys. At most `MAX_NODES` values and `MAX_DEPTH` levels.
         tensors: The descriptions of the weights, which are sent with each version. At least one tensor.
-        columns: The extra columns that the policy adds to segments. If there are any, the policy must be a
-            `rl4sys_zmq.policies.ColumnPolicy`.
+        columns: The extra columns that the policy records in segments (parts of episodes). If there are any, the policy must be
+            a `rl4sys_zmq.policies.ExtraColumnPolicy`.
         blob: Bytes for the function that builds the policy, for example the graph of an exported network. Only that function
             interprets them. They are sent once, with the spec. At most `MAX_BLOB_BYTES`.
 
@@ -104,7 +104,7 @@ class PolicySpec:
         return self.action_space.n if isinstance(self.action_space, DiscreteSpace) else self.action_space.size
 
     def views(self, flat: FlatWeights, others: bytes | memoryview = b"") -> dict[str, NDArray[Any]]:
-        """Return the tensors by name, each in its dtype, as views into the weights of a snapshot. No data is copied.
+        """Return the tensors by name, each in its dtype, as views into the buffers of a `PolicySnapshot`. No data is copied.
 
         Args:
             flat: `PolicySnapshot.flat`, float32 ``[size]``.
@@ -132,7 +132,7 @@ class PolicySpec:
         return out
 
     def flatten(self, tensors: Mapping[str, NDArray[Any]]) -> tuple[FlatWeights, bytes]:
-        """Return copies of named tensors in the form of a snapshot: `PolicySnapshot.flat` and `PolicySnapshot.others`.
+        """Copy named tensors to the two buffers of a `PolicySnapshot`: `PolicySnapshot.flat` and `PolicySnapshot.others`.
 
         This is the inverse of `views`. Float32 tensors can be given in another dtype and are converted. The other tensors are
         copied bit for bit.

@@ -1,4 +1,4 @@
-"""The segment: the unit of data that actors send and that the learner counts, acknowledges and trains on."""
+"""The segment: consecutive steps of one episode, the unit that actors send and that the learner counts and trains on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Segment:
         rewards: ``[T]`` float32; ``rewards[t]`` follows ``actions[t]``.
         log_probs: ``[T]`` float32, the log-probability of ``actions[t]`` under the policy that chose it.
         versions: ``[T]`` uint64, the number of the policy version that chose each action. Versions count within `generation`.
-        masks: ``[len(observations), n]`` bool, True where an action was allowed; None if the host passed no mask.
+        masks: ``[len(observations), n]`` bool, True for each allowed action; None if the program that asked for actions passed
+            no mask.
         generation: The generation of the policy: the number of the learner thread that published it.
         episode_id: A random 64-bit number shared by the segments of one episode.
         segment_index: The index of the segment in the episode, from 0.
@@ -78,7 +79,7 @@ class Segment:
 
     @property
     def ended(self) -> bool:
-        """True on the last segment of an episode."""
+        """True if the episode ended with this segment."""
         return self.terminated or self.truncated
 
     @property

@@ -58,7 +58,7 @@ _ALWAYS = {("Box", "dtype"), ("Discrete", "start")}
 
 
 def space_from(value: object) -> Space:
-    """Return the Box or Discrete space of a policy's actions that a value describes.
+    """Convert a value, such as a Gymnasium space, to a Box or Discrete space for the actions of a policy.
 
     Args:
         value: A space in any form that `any_space_from` accepts.
@@ -76,7 +76,7 @@ def space_from(value: object) -> Space:
 
 
 def observation_space_from(value: object) -> ObservationSpace:
-    """Return the space of a policy's observations that a value describes.
+    """Convert a value, such as a Gymnasium space, to a space for the observations of a policy.
 
     Args:
         value: A space in any form that `any_space_from` accepts.
@@ -120,10 +120,10 @@ def _count_leaves(space: Any) -> int:
 
 
 def any_space_from(value: object, path: str = "space") -> AnySpace:
-    """Return the space that a value describes: an `AnySpace`, a Gymnasium space, or the JSON form.
+    """Convert a Gymnasium space, or the JSON form of a space, to a space of this package (`AnySpace`).
 
     Args:
-        value: The space, in one of these three forms.
+        value: The space in one of these two forms, or an `AnySpace`, which is returned unchanged.
         path: The name of the space in error messages.
 
     Raises:
@@ -199,7 +199,7 @@ def _plain(value: Any) -> Any:
 
 
 def _from_json(form: Any, path: str, depth: int) -> AnySpace:
-    """Return the space of a JSON form. It raises TypeError for some faults; the caller converts them to a ConfigError."""
+    """Convert the JSON form of a space to a space. It raises TypeError for some faults; the caller makes them a ConfigError."""
     if not isinstance(form, Mapping):
         raise TypeError(f"{path} must be a JSON object, not {type(form).__name__}")
     kind = form.get("type")
@@ -220,7 +220,7 @@ def _from_json(form: Any, path: str, depth: int) -> AnySpace:
 
 
 def _value(kind: str, key: str, form: Mapping[str, Any], path: str, depth: int) -> Any:
-    """Return one field of a JSON form, converted to the type of the argument of the space's class."""
+    """Convert one field of the JSON form of a space to the argument that the class of the space takes."""
     value = form[key]
     match key:
         case "dtype":
@@ -290,7 +290,7 @@ def _collapse(numbers: list[float]) -> Bound:
 
 
 def _from_gymnasium(value: Any, path: str, depth: int) -> AnySpace:
-    """Return the space that a Gymnasium space describes.
+    """Convert a Gymnasium space to a space of this package.
 
     The kind of the space is recognized by the name of its class, because Gymnasium is not imported.
     """

@@ -73,7 +73,7 @@ class _BaseSpace:
         return ()
 
     def to_tree(self, value: Any, *, cast: bool = False) -> Any:
-        """Return an element of this space as a tree: nested dicts and tuples, with arrays where the space has arrays.
+        """Convert an element of this space to a tree: nested dicts and tuples, with arrays where the space has arrays.
 
         Parts that do not fit the space stay unchanged, so that `mismatch` can report them.
 
@@ -84,13 +84,13 @@ class _BaseSpace:
         return value
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return a text that describes the first fault in a tree; an empty string if the tree fits this space.
+        """Return a text with the first reason why a value does not fit this space; an empty string if the value fits.
 
         The structure and the shapes are checked. Bounds are not checked, because many environments clip actions.
 
         Args:
-            value: The tree.
-            path: The path of the tree in a larger tree, for the text.
+            value: The value, as a tree: nested dicts and tuples, with arrays where the space has arrays.
+            path: The path of the value in a larger tree, for the text.
             batch: The number of axes that each array has before the axes of its space, for batches of elements.
         """
         raise NotImplementedError
@@ -200,7 +200,7 @@ class DiscreteSpace(_BaseSpace):
         return ()
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return a text that describes the first fault in a tree; an empty string if the tree fits this space."""
+        """Return a text with the first reason why a value does not fit this space; an empty string if the value fits."""
         kind = type(value)
         if kind is int or isinstance(value, np.integer):
             fits = not batch
@@ -284,7 +284,7 @@ class TextSpace(_BaseSpace):
         return f"Text({self.min_length}, {self.max_length}, characters={self.characters!r:.40})"
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return a text that describes the first fault in a tree; an empty string if the tree fits this space."""
+        """Return a text with the first reason why a value does not fit this space; an empty string if the value fits."""
         if batch or (isinstance(value, str) and self.min_length <= len(value) <= self.max_length and self._has(value)):
             return ""
         return f"{path or 'the value'} is {value!r:.60}; expected an element of {self!s:.80}"
@@ -311,7 +311,7 @@ class _NestedSpace(_BaseSpace):
                 yield held
 
     def _check(self, key: str) -> None:
-        """Check the spaces in this space.
+        """Check that the contained values are spaces, and that they are not too many or nested too deeply.
 
         Args:
             key: The name of the field with these spaces, for error messages.
@@ -356,14 +356,14 @@ class DictSpace(_NestedSpace):
         return hash(frozenset(self.spaces.items()))
 
     def to_tree(self, value: Any, *, cast: bool = False) -> Any:
-        """Return an element of this space as a tree: nested dicts and tuples of arrays and other values."""
+        """Convert an element of this space, such as an observation, to nested dicts and tuples of arrays and other values."""
         if not isinstance(value, Mapping):
             return value
         spaces = self.spaces
         return {k: spaces[k].to_tree(v, cast=cast) if k in spaces else v for k, v in value.items()}
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return a text that describes the first fault in a tree; an empty string if the tree fits this space."""
+        """Return a text with the first reason why a value does not fit this space; an empty string if the value fits."""
         if not isinstance(value, dict) or value.keys() != self.spaces.keys():
             return f"{path or 'the value'} is not a dict with the keys {', '.join(self.spaces)}"
         return _first(s.mismatch(value[k], f"{path}[{k!r}]", batch) for k, s in self.spaces.items())
@@ -381,13 +381,13 @@ class TupleSpace(_NestedSpace):
         self._check("spaces")
 
     def to_tree(self, value: Any, *, cast: bool = False) -> Any:
-        """Return an element of this space as a tree: nested dicts and tuples of arrays and other values."""
+        """Convert an element of this space, such as an observation, to nested dicts and tuples of arrays and other values."""
         if not isinstance(value, (tuple, list)) or len(value) != len(self.spaces):
             return value
         return tuple([s.to_tree(v, cast=cast) for s, v in zip(self.spaces, value, strict=True)])
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return a text that describes the first fault in a tree; an empty string if the tree fits this space."""
+        """Return a text with the first reason why a value does not fit this space; an empty string if the value fits."""
         if not isinstance(value, tuple) or len(value) != len(self.spaces):
             return f"{path or 'the value'} is not a tuple of {len(self.spaces)} items"
         pairs = enumerate(zip(self.spaces, value, strict=True))
@@ -409,7 +409,7 @@ class OneOfSpace(_NestedSpace):
         self._check("spaces")
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return a text that describes the first fault in a tree; an empty string if the tree fits this space."""
+        """Return a text with the first reason why a value does not fit this space; an empty string if the value fits."""
         if batch:
             return ""
         if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], (int, np.integer)):
@@ -435,13 +435,13 @@ class SequenceSpace(_NestedSpace):
         self._check("space")
 
     def to_tree(self, value: Any, *, cast: bool = False) -> Any:
-        """Return an element of this space as a tree: nested dicts and tuples of arrays and other values."""
+        """Convert an element of this space, such as an observation, to nested dicts and tuples of arrays and other values."""
         if self.stack or not isinstance(value, (tuple, list)):
             return value
         return tuple([self.space.to_tree(v, cast=cast) for v in value])
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return a text that describes the first fault in a tree; an empty string if the tree fits this space."""
+        """Return a text with the first reason why a value does not fit this space; an empty string if the value fits."""
         if batch:
             return ""
         if self.stack:
@@ -467,7 +467,7 @@ class GraphSpace(_NestedSpace):
         self._check("nodes")
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return a text that describes the first fault in a tree; an empty string if the tree fits this space."""
+        """Return a text with the first reason why a value does not fit this space; an empty string if the value fits."""
         if batch:
             return ""
         if not isinstance(value, tuple) or len(value) != 3:
@@ -484,11 +484,11 @@ class GraphSpace(_NestedSpace):
 
 
 Space = BoxSpace | DiscreteSpace
-"""A space of actions of a learner client. All algorithms also support it as a space of observations."""
+"""A space of a policy's actions. All algorithms also support it as a space of observations."""
 LeafSpace = BoxSpace | DiscreteSpace | MultiDiscreteSpace | MultiBinarySpace
 """A space whose elements are single arrays or integers, not nested."""
 ObservationSpace = LeafSpace | DictSpace | TupleSpace
-"""A space of observations of a learner client. A Dict or Tuple must contain only spaces of these kinds, at all levels."""
+"""A space of a policy's observations. A Dict or Tuple must contain only spaces of these kinds, at all levels."""
 AnySpace = (
     BoxSpace
     | DiscreteSpace
@@ -509,7 +509,7 @@ def _first(texts: Iterable[str]) -> str:
 
 
 def _measure(space: Any) -> tuple[int, int, int]:
-    """Return three numbers for a space with all spaces in it: spaces, nested levels, and array elements."""
+    """Count what a space contains, including itself. Return three numbers: spaces, nested levels, and array elements."""
     count, depth, elements = 1, 0, 0 if space.shape is None else prod(space.shape)
     for part in space.parts:
         inner = _measure(part)

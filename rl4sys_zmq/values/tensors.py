@@ -58,13 +58,13 @@ class TensorSpec:
 
 
 def other_tensors(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return the tensors that are not float32, in the order in which they are in the buffer (see the module's docstring)."""
+    """Return the tensors that are not float32, in the order of their buffer: the largest element size first."""
     others = [tensor for tensor in tensors if tensor.dtype != FLOAT32]
     return tuple(sorted(others, key=lambda tensor: -TENSOR_DTYPES[tensor.dtype].itemsize)) if others else ()
 
 
 def other_bytes(others: Sequence[TensorSpec]) -> int:
-    """Return the size in bytes of the buffer of the tensors that are not float32, with its padding.
+    """Return the size in bytes of the buffer that holds the tensors that are not float32, with its padding.
 
     Args:
         others: The tensors, as `other_tensors` returns them.

@@ -58,7 +58,7 @@ structures of the entries.
 
 
 def flatten(tree: Tree, *, tuples: bool = True, by_key: bool = False) -> tuple[list[Any], Structure]:
-    """Return the leaves of a tree as a list, and the structure of the tree. A list counts as a leaf.
+    """Return the leaves of a tree (nested dicts and tuples) as a list, and the structure of the tree. A list is a leaf.
 
     Args:
         tree: The tree.
@@ -90,7 +90,7 @@ def _flatten(tree: Tree, leaves: list[Any], containers: tuple[type, ...], by_key
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Tree:
-    """Return the tree with this structure and these leaves. It is the inverse of `flatten`, with the same order of leaves."""
+    """Build nested dicts and tuples with this structure from a list of leaves. It is the inverse of `flatten`."""
     return _unflatten(structure, iter(leaves))
 
 
@@ -103,7 +103,7 @@ def _unflatten(structure: Structure, leaves: Iterator[Any]) -> Tree:
 
 
 def unflatten_each(structure: Structure, columns: Iterable[Any], count: int) -> list[Tree]:
-    """Return `count` trees with the same structure.
+    """Build `count` trees (nested dicts and tuples) of the same structure from the leaves of a batch.
 
     Args:
         structure: The structure of each tree.
@@ -125,7 +125,7 @@ def _unflatten_each(structure: Structure, columns: Iterator[Any], count: int) ->
 
 
 def leaf_paths(structure: Structure, prefix: str = "") -> Iterator[str]:
-    """Yield the path of each leaf, like ``['image'][0]``, in the order of `flatten`."""
+    """Yield the path of each leaf of nested dicts and tuples, like ``['image'][0]``, in the order of `flatten`."""
     if structure is None:
         yield prefix
         return
@@ -135,7 +135,7 @@ def leaf_paths(structure: Structure, prefix: str = "") -> Iterator[str]:
 
 
 def copy_tree(tree: Tree) -> Any:
-    """Return a copy of a tree with writable arrays. The arrays of a received tree are read-only views of the message."""
+    """Copy nested containers, with writable arrays. The arrays in received data are read-only views of the message."""
     kind = type(tree)
     if kind is np.ndarray:
         return tree.copy()
@@ -193,7 +193,7 @@ def _is_number(key: object) -> bool:
 
 
 def keys_of(path: Path) -> list[Any]:
-    """Return the keys and indices of a path as a list, from the root of the tree to the position."""
+    """Convert a path (nested pairs of the parent's path and a key) to a list of keys and indices, from the root on."""
     keys: list[Any] = []
     while path:
         path, key = path

@@ -1,4 +1,4 @@
-"""The interface between a learner thread and a learning algorithm.
+"""The interface between a learning algorithm and the learner thread (the thread that trains one policy) that calls it.
 
 The state of an algorithm depends only on its parameters, its seed and the calls of its methods. An algorithm does no I/O, starts
 no thread, logs nothing, counts no policy versions and uses no global random state. All calls come from the learner thread that
@@ -17,12 +17,12 @@ from rl4sys_zmq.values import PolicySpec, Segment
 __all__ = ["PACING_LAG", "Algorithm", "TunableAlgorithm", "UndoableAlgorithm", "WarmStartAlgorithm"]
 
 PACING_LAG = {"onpolicy": 0, "offpolicy": 1}
-"""For each kind of algorithm, the number of batches that actors can collect ahead of the training, unless it is configured."""
+"""The default of ``pacing_lag``, by kind of algorithm: the number of batches that actors can collect ahead of training."""
 
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """A learning rule for one policy.
+    """A learning rule for one policy. It receives segments (consecutive steps of one episode) and updates the weights.
 
     The learner thread uses an algorithm like this::
 
@@ -46,7 +46,7 @@ class Algorithm(Protocol):
     max_policy_lag: int | None
 
     def spec(self) -> PolicySpec:
-        """Return the specification of the policy that actors must build. Every call returns the same specification."""
+        """Return the description from which actors build the policy: spaces, kind and tensors. Every call returns the same."""
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
         """Accept one segment (consecutive steps of one episode) for training.
@@ -69,7 +69,7 @@ class Algorithm(Protocol):
         """
 
     def demand(self) -> int:
-        """Return how many more environment steps can be used for the next policy version, at least 0.
+        """Return how many more environment steps the algorithm can use before its next policy version, at least 0.
 
         Actors are allowed to collect this many steps now.
         """
@@ -117,8 +117,8 @@ class UndoableAlgorithm(Protocol):
 
     An update is undone if it raises an exception, or makes a loss or a weight non-finite (NaN or infinity). Without these
     methods, the learner thread uses `Algorithm.state` and `Algorithm.load` for an on-policy algorithm, and so copies the whole
-    state at each update. For an off-policy algorithm, whose state contains a replay buffer, this would be too slow: its update is
-    not undone, and the client fails.
+    state at each update. For an off-policy algorithm, whose state contains a replay buffer, this would be too slow: its update
+    is not undone, and its learner thread ends with an error.
     """
 
     def checkpoint(self) -> Any:

@@ -1,8 +1,8 @@
 """DQN: double Q-learning from a replay buffer of n-step transitions, for discrete actions.
 
 The amount of training depends only on the number of observed steps, never on time. After each `train_frequency` environment
-steps, one unit of training is due, which consists of `gradient_steps` gradient steps. So the speed of the actors does not change
-the number of gradient steps per environment step.
+steps, one unit of training follows, which consists of `gradient_steps` gradient steps. So the speed of the actors does not
+change the number of gradient steps per environment step.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class DQN:
         self._gradient_steps = 0
 
     def spec(self) -> PolicySpec:
-        """Return the specification of the policy: an MLP that computes one value per action, and epsilon."""
+        """Return the specification of the policy: an MLP with one value per action, and epsilon (for random actions)."""
         return self._spec
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
@@ -78,9 +78,10 @@ class DQN:
             self._episodes += segment.ended or segment.capped
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
-        """Do one unit of training (`gradient_steps` gradient steps) if one is due, and return its metrics; otherwise return None.
+        """Do one unit of training (`gradient_steps` gradient steps) and return its metrics, or return None if it is too early.
 
-        The argument `partial` has no effect.
+        One unit follows each `train_frequency` observed environment steps, or each `traj_per_epoch` ended episodes if that is
+        set. The argument `partial` has no effect.
         """
         if self._units >= self._units_due() or not len(self._replay):
             return None
@@ -97,7 +98,7 @@ class DQN:
         }
 
     def demand(self) -> int:
-        """Return the number of steps that are missing until the next policy version can be published.
+        """Return the number of environment steps that are missing until the next policy version can be published.
 
         If `discard` has emptied the replay buffer, return the length of one segment, so that new data arrive.
         """
@@ -145,19 +146,23 @@ class DQN:
             setattr(self, f"_{name}", int(state["counters"][name]))
 
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Replace the weights of both networks. Epsilon keeps its schedule."""
+        """Replace the weights of the online and the target network, to start training from an existing policy.
+
+        Epsilon (the probability of a random action) keeps its schedule.
+        """
         flat, _ = self._spec.flatten(tensors)
         for network in (self._online, self._target):
             network.flat.copy_(torch.from_numpy(flat[: network.flat.numel()]))
 
     def change(self, parameters: Mapping[str, object]) -> None:
-        """Use these parameters from the next update on. Only those in `DQNParameters.changeable` can differ."""
+        """Use these parameters from the next update on. Only those in `DQNParameters.changeable` can have new values."""
         self.parameters = read_parameters(DQNParameters, parameters, algorithm="DQN")
 
     def checkpoint(self) -> tuple[Any, ...]:
-        """Return copies of everything that an update changes: networks, optimizer's state, random state and counts of updates.
+        """Return copies of everything that an update changes, so that `restore` can undo the update.
 
-        The replay buffer is not included.
+        These are the weights of both networks, the optimizer's state, the random state and the counts of updates, not the
+        replay buffer.
         """
         networks = self._online.flat.clone(), self._target.flat.clone()
         return *networks, self._optimizer.state(), self._generator.get_state(), self._units, self._gradient_steps

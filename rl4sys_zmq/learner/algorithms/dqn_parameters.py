@@ -120,7 +120,7 @@ class DQNParameters:
 
     @property
     def epsilon_end(self) -> float:
-        """The probability of a random action at the end of the schedule: `epsilon_min`, or `end_e` where it applies."""
+        """The probability of a random action at the end of the schedule: `epsilon_min` or `end_e`."""
         return self.end_e if self.end_e is not None and self.epsilon_decay is None else self.epsilon_min
 
     @property

@@ -74,9 +74,9 @@ def gradient_norm(value: object) -> float | None:
 
 
 def readings(parameters: object) -> list[str]:
-    """Return lines of text, each with the meaning of a parameter whose name comes from another project.
+    """Return lines for the log that explain what parameters with names from other projects, such as RL4Sys, mean here.
 
-    They are the result of the method ``readings`` of the parameters; an empty list if there is no such method.
+    The lines come from the method ``readings`` of the parameters. The list is empty if they have no such method.
     """
     found: list[str] = getattr(parameters, "readings", list)()
     return found
@@ -127,7 +127,7 @@ class TaskPreset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmEntry:
-    """The description of one algorithm in the registry.
+    """The description of one learning algorithm: its name, the function that builds it, its parameters and tested settings.
 
     The import of a module that creates an entry must be fast and must not import torch. For this reason the factory can be given
     as a string, which is imported later.
@@ -137,9 +137,9 @@ class AlgorithmEntry:
         factory: The function or class that builds the algorithm, or its name as ``"package.module:attribute"``.
         summary: One line of documentation.
         kind: ``onpolicy`` or ``offpolicy``; empty if not declared.
-        parameters: The dataclass of the parameters, declared with `rl4sys_zmq.config.options.option`; None if the factory checks
-            its parameters itself. Its optional class attribute ``changeable`` is the set of names of those parameters that can
-            change in a running client. The algorithm must then have the method of `TunableAlgorithm`.
+        parameters: The dataclass of the parameters, declared with `rl4sys_zmq.config.options.option`; None if the factory
+            checks its parameters itself. Its optional class attribute ``changeable`` is the set of names of those parameters
+            that can change during training. The algorithm must then have the method of `TunableAlgorithm`.
         plan: A function that returns the specification of the policy that the algorithm would train; None if there is none. With
             this function, `rl4sys-learner config check` builds no network, and a policy that is too large is refused before it
             takes memory.
@@ -161,7 +161,7 @@ class AlgorithmEntry:
         check_name(self.name, "algorithm_name")
 
     def load(self) -> AlgorithmFactory:
-        """Return the factory. If it is given as a string, import it.
+        """Return the function or class that builds the algorithm. If it is given as a string, import it.
 
         Raises:
             ConfigError: If the factory cannot be imported.
@@ -178,11 +178,11 @@ class AlgorithmEntry:
 
     @property
     def changeable(self) -> frozenset[str]:
-        """The parameters that can change in a running client: the class attribute ``changeable`` of `parameters`."""
+        """The names of the parameters that can change during training: the class attribute ``changeable`` of `parameters`."""
         return frozenset(getattr(self.parameters, "changeable", ()))
 
     def name_of(self, key: str) -> str:
-        """Return the name of the parameter that `key` means: a name or a synonym. An unknown key is returned unchanged."""
+        """Return the name of a parameter, given its name or a synonym. An unknown `key` is returned unchanged."""
         options = fields(self.parameters) if self.parameters is not None else ()
         return next((f.name for f in options if key == f.name or key in f.metadata.get("names", ())), key)
 

@@ -1,8 +1,8 @@
 """Multilayer perceptrons, action distributions and the Adam optimizer in torch.
 
-All parameters of the networks are in one flat vector. The optimizer, the digest, the snapshot and the checkpoint use this vector.
-An optimizer step over one vector takes a few kernel launches, however many layers there are. With small networks, most of the
-time of a step goes into launches.
+All parameters of the networks are in one flat vector. The optimizer and the checkpoints use this vector. An optimizer step over
+one vector takes a few kernel launches, however many layers there are. With small networks, most of the time of a step goes into
+launches.
 
 The distributions equal those of the numpy policies that run in actors.
 """
@@ -126,9 +126,9 @@ class MLPStack:
     A forward pass computes all networks together, with one batched matrix product per layer, or one network by itself. PPO uses
     two networks: network 0 is the policy, network 1 estimates values.
 
-    The vector contains the networks one after another. The order within a network is that of a policy's weights in `PolicySpec`:
-    weight ``[out, in]`` and bias of each layer, then a number of extra parameters, such as a log_std. So the slice of network 0
-    contains the policy's weights, ready to publish.
+    The vector contains the networks one after another. The order within a network is that of a policy's weights in
+    `PolicySpec`: weight ``[out, in]`` and bias of each layer, then a number of extra parameters, such as a log_std. So the
+    slice of network 0 contains the policy's weights, ready to send to actors.
 
     All slices have equal sizes. So a network with fewer outputs than network 0 has some rows of weights that are never read and
     never change. The same holds for the extra parameters of networks other than network 0.
@@ -230,7 +230,7 @@ class MLPStack:
         return self._grad
 
     def change_inputs(self, mean: Tensor, scale: Tensor, new_mean: Tensor, new_scale: Tensor) -> Tensor:
-        """Change the first layer so that the networks compute the same from inputs with other statistics.
+        """Adapt the first layer to a new standardisation of the inputs, so that the outputs of the networks stay the same.
 
         The inputs were ``(x - mean) * scale``, and become ``(x - new_mean) * new_scale``. If the scale of a feature changes by
         more than `MAX_RESCALE`, its weights change only by that factor: the networks then compute the same at the new mean.
@@ -334,7 +334,10 @@ class FlatAdam:
             self._flat[part].addcdiv_(mean, denominator, value=-rate / correction1)
 
     def rescale(self, factor: Tensor) -> None:
-        """Change the moments as if all earlier gradients had been larger by a factor, float32 ``[size]``."""
+        """Change Adam's moments as if all earlier gradients had been larger by a factor, float32 ``[size]``.
+
+        Call this when the scale of the gradients changes, for example after `MLPStack.change_inputs`.
+        """
         self._mean.mul_(factor)
         self._square.mul_(factor).mul_(factor)
 

@@ -23,7 +23,7 @@ If there are more, the oldest one is forgotten, because its actor has probably e
 
 
 class RunningMoments:
-    """The mean and the variance of each column of all rows so far, merged batch by batch.
+    """The mean and the variance of each column of the rows seen so far, such as observations. Each batch updates them.
 
     Source: Chan, Golub & LeVeque 1979, equation 1.5.
 

@@ -43,9 +43,9 @@ class PassMetrics:
         policy_losses: The loss of the policy, as scalar tensors.
         value_losses: The loss of the value network, as scalar tensors.
         entropies: The mean entropy of the policy in nats, as scalar tensors.
-        log_ratios: Logarithms of the probability ratio between the current and the acting policy, before the gradient step of
-            the minibatch; ``[B]`` for a minibatch of ``B`` steps.
-        stopped: True if the pass ended early, because the policy differs too much from the acting policy.
+        log_ratios: Logarithms of the probability ratio between the current policy and the one that chose the actions, before
+            the gradient step of the minibatch; ``[B]`` for a minibatch of ``B`` steps.
+        stopped: True if the pass ended early, because the policy differs too much from the one that chose the actions.
     """
 
     policy_losses: list[Tensor] = field(default_factory=list)
@@ -55,7 +55,7 @@ class PassMetrics:
     stopped: bool = False
 
     def kl(self) -> float:
-        """Return the approximate KL divergence of the current policy from the acting policy.
+        """Return the approximate KL divergence of the current policy from the policy that chose the actions.
 
         It is the mean of ``(r - 1) - log r`` over all steps, where ``r`` is the probability ratio (Schulman 2020, "Approximating
         KL divergence").
@@ -104,18 +104,19 @@ class PPO:
 
     - The probability ratio is computed with the log-probabilities that the actors sent. So the ratio is correct also for data
       from an older policy version.
-    - A segment that the learner passes to `observe` with ``correct=True`` is too old. It gets V-trace targets, which correct for
-      the newer policy. All other segments get GAE (see `returns`). Consecutive segments of
-      an episode are joined, so that an advantage trace continues from one segment to the next.
-    - A batch consists of whole segments, so it can be larger than configured. The next batch is then smaller by the surplus.
+    - A segment that the learner passes to `observe` with ``correct=True`` is too old. It gets V-trace targets, which correct
+      for the newer policy. All other segments get generalized advantage estimation (GAE). Consecutive segments of an episode
+      are joined, so that an advantage trace continues from one segment to the next.
+    - A batch consists of whole segments (parts of episodes), so it can be larger than configured. The next batch is then
+      smaller by the surplus.
     - Advantages are normalised over the whole batch, not over each minibatch. The sizes of the minibatches of a pass differ by at
       most one step.
-    - The statistics that standardise observations change at the end of an update only, and are published with the weights. So
-      the learner and actors with the newest version use the same statistics, and the ratio before the first step is 1.
-      The first batch is an exception: its statistics hold already for the first update, because the first policy hardly
-      depends on its input.
-    - When the statistics change, the first layers change along, so that the networks compute what they computed before.
-      Otherwise each change disturbs what was learned: Pendulum stood still at -600 so in one run of three.
+    - The statistics that standardise observations change at the end of an update only, and are sent to actors with the weights.
+      So the learner and actors with the newest version use the same statistics, and the ratio before the first step is 1. The
+      first batch is an exception: its statistics hold already for the first update, because the first policy hardly depends on
+      its input.
+    - When the statistics change, the first layers are adjusted, so that the networks compute what they computed before. Without
+      this, each change disturbs what was learned: one run of three on Pendulum stayed at a return of -600.
     - ``episodes_per_update`` counts ended episodes. In an episode that continues, each part with ``max_traj_length`` steps counts
       too.
     - With ``train_pi_iters`` or ``train_v_iters``, an update works as in RL4Sys: first all gradient steps of the policy on the
@@ -217,7 +218,7 @@ class PPO:
     def _measure(self, rollout: RolloutBatch) -> None:
         """Add the observations of a batch to the statistics by which observations are standardised.
 
-        The networks keep computing what they computed before, because their first layers and Adam's moments change along.
+        The networks keep computing what they computed before, because their first layers and Adam's moments are adjusted.
         """
         trained = self._moments.count > 0
         self._moments.update(rollout.features.numpy()[rollout.rows])
@@ -281,7 +282,7 @@ class PPO:
         self._clear()
 
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Replace the weights of the policy, and the statistics that standardise observations.
+        """Replace the policy's weights and observation statistics, to start training from an existing policy.
 
         The statistics count as those of `WARM_START_ROWS` observations, so that new data replaces them slowly.
         """
@@ -295,7 +296,7 @@ class PPO:
             self._moments.load({"count": WARM_START_ROWS, "mean": mean, "variance": 1.0 / np.maximum(scale, 1e-12) ** 2})
 
     def change(self, parameters: Mapping[str, object]) -> None:
-        """Use these parameters from the next update on. Only those in `PPOParameters.changeable` can differ."""
+        """Use these parameters from the next update on. Only those in `PPOParameters.changeable` can have new values."""
         self.parameters = p = read_parameters(PPOParameters, parameters, algorithm="PPO")
         self._entropy_weight = 0.0 if p.in_turn else p.entropy(self._spec.action_space)
         if self._reward_scale is not None:
@@ -320,7 +321,7 @@ class PPO:
         return found
 
     def discard(self) -> list[int]:
-        """Return an empty list. An on-policy algorithm has no replay buffer, so there is no segment to remove."""
+        """Return an empty list: an on-policy algorithm has no replay buffer from which to remove bad segments."""
         return []
 
     def _clear(self) -> None:

@@ -31,7 +31,7 @@ later, and their first steps are older.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRule:
-    """The condition under which a batch is complete.
+    """The condition under which the data for one update (a batch) are complete.
 
     Attributes:
         steps: The lowest number of steps; None if trajectories are counted.
@@ -46,7 +46,7 @@ class BatchRule:
 
 @dataclass(frozen=True, slots=True)
 class PPOParameters:
-    """All parameters of `PPO`.
+    """All parameters of `PPO`, with checks and defaults.
 
     A parameter has the name that CleanRL uses, if CleanRL has this parameter. Names of other projects are accepted as synonyms;
     `parameter_table` lists them.
@@ -206,7 +206,7 @@ class PPOParameters:
         return self.train_pi_iters is not None or self.train_v_iters is not None
 
     def batch(self) -> BatchRule:
-        """Return the condition under which a batch is complete."""
+        """Return the condition under which the data for one update (a batch) are complete."""
         if self.episodes_per_update is not None:
             return BatchRule(trajectories=self.episodes_per_update)
         if self.steps_per_update is None and self.traj_per_epoch is not None:
@@ -228,7 +228,7 @@ class PPOParameters:
         return [(number < self.update_epochs, number < values) for number in range(max(self.update_epochs, values))]
 
     def iterations(self) -> tuple[int, int]:
-        """Return the numbers of passes that train the policy and the value network, for an update with `in_turn`."""
+        """Return the numbers of passes over the batch for the policy and for the value network, if they train in turn."""
         return self.train_pi_iters or RL4SYS_ITERS, self.train_v_iters or RL4SYS_ITERS
 
     def minibatches(self, steps: int) -> int:

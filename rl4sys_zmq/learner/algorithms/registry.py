@@ -59,12 +59,12 @@ def register_algorithm(entry: AlgorithmEntry | str, factory: AlgorithmFactory | 
 def make_algorithm(
     name: str, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
 ) -> Algorithm:
-    """Build an algorithm for one client.
+    """Build an object of a registered algorithm, which trains one policy.
 
     Args:
         name: The registered name of the algorithm.
-        observation_space: The client's observation space.
-        action_space: The client's action space.
+        observation_space: The space of the policy's observations.
+        action_space: The space of the policy's actions.
         parameters: The parameters of the algorithm, by name.
         seed: The seed of all random numbers that the algorithm uses.
 
@@ -77,7 +77,7 @@ def make_algorithm(
 def planned_policy(
     name: str, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]
 ) -> PolicySpec | None:
-    """Return the specification of the policy that an algorithm would train. No network is built.
+    """Return the description (spaces and tensors) of the policy that an algorithm would train, without building a network.
 
     Return None if the algorithm's entry has no `AlgorithmEntry.plan`.
 

@@ -18,7 +18,7 @@ __all__ = ["TransitionBatch", "NStepReturns", "ReplayMemory", "n_step_columns"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NStepReturns:
-    """The n-step returns of a segment with ``T`` steps. Row ``t`` belongs to step ``t``.
+    """The n-step returns of a segment (``T`` consecutive steps of one episode). Row ``t`` belongs to step ``t``.
 
     The target value of a step is ``returns + discounts * V(observations[reach])``.
 
@@ -108,7 +108,7 @@ class ReplayMemory:
         return min(self._written, self._capacity)
 
     def add(self, segment: Segment) -> None:
-        """Write the steps of a segment as transitions. If there are more steps than the capacity, write only the last ones."""
+        """Store each step of a segment as a transition. If there are more steps than the capacity, write only the last ones."""
         ahead = n_step_columns(segment, self._n_step, self._gamma)
         keep = slice(max(0, segment.steps - self._capacity), None)
         rows = (self._written + np.arange(segment.steps)[keep]) % self._capacity
@@ -201,7 +201,7 @@ def _storage_dtype(space: Space) -> np.dtype[Any]:
 
 
 def _usable(masks: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return masks ``[T, n]`` in which each row that forbids every action is replaced by one that allows every action.
+    """Return action masks ``[T, n]`` in which a row that forbids every action is replaced by one that allows every action.
 
     A row forbids every action if no action was requested at that step.
     """

@@ -163,14 +163,14 @@ class RolloutBatch:
 
 
 def join_segments(taken: Sequence[tuple[Segment, bool]], observation_space: Space, action_space: Space) -> RolloutBatch:
-    """Join segments into one batch. Consecutive segments of an episode become adjacent.
+    """Join segments (parts of episodes) into one batch, in which the consecutive segments of an episode are adjacent.
 
     So an advantage trace continues from one segment to the next, and short segments cause no bias.
 
     Args:
         taken: Pairs of a segment and a bool: True if the segment is too old and needs importance weights.
-        observation_space: The client's observation space.
-        action_space: The client's action space.
+        observation_space: The space of the policy's observations.
+        action_space: The space of the policy's actions.
     """
     first_seen: dict[int, int] = {}
     for segment, _ in taken:

@@ -1,4 +1,4 @@
-"""The configuration that an action server and its clients share."""
+"""The configuration that an `ActionServer` (a robot, or another device) and its remote clients share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ MAX_KEY = 256
 @checked_arguments
 @dataclass(frozen=True)
 class ActionConfig:
-    """The configuration of an `ActionServer` and its clients, checked when it is created.
+    """The configuration of an `ActionServer` and its clients: addresses, and the names of observations and actions.
+
+    The fields are checked when the object is created.
 
     Server and client must agree on `action_keys`, `observation_keys`, `version` and `image_codecs`. Both must have a
     `broadcast_port`, or both must have none. Otherwise the server refuses the client, and the error names the differences.

@@ -18,7 +18,7 @@ __all__ = ["BatchLimits", "InferenceClient", "InferenceServer"]
 
 
 class InferenceServer(Resource):
-    """A server that offers named functions (*interfaces*) to any number of callers.
+    """A server that offers named functions (*interfaces*), such as a policy's forward pass, to any number of callers.
 
     The interfaces run independently, so a slow interface delays only its own callers. A request is skipped if its caller no
     longer waits. If an interface raises an exception, the caller gets `CallFailed` and the server continues.

@@ -1,4 +1,4 @@
-"""The configuration that a `TrainerServer` and its trainer clients share."""
+"""The configuration that a `TrainerServer` and its clients in the actors share."""
 
 from __future__ import annotations
 

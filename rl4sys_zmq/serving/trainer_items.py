@@ -1,4 +1,4 @@
-"""Conversion of ``N`` items of a data store to one payload, and back.
+"""Conversion of ``N`` items of a data store to the payload of one message, and back.
 
 The payload is ``{"count": N, "columns": columns}``. The value of ``columns`` depends on the items:
 

@@ -198,7 +198,7 @@ class CallQueue:
         self.methods = {**self.methods, method.name: method}
 
     def unregister(self, name: str) -> None:
-        """Remove a method. Its waiting calls still run, and the other methods of its concurrency group stay."""
+        """Remove a method, so that new calls of it are refused. Its waiting calls still run. Other methods are not affected."""
         self.methods = {key: method for key, method in self.methods.items() if key != name}
 
     def take(self, peer: bytes, call: Call, now: float) -> list[Frame] | None:
@@ -273,7 +273,11 @@ class CallQueue:
         return Job(chosen, method, requests, now, concurrency_group.last_job_s > LONG_S)
 
     def wait_s(self, now: float) -> float | None:
-        """Return the time in seconds after which the next job can run if no further call arrives. None if no job waits."""
+        """Return the time until the next callback can run if no further call arrives, in seconds.
+
+        Returns:
+            The time. None if no call waits, or if the waiting calls must wait for callbacks that run now.
+        """
         dues = [
             self._due(concurrency_group)
             for concurrency_group in self._concurrency_groups.values()
@@ -311,7 +315,7 @@ class CallQueue:
 
     @property
     def busy(self) -> bool:
-        """True while a job runs."""
+        """True while the callback of a call, or of a batch of calls, runs."""
         return any(concurrency_group.busy for concurrency_group in self._concurrency_groups.values())
 
     def _due(self, concurrency_group: _ExclusiveGroup) -> float:

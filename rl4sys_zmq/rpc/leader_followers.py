@@ -140,13 +140,13 @@ class LeaderFollowerPool:
 
     @property
     def running_s(self) -> float:
-        """The time for which the leader's present job has run, in seconds. 0 if the leader runs no job."""
+        """The time for which the leader (the thread that uses the sockets) has run its job, in seconds. 0 without a job."""
         running = self._running
         return time.monotonic() - running.since_s if running is not None else 0.0
 
     @property
     def started(self) -> bool:
-        """True after `start`."""
+        """True if `start` was called, so that the pool has threads."""
         return bool(self._threads)
 
     @property
@@ -157,16 +157,20 @@ class LeaderFollowerPool:
 
     @property
     def has_failed(self) -> bool:
-        """True if one of the threads has ended with an error."""
+        """True if one of the pool's threads has ended with an error."""
         return any(thread.error is not None for thread in list(self._threads))
 
     def raise_if_dead(self) -> None:
-        """Raise WorkerDied if one of the threads has ended with an error."""
+        """Raise `WorkerDied` if one of the pool's threads has ended with an error."""
         for thread in list(self._threads):
             thread.raise_if_dead()
 
     def stop(self) -> None:
-        """Ask all threads to end. The caller must also wake the leader, which can be waiting in a poll of the sockets."""
+        """Ask all threads to end.
+
+        The calling code must then wake the leader (the thread that uses the sockets), because it can be waiting in a poll of
+        the sockets.
+        """
         self.stopping.set()
         self._active.set()
         self._look.set()

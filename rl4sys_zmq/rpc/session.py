@@ -242,7 +242,7 @@ class CallerSession:
         return max(0.0, min([self._expiry_s, *(p.due_s for p in self._sendable())]) - now)
 
     def end(self, pending: CallHandle, error: RL4SysError) -> None:
-        """End a call with an error."""
+        """End an unfinished call with an error, for example because its `Caller` was closed."""
         self._end(pending, None, error)
 
     def _make(

@@ -92,7 +92,7 @@ class TopicPublisher:
         return number
 
     def numbers(self) -> dict[str, int]:
-        """Return the number of the newest publication of each topic, by topic."""
+        """Return a dict from each topic to the number of its newest publication."""
         return {topic: held.number for topic, held in self._newest.copy().items()}
 
     def latest(self, topic: object) -> Tree:

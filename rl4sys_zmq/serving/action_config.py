@@ -79,7 +79,10 @@ class ActionConfig:
         return {key: codec for key, codec in self.image_codecs.items() if isinstance(codec, ImageFormat)}
 
     def terms(self) -> dict[str, Tree]:
-        """Return the fields that must be equal at the server and its clients. The order of keys does not matter."""
+        """Return the fields that must be equal at the server and a client. The server compares them when the client connects.
+
+        The order of keys does not matter, so they are sorted.
+        """
         return {
             "action_keys": sorted(self.action_keys),
             "observation_keys": sorted(self.observation_keys),

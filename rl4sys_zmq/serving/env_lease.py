@@ -76,7 +76,7 @@ class _LeaseRenewer(Worker):
             self.give_back()
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the renewal of the lease, and end the thread."""
         self._over.put(None)
 
     def give_back(self) -> None:

@@ -1,12 +1,14 @@
-"""The queue of a server's calls, without sockets, threads or clocks: waiting calls, jobs, and replies that are kept.
+"""The queue of a server's calls: calls that wait, calls that run, and kept replies. It has no sockets, threads or clocks.
 
-Methods whose callbacks must not run at the same time share a *concurrency group*, which runs one job after another. A *job* is
-one call, or several calls of one method that uses batching.
+A *job* is one run of a callback, for one call or for a batch of calls of the same method. Methods whose callbacks must not run
+at the same time share a *concurrency group*, which runs one job after another.
 
-A caller sends a call again if it gets no reply, so copies of a call can arrive. While a call waits or runs, a copy only changes
-the address to which the reply is sent. After that, a copy of a call that must run at most once (`Call.once`) gets the same reply
-again, or no reply if the copy is too old (`rl4sys_zmq.dedup`). A *session* is the server's record of the calls of one connection.
-The session begins with the first ``$hello`` call. A call with `once` but without a session is refused (``no_session``).
+A caller sends a call again if it gets no reply, so the server can receive copies of a call. While the call waits or runs, a
+copy only changes the address to which the reply is sent. After that, a copy of a call that must run at most once (`Call.once`)
+gets the kept reply again, or no reply if that reply was discarded (`rl4sys_zmq.dedup`).
+
+A *session* is the server's record of the calls of one connection. It begins with the call ``$hello``, which a caller sends
+first. A call with `once` but without a session is refused (``no_session``).
 """
 
 from __future__ import annotations
@@ -32,9 +34,12 @@ BATCH_WAIT_MIN_S, BATCH_WAIT_MAX_S = 100e-6, 0.02
 If the computed time is shorter, the batch does not wait, because no caller can call again so fast.
 """
 LONG_S = 0.003
-"""The duration in seconds above which a job is long. The next job of the same concurrency group is then expected to be long.
+"""The duration in seconds above which a job (one run of a callback) counts as long.
 
-While an expected long job runs, another thread uses the sockets. To change the thread costs about a tenth of this time.
+The next job with methods of the same concurrency group is then expected to be long too.
+
+While a job that is expected to be long runs, another thread uses the sockets. The change of threads costs about a tenth of this
+time.
 """
 
 Handler = Callable[[Sequence[Tree]], Sequence[Tree]]
@@ -42,7 +47,9 @@ Handler = Callable[[Sequence[Tree]], Sequence[Tree]]
 
 
 class CallRefusedByCallback(Exception):
-    """The exception with which a callback refuses a call with a code of its choice, instead of failing.
+    """The exception that a server's callback raises to refuse a call with a code of its choice.
+
+    The caller then gets `CallRefused` with this code. After any other exception, the caller gets `CallFailed`.
 
     Raises:
         ValueError: If the code is not a `CallRefusalReason`.
@@ -55,18 +62,18 @@ class CallRefusedByCallback(Exception):
 
 @dataclass(frozen=True)
 class ServerMethod:
-    """A method of a server that callers can call.
+    """A method of a server: the name, the callback that runs for its calls, and the limits and rights that apply.
 
     Attributes:
         name: The name that callers use.
         run: The callback that runs the calls.
         concurrency_group: The name of the concurrency group. Methods of one group never run at the same time.
-        role: The role that the caller's key must have.
+        role: The role (a right in the server's access list) that the caller's key must have.
         max_batch: The largest number of calls in one job (one run of the callback).
         max_wait_s: The longest time that the first call of a job waits for further calls, in seconds. 0: no wait. None: the time
             is computed from the last batches, as described in `_ExclusiveGroup`.
         max_queue: The largest number of calls that wait in the concurrency group. Further calls are refused (``busy``).
-        client_id: The client for which the caller's key must be valid. Empty: any client.
+        client_id: The client (a policy with its learner) for which the caller's key must be valid. Empty: any client.
     """
 
     name: str
@@ -81,11 +88,11 @@ class ServerMethod:
 
 @dataclass(slots=True, eq=False)
 class QueuedCall:
-    """A call that waits or runs at the server. Requests compare by identity.
+    """A received call that waits or runs at the server. Two objects are equal only if they are the same object.
 
     Attributes:
         peer: The routing id to which the reply is sent. It is the one from which the last copy of the call came.
-        call: The received message.
+        call: The decoded message.
         method: The called method.
         arrived_s: The time at which the call arrived, in seconds.
         again: The number of copies of the call that arrived later.
@@ -100,7 +107,7 @@ class QueuedCall:
 
 @dataclass(slots=True)
 class Job:
-    """The requests that one run of a callback serves.
+    """One run of a callback, and the calls that it serves: one call, or a batch of calls of the same method.
 
     Attributes:
         concurrency_group: The name of the concurrency group. No other job of this group runs at the same time.
@@ -122,10 +129,10 @@ class Job:
 class _ExclusiveGroup:
     """The waiting calls of one concurrency group (methods that never run at the same time), and the size of the next batch.
 
-    Assume callers that call again as soon as they get a reply. Without a pause between batches, they would split into two sets:
-    while the batch of one set runs, the other set waits. If `ServerMethod.max_wait_s` is None, the group therefore waits after a
-    batch until there are `expected` calls, but at most until the time `until_s`. `expected` is the number of calls that the
-    callers of the last two batches made at once.
+    Callers often call again as soon as they get a reply. A batch that began at once would miss these calls, and the callers
+    would split into two sets that are served in turn, in smaller batches. Therefore, if `ServerMethod.max_wait_s` is None, the
+    next batch waits until there are `expected` calls, but at most until the time `until_s`. `expected` is the number of calls
+    that the callers of the last two batches made at once.
     """
 
     queue: deque[QueuedCall] = field(default_factory=deque)
@@ -150,9 +157,11 @@ class CallQueue:
     `windows`, which any thread can use.
 
     Attributes:
-        counters: ``calls`` (accepted), ``jobs``, ``again`` (copies of a call), ``refused.CODE``, ``failed``.
+        counters: ``calls`` (accepted), ``jobs`` (runs of a callback), ``again`` (copies of a call), ``refused.CODE``,
+            ``failed``.
         methods: The registered methods, by name.
-        windows: For each session, the calls and replies by which a copy of a call is recognized.
+        windows: For each session (one connection of a caller), the calls and kept replies by which a copy of a call is
+            recognized.
         run_now: True if the last accepted call can run at once and is not combined with others. To read more messages first
             would only delay it.
     """
@@ -189,11 +198,11 @@ class CallQueue:
         self.methods = {**self.methods, method.name: method}
 
     def unregister(self, name: str) -> None:
-        """Remove a method. Its waiting calls still run, and the other methods of its concurrency group stay."""
+        """Remove a method, so that new calls of it are refused. Its waiting calls still run. Other methods are not affected."""
         self.methods = {key: method for key, method in self.methods.items() if key != name}
 
     def take(self, peer: bytes, call: Call, now: float) -> list[Frame] | None:
-        """Add a call to the queue, unless it is a copy of an earlier call.
+        """Process a received call: add it to the queue, unless it is a copy of an earlier call.
 
         Returns:
             The frames of the reply to send at once, if an earlier copy of the call was completed and its reply was kept; else
@@ -240,9 +249,10 @@ class CallQueue:
         return None
 
     def next_job(self, now: float) -> Job | None:
-        """Return the next job to run, or None if no concurrency group is ready.
+        """Return the next job (one run of a callback) to start now, or None.
 
-        The group with the oldest waiting call comes first. The group is then busy, and gets no other job, until `finish`.
+        A concurrency group is a set of methods that never run at the same time. The group with the oldest waiting call comes
+        first. It gets no other job until `finish`.
         """
         self.run_now = False
         ready = [
@@ -263,7 +273,11 @@ class CallQueue:
         return Job(chosen, method, requests, now, concurrency_group.last_job_s > LONG_S)
 
     def wait_s(self, now: float) -> float | None:
-        """Return the time in seconds after which the next job can run if no further call arrives. None if no job waits."""
+        """Return the time until the next callback can run if no further call arrives, in seconds.
+
+        Returns:
+            The time. None if no call waits, or if the waiting calls must wait for callbacks that run now.
+        """
         dues = [
             self._due(concurrency_group)
             for concurrency_group in self._concurrency_groups.values()
@@ -272,7 +286,9 @@ class CallQueue:
         return max(0.0, min(dues) - now) if dues else None
 
     def finish(self, job: Job, answers: Sequence[list[Frame]], now: float) -> None:
-        """Record the end of a job. Keep the replies to calls with `once`, and make the concurrency group free for its next job.
+        """Record the end of a job (one run of a callback), so that the next job of its concurrency group can start.
+
+        Keep the replies to calls that must run at most once (`once`), to send them again if copies of these calls arrive.
 
         Args:
             job: The job that ended.
@@ -287,23 +303,26 @@ class CallQueue:
             self.windows.finish(request.call.session, request.call.number, answer if request.call.once else None)
 
     def drop_all(self) -> list[QueuedCall]:
-        """Remove and return all waiting requests, when the server stops."""
+        """Remove all waiting calls and return them, so that a server that stops can refuse them."""
         dropped = [request for concurrency_group in self._concurrency_groups.values() for request in concurrency_group.queue]
         for concurrency_group in self._concurrency_groups.values():
             concurrency_group.queue.clear()
         return dropped
 
     def waiting(self) -> dict[str, int]:
-        """Return the number of waiting calls of each concurrency group, by its name."""
+        """Return the number of waiting calls by concurrency group (a set of methods that never run at the same time)."""
         return {name: len(concurrency_group.queue) for name, concurrency_group in self._concurrency_groups.items()}
 
     @property
     def busy(self) -> bool:
-        """True while a job runs."""
+        """True while the callback of a call, or of a batch of calls, runs."""
         return any(concurrency_group.busy for concurrency_group in self._concurrency_groups.values())
 
     def _due(self, concurrency_group: _ExclusiveGroup) -> float:
-        """Return the time at which a group's next job can start. It can wait for more calls, to serve them together."""
+        """Return the time at which the next job of a concurrency group (methods that never run at the same time) can start.
+
+        A job of a method with batching can wait for more calls, to serve them together.
+        """
         first = concurrency_group.queue[0]
         method = first.method
         if method.max_batch == 1 or method.max_wait_s == 0.0 or len(concurrency_group.queue) >= method.max_batch:

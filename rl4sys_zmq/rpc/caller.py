@@ -79,7 +79,10 @@ class _Connection(Resource):
         raise pending.error
 
     def close_connection(self) -> None:
-        """Close the socket. Messages that are still in its send queue then never reach a server that starts later."""
+        """Close the socket, and discard the messages in its send queue.
+
+        These messages must not reach a server that starts later, because their calls are already over or will be sent again.
+        """
         socket, self._socket = self._socket, None
         if socket is not None:
             socket.close()
@@ -99,7 +102,7 @@ class _Connection(Resource):
 
 
 class Caller(Resource):
-    """A caller of the methods of one server. Several threads can use it at the same time.
+    """An object that calls the methods of one `Server` and subscribes to its topics. Several threads can use it at once.
 
     Attributes:
         counters: The counters of `CallerSession`, and ``notices`` (publications that a callback got), ``skipped``
@@ -195,7 +198,7 @@ class Caller(Resource):
         return await asyncio.wrap_future(self.submit(method, payload, timeout_s, once=once))
 
     def subscribe(self, topic: str, callback: Callable[[Tree, int], None]) -> Subscription:
-        """Subscribe to a topic: run a callback for its publications, in a new thread. ``stop`` of the result ends this.
+        """Subscribe to a topic: run a callback for its publications, in a new thread. `Subscription.stop` ends this.
 
         The callback gets the payload and the number of a publication. If the topic has a publication already, the callback gets
         the newest one first. If several publications arrive while the callback runs, it gets only the newest of them. The
@@ -229,7 +232,7 @@ class Caller(Resource):
         return CallerSession(self._address.uri, self.counters, self._terms)
 
     def _after_fork(self) -> None:
-        """Forget the connections and subscriptions of the parent process in a forked child, which creates new ones."""
+        """Drop the connections and subscriptions of the parent process in a forked child. The child creates new ones."""
         self._lock = threading.Lock()
         self._idle, self._caller_thread = [], None
 

@@ -155,12 +155,15 @@ class CallerThread(Worker, Resource):
             self._end(error)
 
     def stop(self) -> None:
-        """Ask the thread to end."""
+        """Ask the thread to end, and return at once."""
         self._stopping.set()
         self._wakeup.set()
 
     def close(self) -> None:
-        """End the thread and its subscriptions. Unfinished calls fail with `Closed`. A callback of this thread can call this."""
+        """End the thread and its subscriptions. Unfinished calls fail with `Closed`.
+
+        Any thread can call this, also a callback that runs in this thread.
+        """
         self.stop()
         me = threading.get_ident()
         if self.ident != me:
@@ -221,7 +224,10 @@ class CallerThread(Worker, Resource):
         self._wakeup.close()
 
     def _run_callbacks(self) -> None:
-        """Call the function `tell` of each call that is over. The lock must be free, because `tell` can call this object."""
+        """Report each completed call to the function `tell` that was passed when the call began.
+
+        The calling code must not hold the lock, because `tell` can call methods of this object.
+        """
         while self._session.over:
             pending = self._session.over.popleft()
             if pending.tell is not None:
@@ -238,7 +244,7 @@ class CallerThread(Worker, Resource):
         return Socket.dealer(self._address, secure=self._secure, send_hwm=WINDOW, recv_hwm=WINDOW)
 
     def _reconnect(self, poller: Poller, dealer: Socket, now: float) -> Socket:
-        """Replace the DEALER socket, and return the new one.
+        """Replace the DEALER socket, which sends the calls, and return the new one.
 
         Messages that are still in the old socket's queue must not reach a server that starts later.
         """
@@ -291,7 +297,8 @@ class CallerThread(Worker, Resource):
     def _dial_publisher(self, poller: Poller) -> None:
         """Connect to the server's publisher if its address or channel differs from the present one.
 
-        Both are in the reply to the last ``$hello`` call. The channel is a part of each topic on the wire.
+        The channel is a random value that the server adds to each topic, and replaces when a user loses the right to subscribe.
+        Address and channel are in the reply to ``$hello``, the first call of a connection.
         """
         welcome = self._session.welcome
         if welcome is None:

@@ -1,4 +1,4 @@
-"""The execution of jobs (one or more calls of a method): run the user's callback, and encode its results as replies."""
+"""The execution of calls at a server: run the callback for one call or a batch, and encode its results as replies."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class CallExecutor:
         self._name, self._server, self._counters, self._max_frame_bytes = name, server, counters, max_frame_bytes
 
     def run(self, job: Job) -> list[list[Frame]]:
-        """Run a job, and return the frames of the reply to each of its calls.
+        """Run a job (a call, or a batch of calls of one method), and return the frames of the reply to each of its calls.
 
         Calls whose timeout has passed are refused and not run. If the callback raises for a batch, it runs once more for each
-        call alone. Calls that must run at most once (`once`) fail instead.
+        call alone. But calls that must run at most once (`once`) do not run again: they fail.
         """
         requests, now = job.requests, time.monotonic()
         try:
@@ -42,7 +42,10 @@ class CallExecutor:
             return [self._failed(request.call, exc) for request in requests]
 
     def alone(self, call: Call, run: Callable[[], Tree]) -> list[Frame]:
-        """Call `run`, and return its result or exception as the encoded reply to a call that did not go through the queue."""
+        """Run a function as the answer to a call, and return its result or exception as the encoded reply.
+
+        This serves calls that do not go through the queue.
+        """
         try:
             return self._answer(call, run())
         except BaseException as exc:  # noqa: BLE001 (as above)
@@ -91,7 +94,7 @@ def _expired(request: QueuedCall, now: float) -> bool:
 
 
 def _results(run: Handler, requests: list[QueuedCall]) -> list[Tree | BaseException]:
-    """Run a callback for the given calls. Return a list with the result of each call, or the exception that it raised."""
+    """Run a callback for several calls. Return, for each call, its result or the exception that the callback raised."""
     given = _call(run, [request.call.payload for request in requests]) if requests else []
     if not isinstance(given, BaseException):
         return given

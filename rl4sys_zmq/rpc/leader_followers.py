@@ -25,14 +25,14 @@ __all__ = ["LeaderFollowerPool"]
 log = logging.getLogger(__name__)
 
 TAKEOVER_S = 0.05
-"""The time in seconds after which another thread becomes the leader if the leader's job still runs.
+"""The time in seconds after which another thread becomes the leader (the thread that uses the sockets) if a job still runs.
 
 If the job is expected to be long, another thread becomes the leader at once.
 """
 TICK_S = 0.02
-"""The interval at which the thread that stands by checks the running job, in seconds."""
+"""The interval at which the follower (the thread that stands by) checks if the leader's job takes too long, in seconds."""
 QUIET_TICKS = 50
-"""The number of checks without a job after which the thread that stands by sleeps until the next job."""
+"""The number of checks without a running job after which the follower (the thread that stands by) sleeps until the next job."""
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -40,7 +40,7 @@ Made = TypeVar("Made")
 
 @dataclass(slots=True)
 class _RunningJob:
-    """The record of a job that the leader runs. Two records are compared with ``is``."""
+    """The job that the leader (the thread that uses the sockets) runs now, and the time at which it takes too long."""
 
     what: str
     since_s: float
@@ -49,7 +49,7 @@ class _RunningJob:
 
 
 class _PoolThread(Worker):
-    """One thread of the pool, as leader or as follower."""
+    """A thread of the pool. As follower it stands by, until it becomes the leader, which uses the sockets and runs jobs."""
 
     def __init__(self, name: str, body: Callable[[_PoolThread], None], over: Callable[[], None]) -> None:
         super().__init__(name)
@@ -63,7 +63,7 @@ class _PoolThread(Worker):
             self._over()
 
     def stop(self) -> None:
-        """Do nothing: `LeaderFollowerPool.stop` ends all threads together."""
+        """Do nothing. The base class requires this method; `LeaderFollowerPool.stop` ends all threads of the pool."""
 
 
 class LeaderFollowerPool:
@@ -102,7 +102,10 @@ class LeaderFollowerPool:
         self._running: _RunningJob | None = None
 
     def start(self) -> None:
-        """Start the leader and the thread that stands by. From now on, only the threads of the pool may use the sockets."""
+        """Start the leader (the thread that uses the sockets and runs jobs) and the thread that stands by to replace it.
+
+        From now on, only the threads of the pool may use the sockets.
+        """
         with self._lock:
             self._add(self._begin)
             self._add(self._stand_by)
@@ -137,13 +140,13 @@ class LeaderFollowerPool:
 
     @property
     def running_s(self) -> float:
-        """The time for which the leader's present job has run, in seconds. 0 if the leader runs no job."""
+        """The time for which the leader (the thread that uses the sockets) has run its job, in seconds. 0 without a job."""
         running = self._running
         return time.monotonic() - running.since_s if running is not None else 0.0
 
     @property
     def started(self) -> bool:
-        """True after `start`."""
+        """True if `start` was called, so that the pool has threads."""
         return bool(self._threads)
 
     @property
@@ -154,16 +157,20 @@ class LeaderFollowerPool:
 
     @property
     def has_failed(self) -> bool:
-        """True if one of the threads has ended with an error."""
+        """True if one of the pool's threads has ended with an error."""
         return any(thread.error is not None for thread in list(self._threads))
 
     def raise_if_dead(self) -> None:
-        """Raise WorkerDied if one of the threads has ended with an error."""
+        """Raise `WorkerDied` if one of the pool's threads has ended with an error."""
         for thread in list(self._threads):
             thread.raise_if_dead()
 
     def stop(self) -> None:
-        """Ask all threads to end. The caller must also wake the leader, which can be waiting in a poll of the sockets."""
+        """Ask all threads to end.
+
+        The calling code must then wake the leader (the thread that uses the sockets), because it can be waiting in a poll of
+        the sockets.
+        """
         self.stopping.set()
         self._active.set()
         self._look.set()
@@ -199,14 +206,21 @@ class LeaderFollowerPool:
             self._end()
 
     def _begin(self, thread: _PoolThread) -> None:
-        """Be the leader. The first thread of the pool runs this function."""
+        """Make the calling thread the leader (the thread that uses the sockets), and run the leader's loop.
+
+        The first thread of the pool runs this function.
+        """
         with self._lock:
             self._leader = thread
             self._adopt()
         self._lead()
 
     def _stand_by(self, thread: _PoolThread) -> None:
-        """Wait until a job of the leader takes too long. Then become the leader."""
+        """Wait until a job of the leader takes too long. Then become the leader, and run the leader's loop.
+
+        The leader is the thread that uses the sockets and runs the jobs. Each thread of the pool except the first runs this
+        function.
+        """
         quiet = 0
         while not self.stopping.is_set():
             self._active.wait()

@@ -46,7 +46,7 @@ MAX_ANSWER_FRAME_BYTES = transports.MAX_FRAME_BYTES
 """The largest frame of a reply or a publication, in bytes. A caller receives no larger one."""
 CLOSE_CHECK_S = 0.1
 LEAST_POLL_S, NAP_S = 0.001, 0.000_1
-"""The shortest time for which the leader waits in a poll, and the length of the sleep if a wait is shorter, in seconds."""
+"""The shortest poll of the server's sockets, and the longest sleep in place of a shorter poll, in seconds."""
 CALL_ROLE = "call"
 MAX_READS_PER_TURN = 256
 HELLO, LATEST, STATUS = "$hello", "$latest", "$status"
@@ -72,7 +72,7 @@ class BatchLimits:
 
 
 class Server(Resource):
-    """A server that runs callbacks when it is called, and publishes on topics.
+    """A server that runs registered callbacks for remote callers, and publishes messages to the subscribers of topics.
 
     Register methods, then call `start` or `run`. `stop` ends the threads and joins them.
 
@@ -250,8 +250,8 @@ class Server(Resource):
     def publish(self, topic: str, payload: Tree) -> int:
         """Publish a payload to all subscribers of a topic, and return the number of the publication.
 
-        The publications of a topic have the numbers 1, 2, and so on. A slow subscriber gets the newest publication and can miss
-        earlier ones. The payload is copied, so its arrays can change after this call.
+        The publications (published messages) of a topic have the numbers 1, 2, and so on. A slow subscriber gets the newest
+        publication and can miss earlier ones. The payload is copied, so its arrays can change after this call.
 
         Raises:
             PayloadError: If the payload cannot be encoded, a frame of it is larger than `MAX_ANSWER_FRAME_BYTES`, the topic is
@@ -333,7 +333,10 @@ class Server(Resource):
                 socket.adopt()
 
     def _close_sockets(self) -> None:
-        """Close the sockets. The last thread of the pool calls this when it ends, and so does `stop` after all threads ended."""
+        """Close the sockets.
+
+        The last thread of the pool calls this when it ends. `stop` also calls it, after all threads have ended.
+        """
         self._poller.close()
         self._release()
         self._wakeup.close()
@@ -355,14 +358,20 @@ class Server(Resource):
         return self._authenticator.secure
 
     def _replace_access_list(self, access: AccessList) -> None:
-        """Check all later messages against a new access list. The thread that watches the file of the list calls this."""
+        """Use a new access list (the rights of each user) for all later messages.
+
+        The thread that watches the file of the list calls this after a change.
+        """
         if self._authorizer.replace(access):
             self._publisher.change_channel()
 
     # ---- the leader's loop
 
     def _lead(self) -> None:
-        """Receive calls, run callbacks and send replies, until the server stops or another thread has become the leader."""
+        """Receive calls, run callbacks and send replies, until the server stops or another thread has become the leader.
+
+        The leader is the one thread of the server that uses the sockets.
+        """
         assert self._router is not None
         call_queue, poller, router, beacon, look = self._call_queue, self._poller, self._router, self._beacon, self._look
         wait_s: float | None = 0.0
@@ -444,7 +453,12 @@ class Server(Resource):
     # ---- jobs
 
     def _run_job(self, job: Job, router: Socket) -> bool:
-        """Run a job and send its replies. Return False if another thread, which then sends the replies, has become the leader."""
+        """Run a callback for a call or a batch of calls, and send the replies.
+
+        Returns:
+            True if the calling thread still uses the sockets. False if another thread has taken them over in the meantime; that
+            thread then sends the replies.
+        """
         what = (
             job.concurrency_group if job.method.name == job.concurrency_group else f"{job.concurrency_group} ({job.method.name})"
         )
@@ -489,11 +503,14 @@ class Server(Resource):
     # ---- methods of every server
 
     def _hello(self, call: Call, now: float) -> Tree:
-        """Handle a ``$hello`` call: open a session for the caller, and return the description of the server.
+        """Answer ``$hello``, the first call of a connection: open a session for the caller, and describe the server.
+
+        Returns:
+            The description as a dict: name, methods, size limit, `terms`, and what a subscriber needs.
 
         Raises:
-            CallRefusedByCallback: If the caller has `terms` and they differ from the server's. The detail lists the fields that
-            differ.
+            CallRefusedByCallback: If the caller has `terms` (settings that must be equal on both sides) and they differ from
+                the server's. The detail lists the fields that differ.
         """
         expected = call.payload.get("terms") if isinstance(call.payload, dict) else None
         if isinstance(expected, dict):

@@ -77,9 +77,9 @@ class CallerSession:
 
     A session does no I/O and reads no clock. The code that uses it passes the time in seconds, always from the same clock.
 
-    The session sends a ``$hello`` call before any other call, and again after the server was restarted. The other calls wait
-    until the server replies to ``$hello``, so that no queue of messages builds up while there is no server. If the server has
-    other `terms`, all calls fail.
+    The session sends the call ``$hello``, which opens it at the server, before any other call, and again after the server was
+    restarted. The other calls wait until the server replies to ``$hello``, so that no queue of messages builds up while there
+    is no server. If the server has other `terms`, all calls fail.
 
     The server keeps a record of the calls of a session, so that a resent call does not run twice. The server can lose this
     record, for example by a restart. Therefore its reply to ``$hello`` contains the number of the call with which the record
@@ -92,7 +92,8 @@ class CallerSession:
             ``redials`` (reconnects), ``full`` (calls that did not fit into the socket's queue).
         terms: Settings that must be equal at the server, such as a version or names of keys. None: they are not compared.
         id: A random number that identifies this session at the server.
-        server: The random number of the server that replied last. Each start of a server has another one. 0 before a reply.
+        server: The random number by which the server that replied last identifies itself. It is new after each start of the
+            server. 0 before the first reply.
         welcome: The payload of the reply to ``$hello``. None before that reply, and while a new ``$hello`` is needed.
         under_way: The unfinished calls, by number.
         over: The calls that are over and whose function `tell` must still be called. Hold no lock while calling `tell`, because
@@ -113,7 +114,10 @@ class CallerSession:
     _next: int = 0
     _hello: CallHandle | None = None
     _known: tuple[int, int] | None = None
-    """The random number of the server, and the number of the ``$hello`` call with which its record of this session began."""
+    """The server's random number, and the number of the ``$hello`` call with which the server's record of this session began.
+
+    If a later reply to ``$hello`` has other numbers, the server has lost the record.
+    """
 
     def begin(
         self,
@@ -181,7 +185,11 @@ class CallerSession:
         return True
 
     def on_reconnected(self, now: float) -> None:
-        """Record that the socket was replaced. All calls are sent again at once, because the old socket's queue is lost."""
+        """Record that the socket was replaced.
+
+        `due` then returns all unfinished calls at once, to be sent again, because the messages in the old socket's queue are
+        lost.
+        """
         for pending in self._sendable():
             pending.due_s = now
 
@@ -211,7 +219,7 @@ class CallerSession:
             self._end(pending, reply.payload, _error(pending, self.address, reply))
 
     def require_hello(self) -> None:
-        """Make the session send a new ``$hello`` call before it sends any other call."""
+        """Make the session send a new ``$hello`` call, which opens it at the server, before any other call."""
         self.welcome = None
 
     def expire(self, now: float) -> bool:
@@ -234,7 +242,7 @@ class CallerSession:
         return max(0.0, min([self._expiry_s, *(p.due_s for p in self._sendable())]) - now)
 
     def end(self, pending: CallHandle, error: RL4SysError) -> None:
-        """End a call with an error."""
+        """End an unfinished call with an error, for example because its `Caller` was closed."""
         self._end(pending, None, error)
 
     def _make(
@@ -247,7 +255,11 @@ class CallerSession:
         return CallHandle(method, number, once, timeout_s, now + timeout_s, frames, tell, due_s=now)
 
     def _sendable(self) -> Iterable[CallHandle]:
-        """Return the calls that may be sent at present: only the ``$hello`` while it has no reply, then the oldest calls."""
+        """Return the calls that may be sent at present.
+
+        Until the server has replied to ``$hello`` (the call that opens the session), that is the only one. After that, they are
+        the oldest `WINDOW` unfinished calls.
+        """
         if self._hello is not None:
             return (self._hello,)
         if self.welcome is None:
@@ -294,7 +306,7 @@ class CallerSession:
 
 
 def _is_welcome(payload: Tree) -> bool:
-    """Return True if the payload has the fields that a `CallerSession` reads, with the right types."""
+    """Return True if a payload is a valid reply to ``$hello``: it has the fields that a `CallerSession` reads."""
     kinds = {"max_frame_bytes": int, "since": int, "pub": str, "channel": bytes}
     return isinstance(payload, dict) and all(type(payload.get(name)) is kind for name, kind in kinds.items())
 

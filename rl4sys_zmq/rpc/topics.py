@@ -1,4 +1,4 @@
-"""The publications of one server: the newest one of each topic with its number, and the check of subscribers' rights."""
+"""The publications (messages to subscribers) of one server: the newest of each topic, and the check of subscribers' rights."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ __all__ = ["TopicPublisher", "topic_frame"]
 MAX_TOPICS = 1024
 """The largest number of topics with a publication.
 
-This is also the largest number of topics without a publication for which subscribers get beacons.
+It is also the largest number of topics without a publication for which subscribers get beacons (messages that announce the
+number of the newest publication).
 """
 
 
 def topic_frame(topic: str, channel: bytes) -> bytes:
     """Return the first frame of a topic's messages, which is also the filter that a subscriber sets.
 
-    The frame consists of the topic, a zero byte and the channel. Without the zero byte, a filter for the topic ``a`` would also
-    match the topic ``ab``.
+    The frame consists of the topic, a zero byte and the channel (random bytes that the server replaces to end all
+    subscriptions). Without the zero byte, a filter for the topic ``a`` would also match the topic ``ab``.
     """
     return topic.encode() + b"\0" + channel
 
@@ -40,7 +41,7 @@ class _NewestPublication:
 
 
 class TopicPublisher:
-    """The publisher of a server's topics. It keeps the newest publication of each topic, and sends it to the subscribers.
+    """The sender of a server's publications to subscribers. It keeps the newest publication of each topic.
 
     Any thread can call `post`, `numbers`, `latest` and `change_channel`. Only the thread that uses the sockets can call the other
     methods. A payload is encoded in `post`, so its arrays can change after that.
@@ -91,7 +92,7 @@ class TopicPublisher:
         return number
 
     def numbers(self) -> dict[str, int]:
-        """Return the number of the newest publication of each topic, by topic."""
+        """Return a dict from each topic to the number of its newest publication."""
         return {topic: held.number for topic, held in self._newest.copy().items()}
 
     def latest(self, topic: object) -> Tree:
@@ -111,9 +112,11 @@ class TopicPublisher:
             xpub.send([topic_frame(topic, self.channel), *self._newest[topic].frames])
 
     def change_channel(self) -> None:
-        """Choose a new channel, the random part of all topics.
+        """End all subscriptions, because a user has lost the right to subscribe.
 
-        Existing subscriptions receive nothing more, until their subscribers learn the new channel with their next call.
+        The method chooses a new channel, the random bytes at the end of each topic on the wire. Subscribers receive nothing
+        more until the server's reply to their next ``$hello`` call contains the new channel. `look` then refuses the
+        subscription of a user without the right.
         """
         self.channel = secrets.token_bytes(8)
 
@@ -126,7 +129,10 @@ class TopicPublisher:
             self._send_beacon(xpub, topic, number)
 
     def look(self, xpub: Socket, authorizer: Authorizer) -> None:
-        """Handle new subscriptions. Grant each one whose user may subscribe, and send it the number of the newest publication."""
+        """Answer new subscriptions.
+
+        If the user may subscribe, grant the subscription, and send the number of the topic's newest publication.
+        """
         while (frames := xpub.recv()) is not None:
             subscription = read_subscription(frames)
             if subscription is None or not subscription[0]:

@@ -1,4 +1,4 @@
-"""The server and the client of a robot, or of anything else that can be observed and can act.
+"""A server that makes a robot, or another device, available to remote programs, and its client.
 
 The names and signatures are those of the library agentlace; `docs/howto/migration_agentlace.md` lists the differences. On the
 wire, the server has two methods, which never run at the same time:
@@ -41,11 +41,11 @@ ActCallback = Callable[[str, Tree], dict[str, Tree] | None]
 
 
 class ActionServer(Resource):
-    """A server that answers `ActionClient` objects through two callbacks, which never run at the same time.
+    """A server that lets remote `ActionClient` objects observe and control a robot, or another device.
 
-    The server can run different calls in different threads, but always one after another. If a callback raises an exception, the
-    caller gets `CallFailed` and the server continues. While a callback blocks, further calls of either callback wait, at most
-    until their timeouts. A callback can write to the arrays of its payload.
+    One callback returns observations, the other runs actions. The server can call them in different threads, but only one at a
+    time. If a callback raises an exception, the caller gets `CallFailed` and the server continues. While a callback blocks,
+    further calls of either callback wait, at most until their timeouts. A callback can write to the arrays of its payload.
 
     If a callback returns None, or observations with other keys than the requested ones, the client gets what it returned, or an
     empty dict for None. Each such fault is logged once, and counted in the status as ``callback_odd``.
@@ -213,7 +213,7 @@ class ActionServer(Resource):
         return answer
 
     def _report(self, fault: str) -> None:
-        """Count a fault of a callback that does not prevent a reply, and log it the first time."""
+        """Count a callback's faulty return value that does not prevent a reply, and log it the first time."""
         self._server.counters.add("callback_odd")
         if fault not in self._faults and len(self._faults) < MAX_FAULTS:
             self._faults.add(fault)
@@ -400,7 +400,7 @@ def _unknown(kind: str, keys: Iterable[object], known: Iterable[str]) -> str:
 
 
 def _joined(plain: Tree, images: Tree) -> Tree:
-    """Decode the images, and return the values with each image under its key. All arrays are copies."""
+    """Decode the images of a message, and return its values with each image under its key. All arrays are copies."""
     arrays = read_images(images)
     values = copy_tree(plain)
     if not arrays:

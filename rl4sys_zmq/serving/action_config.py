@@ -1,4 +1,4 @@
-"""The configuration that an action server and its clients share."""
+"""The configuration that an `ActionServer` (a robot, or another device) and its remote clients share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ MAX_KEY = 256
 @checked_arguments
 @dataclass(frozen=True)
 class ActionConfig:
-    """The configuration of an `ActionServer` and its clients, checked when it is created.
+    """The configuration of an `ActionServer` and its clients: addresses, and the names of observations and actions.
+
+    The fields are checked when the object is created.
 
     Server and client must agree on `action_keys`, `observation_keys`, `version` and `image_codecs`. Both must have a
     `broadcast_port`, or both must have none. Otherwise the server refuses the client, and the error names the differences.
@@ -77,7 +79,10 @@ class ActionConfig:
         return {key: codec for key, codec in self.image_codecs.items() if isinstance(codec, ImageFormat)}
 
     def terms(self) -> dict[str, Tree]:
-        """Return the fields that must be equal at the server and its clients. The order of keys does not matter."""
+        """Return the fields that must be equal at the server and a client. The server compares them when the client connects.
+
+        The order of keys does not matter, so they are sorted.
+        """
         return {
             "action_keys": sorted(self.action_keys),
             "observation_keys": sorted(self.observation_keys),

@@ -37,7 +37,12 @@ def connect_address(host: str, port: int | None = None) -> Address:
 
 
 def address_of(name: str, port: int | str, host: str = "") -> Address:
-    """Convert the field `name` of a configuration, which holds a port of `host` or a URI, to an address.
+    """Convert a field of a configuration to an address. The field has a URI, or a port of `host`.
+
+    Args:
+        name: Name of the field, for error messages.
+        port: Value of the field.
+        host: Host name or IP address, if the field has a port.
 
     Raises:
         ConfigError: If the value is neither a port nor a URI. The message names the field.

@@ -39,12 +39,17 @@ __all__ = ["EnvLease"]
 log = logging.getLogger(__name__)
 
 RELEASE_TIMEOUT_S = 1.0
-"""Longest time to wait for the server when a lease is returned, in seconds. A lease that is not returned expires."""
+"""Longest time to wait for the server's reply when leased environments are returned to it, in seconds.
+
+If the server gets no such message, the lease expires later.
+"""
 _rng = random.SystemRandom()
 
 
 class _LeaseRenewer(Worker):
-    """The thread that renews a lease. It also returns the lease if the `EnvLease` is garbage-collected without `close`.
+    """The thread that renews a lease (a caller's time-limited right to use remote environments).
+
+    It also returns the lease if the `EnvLease` is garbage-collected without `close`.
 
     Attributes:
         token: Random number that identifies the lease at the server. 0 while there is no lease.
@@ -61,7 +66,7 @@ class _LeaseRenewer(Worker):
         self._env_lease = weakref.ref(env_lease, lambda _: over.put(None))
 
     def run(self) -> None:
-        """Renew the lease until `stop`, or until the `EnvLease` is garbage-collected. This is the body of the thread."""
+        """Renew the right to the environments periodically, until `stop` or until the `EnvLease` is garbage-collected."""
         while not self._is_over():
             try:
                 self._client.call("keep", {"token": self.token}, self.every_s)
@@ -71,11 +76,11 @@ class _LeaseRenewer(Worker):
             self.give_back()
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the renewal of the lease, and end the thread."""
         self._over.put(None)
 
     def give_back(self) -> None:
-        """Try for up to a second to return the lease to the server, and close the RPC client."""
+        """Try for up to a second to return the leased environments to the server, and close the RPC client."""
         token, self.token = self.token, 0
         if token:
             try:
@@ -164,10 +169,10 @@ class EnvLease(Resource):
         return replace(copy.deepcopy(spec), kwargs=copy_tree(kwargs), max_episode_steps=self._about.get("max_episode_steps"))
 
     def take(self) -> None:
-        """Lease environments from the server.
+        """Lease environments from the server: get the right to use them until this client is silent for too long.
 
-        The request has a new random token. If the last request was not answered, its token is used again, so that the server does
-        not lease twice.
+        The request has a new random token (the number that identifies the lease). If the last request was not answered, its
+        token is used again, so that the server does not lease twice.
 
         Raises:
             CallError: If the request is refused or not answered.
@@ -187,7 +192,7 @@ class EnvLease(Resource):
         self.slots, self._taken = slots, True
 
     def reset(self, payload: dict[str, Tree]) -> Tree:
-        """Reset environments. If the server no longer has the lease, get a new lease first."""
+        """Reset the leased environments. If the server has ended the lease, lease environments again first."""
         if self._taken:
             try:
                 return self.call("reset", payload)
@@ -226,7 +231,10 @@ class EnvLease(Resource):
         return answer
 
     def submit(self, verb: str, payload: dict[str, Tree]) -> Future[Tree]:
-        """Start a call like `call` and return its future. The caller must itself refuse steps after a call that failed."""
+        """Start ``reset``, ``step`` or ``render`` on the leased environments, and return a future for the reply.
+
+        Unlike `call`, this method does not refuse steps after a failed call. The calling code must do that.
+        """
         return self.client.submit(*self._said(verb, payload), once=True)
 
     def close(self) -> None:

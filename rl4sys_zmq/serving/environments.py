@@ -41,7 +41,7 @@ SERVICE = "gym-envs"
 MAX_COUNT = 1024
 MAX_SEED_DIGITS = 100
 INFO_DEPTH = 2
-"""Depth of an info dict within a reply: a list of all environments, with a tuple for each environment."""
+"""Nesting depth of an info dict in a reply: inside the tuple of one environment, inside the list of all environments."""
 
 Env = gymnasium.Env[Any, Any]
 
@@ -53,7 +53,7 @@ class _EnvSlot:
     Attributes:
         env: The Gymnasium environment.
         pending: The reason why the environment must be reset before the next step. Empty if no reset is needed.
-        token: Number that identifies the lease of the last caller.
+        token: Number that identifies the lease (right to use the environment) of the last caller.
         steps: Number of steps so far.
         episodes: Number of episodes that have ended.
     """
@@ -180,9 +180,9 @@ class GymEnvServer(Resource):
     def status(self) -> dict[str, Any]:
         """Return the status of the RPC server and of each environment.
 
-        ``taken`` is the number of leased environments. ``envs`` has a dict for each environment: ``taken``, ``in_call``,
-        ``steps``, ``episodes`` and ``pending`` (the reason why it must be reset, or ""). The server's ``counters`` include
-        ``steps``, ``resets``, ``episodes`` and ``info.dropped`` (the number of info values that cannot be sent).
+        ``taken`` is the number of environments that a caller has leased. ``envs`` has a dict for each environment: ``taken``,
+        ``in_call``, ``steps``, ``episodes`` and ``pending`` (the reason why it must be reset, or ""). The server's ``counters``
+        include ``steps``, ``resets``, ``episodes`` and ``info.dropped`` (the number of info values that cannot be sent).
         """
         envs = [
             {
@@ -265,7 +265,7 @@ class GymEnvServer(Resource):
     # ---- environments
 
     def _run(self, act: Callable[[list[tuple[int, _EnvSlot]], Tree], Tree], payload: Tree) -> Tree:
-        """Run ``reset``, ``step`` or ``render`` on the environments of the lease that the payload's token identifies."""
+        """Run ``reset``, ``step`` or ``render`` on a caller's environments, which the token in the payload identifies."""
         (token,) = _fields(payload, token=int)
         with self._leases.use(token) as lease:
             slots = [(i, self._slots[i]) for i in lease.slots]

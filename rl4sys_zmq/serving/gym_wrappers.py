@@ -1,4 +1,4 @@
-"""Classes with the names of the library agentlace: a wrapper that serves one environment, and two clients of it."""
+"""A remote Gymnasium environment with the class names of the library agentlace: a wrapper that serves it, and two clients."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class GymEnvClientWrapper(RemoteEnv):
     def __init__(
         self, host: str = "localhost", port: int = DEFAULT_PORT, *, timeout_s: float = TIMEOUT_S, keys: str | Path | None = None
     ) -> None:
-        """Connect, and lease the environment. No other caller can use it until `close`.
+        """Connect, and reserve the environment. No other caller can use it until `close`.
 
         Args:
             host: Host name or IP address of the server, or a URI, which includes the port.
@@ -129,7 +129,7 @@ class GymEnvClient(RemoteEnv):
         *,
         keys: str | Path | None = None,
     ) -> None:
-        """Wait for the server, and lease the environment. No other caller can use it until `close`.
+        """Wait for the server, and reserve the environment. No other caller can use it until `close`.
 
         Args:
             host: Host name or IP address of the server, or a URI, which includes the port.

@@ -1,4 +1,4 @@
-"""Conversion of this library's spaces, and of received elements of spaces, to those of Gymnasium.
+"""Conversion of this library's spaces, and of received observations and actions, to the types of Gymnasium.
 
 `rl4sys_zmq.values.space_conversion` converts in the other direction.
 """
@@ -63,7 +63,10 @@ def _build(space: AnySpace) -> GymSpace:
 
 
 def _bound(space: BoxSpace, bound: Any) -> np.ndarray[Any, Any]:
-    """Return a bound as an array with the shape and dtype of the box. Integer bounds are clipped to the range of the dtype."""
+    """Return the lower or the upper bound of a box space as an array with its shape and dtype.
+
+    Integer bounds are clipped to the range of the dtype.
+    """
     dtype = np.dtype(space.dtype)
     if dtype.kind in "iu":
         held = np.iinfo(dtype)
@@ -74,7 +77,7 @@ def _bound(space: BoxSpace, bound: Any) -> np.ndarray[Any, Any]:
 
 
 class SpaceElementReader:
-    """A callable that converts received payloads to elements of a space.
+    """A callable that converts received payloads to elements of a space, such as observations or actions.
 
     Args:
         space: The space of the elements.
@@ -84,9 +87,10 @@ class SpaceElementReader:
         self._space = space if _has_graph(space) else None
 
     def __call__(self, tree: Any) -> Any:
-        """Return a copy of a received payload as an element of the space. Arrays are writable; a graph becomes a `GraphInstance`.
+        """Return a copy of a received payload as an element of the space.
 
-        A part of the payload that does not fit the space is copied unchanged.
+        Arrays are writable, and a graph becomes a `GraphInstance`. A part of the payload that does not fit the space is copied
+        unchanged.
         """
         element = copy_tree(tree)
         return element if self._space is None else _with_graphs(self._space, element)

@@ -18,7 +18,7 @@ __all__ = ["BatchLimits", "InferenceClient", "InferenceServer"]
 
 
 class InferenceServer(Resource):
-    """A server that offers named functions (*interfaces*) to any number of callers.
+    """A server that offers named functions (*interfaces*), such as a policy's forward pass, to any number of callers.
 
     The interfaces run independently, so a slow interface delays only its own callers. A request is skipped if its caller no
     longer waits. If an interface raises an exception, the caller gets `CallFailed` and the server continues.
@@ -174,11 +174,14 @@ class InferenceClient(Resource):
         return self._client.call(name, payload, timeout_s)
 
     def submit(self, name: str, payload: Tree, timeout_s: float | None = None) -> Future[Tree]:
-        """Start a call and return its future. The arrays of the payload must not change until the future is done."""
+        """Start a call of an interface (a named function of the server), and return a future for the reply.
+
+        Do not change the arrays of the payload until the future is done.
+        """
         return self._client.submit(name, payload, timeout_s)
 
     async def acall(self, name: str, payload: Tree, timeout_s: float | None = None) -> Tree:
-        """Call an interface from asyncio; see `call`."""
+        """Call an interface (a named function of the server) and await the reply. The arguments are those of `call`."""
         return await self._client.acall(name, payload, timeout_s)
 
     def stats(self) -> dict[str, Any]:

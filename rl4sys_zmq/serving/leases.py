@@ -1,4 +1,4 @@
-"""The leases of a server's environments.
+"""The record of which remote caller uses which environments of a server.
 
 A *slot* is the index of one environment. A *lease* is one caller's right to one or more slots. The caller chooses a random
 number, the *token*, that identifies the lease, so that a request to take or return it can be repeated safely.
@@ -24,12 +24,14 @@ __all__ = ["LeasedEnvironments", "LeaseTable"]
 
 LONG_CALL_S = 1.0
 ENDED_LEASES = 1024
-"""Number of ended leases of which the table keeps the token, for the error message to their callers."""
+"""Number of ended leases of which the table keeps the identifying number, for error messages to their callers."""
 
 
 @dataclass(slots=True)
 class LeasedEnvironments:
-    """The right of one caller to one or more environments of a server. Times are those of `time.monotonic`, in seconds.
+    """A lease: the right of one remote caller to use one or more environments of a server.
+
+    Times are those of `time.monotonic`, in seconds.
 
     Attributes:
         token: Random number that the caller chose to identify the lease.
@@ -47,9 +49,9 @@ class LeasedEnvironments:
 
 
 class LeaseTable:
-    """The leases of one server, by slot (index of an environment). Any thread can use this object.
+    """The record of which caller currently has the right (the lease) to use which environments of a server.
 
-    Times are those of `time.monotonic`, in seconds.
+    A *slot* is the index of one environment. Times are those of `time.monotonic`, in seconds. Any thread can use this object.
 
     Args:
         count: Number of slots.
@@ -66,20 +68,22 @@ class LeaseTable:
 
     @property
     def taken(self) -> int:
-        """The number of slots that are leased."""
+        """The number of environments that callers have leased at present."""
         return self.count - self._slots.count(None)
 
     @property
     def in_use(self) -> bool:
-        """True while a call of any caller runs on its environments."""
+        """True while a call of any caller runs on one of the environments."""
         return any(lease is not None and lease.call_started_s is not None for lease in self._slots)
 
     def holders(self) -> list[LeasedEnvironments | None]:
-        """Return a list with the lease of each slot, or None for a free slot."""
+        """Return a list with, for each environment, the lease of the caller that may use it, or None if it is free."""
         return list(self._slots)
 
     def take(self, token: int, count: int, index: int | None, now: float | None = None) -> tuple[int, ...]:
-        """Lease slots to a caller. Free slots come first, then slots of leases that have expired.
+        """Give a caller the right (the lease) to use environments.
+
+        A *slot* is the index of an environment. Free slots are given first, then slots whose lease has expired.
 
         Args:
             token: Number that identifies the lease. If the lease exists, its slots are returned unchanged.
@@ -91,9 +95,8 @@ class LeaseTable:
             The indices of the slots, in order.
 
         Raises:
-            CallRefusedByCallback: Code
-                ``OCCUPIED`` if too few slots are free, ``UNKNOWN`` if `index` is out of range, ``OCCUPIED`` or ``GONE`` if the
-                lease with this token has ended.
+            CallRefusedByCallback: Code ``OCCUPIED`` if too few of these slots are free, ``UNKNOWN`` if `index` is out of range,
+                ``OCCUPIED`` or ``GONE`` if the lease with this token has ended.
         """
         now = monotonic() if now is None else now
         if index is not None and not 0 <= index < self.count:
@@ -125,12 +128,13 @@ class LeaseTable:
 
     @contextmanager
     def use(self, token: int) -> Iterator[LeasedEnvironments]:
-        """Mark the lease as in use during the ``with`` block. The lease does not end, and no second call can begin.
+        """Mark a lease (a caller's right to environments) as in use while one of its calls runs in the ``with`` block.
+
+        Until the end of the block, the lease does not end, and no second call of the same lease can begin.
 
         Raises:
-            CallRefusedByCallback: Code
-                ``OCCUPIED`` if another caller has taken one of the lease's slots, ``GONE`` if the lease is unknown, ``BUSY``
-                while another call of the same lease runs.
+            CallRefusedByCallback: Code ``OCCUPIED`` if another caller now has one of the lease's environments, ``GONE`` if the
+                lease is unknown, ``BUSY`` while another call of the same lease runs.
         """
         with self._lock:
             lease = self._held(token)
@@ -149,7 +153,7 @@ class LeaseTable:
                     self._end(lease)
 
     def keep(self, token: int, now: float | None = None) -> bool:
-        """Renew a lease. Return False if no lease has this token."""
+        """Renew a lease (the right to use environments). Return False if no lease has this token (identifying number)."""
         with self._lock:
             lease = self._held(token)
             if lease is None:
@@ -158,7 +162,10 @@ class LeaseTable:
             return True
 
     def give(self, token: int) -> None:
-        """Give back the slots of a lease. If a call runs, the lease ends with the call. A second call does nothing."""
+        """End a lease, because the caller no longer needs its environments.
+
+        If a call of the lease runs, the lease ends with the call. A second call of this method does nothing.
+        """
         with self._lock:
             lease = self._held(token)
             if lease is not None:
@@ -167,7 +174,7 @@ class LeaseTable:
                     self._end(lease)
 
     def _held(self, token: int) -> LeasedEnvironments | None:
-        """Return the lease with this token, or None if there is none or its caller has returned it."""
+        """Return the lease with this token (identifying number), or None if none exists or its caller has returned it."""
         lease = self._leases.get(token)
         return lease if lease is not None and not lease.returned else None
 

@@ -37,7 +37,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     def __init__(
         self, address: str, *, timeout_s: float = TIMEOUT_S, env_index: int | None = None, keys: str | Path | None = None
     ) -> None:
-        """Connect to the server and lease an environment.
+        """Connect to the server and reserve (lease) an environment.
 
         Args:
             address: Address of the server.
@@ -65,7 +65,9 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         return self._env_lease.slots[0]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode. If the server has given the environment to another caller or was restarted, lease one again first.
+        """Begin an episode, also after the server was restarted or has given the environment to another caller.
+
+        In these two cases, the method first leases an environment again, possibly another one.
 
         Raises:
             CallError: As `step`.
@@ -80,7 +82,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         return self._env_lease.read_observation(observation), copy_tree(info)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Run one step.
+        """Run one step of the environment at the server.
 
         Raises:
             CallFailed: If the environment raised an exception. The message has its type and text.

@@ -41,7 +41,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         timeout_s: float = TIMEOUT_S,
         keys: str | Path | None = None,
     ) -> None:
-        """Connect to the servers and lease environments.
+        """Connect to the servers and reserve (lease) environments.
 
         Args:
             address: Address of a server, or a sequence of addresses.

@@ -1,4 +1,4 @@
-"""Joining of the payloads of several calls to one batch, along a new first axis, and splitting of the reply."""
+"""Joining of the payloads of several calls to one batch, for one call of a function, and splitting of the batched reply."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Form = tuple[Structure, tuple[object, ...]]
 
 
 def batched(fn: Callable[[Tree], Tree]) -> Callable[[Sequence[Tree]], list[Tree]]:
-    """Convert a function of one stacked payload to a function of a list of payloads.
+    """Convert a function that takes a batch, stacked along axis 0, to a function that takes a list of single payloads.
 
     The returned function stacks payloads that have the same structure, shapes and dtypes, calls `fn` once for each such group,
     and returns the list of replies. The dicts of a stacked payload have sorted keys.

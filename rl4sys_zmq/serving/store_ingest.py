@@ -1,7 +1,8 @@
 """Insertion of received items into a trainer's data store: each item once, despite resends and killed processes.
 
-A *stream* is the sequence of items that one trainer client sends from one of its data stores. Items keep the numbers that they
-have in the client's store. The *mark* of a stream is the number of the last item that the server has, and acknowledges.
+A *trainer client* is an actor's connection to the trainer. A *stream* is the sequence of items that it sends from one of its
+data stores. Items keep the numbers that they have in that store. The *mark* of a stream is the number of the last item that the
+server has, and acknowledges.
 
 An *update* is a list of items with consecutive numbers. The server processes an update in this order:
 
@@ -10,9 +11,9 @@ An *update* is a list of items with consecutive numbers. The server processes an
 3. The store inserts the items.
 4. The trainer client gets the reply.
 
-An update in the journal also records the store's position (the number of its next item) before the update. After a restart, this
-position shows that the store has all earlier updates, except for items that it rejected. If the store rejected items of the last
-update, a *note*, which is an update without items, records the position after that update.
+An update in the journal also records the store's position (the number of its next item) before the update. After a restart,
+this position shows that the store has all earlier updates, except for items that it rejected. If the store rejected items of
+the last update, a *note*, which is an update without items, records the position after that update.
 """
 
 from __future__ import annotations
@@ -36,22 +37,25 @@ __all__ = ["InsertRequest", "StoreInserter", "InsertResult"]
 log = logging.getLogger(__name__)
 
 MAX_STREAMS = 100_000
-"""Largest number of streams of one store. A stream is never discarded, because its resent items would then count as new."""
+"""Largest number of actors' data stores that can fill one store of the server.
+
+The server never discards what it knows about one of them, because its resent items would then count as new.
+"""
 TRIM_UPDATES = 32
-"""Number of old updates that are collected before the journal deletes them, all at once."""
+"""Number of old journal entries that are collected before the journal deletes them, all at once."""
 _TRANSIENT = (OSError, MemoryError, StoreFileError, Closed)
 """Exceptions of a store after which the same item is tried again later. After any other exception, the item is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class InsertRequest:
-    """The request of a trainer client to insert items.
+    """The request of a trainer client (an actor's connection to the trainer) to insert items into a data store.
 
     Attributes:
         stream: Name of the trainer client, and the random number that identifies the numbering of its store (the lineage).
-        after: Number of the last item that the server acknowledged, according to the trainer client. If this is larger than the
-            server's own mark, the server accepts nothing.
-        known: Largest item number of this stream that the trainer client ever saw acknowledged, also by an earlier server.
+        after: Number of the last item that the server acknowledged, according to the trainer client. If the server's own number
+            is lower, it accepts nothing.
+        known: Largest item number that the trainer client ever saw acknowledged, also by an earlier server.
         first: Number of the first item.
         items: The items, with consecutive numbers from `first` on.
     """
@@ -65,7 +69,7 @@ class InsertRequest:
 
 @dataclass(frozen=True, slots=True)
 class ClientInsertions:
-    """Items of one trainer client that were inserted into the store.
+    """Items of one trainer client (an actor's connection to the trainer) that were inserted into a data store.
 
     Attributes:
         client: Name of the trainer client that sent the items.
@@ -99,7 +103,7 @@ class InsertResult:
 
 
 class StoreInserter:
-    """The part of a trainer server that inserts received items into one data store and records them in the journal.
+    """The part of a trainer server that inserts actors' items into one data store and records them in the journal on disk.
 
     Only one thread at a time can call `insert_waiting` and `take`.
 
@@ -128,7 +132,9 @@ class StoreInserter:
         self._gone_updates = 0
 
     def refill(self, streams: Iterable[StreamRow]) -> None:
-        """Insert the journal's items that the store lacks, and restore the number of the last acknowledged item of each stream.
+        """Insert the journal's items that the store lacks, after a restart of the server.
+
+        Also restore, for each stream (one data store of an actor), the number of the last acknowledged item.
 
         A store in memory gets all items of the journal. A store on disk lacks at most the last items.
 
@@ -159,7 +165,7 @@ class StoreInserter:
         self._note()
 
     def mark(self, stream: StreamKey) -> int:
-        """Return the number of the last item of a stream that the server has, or -1 for an unknown stream."""
+        """Return the number of the last item that the server has from a stream (one data store of an actor), or -1 for none."""
         return self._marks.get(stream, -1)
 
     def insert_waiting(self) -> ClientInsertions | None:
@@ -223,7 +229,7 @@ class StoreInserter:
         }
 
     def _fill(self, updates: list[JournaledItems]) -> None:
-        """Insert those items of the updates that the store does not have, and empty the list of updates.
+        """Insert the items of journal entries (updates) into the store, except those that it has. Then empty the list.
 
         Raises:
             StoreFileError: If the store does not accept items.
@@ -245,7 +251,7 @@ class StoreInserter:
         updates.clear()
 
     def _insert_waiting(self) -> Exception | None:
-        """Insert the accepted items that are not in the store yet. Return the first exception that the store raised, or None."""
+        """Insert the accepted items that are not in the store so far. Return the first exception of the store, or None."""
         before, items = self.store.latest_data_id(), list(self._waiting)
         if not items:
             return None
@@ -281,7 +287,11 @@ class StoreInserter:
             self._gap_pending = False
 
     def _arrival(self) -> ClientInsertions | None:
-        """Return the items that were inserted since the last call, or None. Return None also while accepted items still wait."""
+        """Return the items that were inserted since the last call, to report them to the trainer's callback.
+
+        Returns:
+            The items. None if there are none, or if accepted items still wait for the store.
+        """
         if self._waiting:
             return None
         self._note()
@@ -294,7 +304,7 @@ class StoreInserter:
     # ---- the journal
 
     def _note(self) -> None:
-        """Record the store's position in the journal, unless the journal's last update already implies this position."""
+        """Record the store's position (the number of its next item) in the journal, unless the last entry implies it."""
         if self._unsure and self._journal is not None and self._kept and not self._waiting:
             stream, end, _, _ = self._kept[-1]
             self._journal.note(JournaledItems(self.name, stream, end, [], self._place()))
@@ -304,7 +314,11 @@ class StoreInserter:
         return StoreInsertPosition(self.store.lineage, self.store.latest_data_id() + 1)
 
     def _keep(self, update: JournaledItems, nbytes: int) -> None:
-        """Note that the journal has a further message of items. Trim the messages that `refill` does not need from it."""
+        """Count an entry (a list of items) that the journal has, and delete old entries that the store no longer needs.
+
+        An old entry is deleted if the newer entries alone fill the store's capacity, or if the entries exceed the limit in
+        bytes. A restart then no longer refills the store with these items.
+        """
         assert self._journal is not None
         count = len(update.items)
         if not count:  # a note is trimmed with the update before it, which has the same end, or after it

@@ -1,6 +1,6 @@
 """The actor's side of a connection to a `TrainerServer`.
 
-It sends the items of data stores, makes custom requests, and receives the newest network.
+`TrainerClient` sends the items of data stores, makes custom requests, and receives the newest network.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class TrainerClient(Resource):
-    """A client that copies the items of data stores to a `TrainerServer`, each item once and in order.
+    """An actor's connection to a `TrainerServer`. It copies the items of data stores to the server, each once and in order.
 
     Any thread can use this object. The data stores buffer unsent items. After a restart of this process, a store on disk
     (`ReplayBuffer(path=...)`) continues after the last item that the server acknowledged. Items that a full store drops before
@@ -355,7 +355,7 @@ class TrainerClient(Resource):
             return
 
     def _judged(self, done: UpdateResult) -> UpdateResult:
-        """Return the result of an update. If the update failed, raise its error, or count and log it."""
+        """Return the result of an update. If it failed, raise its error (if `raises` is True), or count and log it."""
         if done.error is None:
             self.last_error = None
             self._failing.pop("update", None)

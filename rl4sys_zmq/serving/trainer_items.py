@@ -1,4 +1,4 @@
-"""Conversion of ``N`` items of a data store to one payload, and back.
+"""Conversion of ``N`` items of a data store to the payload of one message, and back.
 
 The payload is ``{"count": N, "columns": columns}``. The value of ``columns`` depends on the items:
 
@@ -23,7 +23,7 @@ __all__ = ["pack_items", "payload_bytes", "unpack_items"]
 
 
 def pack_items(items: Sequence[Any]) -> dict[str, Tree]:
-    """Join items of a data store to one payload, in the form that the docstring of this module describes."""
+    """Join items of a data store to one payload: one array for each key of the items, or a list if no array is possible."""
     return {"count": len(items), "columns": _column(items)}
 
 

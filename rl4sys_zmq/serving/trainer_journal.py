@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 PAGE_BYTES = 16 << 20
 NO_LIMIT = 1 << 62
-"""Value of the journal's size limit: none. Instead, old entries of each store are deleted; see `TrainerServer`."""
+"""Value that disables the journal's own size limit. Instead, `TrainerServer` limits the entries of each data store."""
 
 StreamKey = tuple[str, int]
 """The name of a trainer client, and the random number (lineage) that identifies the numbering of its data store."""
@@ -45,11 +45,11 @@ StreamKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class StoreInsertPosition:
-    """The position in a data store of the server at which the next item is inserted.
+    """The position in a data store of the server: the number that the next inserted item gets.
 
     Attributes:
         lineage: Random number that identifies the numbering of the store's items. A new store has another lineage.
-        number: Number that the next inserted item gets.
+        number: Number of the next inserted item.
     """
 
     lineage: int
@@ -123,12 +123,17 @@ class StoreJournal(Resource):
         return entry.nbytes
 
     def note(self, update: JournaledItems) -> None:
-        """Queue an entry to be written after the earlier entries, without waiting for the disk."""
+        """Queue an entry that only records the store's position, to be written after the earlier entries.
+
+        The method does not wait for the disk.
+        """
         with self._news:
             self._journal.append([_entry(update)])
 
     def updates(self, store: str) -> Iterator[tuple[JournaledItems, int]]:
-        """Yield pairs of an entry of a data store and its size in bytes, oldest first. Skip and log damaged entries.
+        """Yield each entry (a list of items) that the journal has for a data store, with its size in bytes, oldest first.
+
+        Damaged entries are skipped and logged.
 
         Raises:
             JournalError: If the file cannot be read.
@@ -143,7 +148,10 @@ class StoreJournal(Resource):
             after, more = page.last_row, page.more
 
     def trim(self, store: str, marks: Mapping[StreamKey, int]) -> None:
-        """Delete old items of a data store. For each stream, `marks` has the number of the first item to keep."""
+        """Delete old items of a data store from the file.
+
+        For each actor's data store that sent items, `marks` has the number of the first item to keep.
+        """
         with self._news:
             self._journal.trim(store, marks)
 

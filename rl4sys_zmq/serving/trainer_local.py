@@ -23,7 +23,7 @@ ADDRESS = "this process"
 
 
 class _NetworkCallback:
-    """A registered callback for networks.
+    """A registered callback that receives each published network.
 
     Attributes:
         callback: The function.
@@ -35,7 +35,7 @@ class _NetworkCallback:
 
 
 class TrainerSMInterface(Resource):
-    """A replacement for a `TrainerServer` and its trainer clients if all are threads of one process.
+    """A replacement for `TrainerServer` and `TrainerClient` if the trainer and its actors are threads of one process.
 
     It has the methods of both classes. The threads share their data stores, so the trainer has an inserted item at once, and
     `update` has nothing to send. Payloads of requests and their replies are passed without a copy. A network is copied for each
@@ -168,7 +168,7 @@ class TrainerSMInterface(Resource):
         self.stop()
 
     def _tell(self, listeners: list[_NetworkCallback], arrays: Any, version: int) -> None:
-        """Pass a network to each listener that has not received this version or a newer one."""
+        """Pass a network to each registered callback that has not received this version or a newer one."""
         with self._telling:
             for listener in listeners:
                 if self._stopped or version <= listener.version:

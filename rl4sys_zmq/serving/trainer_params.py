@@ -36,7 +36,11 @@ def params_as_arrays(params: object) -> Tree:
 
 
 def copy_params(params: Tree) -> Any:
-    """Return a copy of the result of `params_as_arrays`, as a trainer client receives it: bfloat16 as in `read_bfloat16`."""
+    """Return a copy of a network's parameters, which `params_as_arrays` converted.
+
+    Parameters of type bfloat16 become `ml_dtypes.bfloat16` if the program has imported that package, otherwise float32. A
+    trainer client receives the same arrays.
+    """
     return map_tree(_copy, params, _error)
 
 

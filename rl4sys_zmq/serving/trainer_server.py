@@ -1,4 +1,4 @@
-"""A server for your own training process: it fills data stores, answers custom requests, and publishes networks."""
+"""A server for your own training process: it receives actors' data, answers custom requests, and publishes networks."""
 
 from __future__ import annotations
 
@@ -38,16 +38,17 @@ SUBMIT_ROLE = "submit"
 JOURNAL_BYTES = 1 << 30
 MAX_CALLERS = 4096
 RATE_LIMIT_MARGIN = 1.1
-"""Ratio of the server's rate limit to the client's own. It allows for calls that arrive less evenly than they were made."""
+"""Factor by which the server's rate limit exceeds the client's, because calls can arrive less evenly than they were made."""
 
 DataCallback = Callable[[str, dict[str, Any]], object]
 RequestCallback = Callable[[str, Any], Any]
 
 
 class TrainerServer(Resource):
-    """A server that copies items from the data stores of trainer clients to its own data stores.
+    """A server that copies items from actors' data stores to its own data stores, for your own training process.
 
-    It also answers custom requests and publishes networks. Each item enters the server's data store once and in order.
+    Each actor connects with a `TrainerClient`. The server also answers custom requests and publishes networks. Each item enters
+    the server's data store once and in order.
 
     With `run_dir`, this also holds if the server or a trainer client is killed, because a journal on disk has each acknowledged
     item. A server that is started again with the same `run_dir` refills its data stores with the newest items, as many as the

@@ -43,7 +43,7 @@ class UpdateResult:
 
 
 class StoreTransfer:
-    """One data store of a trainer client, with the state of its transfer to the server.
+    """The state of the transfer of one data store's items from an actor to a `TrainerServer`.
 
     Attributes:
         store: The data store.

@@ -13,7 +13,10 @@ __all__ = ["DataStoreBase", "as_batch", "new_lineage"]
 
 
 def new_lineage() -> int:
-    """Return a new random number in 1 .. 2^63 - 1, the *lineage*, which identifies the numbering of a data store's items."""
+    """Return a new random number in 1 .. 2^63 - 1, the *lineage*, which identifies the numbering of a data store's items.
+
+    A receiver thereby distinguishes item 0 of a new store from item 0 of an earlier store.
+    """
     return 1 + secrets.randbelow((1 << 63) - 1)
 
 
@@ -29,7 +32,7 @@ def as_batch(batch_data: object) -> list[Any]:
 
 
 class DataStoreBase(ABC):
-    """The base class of stores that keep the newest `capacity` items. Derive a store of your own from it.
+    """The base class of data stores, which keep the newest `capacity` items. Derive a store of your own from it.
 
     Items are numbered 0, 1, 2, ... in the order of insertion. A number is never used twice. If the store is full, the oldest
     item is dropped. The numbers of the stored items are consecutive: ``len(store) == store.latest_data_id() -
@@ -88,7 +91,8 @@ class DataStoreBase(ABC):
     def gap(self) -> None:
         """Mark a gap: the next inserted item does not follow the last one, because items between them were lost or rejected.
 
-        The trainer calls this. A store of trajectories begins a new trajectory. Other stores do nothing.
+        The trainer's server, which fills the store, calls this. A store of trajectories then begins a new trajectory. Other
+        stores do nothing.
         """
 
     def oldest_data_id(self) -> int:

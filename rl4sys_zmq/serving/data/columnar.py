@@ -100,9 +100,9 @@ class ColumnStore(DataStoreBase, Resource):
         return self.read_after(from_id)[1]
 
     def read_after(self, from_id: int, limit: int | None = None) -> tuple[int, list[dict[str, Any]]]:
-        """Return the items with numbers above `from_id`, and the number of the first, in one locked operation.
+        """Return copies of the stored items with numbers above `from_id`, and the number of the first, under the store's lock.
 
-        See `DataStoreBase.read_after`.
+        `limit` is the largest number of items; None: no limit. See `DataStoreBase.read_after`.
         """
         with self._open():
             begin, end = self._ring.begin, self._ring.end
@@ -141,10 +141,13 @@ class ColumnStore(DataStoreBase, Resource):
 
     @abstractmethod
     def _columns(self, layout: StoreLayout) -> dict[str, ArraySpec]:
-        """Return the shape and dtype of one row in each column.
+        """Return the name, shape and dtype of each column (an array with one row for each item) that the store needs.
 
         Args:
             layout: Shape and dtype of each value of an item.
+
+        Returns:
+            The shape and dtype of one row of the column, by the column's name.
         """
 
     @abstractmethod
@@ -153,7 +156,7 @@ class ColumnStore(DataStoreBase, Resource):
 
         Args:
             ids: Numbers of stored items.
-            gap: True if the caller missed items before the first of these, because the store dropped them.
+            gap: True if the store has dropped items directly before the first of these, so that the reader missed them.
         """
 
     @contextlib.contextmanager

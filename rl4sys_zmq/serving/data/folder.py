@@ -120,10 +120,10 @@ class StoreFolder:
         return made
 
     def columns(self, columns: Mapping[str, ArraySpec]) -> dict[str, NDArray[Any]]:
-        """Open the columns that `create` made, and return the arrays by name.
+        """Open the files of an existing store that `create` made, and return their arrays by name.
 
         Raises:
-            StoreFileError: If a column is missing or has another shape or dtype.
+            StoreFileError: If a file is missing or has another shape or dtype.
         """
         if self._files.keys() != columns.keys():
             raise StoreFileError(
@@ -191,7 +191,10 @@ class StoreFolder:
             self.release()
 
     def release(self) -> None:
-        """Unlock the folder without writing to the disk. A second call does nothing."""
+        """Unlock the folder without writing to the disk, so that another store can open it.
+
+        A second call does nothing.
+        """
         if self._lock >= 0:
             fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing is not enough: a forked child can still have the descriptor
             os.close(self._lock)

@@ -20,8 +20,8 @@ _RECENT = 1024
 class FrameStore:
     """A store of frames (images) of one shape and dtype. Equal frames share a *slot*, an index in the store.
 
-    The store counts the references to each slot. A slot without references is used again. Slots are allocated in blocks, on
-    demand.
+    The store counts the references to each slot. A slot without references is used again. Slots are allocated on demand, in
+    blocks (arrays of several frames).
 
     Args:
         leaf: Shape and dtype of a frame.
@@ -42,7 +42,9 @@ class FrameStore:
         return int(np.count_nonzero(self._uses))
 
     def restore(self, blocks: Iterable[NDArray[Any]], slots: NDArray[np.int64]) -> None:
-        """Use the frames of a saved store. A block is an array of frames; a slot is the number of a frame over all blocks.
+        """Use the frames of a store that was saved on disk.
+
+        A block is an array of frames. A slot is the index of a frame, counted over all blocks.
 
         Args:
             blocks: The blocks, in order of their slots.
@@ -54,7 +56,9 @@ class FrameStore:
         self._recent = {_digest(self._at(slot)): slot for slot in slots[-1:].ravel().tolist()}
 
     def hold(self, frames: NDArray[Any]) -> NDArray[np.int64]:
-        """Store the frames ``[n, *shape]`` that are not stored yet, add a reference to each, and return the slots ``[n]``.
+        """Store frames ``[n, *shape]``, and return their slots ``[n]`` (indices in the store). Equal frames share a slot.
+
+        The method adds a reference to the slot of each frame.
 
         Raises:
             StoreFileError: If a block cannot be created. No reference was added.
@@ -69,13 +73,16 @@ class FrameStore:
         return np.asarray(slots, np.int64)
 
     def release(self, slots: NDArray[np.int64]) -> None:
-        """Remove a reference for each occurrence of a slot. A slot without references becomes free."""
+        """Remove one reference to a slot (the index of a frame) for each of its occurrences in `slots`.
+
+        A slot without references becomes free for new frames.
+        """
         flat = slots.ravel()
         np.subtract.at(self._uses, flat, 1)
         self._free.extend(int(slot) for slot in np.unique(flat) if not self._uses[slot])
 
     def gather(self, slots: NDArray[np.int64]) -> NDArray[Any]:
-        """Return a copy of the frames in the given slots, as an array ``[*slots.shape, *shape]``."""
+        """Return a copy of the frames in the given slots (indices in the store), as an array ``[*slots.shape, *shape]``."""
         out = np.empty((*slots.shape, *self._leaf.shape), self._leaf.dtype)
         blocks, rows = slots // self._block, slots % self._block
         for number in np.unique(blocks):

@@ -1,6 +1,7 @@
-"""The data stores of jaxrl and SERL, under their names and with the order of their arguments.
+"""The data stores of the RL libraries jaxrl and SERL, under their names and with the order of their arguments.
 
-They are the stores of this package, so they need neither JAX nor TensorFlow. What their authors call an RLDS logger is left out.
+They are stores of this package, so they need neither JAX nor TensorFlow. The option `rlds_logger`, which writes transitions in
+the format RLDS, is not supported.
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ _END = "end_of_trajectory"
 
 
 class ReplayBufferDataStore(ReplayBuffer):
-    """A `ReplayBuffer` with the order of arguments of jaxrl and SERL.
+    """A replay buffer of transitions, with the order of arguments of the RL libraries jaxrl and SERL.
 
     Args:
         observation_space: Space that sets the shapes and dtypes of observations.
         action_space: Space that sets the shapes and dtypes of actions.
         capacity: Largest number of transitions.
-        rlds_logger: Must be None.
-        seed: See `ReplayBuffer`.
-        path: See `ReplayBuffer`.
+        rlds_logger: Must be None. Logging in the format RLDS is not supported.
+        seed: Seed of the random generator that draws samples.
+        path: Folder to keep the transitions on disk. A store that is already in the folder is opened. None: keep them in
+            memory.
 
     Raises:
         ConfigError: If an argument is invalid, or the arguments have another order.
@@ -61,16 +63,18 @@ class ReplayBufferDataStore(ReplayBuffer):
 
 
 class MemoryEfficientReplayBufferDataStore(ReplayBuffer):
-    """A `ReplayBuffer` that stores each image once, with the arguments of SERL.
+    """A replay buffer of transitions that stores equal images once, with the arguments of the RL library SERL.
 
     Args:
-        observation_space: Dict space that sets the shapes and dtypes of observations. Axis 0 of an image is the stack.
+        observation_space: Dict space that sets the shapes and dtypes of observations. Axis 0 of an image observation is the
+            axis along which images are stacked.
         action_space: Space that sets the shapes and dtypes of actions.
         capacity: Largest number of transitions.
         image_keys: Keys of observations that are stacks of images.
-        rlds_logger: Must be None.
-        seed: See `ReplayBuffer`.
-        path: See `ReplayBuffer`.
+        rlds_logger: Must be None. Logging in the format RLDS is not supported.
+        seed: Seed of the random generator that draws samples.
+        path: Folder to keep the transitions on disk. A store that is already in the folder is opened. None: keep them in
+            memory.
 
     Raises:
         ConfigError: If an argument is invalid, or the arguments have another order.
@@ -135,16 +139,16 @@ class MemoryEfficientReplayBufferDataStore(ReplayBuffer):
 
 
 class TrajectoryBufferDataStore(TrajectoryBuffer):
-    """A `TrajectoryBuffer` with the arguments of agentlace.
+    """A replay buffer of trajectories (`TrajectoryBuffer`) with the arguments of the library agentlace.
 
     Args:
         capacity: Largest number of steps.
         data_shapes: Keys, shapes and dtypes of a step. The flag ``end_of_trajectory`` can be among them.
         device: Ignored, with a warning: the steps are in the memory of the process, as they are in agentlace.
-        seed: See `TrajectoryBuffer`.
-        min_trajectory_length: See `TrajectoryBuffer`.
-        rlds_logger: Must be None.
-        path: See `TrajectoryBuffer`.
+        seed: Seed of the random generator that draws samples.
+        min_trajectory_length: Smallest number of stored steps of a trajectory that is sampled.
+        rlds_logger: Must be None. Logging in the format RLDS is not supported.
+        path: Folder to keep the steps on disk. A store that is already in the folder is opened. None: keep them in memory.
 
     Raises:
         ConfigError: If an argument is invalid, or the arguments have another order.
@@ -183,7 +187,7 @@ def make_default_trajectory_buffer(
     device: object | None = None,
     rlds_logger: None = None,
 ) -> TrajectoryBufferDataStore:
-    """Create a trajectory buffer for transitions, with the sample configuration ``"training"``.
+    """Create a trajectory buffer for transitions, from which ``sample("training", batch_size)`` draws single transitions.
 
     A step has ``observations``, ``next_observations``, ``actions``, ``rewards`` and ``masks``, and optionally the flag
     ``end_of_trajectory``. A sample has the first five. agentlace never samples the last step of a trajectory; here it is sampled.
@@ -192,7 +196,7 @@ def make_default_trajectory_buffer(
         observation_space: Space that sets the shapes and dtypes of observations.
         action_space: Space that sets the shapes and dtypes of actions.
         capacity: Largest number of steps.
-        device: See `TrajectoryBufferDataStore`.
+        device: Ignored, with a warning: the steps are in the memory of the process.
         rlds_logger: Must be None.
 
     Raises:

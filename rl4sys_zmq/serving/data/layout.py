@@ -25,7 +25,7 @@ _DTYPES = {dtype for d in DTYPES for dtype in (np.dtype(d), np.dtype(d).newbyteo
 
 @dataclass(frozen=True, slots=True)
 class DataShape:
-    """The declaration of one value of a data store's items.
+    """The declaration of one value of a data store's items: its name, shape and dtype.
 
     Attributes:
         name: Key of the value, or a path like ``observations/camera`` if dicts are nested.
@@ -246,7 +246,13 @@ def _leaf(name: str, shape: object, dtype: object) -> ArraySpec:
 
 
 def _fit(path: str, array: NDArray[Any], leaf: ArraySpec) -> NDArray[Any]:
-    """Convert an array to the dtype of a column. Only rounding to a float dtype can change values; otherwise raise DataError."""
+    """Convert an array to the dtype of a column (the array that stores the values).
+
+    Only rounding to a float dtype can change values.
+
+    Raises:
+        DataError: If the dtype cannot hold a value, or a float would be stored as an integer.
+    """
     target = leaf.dtype
     if array.dtype == target:
         return array

@@ -15,13 +15,16 @@ from rl4sys_zmq.serving.data.sum_tree import SumTree
 __all__ = ["RowPriorities"]
 
 _ROUNDS = 8
-"""Number of attempts to draw allowed rows at random. After these, the rows are drawn from a list of all allowed rows."""
+"""Number of attempts to draw rows (steps) at random until enough of them can be sampled.
+
+After these, the missing rows are drawn from a list of all rows that can be sampled.
+"""
 _LEAST = 1e-300
-"""Smallest mass of a row, so that every row can be drawn."""
+"""Smallest mass (weight in random draws) of a row. It is above 0, so that every row can be drawn."""
 
 
 class RowPriorities:
-    """The priorities of the rows of a `RowRingBuffer`, and random draws in proportion to them.
+    """The priorities of the rows (steps) in a buffer, and random draws of rows by priority.
 
     A row is drawn in proportion to its *mass*, ``(priority + epsilon) ** alpha``. A new row gets the largest mass so far.
 
@@ -41,15 +44,18 @@ class RowPriorities:
         self._known = 0  # the number of the first row without a mass
 
     def masses(self, ring: RowRingBuffer, ids: Ids) -> NDArray[np.float64]:
-        """Return the mass ``(priority + epsilon) ** alpha`` of each of the given rows, which must still be in the ring."""
+        """Return the mass (weight in random draws), ``(priority + epsilon) ** alpha``, of each of the given rows.
+
+        The rows must still be in the buffer.
+        """
         self._add_new(ring)
         return self._tree[ids % ring.capacity]
 
     def update(self, ring: RowRingBuffer, ids: NDArray[Any], priorities: NDArray[Any]) -> int:
-        """Set the priorities of rows. Ignore rows that were overwritten.
+        """Set the priorities of rows (steps of the buffer). Ignore rows that were overwritten.
 
         Args:
-            ring: The ring of the rows.
+            ring: The ring buffer that contains the rows.
             ids: ``[n]``, numbers of the rows.
             priorities: ``[n]``, the new priorities.
 
@@ -82,7 +88,9 @@ class RowPriorities:
         return int(np.count_nonzero(held))
 
     def draw(self, ring: RowRingBuffer, count: int, allowed: SampleableRows, rng: np.random.Generator) -> Ids:
-        """Draw `count` of the allowed rows, in proportion to their masses. At least one row must be allowed.
+        """Draw `count` rows (steps) that can be sampled, in proportion to their masses, ``(priority + epsilon) ** alpha``.
+
+        `allowed` says which rows can be sampled. At least one row must be allowed.
 
         The method draws from all rows and replaces rows that are not allowed by further draws. If rows are still missing after
         `_ROUNDS` attempts, they are drawn from a list of all allowed rows.
@@ -107,7 +115,7 @@ class RowPriorities:
         return np.minimum(begin + (slots - begin) % ring.capacity, ring.end - 1)
 
     def _add_new(self, ring: RowRingBuffer) -> None:
-        """Give the largest mass so far to rows that were added to the ring since the last call."""
+        """Give the largest mass (weight in random draws) so far to rows that were added to the buffer since the last call."""
         ids = np.arange(max(self._known, ring.begin), ring.end)
         self._tree.set(ids % ring.capacity, self._greatest)
         self._known = ring.end

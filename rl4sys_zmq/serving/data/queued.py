@@ -68,7 +68,7 @@ class QueuedDataStore(DataStoreBase):
     def read_after(self, from_id: int, limit: int | None = None) -> tuple[int, list[Any]]:
         """Return the payloads with numbers above `from_id`, and the number of the first, in one locked operation.
 
-        See `DataStoreBase.read_after`.
+        `limit` is the largest number of payloads; None: no limit. See `DataStoreBase.read_after`.
         """
         with self._lock:
             oldest = self._end - len(self._items)

@@ -33,7 +33,7 @@ _FIXED = {
 _DERIVED_FROM = {"terminated", "truncated"}
 """Keys from which `ReplayBuffer.sample` derives ``masks`` and ``dones``."""
 _BLOCKS = 8
-"""Divisor of the capacity that gives the size of a frame store's blocks: a block has ``capacity / _BLOCKS`` frames."""
+"""Divisor that sets in which portions memory for images is allocated: each has room for ``capacity / _BLOCKS`` images."""
 
 
 class ReplayBuffer(ColumnStore):
@@ -322,7 +322,7 @@ class ReplayBuffer(ColumnStore):
 
 
 def _slots(key: str) -> str:
-    """Return the name of the column for an image key.
+    """Return the name of the column that refers to the stored images of an image key.
 
     A row of this column is ``[2, num_stack]``: the indices in the frame store of the images of ``observations`` and of
     ``next_observations``.

@@ -19,7 +19,9 @@ _SPAN = "/span"
 
 
 class RowRingBuffer:
-    """A ring buffer of rows, with one array (column) for each value of a row. It has no lock; the data store locks.
+    """A ring buffer of rows (items of a data store), with one array (column) for each value of a row.
+
+    It has no lock. The data store that uses it has one.
 
     The rows have consecutive numbers from `begin` up to, but without, `end`. Row ``id`` is at index ``id % capacity`` of every
     column.
@@ -75,7 +77,7 @@ class RowRingBuffer:
             )
 
     def skip_to(self, number: int) -> None:
-        """Set the number that the next row will get. The ring must be empty."""
+        """Set the number that the next row will get, to continue the numbers of a saved buffer. The ring must be empty."""
         self._span[:] = number
 
     def make_room(self, count: int) -> Ids:
@@ -103,7 +105,7 @@ class RowRingBuffer:
         return taken
 
     def held(self, key: str, ids: object) -> Ids:
-        """Check the row numbers that a caller passed, and return them as int64.
+        """Check that the buffer has the rows with the given numbers, and return the numbers as int64.
 
         Args:
             key: Name of the argument, for the error message.

@@ -78,15 +78,15 @@ class Sampler(ABC):
 
 
 class LatestSampler(Sampler):
-    """A sampler that returns the drawn row itself. Values in the sample have the shape ``[B, ...]``."""
+    """A sampler that returns each drawn step itself. With a batch of ``B`` steps, values have the shape ``[B, ...]``."""
 
     def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
-        """Return the drawn rows unchanged."""
+        """Return the randomly drawn rows (numbers of steps) unchanged."""
         return SampledRows(anchors, np.ones(anchors.shape, np.bool_))
 
 
 class SequenceSampler(Sampler):
-    """A sampler that returns a window of consecutive rows around the drawn row.
+    """A sampler that returns a window of consecutive steps around each drawn step. A *row* is the number of a step.
 
     The window has the offsets `begin` to ``end - 1`` from the drawn row. Values in the sample have the shape
     ``[B, end - begin, ...]``. If the window reaches beyond the trajectory, the first or last row of the trajectory is repeated,
@@ -114,7 +114,7 @@ class SequenceSampler(Sampler):
         self._squeeze, self._begin, self._end = squeeze, begin, end
 
     def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
-        """Return the rows of the window around each drawn row."""
+        """Return the rows (numbers of steps) of the window around each randomly drawn row."""
         ids = anchors[:, None] + np.arange(self._begin, self._end)
         inside = (ids >= begins[:, None]) & (ids < ends[:, None])
         ids = np.clip(ids, begins[:, None], ends[:, None] - 1)
@@ -122,7 +122,9 @@ class SequenceSampler(Sampler):
 
 
 class FutureSampler(Sampler):
-    """A sampler that returns the drawn row or a random later row of the same trajectory, for goals in hindsight.
+    """A sampler that returns a random step of the rest of the trajectory, for hindsight experience replay.
+
+    The result is the drawn row (the number of a step) or a later row of the same trajectory.
 
     With ``source="next_observations"`` this is the strategy *future* of Andrychowicz et al. 2017, "Hindsight Experience
     Replay". In the sample, the key and its mask each have two entries: ``data``, and ``offset``, the number of rows after the
@@ -142,7 +144,7 @@ class FutureSampler(Sampler):
     """
 
     class Distribution(Enum):
-        """The distribution of the offset from the drawn row."""
+        """The distribution of the number of steps from the drawn step to the returned later step."""
 
         UNIFORM = 0
         GEOMETRIC = 1
@@ -180,7 +182,7 @@ class FutureSampler(Sampler):
 
 
 class PrioritySampler(Sampler):
-    """A sampler that makes the buffer draw rows by priority, in proportion to ``(priority + epsilon) ** alpha``.
+    """A sampler that makes the buffer draw steps (rows) by priority, in proportion to ``(priority + epsilon) ** alpha``.
 
     Source: Schaul et al. 2016 (arXiv 1511.05952, 2015), "Prioritized Experience Replay", the proportional variant. A new row has
     the largest priority so far; `TrajectoryBuffer.update_priorities` sets other priorities.
@@ -206,10 +208,13 @@ class PrioritySampler(Sampler):
         self.alpha, self.beta, self.epsilon = float(alpha), float(beta), float(epsilon)
 
     def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
-        """Return the drawn rows unchanged. The buffer has drawn them by priority."""
+        """Return the drawn rows (numbers of steps) unchanged. The buffer has drawn them by priority."""
         return SampledRows(anchors, np.ones(anchors.shape, np.bool_))
 
     def weights(self, masses: NDArray[np.float64]) -> NDArray[np.float32]:
-        """Return the importance weights ``[B]`` for the masses ``(priority + epsilon) ** alpha`` of a batch. The largest is 1."""
+        """Return the importance weights ``[B]`` of a batch of drawn steps. The largest weight is 1.
+
+        `masses` has ``(priority + epsilon) ** alpha`` of each step.
+        """
         weights: NDArray[np.float32] = ((masses / masses.min(initial=np.inf)) ** -self.beta).astype(np.float32)
         return weights

@@ -13,7 +13,7 @@ __all__ = ["SampleableRows", "TrajectorySpans"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleableRows:
-    """The rows that can be drawn for a sample, for the ``K`` trajectories of a buffer. A row is the number of a step.
+    """The steps that can be drawn for a sample, for the ``K`` trajectories of a buffer. A *row* is the number of a step.
 
     Attributes:
         begins: ``[K]``, the first stored row of each trajectory, increasing.
@@ -29,18 +29,18 @@ class SampleableRows:
 
     @property
     def total(self) -> int:
-        """The number of rows that can be drawn, over all trajectories."""
+        """The number of rows (steps) that can be drawn, over all trajectories."""
         return int(self.counts.sum())
 
     def draw(self, count: int, rng: np.random.Generator) -> Ids:
-        """Draw `count` rows uniformly, with replacement. `total` must be at least 1."""
+        """Draw `count` rows (numbers of steps) uniformly, with replacement. At least one row must be drawable."""
         stops = np.cumsum(self.counts)
         marks = rng.integers(0, stops[-1], count)
         which = np.searchsorted(stops, marks, side="right")
         return self.firsts[which] + marks - (stops[which] - self.counts[which])
 
     def allow(self, ids: Ids) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Return a bool array that is True for each of the given stored rows that can be drawn."""
+        """Return a bool array that is True for each of the given stored rows (steps) that can be drawn for a sample."""
         which = self._which(ids)
         allowed: np.ndarray[tuple[int], np.dtype[np.bool_]] = (ids >= self.firsts[which]) & (
             ids < self.firsts[which] + self.counts[which]
@@ -48,7 +48,11 @@ class SampleableRows:
         return allowed
 
     def bounds_of(self, ids: Ids) -> tuple[Ids, Ids]:
-        """Return, for each of the given stored rows, the first row of its trajectory and the last row plus one, as two arrays."""
+        """Return the bounds of the trajectory of each of the given stored rows (numbers of steps).
+
+        Returns:
+            Two arrays: the first stored row of each trajectory, and its last row plus one.
+        """
         which = self._which(ids)
         return self.begins[which], self.ends[which]
 
@@ -57,7 +61,7 @@ class SampleableRows:
 
 
 class TrajectorySpans:
-    """The numbers of the first rows of all trajectories in a buffer.
+    """The bounds of the trajectories in a buffer, kept as the numbers of their first steps, also called rows.
 
     A trajectory ends where the next begins. The last trajectory ends with the newest row.
     """
@@ -67,7 +71,7 @@ class TrajectorySpans:
         self._first, self._last = 0, 0
 
     def extend(self, starts: Ids) -> None:
-        """Add the first rows of new trajectories. They must be newer than all earlier ones."""
+        """Add new trajectories, given by the numbers of their first steps. They must be newer than all earlier ones."""
         if self._last + len(starts) > len(self._numbers):
             kept = self._numbers[self._first : self._last].copy()
             if 2 * (len(kept) + len(starts)) > len(self._numbers):
@@ -78,20 +82,21 @@ class TrajectorySpans:
         self._last += len(starts)
 
     def drop_before(self, begin: int) -> None:
-        """Remove the trajectories that ended before row `begin`, the oldest stored row."""
+        """Remove the trajectories that ended before step `begin`, the oldest step that the buffer still has."""
         numbers = self._numbers[self._first : self._last]
         self._first += max(0, int(np.searchsorted(numbers, begin, side="right")) - 1)
 
     def bounds(self, begin: int, end: int) -> tuple[Ids, Ids]:
-        """Return the first row of each trajectory, and its last row plus one, as two arrays.
+        """Return the number of the first step of each trajectory, and of its last step plus one, as two arrays.
 
-        The first row of the oldest trajectory can be lower than `begin`, if that row is no longer stored.
+        `begin` is the oldest stored step, and `end` the newest plus one. The first step of the oldest trajectory can be below
+        `begin`, if the buffer no longer has that step.
         """
         starts = self._numbers[self._first : self._last].copy()
         return starts, np.append(starts[1:], end) if len(starts) else starts
 
     def allowed(self, begin: int, end: int, sample_range: tuple[int, int], min_length: int) -> SampleableRows:
-        """Return the rows that can be drawn.
+        """Return the rows (numbers of steps) that can be drawn for a sample.
 
         A row can be drawn if its trajectory has at least `min_length` stored rows, and contains all rows at the offsets
         `sample_range` from the row.

@@ -9,7 +9,9 @@ __all__ = ["SumTree"]
 
 
 class SumTree:
-    """A binary tree of sums over the masses (weights) of `size` slots. All masses are 0 at the beginning.
+    """A binary tree of sums, to draw one of `size` indices (slots) at random in proportion to their masses (weights).
+
+    All masses are 0 at the beginning.
 
     Every call handles many slots at once, in O(log size) numpy operations.
 
@@ -24,16 +26,19 @@ class SumTree:
 
     @property
     def total(self) -> float:
-        """The sum of all masses."""
+        """The sum of all masses (weights)."""
         return float(self._nodes[1])
 
     def __getitem__(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the masses of the given slots."""
+        """Return the masses (weights) of the given slots (indices)."""
         masses: NDArray[np.float64] = self._nodes[self._leaves + slots]
         return masses
 
     def set(self, slots: NDArray[np.int64], masses: NDArray[np.float64] | float) -> None:
-        """Set the masses of slots. Masses must be finite and at least 0. If a slot is repeated, its last mass is used."""
+        """Set the masses (weights) of slots (indices).
+
+        Masses must be finite and at least 0. If a slot is repeated, its last mass is used.
+        """
         if not slots.size:
             return
         nodes = self._leaves + slots
@@ -43,7 +48,7 @@ class SumTree:
             self._nodes[nodes] = self._nodes[2 * nodes] + self._nodes[2 * nodes + 1]
 
     def find(self, marks: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return the slot for each of the given numbers in ``[0, total)``.
+        """Return the slot (index) for each of the given numbers in ``[0, total)``, to draw slots by their masses (weights).
 
         The slots divide the range ``[0, total)`` in order; the part of a slot is as long as its mass. The result is the slot
         whose part contains the number. A slot of mass 0 is never returned, unless all masses are 0.

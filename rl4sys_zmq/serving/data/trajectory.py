@@ -30,7 +30,7 @@ _START_COLUMN = "/start"
 
 @dataclass(frozen=True, slots=True)
 class _SampleConfig:
-    """A registered configuration for `TrajectoryBuffer.sample`; see `TrajectoryBuffer.register_sample_config`."""
+    """A registered configuration for `TrajectoryBuffer.sample`: the keys of a sample, and the steps that each key has."""
 
     samplers: dict[str, Sampler]
     sample_range: tuple[int, int]
@@ -100,9 +100,9 @@ class TrajectoryBuffer(ColumnStore):
         sample_range: tuple[int, int] = (0, 1),
         transform: Transform | None = None,
     ) -> None:
-        """Register a configuration for `sample`: the keys of a sample and the rows for each key.
+        """Register a configuration for `sample`: the keys of a sample, and the rows (numbers of steps) for each key.
 
-        An earlier configuration of the same name is replaced. A row is the number of a step.
+        An earlier configuration of the same name is replaced.
 
         Args:
             name: Name of the configuration.
@@ -298,7 +298,7 @@ class TrajectoryBuffer(ColumnStore):
         self._spans.drop_before(self._ring.begin)
 
     def _find_spans(self) -> None:
-        """Find the first rows of the trajectories after steps were loaded from a file or a folder."""
+        """Find the first steps of the trajectories after steps were loaded from a file or a folder."""
         held = np.arange(self._ring.begin, self._ring.end)
         self._spans.extend(held[self._ring.gather(_START_COLUMN, held) | (held == self._ring.begin)])
 
@@ -351,9 +351,11 @@ class TrajectoryBuffer(ColumnStore):
         return {"data": values, "offset": draw.offset}, {"data": draw.mask, "offset": draw.mask}
 
     def _paths(self, key: str, sampler: Sampler) -> dict[str, str]:
-        """Return a dict of the columns that a sampler reads: from the path below the sampler's source to the full path.
+        """Return the columns (stored arrays) that a sampler reads: the column of its source key, or all columns below that key.
 
-        The path below the source is ``""`` if the source itself is a column. A `PrioritySampler` reads no columns.
+        Returns:
+            A dict from the part of each column's path below the source key to the whole path. The part is ``""`` if the source
+            key itself is a column. Empty for a `PrioritySampler`, which reads no columns.
         """
         if isinstance(sampler, PrioritySampler):
             return {}

@@ -154,7 +154,7 @@ class Registry(Generic[E]):
         return entry
 
     def faults(self) -> list[str]:
-        """Load the entry points of all installed distributions, and return a message for each that cannot be used."""
+        """Load the entry points (plugins) of installed distributions, and return a message for each that cannot be used."""
         for key in self._found():
             if key not in self._entries and key not in self._broken:
                 try:

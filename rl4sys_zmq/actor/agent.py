@@ -104,7 +104,7 @@ class RL4SysAgent(RL4SysAttributes, Resource):
         Args:
             conf_path: Path of a JSON or YAML configuration file. Give either this or `config`.
             debug: True sets this package's logger to level DEBUG.
-            *extra: Ignored with a warning, as in RL4Sys's other programs.
+            *extra: Ignored with a warning. RL4Sys, an earlier library with the same calls, has further arguments.
             config: The configuration as an object, in place of a file.
             baseline: Your fallback function, from the observation and the mask to an action. The agent calls the function when
                 it has started without its learner, when the policy is stale (``on_stale: baseline``), and when the policy gives
@@ -315,7 +315,7 @@ class RL4SysAgent(RL4SysAttributes, Resource):
         return previous.version
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until the learner has acknowledged every finished segment as durable (recorded in its journal).
+        """Wait until the learner has recorded every finished segment (run of steps) in its journal.
 
         Raises:
             LearnerUnavailable: If that takes longer than `timeout_s` seconds. The message has the number of missing segments.
@@ -337,8 +337,8 @@ class RL4SysAgent(RL4SysAttributes, Resource):
         ``episodes`` counts the episodes whose data were complete and were queued for sending, and ``mean_return`` is the mean of
         the last 100 of them. With ``explore: false`` nothing is stored, so no episode is counted.
 
-        The counts of segments add up: ``submitted = dropped_at_source + in_actor + refused + accepted``. The equation holds for
-        each copy that is made while no segment is being queued or sent.
+        The counts of segments (runs of steps, sent as a unit) add up: ``submitted = dropped_at_source + in_actor + refused +
+        accepted``. The equation holds for each copy that is made while no segment is being queued or sent.
         """
         session, io, segment_queue = self._io.session, self._io, self._io.segment_queue
         dropped, spool = segment_queue.dropped, self._io.spool
@@ -383,7 +383,7 @@ class RL4SysAgent(RL4SysAttributes, Resource):
         }
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Send the finished segments, end the session and stop the I/O thread.
+        """Send the finished segments (runs of steps), end the session and stop the I/O thread.
 
         The call takes at most `timeout_s` seconds plus half a second. Segments that the learner has not received by then are
         dropped, and `stats` still counts them as ``in_actor``. With a spool they stay on disk for the next start. A second
@@ -406,7 +406,7 @@ class RL4SysAgent(RL4SysAttributes, Resource):
     # ---- internals
 
     def _flush_or_log(self, timeout_s: float, words: str) -> None:
-        """Wait until the learner has recorded all finished segments. If time runs out, log how many are missing."""
+        """Wait until the learner has recorded all finished segments (runs of steps). On a timeout, log how many are missing."""
         try:
             self.flush(timeout_s)
         except RL4SysError as exc:
@@ -416,7 +416,7 @@ class RL4SysAgent(RL4SysAttributes, Resource):
                 log.warning("%s with %d segments undelivered: %s", words, self._in_actor, exc)
 
     def _leave(self, timeout_s: float) -> None:
-        """Flush at the exit of the interpreter, and stop the I/O thread.
+        """Send the finished segments (runs of steps) at the exit of the interpreter, and stop the I/O thread.
 
         Host threads that still run can request actions meanwhile.
         """
@@ -460,7 +460,7 @@ class RL4SysAgent(RL4SysAttributes, Resource):
             self._begin()
 
     def _begin(self) -> ActionSelector:
-        """Act by the learner's policy from now on."""
+        """Create the object that chooses actions by the learner's policy. Use it from now on, and return it."""
         before, config = self._startup, self.config
         self._spec = cast(PolicySpec, self._io.spec)
         session_parameters = cast(SessionParameters, self._io.session_parameters)
@@ -476,7 +476,7 @@ class RL4SysAgent(RL4SysAttributes, Resource):
         return acting
 
     def _begin_without_policy(self) -> ActionSelector:
-        """Let the agent act by its fallback, the baseline or chance, until the first policy arrives."""
+        """Create the object that chooses actions until the first policy arrives: by the baseline, or at random. Return it."""
         spaces = cast(ObservationSpace, self.config.observation_space), cast(Space, self.config.action_space)
         spec = self._spec = PolicySpec(*spaces, kind="none", tensors=(TensorSpec("none", (0,)),))
         self._context.no_policy = RemotePolicyStub(spec, 0, -1, 0)
@@ -485,9 +485,10 @@ class RL4SysAgent(RL4SysAttributes, Resource):
         return acting
 
     def _selector(self) -> ActionSelector:
-        """Return the selector of actions: without a policy so far, and in a forked child.
+        """Return the object that chooses the actions, and create it if needed.
 
-        A forked child becomes another actor. The parent keeps the spool, the sockets and the running trajectories.
+        Requests for actions call this method in a forked child process, and until the first policy has arrived. A forked child
+        becomes another actor. The parent keeps the spool (queue on disk), the sockets and the running trajectories.
 
         Raises:
             Closed: If the agent was closed.

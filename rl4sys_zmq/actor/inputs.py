@@ -22,7 +22,7 @@ SMALL = 64
 
 
 class InputValidator:
-    """The checks of the observations and masks of one observation space and one action space.
+    """A checker of the observations and action masks that a host passes in, for one observation space and one action space.
 
     The methods return copies, so that the host can change its own arrays afterwards.
 
@@ -147,7 +147,7 @@ class InputValidator:
 
 
 class TreeInputValidator(InputValidator):
-    """The checks of observations of Dict and Tuple spaces (trees of arrays). Each array is checked as in `InputValidator`."""
+    """A checker of the observations of Dict and Tuple spaces (trees of arrays). It checks each array like `InputValidator`."""
 
     def __init__(self, observation_space: ObservationSpace, action_space: Space) -> None:
         self._leaves = leaves_of(observation_space)
@@ -199,7 +199,7 @@ class TreeInputValidator(InputValidator):
 
 
 def inputs_for(observation_space: ObservationSpace, action_space: Space) -> InputValidator:
-    """Return an `InputValidator` object for these spaces: a `TreeInputValidator` if observations are dicts or tuples."""
+    """Return the checker of a host's input for these spaces: a `TreeInputValidator` if observations are dicts or tuples."""
     if isinstance(observation_space, DictSpace | TupleSpace):
         return TreeInputValidator(observation_space, action_space)
     return InputValidator(observation_space, action_space)

@@ -48,7 +48,7 @@ class GaussianPolicy:
 
     @classmethod
     def of(cls, spec: PolicySpec, document: MLPParameters, snapshot: PolicySnapshot, network: PolicyNetwork) -> GaussianPolicy:
-        """Return the policy of `spec`. `network` must have been built from the weights in `snapshot`."""
+        """Build the policy that `spec` describes. `network` must have been built from the weights in `snapshot`."""
         space = spec.action_space
         assert isinstance(space, BoxSpace)
         log_std = spec.views(snapshot.flat)["log_std"].astype(np.float64)
@@ -118,7 +118,7 @@ class GaussianPolicy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActionBounds:
-    """The numbers with which a raw sample becomes an action of a box.
+    """The bounds of a continuous action space, and the numbers that map a raw sample of the policy into them.
 
     Attributes:
         work: The dtype of the computation. Narrow types are computed in float32, wide ones in float64, and rounded once at the

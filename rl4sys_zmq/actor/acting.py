@@ -125,7 +125,7 @@ class FallbackActions:
         return self._idle_action(observation, mask, leading)
 
     def before_policy(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
-        """Return an action of an agent that has no policy so far: from the host's fallback function, or without one at random."""
+        """Return an action before the first policy arrives: from the host's fallback function, or without one at random."""
         if self._baseline is not None:
             return self.baseline(observation, mask, leading)
         self._context.counters.add("random_actions")

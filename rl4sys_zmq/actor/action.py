@@ -76,7 +76,7 @@ class RL4SysAction(EpisodeStep):
         """A new dict with the values that the policy recorded for the learner.
 
         They are the log-probability ``logp_a`` and the policy's extra columns (further values of each step). The dict of
-        RL4Sys, an earlier library with the same calls, also has ``v``, the critic's value. Here only the learner has the critic.
+        RL4Sys, an earlier library with the same calls, also has ``v``, the critic's value. Here only the learner has a critic.
         """
         return {"logp_a": self.log_prob}
 

@@ -24,7 +24,9 @@ If segments are rarer, the thread handles each of them at once.
 
 
 class IOThrottle:
-    """The timing of one I/O thread. Only that thread uses it, except for `resting`, which host threads read.
+    """The timing of one I/O thread, which leaves the interpreter (GIL) to the host's threads as much as possible.
+
+    Only the I/O thread uses the object, except for `resting`, which host threads read.
 
     Attributes:
         resting: True while the thread sleeps because it is busy. A host thread with a new segment need not wake it then.

@@ -68,7 +68,7 @@ class RL4SysAttributes:
 
     @property
     def algorithm_parameters(self) -> dict[str, object]:
-        """The algorithm's parameters in the actor's configuration, as a new dict, with `input_size` and `act_dim` of the policy.
+        """The algorithm's parameters in the configuration, as a new dict, with the policy's `input_size` and `act_dim`.
 
         There is no `input_size` if observations are dicts or tuples. Parameters that the learner's configuration sets are not
         in the dict.

@@ -1,6 +1,6 @@
-"""The database file of a spool: its lock, one row for each segment, and one document with the counts (`SpoolMeta`).
+"""The database file of a spool, an actor's queue on disk: a lock, a row for each segment, and a document with the counts.
 
-This module reads, checks and writes the file. The docstring of the module `spool` defines the counts, and when they change. Each
+This module reads, checks and writes the file. The module `spool` defines the counts (`SpoolMeta`), and when they change. Each
 row and the document have a checksum. An inconsistent file raises `SpoolDamagedError`.
 """
 
@@ -53,14 +53,17 @@ class SpoolDamagedError(Exception):
 
 @dataclass(frozen=True)
 class SpoolMeta:
-    """The document of a spool: the names and counts that belong to its segments. The table ``meta`` has it as its only row.
+    """The document of a spool (queue on disk): the names and counts that belong to its segments (runs of steps).
+
+    It is the only row of the table ``meta``.
 
     Attributes:
-        client_id: The client whose segments the spool holds.
+        client_id: The client (policy with its training) to which the segments belong.
         actor_id: The actor's name.
         origin: The incarnation (number of a start) with which the sequence numbers began.
         incarnation: The number of the latest start of the actor with this spool.
-        journal_id: The identifier of the journal of the learner that the actor last joined, 0 before the first.
+        journal_id: The identifier of the journal (record of accepted segments) of the learner that the actor last joined, 0
+            before the first.
         base_seq: The sequence number of the oldest segment, or of the next segment if the spool is empty.
         rows: The number of rows. It reveals a lost row, which would change the sequence numbers of the rows after it.
         next_id: The id of the next row. Ids increase, and an id is not reused while its row exists.
@@ -87,7 +90,7 @@ class SpoolMeta:
 
 @dataclass(slots=True, eq=False)
 class SpoolEntry:
-    """One segment in a spool: in the file, or in memory only.
+    """One segment (run of steps) in a spool (queue on disk): in the file, or so far only in memory.
 
     Attributes:
         id: The id of the segment's row.
@@ -103,7 +106,9 @@ class SpoolEntry:
 
 
 class SpoolFile:
-    """The database ``DIR/spool.db``, guarded by ``DIR/lock``. One thread uses it at a time.
+    """The database file of a spool (an actor's queue on disk), ``DIR/spool.db``, guarded by ``DIR/lock``.
+
+    One thread uses it at a time.
 
     Attributes:
         path: The path of the database.
@@ -136,7 +141,7 @@ class SpoolFile:
         return meta
 
     def entries(self, meta: SpoolMeta) -> list[SpoolEntry]:
-        """Return an entry for each row, oldest first, without the contents of the segments.
+        """Return a `SpoolEntry` for each row of the file, oldest first, without the contents of the segments (runs of steps).
 
         Raises:
             SpoolDamagedError: If the rows do not match the document `meta`.
@@ -239,7 +244,7 @@ class SpoolFile:
         return aside
 
     def disown(self) -> None:
-        """Give up the parent's file and lock in a forked child, without changing them."""
+        """Stop using the parent's file and lock in a forked child, without changing them."""
         if self._connection is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))  # never closed: that would write to the parent's file
             self._connection = None
@@ -263,7 +268,7 @@ class SpoolFile:
         return self._connection
 
     def _read_singly(self, ids: Sequence[int]) -> dict[int, bytes]:
-        """Return the readable records by row id, for a file in which sqlite has found damage. Read each row by itself."""
+        """Read each row by itself, after sqlite has found damage. Return the records that can be read, by row id."""
         records: dict[int, bytes] = {}
         for row_id in ids:
             try:
@@ -340,7 +345,7 @@ def _checksum(document: bytes) -> bytes:
 
 
 def is_damage(exc: Exception) -> bool:
-    """Return True if the error means that the file is damaged, False if it means that the disk fails."""
+    """Return True if an error means that the file is damaged, False if it means that the disk fails."""
     return not isinstance(exc, sqlite3.Error) or getattr(exc, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
 
 

@@ -299,7 +299,7 @@ class RL4SysAgent(RL4SysAttributes, Resource):
         return self.version
 
     def rollback(self) -> int:
-        """Go back to the policy version before the current one. Return the version that this actor uses now.
+        """Go back to the policy version before the current one. Return the version that is now in use.
 
         Call this method when the host finds that the current version is bad. This actor does not use the bad version again. It
         uses the next version that the learner publishes.

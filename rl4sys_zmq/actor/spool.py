@@ -13,9 +13,10 @@ answer.
 The counts of a spool add up, at every moment and over all starts: ``submitted = dropped + base_seq + len(spool)``. The equation
 also holds for the file alone. A file in which it does not hold is damaged.
 
-A damaged file does not show which sequence numbers are in use. So the new file begins a new numbering, and the learner learns
-that from the new `origin`. The actor also gets a new `actor_id`, unless the configuration sets one. A damaged row without a
-sequence number is dropped. A damaged row that can have a sequence number becomes a placeholder (an empty segment).
+A damaged file does not show which sequence numbers are in use. So the new file begins a new numbering, which the learner
+recognizes by the new `origin` (number of a start of the actor). The actor also gets a new `actor_id`, unless the configuration
+sets one. A damaged row without a sequence number is dropped. A damaged row that can have a sequence number becomes a
+placeholder (an empty segment).
 """
 
 from __future__ import annotations

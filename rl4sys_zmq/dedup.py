@@ -90,7 +90,7 @@ class ServerCalls(Generic[Request, Reply]):
         return number
 
     def find(self, session: int, acked: int, now: float) -> SessionReplies[Request, Reply] | None:
-        """Return the record of a session (calls in progress, kept replies) for a call that arrived. None if it is not open.
+        """Return the calls and replies of the session (connection of a caller) of a new call. None if it is not open.
 
         The call contains `acked`: the caller has received the replies to all calls with lower numbers than this. The method
         discards these replies.
@@ -104,7 +104,7 @@ class ServerCalls(Generic[Request, Reply]):
         return window
 
     def finish(self, session: int, number: int, reply: Reply | None) -> None:
-        """Record that call `number` of a session has ended.
+        """Record that call `number` of a session (one connection of a caller) has ended.
 
         Keep `reply`, to send it again if the call arrives again. None keeps no reply.
         """

@@ -121,7 +121,7 @@ class MaskError(BadInput):
 
 
 class RewardError(BadInput):
-    """A reward that is missing, not finite, or too late because its segment was already sent."""
+    """A reward that is missing, not finite, or too late because its step was already queued for sending or dropped."""
 
 
 class ActionError(BadInput):

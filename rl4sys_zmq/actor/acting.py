@@ -2,7 +2,8 @@
 
 `ActionSelector.request` has a fast path for the most frequent request: a running trajectory, a short flat observation of floats,
 no mask, and no closed segment that waits for rewards. `ActionSelector._request` handles every request, with the same results.
-`FallbackActions` chooses the action for invalid input, for a stale policy, and for a policy whose action is not finite.
+`FallbackActions` chooses the action for invalid input, for a stale policy (the learner has been silent for too long), and for a
+policy whose action is not finite.
 `StartupActionSelector` chooses all actions of an agent that started without its learner, until the first policy arrives.
 """
 
@@ -67,7 +68,10 @@ class FallbackActions:
         return self.max_age_s is not None and self._context.policy_age_s > self.max_age_s
 
     def for_bad_input(self, traj: RL4SysTrajectory, error: BadInput) -> RL4SysAction:
-        """Return the action for invalid input: this thread's previous action, or an idle action if there is none."""
+        """Return the action for invalid input: this thread's previous action, or the idle action if there is none.
+
+        The idle action is the first allowed discrete action, or the middle of a box.
+        """
         self._context.counters.add(f"bad_input.{type(error).__name__}")
         last = self._context.threads.state.last_act
         # The last valid observation is the best estimate.
@@ -75,9 +79,10 @@ class FallbackActions:
         return self._unstored_action(observation, last if last is not None else idle_action(self._spec))
 
     def for_stale(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
-        """Return the action of the host's fallback function (without one, an idle action), because the policy is stale.
+        """Return the action of the host's fallback function, because the policy is stale.
 
-        A policy is stale if the learner has sent no message for `max_age_s` seconds.
+        A policy is stale if the learner has sent no message for `max_age_s` seconds. Without a fallback function, the action is
+        the first allowed discrete one, or the middle of a box.
 
         Args:
             observation: ``[*obs]`` or a tree of arrays, checked.
@@ -102,7 +107,8 @@ class FallbackActions:
         """Roll back a policy whose action is not finite, and return another action.
 
         The policy version before `bad` becomes the current one and chooses the action. If there is no earlier version, or its
-        action is not finite either, the host's fallback function chooses (without one, an idle action is returned).
+        action is not finite either, the host's fallback function chooses. Without that function, the action is the first
+        allowed discrete one, or the middle of a box.
         """
         context = self._context
         context.counters.add("policies_not_finite")
@@ -197,7 +203,7 @@ class ActionSelector:
     usable policy) chooses.
 
     Attributes:
-        episodes: The object that starts the trajectories, and cuts them into segments.
+        episodes: The object that starts the trajectories, and cuts them into segments (runs of steps to send).
     """
 
     def __init__(

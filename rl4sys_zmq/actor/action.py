@@ -94,7 +94,7 @@ class RL4SysAction(EpisodeStep):
 
     @property
     def stored(self) -> bool:
-        """True if the action is recorded as a step of a trajectory. A fallback action is never recorded."""
+        """True if the action is recorded as a step of a trajectory. An action that no policy chose is never recorded."""
         return self.writer is not None
 
     def update_reward(self, reward: object) -> None:

@@ -77,10 +77,10 @@ class RL4SysAgent(RL4SysAttributes, Resource):
     Several threads can use one agent, each with its own trajectories.
 
     The constructor waits up to ``connect_timeout_s`` for the learner. It does not wait if a policy from an earlier start is in
-    the policy cache (`AgentConfig.policy_cache`). An agent with ``overflow: drop_oldest`` and both spaces in its configuration
-    can then start without a policy: it acts by its `baseline`, or at random with ``fallback: random``, and records no steps.
-    When the first policy arrives, it acts by that policy from the next request on. Any other agent raises; but it first waits
-    longer while the learner answers that it starts this client, up to 10 minutes.
+    the file `AgentConfig.policy_cache`. If no learner answers, an agent with ``overflow: drop_oldest`` and both spaces in its
+    configuration starts without a policy: it acts by its `baseline`, or at random with ``fallback: random``, and records no
+    steps. When the first policy arrives, it acts by that policy from the next request on. Any other agent raises an error; but
+    it first waits longer, up to 10 minutes, while the learner answers that it starts the training of this policy.
 
     Close the agent, or use it in a `with` statement. At the exit of the interpreter, an agent that is still open sends its
     finished segments for at most `EXIT_FLUSH_S`, and logs how many it could not deliver.
@@ -107,16 +107,16 @@ class RL4SysAgent(RL4SysAttributes, Resource):
             *extra: Ignored with a warning. RL4Sys, an earlier library with the same calls, has further arguments.
             config: The configuration as an object, in place of a file.
             baseline: Your fallback function, from the observation and the mask to an action. The agent calls the function when
-                it has started without its learner, when the policy is stale (``on_stale: baseline``), and when the policy gives
-                no finite action. None: in the last two cases, the agent uses the middle of the action range, or the first allowed
-                discrete action.
+                it has started without its learner, when the policy is stale because the learner has been silent for too long
+                (``on_stale: baseline``), and when the policy gives no finite action. None: in the last two cases, the agent
+                uses the middle of the action range, or the first allowed discrete action.
             **more: Ignored with the same warning, except for a name that is close to one of the arguments above.
 
         Raises:
             ConfigError: If an argument is misspelt, the configuration is invalid, a plugin cannot be imported, the policy kind is
                 not registered in this process, the keys cannot be used, ``image_codec`` is set for observations that are not
                 images, or ``inference`` is not ``local`` and the policy has extra columns or trees of observations.
-            SpoolError: If the spool cannot be used, or another process uses it.
+            SpoolError: If the spool (queue on disk) cannot be used, or another process uses it.
             LearnerUnavailable: If no learner answers in time, and the agent cannot act without a policy. The message names the
                 step of the handshake that is missing.
             HandshakeRefused: If the learner refuses this actor. The message has the reason.
@@ -184,8 +184,8 @@ class RL4SysAgent(RL4SysAttributes, Resource):
     ) -> tuple[list[RL4SysTrajectory], list[RL4SysAction]]:
         """Choose actions for ``N`` environments with one batched forward pass.
 
-        All ``N`` trajectories are cut into segments at the same time, once every `rollout_length` calls of this thread. So one
-        request to the learner for permission to send (credit) covers all of them.
+        All ``N`` trajectories are cut into segments (runs of steps to send) at the same time, once every `rollout_length` calls
+        of this thread. So one request to the learner for permission to send (credit) covers all of them.
 
         Args:
             trajs: ``N`` trajectories as in `request_for_action`. None starts ``N`` new trajectories.
@@ -204,9 +204,9 @@ class RL4SysAgent(RL4SysAttributes, Resource):
     def add_to_trajectory(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
         """Store an action as the next step of `traj`. Its reward can be set before or after this call.
 
-        With ``overflow: drop_oldest``, an action can be added after the end of its trajectory, from a queue of late rewards. It
-        becomes the step before the one that ended the trajectory, while the last segment waits for rewards. After that it is
-        dropped, counted (``late_actions_dropped`` in `stats`) and logged once.
+        With ``overflow: drop_oldest``, a host that learns rewards late can also add an action after the end of its trajectory.
+        It becomes the step before the one that ended the trajectory, as long as the last steps wait for rewards. After that it
+        is dropped, counted (``late_actions_dropped`` in `stats`) and logged once.
 
         Raises:
             ActionError: If the action or the trajectory belongs to another agent, the action is already stored, or, with
@@ -234,8 +234,8 @@ class RL4SysAgent(RL4SysAttributes, Resource):
     ) -> None:
         """End an episode.
 
-        With ``overflow: drop_oldest``, rewards can be missing. The last segment then leaves when the last reward is set, or is
-        dropped and counted after ``reward_timeout_s``.
+        With ``overflow: drop_oldest``, rewards can be missing. The last segment (run of steps) is then sent when its last
+        reward is set. After ``reward_timeout_s`` it is dropped and counted.
 
         Args:
             traj: The trajectory.

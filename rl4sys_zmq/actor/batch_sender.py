@@ -77,7 +77,8 @@ class BatchSender:
 
         Args:
             now: The monotonic time, in seconds.
-            held: The (generation, version) of the policy, None without a policy.
+            held: The (generation, version) of the policy: the numbers of its learner thread and of its publication. None
+                without a policy.
             urgent: True if a host thread waits for credit or for an acknowledgement.
 
         Yields:
@@ -164,7 +165,7 @@ class BatchSender:
         steps that may be sent). So a host that collects faster than the learner trains sends its newest segments.
 
         Nothing is dropped if the segments are also on disk (spool), or if the learner does not drop old segments itself.
-        `generation` and `version` are those of the current policy.
+        `generation` (number of a learner thread) and `version` are those of the current policy.
         """
         segment_queue, session_parameters = self._segment_queue, self.session_parameters
         if (

@@ -46,7 +46,8 @@ class ThreadState:
         act: The method `act` of `policy`, bound to this thread's random numbers and buffers.
         stamp: The policy version as the thread's actions record it. The actions share this object.
         last_act: The thread's last action for the environment, None before the first. It is used again after invalid input.
-        calls_until_cut: The number of batched requests before all trajectories of the batch are cut into segments together.
+        calls_until_cut: The number of batched requests until all trajectories of the batch are cut into segments (runs of steps
+            to send) together.
         batch_width: The number of environments in the last batched request.
     """
 
@@ -146,7 +147,7 @@ class AgentComponents:
 
     @property
     def policy(self) -> Policy:
-        """The current policy; before the first one arrives, the placeholder `no_policy`.
+        """The current policy; before the first one arrives, `no_policy`, which cannot act.
 
         Use this property only after the agent's constructor has returned.
         """
@@ -159,7 +160,7 @@ class AgentComponents:
 
     @property
     def has_policy(self) -> bool:
-        """True if a policy and the session parameters have arrived, from the learner or from the policy cache."""
+        """True if a policy and the session parameters have arrived, from the learner or from the file of an earlier start."""
         return self.io.policy is not None and self.io.session_parameters is not None
 
     @property

@@ -128,7 +128,7 @@ class ActorIOThread(Worker):
     # ---- for host threads
 
     def wake(self) -> None:
-        """Wake the thread now, so that it sends finished segments and requests credit (permission to send more steps)."""
+        """Wake the thread now, so that it sends finished steps and requests credit (permission to send more steps)."""
         self._wakeup.set()
 
     def wake_up(self) -> None:

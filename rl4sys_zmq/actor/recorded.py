@@ -1,4 +1,4 @@
-"""Actions and segments of policies that record further values with each step (`rl4sys_zmq.policies.ExtraColumnPolicy`).
+"""Actions and segments (runs of steps) of policies that record further values with each step (`ExtraColumnPolicy`).
 
 The values are called extra columns. Such a policy can also carry a state from step to step, for example a recurrent state.
 """
@@ -43,7 +43,7 @@ class ColumnAction(RL4SysAction):
 
     @property
     def data(self) -> dict[str, Any]:
-        """A new dict with ``logp_a`` and the extra columns, as `RL4SysAction.data` describes."""
+        """A new dict with the log-probability ``logp_a`` and the extra columns (values that the policy recorded)."""
         return {**super().data, **self.columns}
 
 
@@ -113,7 +113,7 @@ class ColumnActionSelector:
         ]
 
     def _checked(self, columns: Mapping[str, Any], rows: tuple[int, ...]) -> dict[str, NDArray[Any]]:
-        """Check the extra columns that a policy returned, and convert them to arrays.
+        """Check the extra columns (further values of each step) that a policy returned, and convert them to arrays.
 
         Args:
             columns: The values by name.

@@ -52,16 +52,16 @@ class Outbox:
 
     @property
     def nbytes(self) -> int:
-        """The size of all segments in the queue, in bytes."""
+        """The size of all segments (runs of steps) in the queue, in bytes."""
         return self._bytes_in - self._bytes_popped - self._bytes_dropped
 
     @property
     def steps(self) -> int:
-        """The number of steps of all segments in the queue."""
+        """The number of steps of all segments (runs of steps) in the queue."""
         return self.put_steps - self.popped_steps - self.dropped.get("steps")
 
     def put(self, segment: Segment) -> None:
-        """Add a segment. If the queue is then too long, drop the oldest segments. Called by host threads."""
+        """Add a segment (run of steps). If the queue is then too long, drop the oldest segments. Called by host threads."""
         self.put_items += 1
         self.put_steps += segment.steps
         self._bytes_in += segment.nbytes
@@ -76,7 +76,7 @@ class Outbox:
             self.dropped.add("steps", oldest.steps)
 
     def pop(self) -> Segment | None:
-        """Remove and return the oldest segment. Return None if the queue is empty. Called by the I/O thread."""
+        """Remove and return the oldest segment (run of steps). Return None if the queue is empty. Called by the I/O thread."""
         try:
             segment = self._items.popleft()
         except IndexError:
@@ -86,14 +86,17 @@ class Outbox:
         return segment
 
     def peek(self) -> Segment | None:
-        """Return the oldest segment, or None if the queue is empty. A host thread can drop that segment at the same time."""
+        """Return the oldest segment (run of steps) without removing it, or None if the queue is empty.
+
+        A host thread can drop that segment at the same time.
+        """
         try:
             return self._items[0]
         except IndexError:
             return None
 
     def newest_version(self, steps: int, generation: int) -> int:
-        """Return the lowest policy version among the newest segments that together have at least `steps` steps.
+        """Return the lowest policy version among the newest segments (runs of steps) that together have at least `steps` steps.
 
         If only `steps` more steps can be sent, segments with lower versions are not worth sending. Return 0 if the queue does
         not have so many steps of the policy's `generation` (number of a learner thread).
@@ -153,20 +156,20 @@ class SegmentQueue(Resource):
     @property
     @abstractmethod
     def items(self) -> int:
-        """The number of queued segments."""
+        """The number of queued segments (runs of steps)."""
 
     @property
     @abstractmethod
     def steps(self) -> int:
-        """The number of steps of the queued segments."""
+        """The number of steps of the queued segments (runs of steps)."""
 
     @abstractmethod
     def peek(self) -> QueuedSegmentInfo | None:
-        """Return the properties of the segment that `take` returns next, or None if there is none."""
+        """Return the properties of the segment (run of steps) that `take` returns next, or None if there is none."""
 
     @abstractmethod
     def take(self, max_items: int, max_bytes: int) -> list[PackedSegment]:
-        """Remove and return the oldest segments, for the session to send.
+        """Remove and return the oldest segments (runs of steps), for the session to send.
 
         Args:
             max_items: The largest number of segments.
@@ -175,20 +178,20 @@ class SegmentQueue(Resource):
 
     @abstractmethod
     def drop(self, reason: str) -> bool:
-        """Drop the oldest segment and count it as dropped for `reason`. Return False if the disk fails."""
+        """Drop the oldest segment (run of steps) and count it as dropped for `reason`. Return False if the disk fails."""
 
     def fill(self) -> bool:
-        """Move some segments from memory (the outbox) to disk (the spool).
+        """Move some segments (runs of steps) from memory (the outbox) to disk (the spool).
 
         Return False if the outbox is empty or there is no spool.
         """
         return False
 
     def release(self, durable: int) -> None:
-        """Delete the segments with sequence numbers below `durable` from disk. The learner has recorded them."""
+        """Delete segments (runs of steps) that the learner has recorded from disk: those with numbers below `durable`."""
 
     def reconcile(self, received: int, durable: int) -> Sequence[PackedSegment] | None:
-        """Find out which segments of an earlier start the learner has received, and delete those that it has recorded.
+        """Find out which segments (runs of steps) of an earlier start the learner has received. Delete those it has recorded.
 
         Args:
             received: The next sequence number that the learner expects.
@@ -209,12 +212,12 @@ class SegmentQueue(Resource):
 
     @property
     def submitted(self) -> int:
-        """The number of segments that the host has finished; of a queue on disk, over all starts of the actor."""
+        """The number of segments (runs of steps) that the host has finished; of a queue on disk, over all starts."""
         return self.outbox.put_items
 
     @property
     def dropped(self) -> dict[str, int]:
-        """The number of segments dropped before they were sent, by reason."""
+        """The number of segments (runs of steps) dropped before they were sent, by reason."""
         return {k: int(v) for k, v in self.outbox.dropped.snapshot().items() if k != "steps"}
 
     def close(self) -> None:
@@ -229,23 +232,26 @@ class MemorySegmentQueue(SegmentQueue):
 
     @property
     def items(self) -> int:
-        """The number of queued segments."""
+        """The number of queued segments (runs of steps)."""
         return len(self.outbox)
 
     @property
     def steps(self) -> int:
-        """The number of steps of the queued segments."""
+        """The number of steps of the queued segments (runs of steps)."""
         return self.outbox.steps
 
     def peek(self) -> QueuedSegmentInfo | None:
-        """Return the properties of the oldest segment, or None. A host thread can drop that segment at the same time."""
+        """Return the properties of the oldest segment (run of steps), or None if there is none.
+
+        A host thread can drop that segment at the same time.
+        """
         segment = self.outbox.peek()
         if segment is None:
             return None
         return QueuedSegmentInfo(segment.generation, int(segment.versions.min()), segment.steps, segment.nbytes)
 
     def take(self, max_items: int, max_bytes: int) -> list[PackedSegment]:
-        """Remove the oldest segments, and return them encoded for the message."""
+        """Remove the oldest segments (runs of steps), and return them encoded for the message."""
         out: list[PackedSegment] = []
         size = 0
         while len(out) < max_items:
@@ -260,7 +266,7 @@ class MemorySegmentQueue(SegmentQueue):
         return out
 
     def drop(self, reason: str) -> bool:
-        """Drop the oldest segment, if there is one. Return True."""
+        """Drop the oldest segment (run of steps), if there is one. Return True."""
         if self.outbox.pop() is not None:
             self.outbox.dropped.add(reason)
         return True

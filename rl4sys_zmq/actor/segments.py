@@ -180,14 +180,17 @@ class SegmentWriter:
         self.steps = row + 1
 
     def continues(self, step: EpisodeStep) -> bool:
-        """Return True if `step` can be the next row of this segment; False if it must start a new one.
+        """Return True if `step` can be the next row of this segment (run of steps); False if it must start a new one.
 
         Always True here. A subclass for policies with a state compares that state.
         """
         return True
 
     def insert(self, step: EpisodeStep, last: EpisodeStep | None) -> None:
-        """Write a late step into a segment that is closed: before the row of the step `last`, or at the end if it is None."""
+        """Write a late step into a segment (run of steps) that is closed: before the row of `last`, or at the end.
+
+        `last` is the step with which the host ended the episode. None writes the late step at the end.
+        """
         bootstrap = self._row(self.steps) if self._bootstrap else None
         bootstrap_mask = self.masks[self.steps].copy() if self._bootstrap and self.masks is not None else None
         if last is not None:

@@ -186,7 +186,7 @@ class Spool(Resource):
 
     @property
     def untaken_steps(self) -> int:
-        """The number of steps of the segments that `untaken_items` counts."""
+        """The number of steps of the segments (runs of steps) that `untaken_items` counts."""
         return self._untaken_steps
 
     @property
@@ -196,17 +196,17 @@ class Spool(Resource):
 
     @property
     def nbytes(self) -> int:
-        """The size of the columns of all segments, in bytes."""
+        """The size of the columns of all segments (runs of steps), in bytes."""
         return self._nbytes
 
     @property
     def submitted(self) -> int:
-        """The number of segments added since the spool was created."""
+        """The number of segments (runs of steps) added since the spool was created."""
         return self._meta.submitted
 
     @property
     def dropped(self) -> dict[str, int]:
-        """The number of segments dropped since the spool was created, by reason.
+        """The number of segments (runs of steps) dropped since the spool was created, by reason.
 
         A number decreases if the learner's first answer shows that it has received a dropped segment after all.
         """
@@ -219,7 +219,7 @@ class Spool(Resource):
     # ---- changes
 
     def put(self, segments: Sequence[PackedSegment]) -> None:
-        """Add segments and write them to the file. If a limit is exceeded, drop the oldest segments that were not sent.
+        """Add segments (runs of steps), and write them to the file. If a limit is exceeded, drop the oldest unsent segments.
 
         While the disk fails, the new segments wait in memory. One call writes about `FLUSH_BYTES` at most. `tick` writes the
         rest.
@@ -243,7 +243,7 @@ class Spool(Resource):
         self._bound_memory()
 
     def take(self, max_items: int, max_bytes: int) -> list[PackedSegment]:
-        """Take the next segments: give them the next sequence numbers, and return them for the session to send.
+        """Take the next segments (runs of steps): give them the next sequence numbers, and return them for the session to send.
 
         Args:
             max_items: The largest number of segments.
@@ -301,7 +301,7 @@ class Spool(Resource):
         self.reconciled = False
 
     def release(self, durable_seq: int) -> None:
-        """Discard the sent segments with sequence numbers below `durable_seq`. The learner has recorded them.
+        """Discard the sent segments (runs of steps) with sequence numbers below `durable_seq`. The learner has recorded them.
 
         Their rows are deleted from the file with the next `put`, or by `tick` after `DELETE_DELAY_S` seconds.
         """
@@ -401,7 +401,7 @@ class Spool(Resource):
         return due
 
     def close(self) -> None:
-        """Write the segments in memory to the file if possible. Then close the file and release the lock."""
+        """Write the segments (runs of steps) in memory to the file if possible. Then close the file and release the lock."""
         if self._file.is_open:
             while self._sync() and self._memory:
                 pass
@@ -457,7 +457,7 @@ class Spool(Resource):
         self._possibly_received = sum(meta.sure_from is None or e.id < meta.sure_from for e in entries)
 
     def _sync(self, drops: Sequence[tuple[str, int]] = ()) -> bool:
-        """Bring the file up to date in one transaction: delete rows that are not needed, and insert the segments in memory.
+        """Update the file in one transaction: delete unneeded rows, and insert the segments (runs of steps) in memory.
 
         Args:
             drops: Pairs of a reason and a number: so many of the oldest unsent segments are dropped for this reason. Empty:
@@ -546,7 +546,10 @@ class Spool(Resource):
         return True
 
     def _read(self, entries: Sequence[SpoolEntry]) -> list[PackedSegment | None] | None:
-        """Return the segments of consecutive entries, with None in place of a damaged segment. Return None if the disk fails."""
+        """Read the segments (runs of steps) of consecutive entries from the file, with None for each damaged segment.
+
+        Return None if the disk fails.
+        """
         try:
             return self._file.read(entries)
         except sqlite3.Error as exc:
@@ -556,7 +559,10 @@ class Spool(Resource):
     # ---- helpers
 
     def _over_limits(self) -> list[tuple[str, int]]:
-        """Return pairs of a reason and a number: so many of the oldest unsent segments exceed the limit on age or size."""
+        """Return the numbers of the oldest unsent segments (runs of steps) that exceed the limits on age and size.
+
+        They are pairs of the reason for the drop and the number.
+        """
         old = excess = 0
         size = self._nbytes
         horizon = self._clock() - self._limits.max_age_s if self._limits.max_age_s is not None else float("-inf")
@@ -587,7 +593,7 @@ class Spool(Resource):
         return replace(self._meta, dropped=dropped, evicted=tuple(evicted))
 
     def _bound_memory(self) -> None:
-        """Drop the oldest unsent segments in memory, while the disk fails and they exceed the limits on memory."""
+        """Drop the oldest unsent segments (runs of steps) in memory, while the disk fails and they exceed the limits."""
         size = sum(e.head.nbytes for e in self._memory)
         while self.error is not None and (len(self._memory) > self._limits.memory_items or size > self._limits.memory_bytes):
             ahead = len(self._untaken) - len(self._memory)  # those in the file; negative: the number taken and in memory
@@ -605,7 +611,7 @@ class Spool(Resource):
             )
 
     def _first_id(self, meta: SpoolMeta) -> int:
-        """Return the row id of the oldest segment, or the id of the next row if the spool is empty."""
+        """Return the row id of the oldest segment (run of steps), or the id of the next row if the spool is empty."""
         first = self._taken[0] if self._taken else self._untaken[0] if self._untaken else None
         return first.id if first is not None else meta.next_id
 
@@ -615,13 +621,13 @@ class Spool(Resource):
         self._taken.append(entry)
 
     def _forget(self, entry: SpoolEntry) -> None:
-        """Update the size and the list of segments in memory, for a segment that was removed from the spool."""
+        """Update the size and the list of segments (runs of steps) in memory, for a segment that was removed from the spool."""
         self._nbytes -= entry.head.nbytes
         if entry.packed is not None:
             self._memory.remove(entry)
 
     def _abandon(self) -> None:
-        """Close the file, and remove this spool from those that a forked child gives up. Database errors are only logged."""
+        """Close the file, and remove this object from those that a forked child gives up. Database errors are only logged."""
         _open_spools.discard(self)
         self._file.close()
 
@@ -638,7 +644,10 @@ os.register_at_fork(after_in_child=_disown_all)
 
 
 def _taken_back(dropped: dict[str, int], evicted: Sequence[tuple[str, int]], count: int) -> dict[str, int]:
-    """Return the counts of drops, reduced by the first `count` dropped segments in `evicted`, which the learner received."""
+    """Return the counts of dropped segments (runs of steps) by reason, without those that the learner has received after all.
+
+    These are the first `count` segments of `evicted`.
+    """
     dropped = dict(dropped)
     for reason, number in evicted:
         mistaken = min(number, count)

@@ -1,4 +1,6 @@
-"""The database file of a spool, an actor's queue on disk: a lock, a row for each segment, and a document with the counts.
+"""The database file of a spool, an actor's queue of segments (runs of steps) on disk.
+
+It has a lock, a row for each segment, and a document with the counts.
 
 This module reads, checks and writes the file. The module `spool` defines the counts (`SpoolMeta`), and when they change. Each
 row and the document have a checksum. An inconsistent file raises `SpoolDamagedError`.
@@ -48,7 +50,7 @@ CREATE TABLE meta (one INTEGER PRIMARY KEY CHECK (one = 1), document BLOB NOT NU
 
 
 class SpoolDamagedError(Exception):
-    """The error for a spool file with inconsistent contents."""
+    """The error for a spool file (an actor's queue on disk) with inconsistent contents."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ class SpoolFile:
         inserted: Sequence[SpoolEntry] = (),
         shift: tuple[int, int] = (0, 0),
     ) -> None:
-        """Change the document and the rows in one transaction.
+        """Change the document (the counts) and the rows (the segments, which are runs of steps) in one transaction.
 
         Args:
             meta: The new document.
@@ -204,7 +206,7 @@ class SpoolFile:
             raise
 
     def read(self, entries: Sequence[SpoolEntry]) -> list[PackedSegment | None]:
-        """Return the segments of consecutive entries, with None in place of each damaged segment.
+        """Return the segments (runs of steps) of consecutive entries, with None in place of each damaged segment.
 
         Raises:
             sqlite3.Error: If the disk fails.
@@ -364,7 +366,10 @@ def _i64(number: int) -> int:
 
 
 def _pack(p: PackedSegment) -> bytes:
-    """Encode a segment as the record of a row: a checksum of the rest, the header's length, the header, and the columns."""
+    """Encode a segment (run of steps) as the record of a row in the file.
+
+    The record has a checksum of the rest, the header's length, the header, and the columns.
+    """
     numbers = [p.steps, p.generation, p.oldest_version, p.nbytes]
     head = pack_header([p.layout, p.head, *numbers, [len(s) for s in p.small], [len(f) for f in p.large], list(p.digests)])
     body = b"".join((_PREFIX.pack(0, len(head))[8:], head, *p.small, *p.large))
@@ -391,7 +396,7 @@ def _unpack(record: bytes, expected: QueuedSegmentInfo) -> PackedSegment | None:
 
 
 def placeholder() -> PackedSegment:
-    """Return an empty segment that takes the sequence number of a lost segment.
+    """Return an empty segment (run of steps) that takes the sequence number of a lost segment.
 
     The learner refuses a placeholder because of its flags, and then expects the next sequence number.
     """

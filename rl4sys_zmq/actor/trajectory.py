@@ -254,7 +254,7 @@ class TrajectoryManager:
         return [action for writer in writers for action in recorded_actions(writer, self.owner, known)]
 
     def discard_open_segment(self, traj: RL4SysTrajectory) -> None:
-        """Discard the trajectory's steps that are in no finished segment, as described in `RL4SysTrajectory.clear`."""
+        """Discard the trajectory's newest steps, which were not queued for sending, as `RL4SysTrajectory.clear` describes."""
         writer = traj.writer
         if traj.completed or not writer.steps:
             return

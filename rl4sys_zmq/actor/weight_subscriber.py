@@ -300,7 +300,7 @@ class WeightSubscriber:
         self._swapped()
 
     def saw(self, stamp: tuple[int, int]) -> None:
-        """Record the (generation, version) of the policy with which the learner chose an action.
+        """Record the version of the policy with which the learner chose an action, as (generation, version).
 
         Any thread can call this method. It has an effect only for an actor with ``inference: remote``.
         """

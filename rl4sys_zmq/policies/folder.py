@@ -230,7 +230,7 @@ def _read_spec(folder: Path) -> dict[str, Any]:
 
 
 def _read_listed(file: Path, listed: Mapping[str, Any], limit: int) -> bytes:
-    """Return the contents of a file, after checks of the size and the digest that ``spec.json`` lists."""
+    """Return the contents of a file, after checks of the size and the checksum that ``spec.json`` lists for it."""
     size = _integer(listed["bytes"])
     if size > limit:
         raise PolicyFolderError(file, f"it should have {size} bytes; the policy in {SPEC} has at most {limit}")

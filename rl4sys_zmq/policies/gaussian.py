@@ -135,7 +135,7 @@ class ActionBounds:
 
 
 def action_bounds(space: BoxSpace) -> ActionBounds:
-    """Return the bounds of a box of actions, for the conversion of raw samples to actions."""
+    """Return the bounds of a continuous action space, for the conversion of the policy's raw samples to actions."""
     dtype = np.dtype(space.dtype)
     work: np.dtype[Any] = np.dtype(np.float32) if dtype in (np.float32, np.float16) else np.dtype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -146,9 +146,10 @@ def action_bounds(space: BoxSpace) -> ActionBounds:
 
 @lru_cache(maxsize=64)
 def _bounder(space: BoxSpace, squash: str) -> _Bounder:
-    """Return a function that maps raw samples ``[..., n]`` to environment actions, as a new array of the space's dtype.
+    """Return a function that maps the policy's raw samples ``[..., n]`` to actions for the environment.
 
-    The actions are within the bounds of the space. `squash` is ``clip`` or ``tanh``, as in `MLPParameters`.
+    The result is a new array of the space's dtype. The actions are within the bounds of the space. `squash` is ``clip`` or
+    ``tanh``, as in `MLPParameters`.
     """
     dtype = np.dtype(space.dtype)
     bounds = action_bounds(space)

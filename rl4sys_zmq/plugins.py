@@ -191,7 +191,7 @@ class Registry(Generic[E]):
         raise ConfigError(message, key=self._key) from cause
 
     def _found(self) -> Mapping[str, EntryPoint]:
-        """Return the entry points of installed distributions by name, without those whose name is already in use."""
+        """Return the entry points (plugins) of installed distributions by name, without those whose name is in use."""
         if self._points is None:
             from importlib.metadata import entry_points  # imported late: it takes some milliseconds
 

@@ -214,7 +214,7 @@ class ActionSelector:
         baseline: Baseline | None,
         before: ActionSelector | None = None,
     ) -> None:
-        """Create a selector.
+        """Create the object, for the policy that `spec` describes.
 
         Args:
             context: The parts of the agent, such as its queue, its counters and its I/O thread.

@@ -277,7 +277,7 @@ class RL4SysAgent(RL4SysAttributes, Resource):
 
     @property
     def digest(self) -> int:
-        """The xxh3-64 digest of the current policy's weights."""
+        """The digest (xxh3-64 checksum) of the current policy's weights."""
         return self._context.policy.snapshot.digest
 
     @property

@@ -31,7 +31,7 @@ unused credit (`delivery.credit.IDLE_S`). So an actor that has become idle does 
 
 
 class BatchSender:
-    """The sender of segments (runs of steps): it takes them from the queue and passes them to the session, in batches.
+    """The sender of segments (runs of steps): it takes them from the queue, and sends them in batches through the session.
 
     Used in the I/O thread. During long work it calls `yield_to_host`, so that host threads can run.
 

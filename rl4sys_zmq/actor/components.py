@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class ThreadState:
-    """The state that one agent keeps for one host thread: its random numbers, its policy and its last action.
+    """The state that an agent keeps for one host thread, a thread of the program that embeds it.
 
     Attributes:
         sampler: The thread's source of random numbers.
@@ -73,7 +73,7 @@ class ThreadState:
 
 
 class CurrentThreadState(threading.local):
-    """A thread-local object whose `state` is the `ThreadState` of the current host thread.
+    """A thread-local object whose `state` is the `ThreadState` of the current thread of the host program.
 
     The thread's random numbers depend on the agent's seed and on the number of threads that used the agent before.
     """

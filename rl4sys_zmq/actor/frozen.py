@@ -78,7 +78,7 @@ class FrozenAgent(Resource):
         seed: int | None = None,
         baseline: Baseline | None = None,
     ) -> None:
-        """Read and verify the policy.
+        """Read the exported policy from its folder, and verify its checksums.
 
         Args:
             policy: The folder from ``rl4sys-learner export``, or the folder of a learner's checkpoint.
@@ -237,7 +237,7 @@ class FrozenAgent(Resource):
 
     @property
     def digest(self) -> int:
-        """The xxh3-64 digest of the weights."""
+        """The digest (xxh3-64 checksum) of the weights."""
         return self._policy.snapshot.digest
 
     @property
@@ -247,7 +247,7 @@ class FrozenAgent(Resource):
 
     @property
     def policy(self) -> Policy:
-        """The policy itself."""
+        """The `Policy` object that chooses the actions."""
         return self._policy
 
     def flush(self, timeout_s: float) -> None:

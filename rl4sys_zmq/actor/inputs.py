@@ -1,4 +1,4 @@
-"""Checks and copies of the observations and masks that a host passes in."""
+"""Checks and copies of the observations and action masks that the host program passes to an agent."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class InputValidator:
         self._actions = action_space.n if isinstance(action_space, DiscreteSpace) else None
 
     def count(self, given: object) -> int:
-        """Return the number of observations in a batch. The batch is not checked."""
+        """Return the number of observations in a batch that the host passed in. The batch is not checked."""
         return len(given)  # type: ignore[arg-type]
 
     def rows(self, observations: Tree) -> Sequence[Any]:
-        """Return the single observations of a checked batch, as a sequence."""
+        """Split a checked batch into its observations, and return them as a sequence."""
         return observations  # type: ignore[no-any-return]
 
     def zero(self) -> Tree:
-        """Return an observation of zeros."""
+        """Return an observation of zeros, to stand in for an invalid observation at the start of an episode."""
         return np.zeros(self._shape, dtype=self._dtype)
 
     def observation(self, given: object) -> tuple[Tree, bool]:
@@ -160,11 +160,11 @@ class TreeInputValidator(InputValidator):
         return len(self._leaves.flatten(given)[0])
 
     def rows(self, observations: Tree) -> Sequence[Any]:
-        """Return the single observations of a checked batch, as a sequence of trees."""
+        """Split a checked batch into its observations, and return them as a sequence of trees."""
         return self._leaves.rows(observations)
 
     def zero(self) -> Tree:
-        """Return an observation of zeros."""
+        """Return an observation of zeros, to stand in for an invalid observation at the start of an episode."""
         return self._leaves.unflatten(reader.zero() for reader in self._readers)
 
     def observation(self, given: object) -> tuple[Tree, bool]:

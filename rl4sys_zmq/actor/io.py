@@ -167,7 +167,7 @@ class ActorIOThread(Worker):
 
     @property
     def session(self) -> ActorSession:
-        """The session with the learner. Host threads only read its state and counts."""
+        """The session (connection with handshake) with the learner. Host threads only read its state and counts."""
         return self._session
 
     @property

@@ -86,7 +86,7 @@ class RL4SysAttributes:
 
     @property
     def server_address(self) -> str:
-        """The learner's address as in the configuration. `AgentConfig.address` is the URI."""
+        """The learner's address as in the configuration. `AgentConfig.address` is the same address as a URI."""
         return self.config.train_server_address
 
     @property

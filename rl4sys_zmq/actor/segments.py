@@ -32,7 +32,7 @@ NO_REWARDS = np.full(FIRST_ROWS, np.nan, dtype=np.float32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyStamp:
-    """The record of the policy version and the agent that chose an action.
+    """The record, kept with each action, of the policy version and the agent that chose the action.
 
     All actions that one host thread chooses by one policy version share one object.
 

@@ -375,7 +375,10 @@ class Spool(Resource):
             self._sync()
 
     def set_incarnation(self, incarnation: int) -> None:
-        """Record a new incarnation (the number of this start), as the learner has asked. Later starts get higher numbers."""
+        """Give this start of the actor a new number (incarnation), and record it. Later starts get higher numbers.
+
+        The learner asks for that if it has a record of a later start.
+        """
         self.incarnation = incarnation
         self._meta = replace(self._meta, incarnation=incarnation)
         self._dirty = True
@@ -417,7 +420,7 @@ class Spool(Resource):
     # ---- the file
 
     def _open(self, client_id: str, actor_id: str | None) -> SpoolMeta:
-        """Read the file, or create it, and record this start."""
+        """Read the file, or create it, and record this start of the actor under a new number (incarnation)."""
         try:
             try:
                 meta = self._file.open()

@@ -304,7 +304,7 @@ def _lock(folder: Path) -> int:
 
 
 def _connect(path: Path) -> tuple[sqlite3.Connection, SpoolMeta | None]:
-    """Open or create the database. Return the connection and the document, which is None for a new database."""
+    """Open or create the database. Return the connection and the document with the counts, None for a new database."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
     try:
@@ -377,7 +377,10 @@ def _pack(p: PackedSegment) -> bytes:
 
 
 def _unpack(record: bytes, expected: QueuedSegmentInfo) -> PackedSegment | None:
-    """Decode the record of a row. Return None if it is damaged: a wrong checksum, or other numbers than `expected`."""
+    """Decode the record of a row to a segment (run of steps).
+
+    Return None if the record is damaged: its checksum is wrong, or its properties are not those of `expected`.
+    """
     view = memoryview(record)
     if len(view) < _PREFIX.size or xxhash.xxh3_64_digest(view[8:]) != record[:8]:
         return None

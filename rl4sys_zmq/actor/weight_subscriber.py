@@ -62,7 +62,7 @@ class WeightSubscriber:
         swapped: Callable[[], None],
         config: AgentConfig,
     ) -> None:
-        """Create a subscriber without a policy.
+        """Create the receiver. It has no policy so far.
 
         Args:
             learner: The learner's address. Its host name replaces a ``*`` in the address of the PUB socket, which the learner

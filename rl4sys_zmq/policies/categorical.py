@@ -33,7 +33,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CategoricalPolicy:
-    """A policy that samples an allowed action from the softmax of the network's outputs. It implements `Policy`."""
+    """A policy for discrete actions that samples an allowed action from the softmax of the network's outputs."""
 
     snapshot: PolicySnapshot
     generation: int
@@ -108,7 +108,7 @@ class CategoricalPolicy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpsilonGreedyPolicy:
-    """An epsilon-greedy policy over action values. It implements `Policy`.
+    """An epsilon-greedy policy over action values, for discrete actions.
 
     It chooses the allowed action with the highest value, or with probability epsilon a random allowed action (uniform). If
     several actions have the highest value, it chooses the first of them. The log-probability is always that of the epsilon-greedy

@@ -6,12 +6,12 @@ process or machine. `FrozenAgent` acts with a policy that was exported from a le
 The subpackages form layers. A module imports only from its own subpackage and from lower layers:
 
 - F0 `errors`, `resource`, `counters` and other small modules: exceptions, base classes for threads, counters.
-- F1 `values`: segments, policy specs, policy snapshots and spaces.
+- F1 `values`: segments (runs of consecutive steps), policy specs, policy snapshots (weights) and spaces.
 - F2 `config`: options and configuration files. `wire`: the message format. `weights`: weight diffs and digests.
 - F3 `transports`: ZeroMQ sockets over tcp, ipc and inproc. `delivery`: the delivery protocol for segments, without I/O.
   `policies`: inference in numpy.
 - F4 `security`: user keys, the access list, authentication and authorization.
-- F5 `rpc`: remote calls with deadlines, calls that run at most once, and topics to subscribe to.
+- F5 `rpc`: remote calls with deadlines, calls that run at most once, and publish-subscribe.
 - F6 `actor` and `learner`: the two sides. Neither imports the other; they exchange only messages.
 - F7 `serving`: inference, environments, actions and trainers as services. `ops`: status, diagnosis and plots.
   `testing`: public test tools.

@@ -1,8 +1,8 @@
-"""Named counters of events. Any module can increase them, and `ops` exports them.
+"""Named counters of events, such as refused messages, for status reports and monitoring.
 
-A `Counters` object belongs to one object, such as an agent, a gateway or a `Server`. Any thread can increase its counters without
-a lock, because each thread has separate numbers, which are summed when a counter is read. Names are dotted:
-``refused.checksum``, ``dropped_at_source.lag``.
+A `Counters` object belongs to one object, such as an agent or a server. Any thread can increase its counters without a lock:
+each thread has separate numbers, and a read returns their sum. Names are dotted: ``refused.checksum``,
+``dropped_at_source.lag``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["Counters"]
 
 
 class Counters:
-    """A set of named integers that only increase."""
+    """A set of named integers that count events. They only increase. Any thread can use the object without a lock."""
 
     def __init__(self) -> None:
         self._counts: dict[int, dict[str, int]] = {}

@@ -1,7 +1,8 @@
 """Detection of segments and calls that arrive more than once.
 
-The segments of an actor are numbered and accepted in order. So one number is enough to detect duplicates: the next number that
-the receiver expects, also called the *mark*. `count_received` counts the segments with lower numbers.
+The segments of an actor (runs of consecutive steps) are numbered and accepted in order. So one number is enough to detect
+duplicates: the next number that the receiver expects, also called the *mark*. `count_received` counts the segments with lower
+numbers.
 
 The calls of a *session* (one connection of a caller) can run in any order, and the reply to a repeated call must be sent again.
 A `SessionReplies` therefore keeps the calls that wait or run, and the replies that the caller possibly did not receive.
@@ -40,11 +41,11 @@ def count_received(mark: int, first: int, count: int) -> int:
 
 @dataclass(slots=True)
 class SessionReplies(Generic[Request, Reply]):
-    """The calls and replies of one session, kept so that the server recognizes a call that arrives again.
+    """The calls and replies of one session (one connection of a caller), kept to answer a call that arrives again.
 
     Attributes:
-        since: The number of the call that opened the session.
-        last_message_s: The time of the last call, in seconds.
+        since: The number of the call that opened the session. The session has no record of calls with lower numbers.
+        last_message_s: The monotonic time of the last call, in seconds.
         acked: The lowest call number whose reply can still be sent again. The replies to lower numbers were discarded.
         waiting: The calls that wait or run, by call number.
         replies: The kept replies, by call number.
@@ -58,7 +59,10 @@ class SessionReplies(Generic[Request, Reply]):
 
 
 class ServerCalls(Generic[Request, Reply]):
-    """The `SessionReplies` objects of all sessions of one server, ordered by the time of the last call."""
+    """The calls and kept replies of all sessions of one server, so that it runs no call twice.
+
+    A session is one connection of a caller. The class limits the number of sessions and the memory for kept replies.
+    """
 
     def __init__(self) -> None:
         self._windows: OrderedDict[int, SessionReplies[Request, Reply]] = OrderedDict()
@@ -68,10 +72,10 @@ class ServerCalls(Generic[Request, Reply]):
         return len(self._windows)
 
     def open(self, session: int, number: int, now: float) -> int:
-        """Open a session, unless it is open already. Return the number of the call that opened it.
+        """Open the session of a caller, unless it is open already. Return the number of the call that opened it.
 
-        Before a new session is opened, sessions that have been silent for more than `SESSION_S` seconds are discarded. If there
-        are still `MAX_SESSIONS`, the one that has been silent for longest is discarded too.
+        Before it opens a new session, this method discards the sessions that have been silent for more than `SESSION_S`
+        seconds. If there are still `MAX_SESSIONS`, it discards the one that has been silent for longest.
         """
         known = self._windows.get(session)
         if known is not None:
@@ -86,10 +90,10 @@ class ServerCalls(Generic[Request, Reply]):
         return number
 
     def find(self, session: int, acked: int, now: float) -> SessionReplies[Request, Reply] | None:
-        """Return the `SessionReplies` of the session of a call that arrived, or None if no such session is open.
+        """Return the calls and replies of the session (connection of a caller) of a new call. None if it is not open.
 
-        The call contains `acked`: its sender has received the replies to all calls with lower numbers, so these replies are
-        discarded.
+        The call contains `acked`: the caller has received the replies to all calls with lower numbers than this. The method
+        discards these replies.
         """
         window = self._windows.get(session)
         if window is not None:
@@ -100,7 +104,10 @@ class ServerCalls(Generic[Request, Reply]):
         return window
 
     def finish(self, session: int, number: int, reply: Reply | None) -> None:
-        """Record that a call is over. Keep `reply`, unless it is None, to send it again if the call arrives again."""
+        """Record that call `number` of a session (one connection of a caller) has ended.
+
+        Keep `reply`, to send it again if the call arrives again. None keeps no reply.
+        """
         window = self._windows.get(session)
         if window is None:
             return

@@ -121,7 +121,7 @@ class MaskError(BadInput):
 
 
 class RewardError(BadInput):
-    """A reward that is missing, not finite, or too late because its segment was already sent."""
+    """A reward that is missing, not finite, or too late because its step was already queued for sending or dropped."""
 
 
 class ActionError(BadInput):
@@ -227,11 +227,11 @@ class CallLost(CallError):
 
 
 class InvalidReply(RL4SysError):
-    """An invalid result of a server's callback. The caller receives it as `CallFailed`."""
+    """An invalid result of a server's callback (the function that runs a call). The caller receives `CallFailed`."""
 
 
 class CallbackStuck(RL4SysError):
-    """A callback that did not return within the time allowed for stopping its server.
+    """A server's callback (the function that runs a call) that did not return in the time allowed for stopping the server.
 
     Attributes:
         concurrency_group: The concurrency group of the callback (methods that never run at the same time), followed by the name
@@ -278,7 +278,7 @@ class LearnerUnavailable(RL4SysError):
 class PolicyStale(RL4SysError):
     """A policy that is older than the limit ``policy_max_age_s``. Raised only with the setting ``on_stale: raise``.
 
-    The age of a policy is the time since the learner last confirmed that the policy is its newest.
+    The age is the time since the learner's last message. Since then, the learner can have published a newer policy.
 
     Attributes:
         age_s: The age of the policy, in seconds.
@@ -305,7 +305,7 @@ class HandshakeRefused(RL4SysError):
 
 
 class ClientFailed(RL4SysError):
-    """A client (one policy and its training) whose learner thread ended with an exception. Other clients continue.
+    """A client (one policy and its training) whose training thread ended with an exception. Other clients continue.
 
     Attributes:
         client_id: The id of the client.
@@ -351,7 +351,7 @@ class AddressInUse(TransportError):
 
 
 class RefusalReason(StrEnum):
-    """The reason for which a message, or one segment in a message, was refused. The side that refuses counts each reason."""
+    """The reason for which a message, or one segment (run of steps) in it, was refused. The receiver counts each reason."""
 
     FRAMES = "frames"  # the message has no frames, or more than the limit
     TOO_LARGE = "too_large"  # a frame, a message or a length is over its limit
@@ -436,7 +436,7 @@ class MemoryExceeded(RL4SysError):
 
 
 class WorkerDied(RL4SysError):
-    """A thread of this library that ended with an exception, which is the ``__cause__``."""
+    """The error for a thread of this library that ended with an exception. That exception is the ``__cause__``."""
 
 
 class RunDirectoryError(RL4SysError):
@@ -471,7 +471,7 @@ class PolicyFolderError(RL4SysError):
 
 
 class JournalError(RL4SysError):
-    """A journal (the learner's record of accepted segments) that cannot be opened or read.
+    """A journal (the learner's file of accepted training data) that cannot be opened or read.
 
     Attributes:
         path: The path of the journal's file.
@@ -483,10 +483,11 @@ class JournalError(RL4SysError):
 
 
 class JournalLost(JournalError):
-    """A journal that lacks segments which the learner has acknowledged.
+    """A journal (the learner's record of accepted data) that lacks segments which the learner has acknowledged.
 
-    The file ``journal.marks`` or a checkpoint shows that these segments were acknowledged. No file was changed. To start the
-    learner without the missing segments, use ``resume: accept-loss``. The learner then counts them as lost.
+    A segment is a run of consecutive steps from an actor. The file ``journal.marks`` or a checkpoint shows that these segments
+    were acknowledged. No file was changed. To start the learner without the missing segments, use ``resume: accept-loss``. The
+    learner then counts them as lost.
 
     Attributes:
         segments: A dict from the id of each affected client to the number of its missing segments.
@@ -498,14 +499,14 @@ class JournalLost(JournalError):
 
 
 class SpoolError(RL4SysError):
-    """A spool (an actor's queue of segments on disk) that cannot be used.
+    """A spool (an actor's queue on disk of data to send) that cannot be used.
 
-    It is in use, cannot be read or written, or belongs to another client, actor or version of the library.
+    Another process uses it, it cannot be read or written, or it belongs to another client, actor or version of the library.
     """
 
 
 class StoreEmpty(RL4SysError):
-    """A data store that contains no data to sample. Try again after an insert."""
+    """The error for a sample from a data store that has no data to sample. Try again after an insert."""
 
 
 class StoreFileError(RL4SysError):

@@ -1,8 +1,9 @@
 """The timeouts after which a silent peer counts as disconnected, and the pauses between retries.
 
-Some peers must send regularly: an actor sends heartbeats, its learner answers them, and a publisher sends beacons. A server and a
-sidecar only reply, so their silence counts only while a request has no reply. After the silence timeout, the side that connects
-replaces its sockets, because the connection can be half open: TCP takes many minutes to detect that.
+Some peers must send regularly: an actor sends heartbeats, its learner answers them, and a publisher sends a short status
+message (beacon) once a second. A server, and a sidecar (a process that holds an actor's sockets), only reply. Their silence
+counts only while a request has no reply. After the silence timeout, the side that connects replaces its sockets, because the
+connection can be half open: TCP takes many minutes to detect that.
 
 This module reads no clock and does no I/O. Callers pass the time in seconds, always from the same monotonic clock.
 """

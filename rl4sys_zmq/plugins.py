@@ -154,7 +154,7 @@ class Registry(Generic[E]):
         return entry
 
     def faults(self) -> list[str]:
-        """Load the entry points of all installed distributions, and return a message for each that cannot be used."""
+        """Load the entry points (plugins) of installed distributions, and return a message for each that cannot be used."""
         for key in self._found():
             if key not in self._entries and key not in self._broken:
                 try:
@@ -191,7 +191,7 @@ class Registry(Generic[E]):
         raise ConfigError(message, key=self._key) from cause
 
     def _found(self) -> Mapping[str, EntryPoint]:
-        """Return the entry points of installed distributions by name, without those whose name is already in use."""
+        """Return the entry points (plugins) of installed distributions by name, without those whose name is in use."""
         if self._points is None:
             from importlib.metadata import entry_points  # imported late: it takes some milliseconds
 

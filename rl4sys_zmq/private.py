@@ -53,7 +53,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def others_can_write(*paths: Path) -> list[str]:
-    """Return a list with one warning for each path that users other than the owner can change.
+    """Return a warning for each path, such as a key file, that users other than the owner can change.
 
     A warning names the path, its mode and the command that corrects the mode. Paths that do not exist are ignored, and so are
     folders with the sticky bit.

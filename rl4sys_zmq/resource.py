@@ -1,4 +1,4 @@
-"""Base classes: `Resource`, an object that must be closed, and `Worker`, a thread that keeps the exception that ended it."""
+"""Base classes: `Resource`, an object that must be closed, and `Worker`, a thread that stores the exception that ended it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Resource(ABC):
 
 
 class Worker(ABC):
-    """A named daemon thread that keeps the exception that ended it. Subclasses define `run` and `stop`.
+    """A named daemon thread that stores the exception that ended it. Subclasses define `run` and `stop`.
 
     The creator of the thread calls `start`, and later `stop` and `join`. An exception in `run` is stored in `error`, logged once,
     and passed to `on_death` in the same thread.
@@ -80,7 +80,7 @@ class Worker(ABC):
         return not self._thread.is_alive()
 
     def raise_if_dead(self) -> None:
-        """Raise if the thread has ended with an error.
+        """Raise `WorkerDied` if the thread has ended with an exception, so that its creator notices the failure.
 
         Raises:
             WorkerDied: If `run` raised. The exception is its cause.

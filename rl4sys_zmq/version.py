@@ -10,6 +10,7 @@ __all__ = ["package_version"]
 def package_version() -> str:
     """Return the version of this package.
 
-    The package itself is above all other modules, so they cannot import the version from it. It is loaded when they are.
+    Other modules call this function because they must not import from the package ``rl4sys_zmq`` itself. The function reads the
+    package's ``__version__`` from `sys.modules`.
     """
     return str(sys.modules["rl4sys_zmq"].__version__)

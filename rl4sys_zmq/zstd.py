@@ -1,4 +1,7 @@
-"""Compression with zstd. The frames have no magic number, size or checksum: the message header and its hash replace them."""
+"""Compression of message parts with zstd, without zstd's magic number, size and checksum.
+
+The header of the message and its hash replace them.
+"""
 
 from __future__ import annotations
 

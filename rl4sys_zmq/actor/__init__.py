@@ -2,7 +2,7 @@
 
 It never imports torch. An episode is sent in segments: runs of consecutive steps, stored as columns. The modules:
 
-- `agent`: `RL4SysAgent`, the public interface. `context`: the parts of an agent in one process.
+- `agent`: `RL4SysAgent`, the public interface. `components`: the parts of an agent in one process.
 - `acting`: chooses actions, also when no policy can choose. `remote`: gets actions from the learner's inference service.
 - `trajectory`: begins and ends episodes, and cuts them into segments. `segments`: writes the columns of a segment and waits for
   late rewards. `inputs`: checks observations and masks.

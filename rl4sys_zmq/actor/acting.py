@@ -1,8 +1,9 @@
-"""Choice of actions: by the local policy, by the learner's inference service, or by a fallback.
+"""The choice of actions: by the local policy, by the learner's inference service, or by a fallback.
 
 `ActionSelector.request` has a fast path for the most frequent request: a running trajectory, a short flat observation of floats,
 no mask, and no closed segment that waits for rewards. `ActionSelector._request` handles every request, with the same results.
-`FallbackActions` chooses the action for invalid input, for a stale policy, and for a policy whose action is not finite.
+`FallbackActions` chooses the action for invalid input, for a stale policy (the learner has been silent for too long), and for a
+policy whose action is not finite.
 `StartupActionSelector` chooses all actions of an agent that started without its learner, until the first policy arrives.
 """
 
@@ -38,7 +39,10 @@ Baseline = Callable[[Any, NDArray[np.bool_] | None], Any]
 
 
 class FallbackActions:
-    """The source of actions for invalid input, without a policy, for a stale policy, and for one whose action is not finite.
+    """The source of actions when the policy cannot choose.
+
+    That is the case for invalid input, before the first policy arrives, when the policy is stale (the learner has been silent
+    for too long), and when the policy's action is not finite.
 
     An *idle action* is the last resort: the first allowed discrete action, or the middle of the range of a box. Idle actions and
     actions of the host's fallback function are never stored or trained on.
@@ -60,11 +64,14 @@ class FallbackActions:
         self._recorder = recorder
 
     def is_stale(self) -> bool:
-        """Return True if the learner has sent no message for more than `max_age_s` seconds."""
+        """Return True if the policy is stale: the learner has sent no message for more than `max_age_s` seconds."""
         return self.max_age_s is not None and self._context.policy_age_s > self.max_age_s
 
     def for_bad_input(self, traj: RL4SysTrajectory, error: BadInput) -> RL4SysAction:
-        """Return the action for invalid input: this thread's previous action, or an idle action if there is none."""
+        """Return the action for invalid input: this thread's previous action, or the idle action if there is none.
+
+        The idle action is the first allowed discrete action, or the middle of a box.
+        """
         self._context.counters.add(f"bad_input.{type(error).__name__}")
         last = self._context.threads.state.last_act
         # The last valid observation is the best estimate.
@@ -72,7 +79,10 @@ class FallbackActions:
         return self._unstored_action(observation, last if last is not None else idle_action(self._spec))
 
     def for_stale(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
-        """Return the action of the host's fallback function (without one, an idle action), because the policy is stale.
+        """Return the action of the host's fallback function, because the policy is stale.
+
+        A policy is stale if the learner has sent no message for `max_age_s` seconds. Without a fallback function, the action is
+        the first allowed discrete one, or the middle of a box.
 
         Args:
             observation: ``[*obs]`` or a tree of arrays, checked.
@@ -97,7 +107,8 @@ class FallbackActions:
         """Roll back a policy whose action is not finite, and return another action.
 
         The policy version before `bad` becomes the current one and chooses the action. If there is no earlier version, or its
-        action is not finite either, the host's fallback function chooses (without one, an idle action is returned).
+        action is not finite either, the host's fallback function chooses. Without that function, the action is the first
+        allowed discrete one, or the middle of a box.
         """
         context = self._context
         context.counters.add("policies_not_finite")
@@ -120,7 +131,7 @@ class FallbackActions:
         return self._idle_action(observation, mask, leading)
 
     def before_policy(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
-        """Return the action of the host's fallback function, or without one a random action (``fallback: random``)."""
+        """Return an action before the first policy arrives: from the host's fallback function, or without one at random."""
         if self._baseline is not None:
             return self.baseline(observation, mask, leading)
         self._context.counters.add("random_actions")
@@ -128,7 +139,10 @@ class FallbackActions:
         return self._unstored_action(observation, with_leading_axis(act, leading))
 
     def baseline(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
-        """Return the action of the host's fallback function, or an idle action without one. Count it as ``baseline_actions``."""
+        """Return the action of the host's fallback function, and count it as ``baseline_actions``.
+
+        Without that function, return the idle action: the first allowed discrete action, or the middle of a box.
+        """
         self._context.counters.add("baseline_actions")
         return self._idle_action(observation, mask, leading)
 
@@ -148,7 +162,7 @@ def with_leading_axis(act: Any, leading: bool) -> Any:
 
 
 def idle_action(spec: PolicySpec, mask: NDArray[np.bool_] | None = None) -> Any:
-    """Return the idle action: the first allowed discrete action, or the middle of a box.
+    """Return the idle action, the last resort without a usable policy: the first allowed discrete action, or a box's middle.
 
     In a dimension of the box with an infinite bound, it is the value nearest to 0.
     """
@@ -183,12 +197,13 @@ log-probabilities ``[N]``, and the policy version that chose them."""
 
 
 class ActionSelector:
-    """The chooser of actions, for one environment or for a batch.
+    """The object that chooses the actions of an agent, for one environment or for a batch of them.
 
-    It asks the local policy, the learner's inference service or `FallbackActions`, as the configuration says.
+    The configuration decides whether the local policy, the learner's inference service or `FallbackActions` (actions without a
+    usable policy) chooses.
 
     Attributes:
-        episodes: The object that starts the trajectories, and cuts them into segments.
+        episodes: The object that starts the trajectories, and cuts them into segments (runs of steps to send).
     """
 
     def __init__(
@@ -199,12 +214,12 @@ class ActionSelector:
         baseline: Baseline | None,
         before: ActionSelector | None = None,
     ) -> None:
-        """Create a selector.
+        """Create the object, for the policy that `spec` describes.
 
         Args:
-            context: The parts of the agent.
+            context: The parts of the agent, such as its queue, its counters and its I/O thread.
             spec: The description of the policy.
-            rollout: The number of steps of a full segment.
+            rollout: The number of steps of a full segment (the unit in which steps are sent).
             baseline: The host's fallback function, or None.
             before: The selector that chose the actions until now. Its trajectories continue.
         """
@@ -337,9 +352,9 @@ class ActionSelector:
         Args:
             running: The trajectories.
             observations: ``[N, *obs]`` or a tree of such arrays, checked.
-            allowed: ``[N, n]`` or None, checked.
-            each: The single observations.
-            rows: The single masks.
+            allowed: The masks ``[N, n]`` or None, checked.
+            each: The same observations, as a sequence of ``N``.
+            rows: The same masks, as a sequence of ``N``. Each can be None.
         """
         context, fallback, thread = self._context, self._fallback, self._context.threads.state
         policy = self._policy_for(running[0])
@@ -377,7 +392,7 @@ class ActionSelector:
         return [self._fallback.for_unusable(policy, traj, observation, mask) for traj, observation, mask in parts]
 
     def _without_parents(self, trajs: Sequence[RL4SysTrajectory | None]) -> list[RL4SysTrajectory | None]:
-        """Return the trajectories, with None in place of each one that began in the parent of this forked process.
+        """Return the trajectories, with None in place of each that began in the parent process of this forked child.
 
         Raises:
             ActionError: If a trajectory belongs to another agent.
@@ -409,8 +424,8 @@ class ActionSelector:
     def _policy_for(self, traj: RL4SysTrajectory) -> Policy:
         """Return the policy that chooses the trajectory's next action, and record it in the trajectory.
 
-        With ``swap: step`` it is the newest policy. With ``swap: episode`` the trajectory keeps its first policy, until a new
-        learner thread (generation) publishes one.
+        With the option ``swap: step`` it is the newest policy. With ``swap: episode`` the trajectory keeps its first policy,
+        until a new learner thread (the thread that trains the policy) publishes one.
         """
         policy, chosen = self._context.policy, traj.policy
         if self._has_fast_path:
@@ -421,9 +436,9 @@ class ActionSelector:
 
 
 class StartupActionSelector(ActionSelector):
-    """The chooser of actions of an agent that started without its learner, until the first policy arrives.
+    """The object that chooses the actions of an agent that started without its learner, until the first policy arrives.
 
-    The host's fallback function chooses, or chance (``fallback: random``). No step is stored.
+    The host's fallback function chooses. Without one, actions are random (``fallback: random``). No step is stored.
     """
 
     def _choose(self, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool) -> RL4SysAction:

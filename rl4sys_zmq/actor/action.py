@@ -21,9 +21,10 @@ LEAST = -LARGEST
 
 
 class RL4SysAction(EpisodeStep):
-    """One decision of the policy, created by the agent.
+    """One decision of the policy, which `RL4SysAgent.request_for_action` returns to the host.
 
-    `rew`, `data`, `set_done`, `is_done` and `is_reward_set` are for programs that were written for RL4Sys.
+    `rew`, `data`, `set_done`, `is_done` and `is_reward_set` are for programs that were written for RL4Sys, an earlier library
+    with the same calls.
 
     Attributes:
         act: The action for the environment: a numpy integer for Discrete, an array of the space's shape and dtype for Box
@@ -44,12 +45,12 @@ class RL4SysAction(EpisodeStep):
 
     @property
     def generation(self) -> int:
-        """The generation of the policy that chose the action."""
+        """The generation of the policy that chose the action: the number of the learner thread that published it."""
         return self.stamp.generation
 
     @property
     def version(self) -> int:
-        """The version of the policy that chose the action."""
+        """The version of the policy that chose the action: the number of its publication."""
         return self.stamp.version
 
     @property
@@ -63,7 +64,7 @@ class RL4SysAction(EpisodeStep):
 
     @property
     def rew(self) -> float | None:
-        """RL4Sys's name of `reward`. In RL4Sys only `rew` is sent to the learner."""
+        """Another name of `reward`, for programs that were written for RL4Sys, an earlier library with the same calls."""
         return self.known_reward
 
     @rew.setter
@@ -72,27 +73,28 @@ class RL4SysAction(EpisodeStep):
 
     @property
     def data(self) -> dict[str, Any]:
-        """A new dict with the values that the policy recorded for the learner: ``logp_a``, and the policy's extra columns.
+        """A new dict with the values that the policy recorded for the learner.
 
-        RL4Sys's dict also has ``v``, the critic's value. Here only the learner has the critic.
+        They are the log-probability ``logp_a`` and the policy's extra columns (further values of each step). The dict of
+        RL4Sys, an earlier library with the same calls, also has ``v``, the critic's value. Here only the learner has a critic.
         """
         return {"logp_a": self.log_prob}
 
     def set_done(self, done: bool) -> None:
-        """Set `done`."""
+        """Set `done`: True if the episode reached a terminal state with this action."""
         self.done = done
 
     def is_done(self) -> bool:
-        """Return `done`."""
+        """Return `done`: True if the episode reached a terminal state with this action."""
         return self.done
 
     def is_reward_set(self) -> bool:
-        """Return True if the host has set the reward. In RL4Sys every action begins with the reward -1."""
+        """Return True if the host has set the reward."""
         return self.known_reward is not None
 
     @property
     def stored(self) -> bool:
-        """True if the action is recorded as a step of a trajectory. A fallback action is never recorded."""
+        """True if the action is recorded as a step of a trajectory. An action that no policy chose is never recorded."""
         return self.writer is not None
 
     def update_reward(self, reward: object) -> None:
@@ -116,7 +118,10 @@ class RL4SysAction(EpisodeStep):
 def new_action(
     observation: Tree, raw: Any, act: Any, log_prob: float, stamp: PolicyStamp, mask: NDArray[np.bool_] | None
 ) -> RL4SysAction:
-    """Return an action that is not stored and has no reward. `raw` is the action to train on, None if no policy chose it."""
+    """Create the `RL4SysAction` for one decision, without a reward and not yet part of a trajectory.
+
+    `raw` is the action to train on, None if no policy chose the action.
+    """
     action = RL4SysAction()
     action.obs = observation
     action.raw = raw
@@ -137,7 +142,7 @@ def new_actions(
     stamp: PolicyStamp,
     masks: Iterable[NDArray[np.bool_] | None],
 ) -> list[RL4SysAction]:
-    """Return an action for each row of a batch, as `new_action` does for one.
+    """Create an `RL4SysAction` for each row of a batch, as `new_action` does for one.
 
     The function repeats the code of `new_action`, because a call for each row would take a tenth of the time of the request.
     """

@@ -77,10 +77,10 @@ class RL4SysAgent(RL4SysAttributes, Resource):
     Several threads can use one agent, each with its own trajectories.
 
     The constructor waits up to ``connect_timeout_s`` for the learner. It does not wait if a policy from an earlier start is in
-    the policy cache (`AgentConfig.policy_cache`). An agent with ``overflow: drop_oldest`` and both spaces in its configuration
-    can then start without a policy: it acts by its `baseline`, or at random with ``fallback: random``, and records no steps.
-    When the first policy arrives, it acts by that policy from the next request on. Any other agent raises; but it first waits
-    longer while the learner answers that it starts this client, up to 10 minutes.
+    the file `AgentConfig.policy_cache`. If no learner answers, an agent with ``overflow: drop_oldest`` and both spaces in its
+    configuration starts without a policy: it acts by its `baseline`, or at random with ``fallback: random``, and records no
+    steps. When the first policy arrives, it acts by that policy from the next request on. Any other agent raises an error; but
+    it first waits longer, up to 10 minutes, while the learner answers that it starts the training of this policy.
 
     Close the agent, or use it in a `with` statement. At the exit of the interpreter, an agent that is still open sends its
     finished segments for at most `EXIT_FLUSH_S`, and logs how many it could not deliver.
@@ -104,19 +104,19 @@ class RL4SysAgent(RL4SysAttributes, Resource):
         Args:
             conf_path: Path of a JSON or YAML configuration file. Give either this or `config`.
             debug: True sets this package's logger to level DEBUG.
-            *extra: Ignored with a warning, as in RL4Sys's other programs.
+            *extra: Ignored with a warning. RL4Sys, an earlier library with the same calls, has further arguments.
             config: The configuration as an object, in place of a file.
             baseline: Your fallback function, from the observation and the mask to an action. The agent calls the function when
-                it has started without its learner, when the policy is stale (``on_stale: baseline``), and when the policy gives
-                no finite action. None: in the last two cases, the agent uses the middle of the action range, or the first allowed
-                discrete action.
+                it has started without its learner, when the policy is stale because the learner has been silent for too long
+                (``on_stale: baseline``), and when the policy gives no finite action. None: in the last two cases, the agent
+                uses the middle of the action range, or the first allowed discrete action.
             **more: Ignored with the same warning, except for a name that is close to one of the arguments above.
 
         Raises:
             ConfigError: If an argument is misspelt, the configuration is invalid, a plugin cannot be imported, the policy kind is
                 not registered in this process, the keys cannot be used, ``image_codec`` is set for observations that are not
                 images, or ``inference`` is not ``local`` and the policy has extra columns or trees of observations.
-            SpoolError: If the spool cannot be used, or another process uses it.
+            SpoolError: If the spool (queue on disk) cannot be used, or another process uses it.
             LearnerUnavailable: If no learner answers in time, and the agent cannot act without a policy. The message names the
                 step of the handshake that is missing.
             HandshakeRefused: If the learner refuses this actor. The message has the reason.
@@ -184,8 +184,8 @@ class RL4SysAgent(RL4SysAttributes, Resource):
     ) -> tuple[list[RL4SysTrajectory], list[RL4SysAction]]:
         """Choose actions for ``N`` environments with one batched forward pass.
 
-        All ``N`` trajectories are cut into segments at the same time, once every `rollout_length` calls of this thread. So one
-        request to the learner for permission to send (credit) covers all of them.
+        All ``N`` trajectories are cut into segments (runs of steps to send) at the same time, once every `rollout_length` calls
+        of this thread. So one request to the learner for permission to send (credit) covers all of them.
 
         Args:
             trajs: ``N`` trajectories as in `request_for_action`. None starts ``N`` new trajectories.
@@ -204,9 +204,9 @@ class RL4SysAgent(RL4SysAttributes, Resource):
     def add_to_trajectory(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
         """Store an action as the next step of `traj`. Its reward can be set before or after this call.
 
-        With ``overflow: drop_oldest``, an action can be added after the end of its trajectory, from a queue of late rewards. It
-        becomes the step before the one that ended the trajectory, while the last segment waits for rewards. After that it is
-        dropped, counted (``late_actions_dropped`` in `stats`) and logged once.
+        With ``overflow: drop_oldest``, a host that learns rewards late can also add an action after the end of its trajectory.
+        It becomes the step before the one that ended the trajectory, as long as the last steps wait for rewards. After that it
+        is dropped, counted (``late_actions_dropped`` in `stats`) and logged once.
 
         Raises:
             ActionError: If the action or the trajectory belongs to another agent, the action is already stored, or, with
@@ -234,8 +234,8 @@ class RL4SysAgent(RL4SysAttributes, Resource):
     ) -> None:
         """End an episode.
 
-        With ``overflow: drop_oldest``, rewards can be missing. The last segment then leaves when the last reward is set, or is
-        dropped and counted after ``reward_timeout_s``.
+        With ``overflow: drop_oldest``, rewards can be missing. The last segment (run of steps) is then sent when its last
+        reward is set. After ``reward_timeout_s`` it is dropped and counted.
 
         Args:
             traj: The trajectory.
@@ -277,7 +277,7 @@ class RL4SysAgent(RL4SysAttributes, Resource):
 
     @property
     def digest(self) -> int:
-        """The xxh3-64 digest of the current policy's weights."""
+        """The digest (xxh3-64 checksum) of the current policy's weights."""
         return self._context.policy.snapshot.digest
 
     @property
@@ -299,7 +299,7 @@ class RL4SysAgent(RL4SysAttributes, Resource):
         return self.version
 
     def rollback(self) -> int:
-        """Go back to the policy version before the current one. Return the version that this actor uses now.
+        """Go back to the policy version before the current one. Return the version that is now in use.
 
         Call this method when the host finds that the current version is bad. This actor does not use the bad version again. It
         uses the next version that the learner publishes.
@@ -315,7 +315,7 @@ class RL4SysAgent(RL4SysAttributes, Resource):
         return previous.version
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until the learner has acknowledged every finished segment as durable (recorded in its journal).
+        """Wait until the learner has recorded every finished segment (run of steps) in its journal.
 
         Raises:
             LearnerUnavailable: If that takes longer than `timeout_s` seconds. The message has the number of missing segments.
@@ -337,8 +337,8 @@ class RL4SysAgent(RL4SysAttributes, Resource):
         ``episodes`` counts the episodes whose data were complete and were queued for sending, and ``mean_return`` is the mean of
         the last 100 of them. With ``explore: false`` nothing is stored, so no episode is counted.
 
-        The counts of segments add up: ``submitted = dropped_at_source + in_actor + refused + accepted``. The equation holds for
-        each copy that is made while no segment is being queued or sent.
+        The counts of segments (runs of steps, sent as a unit) add up: ``submitted = dropped_at_source + in_actor + refused +
+        accepted``. The equation holds for each copy that is made while no segment is being queued or sent.
         """
         session, io, segment_queue = self._io.session, self._io, self._io.segment_queue
         dropped, spool = segment_queue.dropped, self._io.spool
@@ -383,7 +383,7 @@ class RL4SysAgent(RL4SysAttributes, Resource):
         }
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Send the finished segments, end the session and stop the I/O thread.
+        """Send the finished segments (runs of steps), end the session and stop the I/O thread.
 
         The call takes at most `timeout_s` seconds plus half a second. Segments that the learner has not received by then are
         dropped, and `stats` still counts them as ``in_actor``. With a spool they stay on disk for the next start. A second
@@ -406,7 +406,7 @@ class RL4SysAgent(RL4SysAttributes, Resource):
     # ---- internals
 
     def _flush_or_log(self, timeout_s: float, words: str) -> None:
-        """Wait until the learner has recorded all finished segments. If time runs out, log how many are missing."""
+        """Wait until the learner has recorded all finished segments (runs of steps). On a timeout, log how many are missing."""
         try:
             self.flush(timeout_s)
         except RL4SysError as exc:
@@ -416,7 +416,7 @@ class RL4SysAgent(RL4SysAttributes, Resource):
                 log.warning("%s with %d segments undelivered: %s", words, self._in_actor, exc)
 
     def _leave(self, timeout_s: float) -> None:
-        """Flush at the exit of the interpreter, and stop the I/O thread.
+        """Send the finished segments (runs of steps) at the exit of the interpreter, and stop the I/O thread.
 
         Host threads that still run can request actions meanwhile.
         """
@@ -460,7 +460,7 @@ class RL4SysAgent(RL4SysAttributes, Resource):
             self._begin()
 
     def _begin(self) -> ActionSelector:
-        """Act by the learner's policy from now on."""
+        """Create the object that chooses actions by the learner's policy. Use it from now on, and return it."""
         before, config = self._startup, self.config
         self._spec = cast(PolicySpec, self._io.spec)
         session_parameters = cast(SessionParameters, self._io.session_parameters)
@@ -476,7 +476,7 @@ class RL4SysAgent(RL4SysAttributes, Resource):
         return acting
 
     def _begin_without_policy(self) -> ActionSelector:
-        """Let the agent act by its fallback, the baseline or chance, until the first policy arrives."""
+        """Create the object that chooses actions until the first policy arrives: by the baseline, or at random. Return it."""
         spaces = cast(ObservationSpace, self.config.observation_space), cast(Space, self.config.action_space)
         spec = self._spec = PolicySpec(*spaces, kind="none", tensors=(TensorSpec("none", (0,)),))
         self._context.no_policy = RemotePolicyStub(spec, 0, -1, 0)
@@ -485,9 +485,10 @@ class RL4SysAgent(RL4SysAttributes, Resource):
         return acting
 
     def _selector(self) -> ActionSelector:
-        """Return the selector of actions: without a policy so far, and in a forked child.
+        """Return the object that chooses the actions, and create it if needed.
 
-        A forked child becomes another actor. The parent keeps the spool, the sockets and the running trajectories.
+        Requests for actions call this method in a forked child process, and until the first policy has arrived. A forked child
+        becomes another actor. The parent keeps the spool (queue on disk), the sockets and the running trajectories.
 
         Raises:
             Closed: If the agent was closed.

@@ -1,6 +1,6 @@
 """The sender of segments. It decides when to send them, how many in one message, and how much credit to request.
 
-Credit is the number of steps that the learner permits the actor to send.
+A segment is a run of consecutive steps. Credit is the number of steps that the learner permits the actor to send.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ unused credit (`delivery.credit.IDLE_S`). So an actor that has become idle does 
 
 
 class BatchSender:
-    """The sender of segments: it takes them from the segment queue and passes them to the session, in batches.
+    """The sender of segments (runs of steps): it takes them from the queue, and sends them in batches through the session.
 
     Used in the I/O thread. During long work it calls `yield_to_host`, so that host threads can run.
 
     Attributes:
-        session_parameters: The parameters that the learner sent in its last `Welcome`, None before the first.
-        first_version: The policy version that the learner named when this actor first joined the current generation.
+        session_parameters: The parameters that the learner sent in its last `Welcome`, None before the first. `Welcome` is the
+            learner's answer to the actor's first message.
+        first_version: The newest policy version at the time when this actor first joined the learner thread that now trains.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class BatchSender:
 
     @property
     def next_deadline(self) -> float:
-        """The monotonic time, in seconds, at which the oldest queued segment is due to be sent.
+        """The monotonic time, in seconds, at which the oldest queued segment (run of steps) must be sent.
 
         Infinity if the queue is empty, or if no segment can be sent before the next acknowledgement.
         """
@@ -65,18 +66,19 @@ class BatchSender:
 
     @property
     def assigned_steps(self) -> int:
-        """The number of finished steps that have left the queue since the start: they were sent or dropped."""
+        """The number of steps that the host has finished and that are no longer queued: they were sent or dropped."""
         return self._segment_queue.outbox.put_steps - self._segment_queue.steps
 
     def send_due(self, now: float, held: tuple[int, int] | None, *, urgent: bool) -> Iterator[list[Action]]:
-        """Pass the queued segments to the session, if they are due.
+        """Pass the queued segments (runs of steps) to the session, if it is time to send them.
 
-        They are due if there are enough for a message, if they use up the credit (the steps that may be sent), if the oldest one
-        has been queued for `linger_ms`, or if `urgent` is true.
+        It is time if there are enough for a message, if they use up the credit (the steps that the learner permits), if the
+        oldest one has been queued for `linger_ms`, or if `urgent` is true.
 
         Args:
             now: The monotonic time, in seconds.
-            held: The (generation, version) of the policy, None without a policy.
+            held: The (generation, version) of the policy: the numbers of its learner thread and of its publication. None
+                without a policy.
             urgent: True if a host thread waits for credit or for an acknowledgement.
 
         Yields:
@@ -111,10 +113,10 @@ class BatchSender:
             self._oldest_since = None
 
     def wanted_steps(self, now: float, asked_steps: int) -> int:
-        """Return the credit to request from the learner: a limit on the steps sent in all.
+        """Return the credit to request from the learner: the total number of steps that the actor wants to be allowed to send.
 
-        The limit is the number of steps sent so far, plus the steps that will be needed next: those in the queue, those that host
-        threads ask for, or as many as the last message had.
+        It is the number of steps sent so far, plus the largest of three needs: the steps in the queue, the steps that host
+        threads ask for, and, shortly after a message, as many steps as that message had.
 
         Args:
             now: The monotonic time, in seconds.
@@ -157,13 +159,13 @@ class BatchSender:
         return session.sent_steps + steps < session.credit_steps and session.has_room(items)
 
     def _drop_stale(self, generation: int, version: int) -> None:
-        """Drop segments whose policy version is too old, if there is no spool and the learner drops old segments too.
+        """Drop segments (runs of steps) that an old policy version collected, because sending them is of no use.
 
-        A version is too old if the learner would not train on it. It is also too old if the queue has enough segments of newer
-        versions for all the credit. A host that collects faster than the learner trains then sends its newest segments. In the
-        order of the queue it would send the oldest that the learner accepts, for ever.
+        A version is too old if the learner would not train on it, or if newer segments in the queue use up the credit (the
+        steps that may be sent). So a host that collects faster than the learner trains sends its newest segments.
 
-        `generation` and `version` are those of the current policy.
+        Nothing is dropped if the segments are also on disk (spool), or if the learner does not drop old segments itself.
+        `generation` (number of a learner thread) and `version` are those of the current policy.
         """
         segment_queue, session_parameters = self._segment_queue, self.session_parameters
         if (

@@ -1,4 +1,4 @@
-"""The parts that an agent consists of in one process, the state of each host thread, and the waits for the I/O thread."""
+"""The parts of an agent in one process, the state of each thread that uses it, and the waits for its I/O thread."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class ThreadState:
-    """The state of one host thread of one agent.
+    """The state that an agent keeps for one host thread, a thread of the program that embeds it.
 
     Attributes:
         sampler: The thread's source of random numbers.
@@ -46,7 +46,8 @@ class ThreadState:
         act: The method `act` of `policy`, bound to this thread's random numbers and buffers.
         stamp: The policy version as the thread's actions record it. The actions share this object.
         last_act: The thread's last action for the environment, None before the first. It is used again after invalid input.
-        calls_until_cut: The number of batched requests before all trajectories of the batch are cut into segments together.
+        calls_until_cut: The number of batched requests until all trajectories of the batch are cut into segments (runs of steps
+            to send) together.
         batch_width: The number of environments in the last batched request.
     """
 
@@ -64,7 +65,7 @@ class ThreadState:
         self.batch_width = 0
 
     def take(self, policy: Policy) -> None:
-        """Use `policy` for the next actions of this thread."""
+        """Make `policy` the policy for the next actions of this thread."""
         if policy is not self.policy:
             self.act = bind(policy, self.sampler, self._explore)
             self.stamp = PolicyStamp(policy.generation, policy.version, self._owner)
@@ -72,7 +73,7 @@ class ThreadState:
 
 
 class CurrentThreadState(threading.local):
-    """A thread-local object whose `state` is the `ThreadState` of the current host thread.
+    """A thread-local object whose `state` is the `ThreadState` of the current thread of the host program.
 
     The thread's random numbers depend on the agent's seed and on the number of threads that used the agent before.
     """
@@ -82,15 +83,15 @@ class CurrentThreadState(threading.local):
 
 
 class AgentComponents:
-    """The parts of an agent in one process. A forked child creates a new context.
+    """The parts that make up an agent in one process. The agent in a forked child process creates new ones.
 
     Attributes:
         config: The agent's configuration. In a forked child, without the parent's actor name, spool and policy cache.
         actor_id: The name by which the learner identifies the actor.
         owner: An object that identifies the agent. The agent in a forked child has the same object as in the parent.
         counters: The counters of the host threads.
-        outbox: The queue of finished segments, from host threads to the I/O thread.
-        io: The I/O thread, which owns the sockets, the spool and the policy cache.
+        outbox: The queue of finished segments (runs of steps), from host threads to the I/O thread.
+        io: The I/O thread, which owns the sockets, the spool (queue on disk) and the policy cache (the policy in a file).
         threads: The state of each host thread.
         pending: The closed segments that wait for late rewards before they go into the outbox.
         remote: Calls the learner's inference service. None with ``inference: local``.
@@ -140,13 +141,16 @@ class AgentComponents:
 
     @property
     def longest_segment(self) -> int:
-        """The longest segment that the learner accepts, in steps."""
+        """The length of the longest segment (run of steps, sent as a unit) that the learner accepts, in steps."""
         parameters = self.io.session_parameters
         return parameters.max_segment_steps if parameters is not None else 1
 
     @property
     def policy(self) -> Policy:
-        """The current policy, or `no_policy`. Use this property only after the agent's constructor has returned."""
+        """The current policy; before the first one arrives, `no_policy`, which cannot act.
+
+        Use this property only after the agent's constructor has returned.
+        """
         placeholder = self.no_policy
         if placeholder is not None and not self.has_policy:
             return placeholder
@@ -156,26 +160,26 @@ class AgentComponents:
 
     @property
     def has_policy(self) -> bool:
-        """True if a policy and the session parameters have arrived, from the learner or from the policy cache."""
+        """True if a policy and the session parameters have arrived, from the learner or from the file of an earlier start."""
         return self.io.policy is not None and self.io.session_parameters is not None
 
     @property
     def policy_age_s(self) -> float:
         """The time since the learner's last message, in seconds.
 
-        Before the first message: the age of the cached policy; infinite without one.
+        Before the first message: the age of the policy that an earlier start saved in a file; infinite without one.
         """
         return max(0.0, time.monotonic() - self.io.current_at)
 
     def join(self, timeout_s: float, *, patient: bool) -> None:
         """Wait for at most `timeout_s` seconds until the learner has answered and a policy is available.
 
-        If the policy cache has a policy, this method does not wait for the learner. If the learner does not answer, the
-        error says why, as far as plain sockets can tell.
+        If the policy cache (the last policy, in a file) has a policy, this method does not wait for the learner. If the learner
+        does not answer, the error says why, as far as a test of the connection can tell.
 
         Args:
             timeout_s: Longest time to wait, in seconds. 0 does not wait.
-            patient: True to wait longer while the learner answers that it starts the client, for at most `CLIENT_START_S`.
+            patient: True to wait longer, for at most `CLIENT_START_S`, while the learner answers that it starts the training.
 
         Raises:
             LearnerUnavailable, HandshakeRefused, ClientFailed, SpoolError: As for the constructor of `RL4SysAgent`.
@@ -195,7 +199,7 @@ class AgentComponents:
                 until = later
 
     def _explained(self, error: LearnerUnavailable, timeout_s: float) -> LearnerUnavailable:
-        """Return an error for a wait of `timeout_s` seconds. If the learner has not answered, it has the reason and a remedy."""
+        """Return `error` for a wait of `timeout_s` seconds. If the learner never answered, add a reason and a remedy."""
         hint = ""
         answered = self.io.session.state is SessionState.JOINED or self.io.starting_at > float("-inf")
         if timeout_s and not answered and (reason := explain_silence(error.address, has_keys=self.config.keys is not None)):
@@ -203,7 +207,7 @@ class AgentComponents:
         return LearnerUnavailable(error.address, error.stage, round(timeout_s, 3), hint)
 
     def admit(self, steps: int) -> None:
-        """Wait until a new segment of `steps` steps can start. Only with ``overflow: wait``.
+        """Wait until a new segment (run of steps, sent as a unit) of `steps` steps can start. Only with ``overflow: wait``.
 
         The learner must have granted credit (a number of steps that the actor may send), and the policy must have at least the
         version that the learner requires. With another ``overflow``, or with ``explore: false``, return at once.
@@ -225,7 +229,10 @@ class AgentComponents:
             io.waiting -= 1
 
     def _granted(self, steps: int) -> bool:
-        """Return True if a new segment can start now. Also request credit for the next two segments of `steps` steps."""
+        """Return True if a new segment (run of steps) can start now. Also request the learner's permission for more steps.
+
+        The request covers the next two segments of `steps` steps.
+        """
         io, finished = self.io, self.outbox.put_steps
         wanted = finished + 2 * steps
         if wanted > io.want_steps:
@@ -244,8 +251,8 @@ class AgentComponents:
         Args:
             ready: Returns True once the wait can end. Called in this thread.
             timeout_s: Longest time to wait, in seconds.
-            stage: The missing event, for the error message, or a function that returns this text. None: the event that the I/O
-                thread waits for.
+            stage: The missing event, for the error message, or a function that returns this text. None names the event that the
+                I/O thread waits for.
 
         Raises:
             LearnerUnavailable: If `ready` does not return True in time.

@@ -1,4 +1,4 @@
-"""`FrozenAgent`: acts with a policy from a folder, without a learner, and has the calls of `RL4SysAgent`."""
+"""`FrozenAgent`: acts with an exported policy, without a learner, and has the methods of the learning `RL4SysAgent`."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class FrozenAgent(Resource):
         seed: int | None = None,
         baseline: Baseline | None = None,
     ) -> None:
-        """Read and verify the policy.
+        """Read the exported policy from its folder, and verify its checksums.
 
         Args:
             policy: The folder from ``rl4sys-learner export``, or the folder of a learner's checkpoint.
@@ -232,12 +232,12 @@ class FrozenAgent(Resource):
 
     @property
     def generation(self) -> int:
-        """The generation of the policy: the number of the learner thread that published it."""
+        """The generation of the policy: the number of the training thread (learner thread) that published it."""
         return self._policy.generation
 
     @property
     def digest(self) -> int:
-        """The xxh3-64 digest of the weights."""
+        """The digest (xxh3-64 checksum) of the weights."""
         return self._policy.snapshot.digest
 
     @property
@@ -247,7 +247,7 @@ class FrozenAgent(Resource):
 
     @property
     def policy(self) -> Policy:
-        """The policy itself."""
+        """The `Policy` object that chooses the actions."""
         return self._policy
 
     def flush(self, timeout_s: float) -> None:
@@ -275,7 +275,10 @@ class FrozenAgent(Resource):
         return FrozenTrajectory(self, self._ids.getrandbits(64))
 
     def _fallback(self, observation: Tree, mask: NDArray[np.bool_] | None) -> RL4SysAction:
-        """Return the action of the host's fallback function, or an idle action without one."""
+        """Return the action of the host's fallback function, because the policy gave no finite action.
+
+        Without that function, return the first allowed discrete action, or the middle of a box.
+        """
         self._counters.add("policies_not_finite")
         act = self._baseline(observation, mask) if self._baseline is not None else idle_action(self._spec, mask)
         return new_action(observation, None, act, 0.0, self._stamp, mask)

@@ -1,4 +1,4 @@
-"""Checks and copies of the observations and masks that a host passes in."""
+"""Checks and copies of the observations and action masks that the host program passes to an agent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL = 64
 
 
 class InputValidator:
-    """The checks of the observations and masks of one observation space and one action space.
+    """A checker of the observations and action masks that a host passes in, for one observation space and one action space.
 
     The methods return copies, so that the host can change its own arrays afterwards.
 
@@ -44,15 +44,15 @@ class InputValidator:
         self._actions = action_space.n if isinstance(action_space, DiscreteSpace) else None
 
     def count(self, given: object) -> int:
-        """Return the number of observations in a batch. The batch is not checked."""
+        """Return the number of observations in a batch that the host passed in. The batch is not checked."""
         return len(given)  # type: ignore[arg-type]
 
     def rows(self, observations: Tree) -> Sequence[Any]:
-        """Return the single observations of a checked batch, as a sequence."""
+        """Split a checked batch into its observations, and return them as a sequence."""
         return observations  # type: ignore[no-any-return]
 
     def zero(self) -> Tree:
-        """Return an observation of zeros."""
+        """Return an observation of zeros, to stand in for an invalid observation at the start of an episode."""
         return np.zeros(self._shape, dtype=self._dtype)
 
     def observation(self, given: object) -> tuple[Tree, bool]:
@@ -147,7 +147,7 @@ class InputValidator:
 
 
 class TreeInputValidator(InputValidator):
-    """The checks of observations of Dict and Tuple spaces (trees of arrays). Each array is checked as in `InputValidator`."""
+    """A checker of the observations of Dict and Tuple spaces (trees of arrays). It checks each array like `InputValidator`."""
 
     def __init__(self, observation_space: ObservationSpace, action_space: Space) -> None:
         self._leaves = leaves_of(observation_space)
@@ -160,11 +160,11 @@ class TreeInputValidator(InputValidator):
         return len(self._leaves.flatten(given)[0])
 
     def rows(self, observations: Tree) -> Sequence[Any]:
-        """Return the single observations of a checked batch, as a sequence of trees."""
+        """Split a checked batch into its observations, and return them as a sequence of trees."""
         return self._leaves.rows(observations)
 
     def zero(self) -> Tree:
-        """Return an observation of zeros."""
+        """Return an observation of zeros, to stand in for an invalid observation at the start of an episode."""
         return self._leaves.unflatten(reader.zero() for reader in self._readers)
 
     def observation(self, given: object) -> tuple[Tree, bool]:
@@ -199,7 +199,7 @@ class TreeInputValidator(InputValidator):
 
 
 def inputs_for(observation_space: ObservationSpace, action_space: Space) -> InputValidator:
-    """Return an `InputValidator` object for these spaces: a `TreeInputValidator` if observations are dicts or tuples."""
+    """Return the checker of a host's input for these spaces: a `TreeInputValidator` if observations are dicts or tuples."""
     if isinstance(observation_space, DictSpace | TupleSpace):
         return TreeInputValidator(observation_space, action_space)
     return InputValidator(observation_space, action_space)

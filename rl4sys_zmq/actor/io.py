@@ -1,8 +1,8 @@
-"""The actor's I/O thread. It alone uses the DEALER and SUB sockets, the spool and the policy cache.
+"""The actor's I/O thread. It alone uses the network sockets, the spool (queue on disk) and the policy cache (policy in a file).
 
-Host threads put finished segments into a queue, the outbox, and wake this thread. They read its attributes `policy` and
-`credit_gate`. Both are immutable objects that this thread replaces as a whole, so reading them needs no lock. After an exception
-the thread counts the error and creates new sockets. The host gets no exception.
+Host threads put finished segments (runs of steps) into a queue, the outbox, and wake this thread. They read its attributes
+`policy` and `credit_gate`. Both are immutable objects that this thread replaces as a whole, so reading them needs no lock.
+After an exception the thread counts the error and creates new sockets. The host gets no exception.
 """
 
 from __future__ import annotations
@@ -72,20 +72,21 @@ class ActorIOThread(Worker):
     """The thread that does the network and disk I/O of one actor.
 
     Attributes:
-        credit_gate: The conditions under which a host thread can start a segment, or the error that prevents it.
+        credit_gate: The conditions under which a host thread can start a segment (run of steps), or the error that prevents it.
         changed: A condition variable that is notified after each change of `policy` or `credit_gate`.
         counters: The counters of this thread.
-        opened: An event that is set once the spool and the policy cache have been opened. `open_error` is then the error, or
-            None.
-        current_at: The monotonic time of the learner's last message in a session, in seconds. For a cached policy, until then,
-            the time at which the policy was saved.
-        starting_at: The monotonic time at which the learner last answered that it starts the client, in seconds.
+        opened: An event that is set once the spool (queue on disk) and the policy cache (policy in a file) have been opened.
+            `open_error` is then the error, or None.
+        current_at: The monotonic time of the learner's last message in a session, in seconds. Before the first message: the
+            time at which the cached policy was saved.
+        starting_at: The monotonic time at which the learner last answered that it starts the training, in seconds.
     """
 
     def __init__(self, config: AgentConfig, hello: Hello, outbox: Outbox, keys: UserKeys | None = None) -> None:
         """Create the thread without starting it.
 
-        If the actor has a spool, the actor's name and the incarnation that are stored in the spool replace those in `hello`.
+        `hello` is the first message to the learner. If the actor has a spool (queue on disk), the thread later replaces the
+        actor's name and incarnation (number of this start) in `hello` by those of the spool.
         """
         super().__init__(f"rl4sys-actor-{hello.actor_id[:8]}")
         self.opened = threading.Event()
@@ -127,11 +128,11 @@ class ActorIOThread(Worker):
     # ---- for host threads
 
     def wake(self) -> None:
-        """Wake the thread now, so that it reads the outbox and the credit that host threads request."""
+        """Wake the thread now, so that it sends finished steps and requests credit (permission to send more steps)."""
         self._wakeup.set()
 
     def wake_up(self) -> None:
-        """Wake the thread, unless it is in a short sleep. It reads the outbox after that anyway, within `REST_S` seconds."""
+        """Wake the thread, unless it is in a short sleep: after that, within `REST_S` seconds, it reads the queue anyway."""
         if not self._io_scheduler.resting:
             self._wakeup.set()
 
@@ -146,7 +147,7 @@ class ActorIOThread(Worker):
 
     @property
     def session_parameters(self) -> SessionParameters | None:
-        """The session parameters of the learner's last `Welcome`; before the first, those of the policy cache, or None."""
+        """The session parameters that the learner last sent; before that, those saved by an earlier start, or None."""
         return self._batch_sender.session_parameters
 
     @property
@@ -166,31 +167,31 @@ class ActorIOThread(Worker):
 
     @property
     def session(self) -> ActorSession:
-        """The session with the learner. Host threads only read its state and counts."""
+        """The session (connection with handshake) with the learner. Host threads only read its state and counts."""
         return self._session
 
     @property
     def segment_queue(self) -> SegmentQueue:
-        """The queue of finished segments that have not been sent. Host threads only read its counts."""
+        """The queue of finished segments (runs of steps) that have not been sent. Host threads only read its counts."""
         return self._segment_queue
 
     @property
     def spool(self) -> Spool | None:
-        """The segments on disk, None without a spool. Host threads only read its counts."""
+        """The queue of segments (runs of steps) on disk, None if the actor has none. Host threads only read its counts."""
         return self._segment_queue.spool
 
     @property
     def waiting_segments(self) -> int:
-        """The number of finished segments that have not been sent."""
+        """The number of finished segments (runs of steps) that have not been sent."""
         return self._segment_queue.items + self._segment_queue.in_hand
 
     @property
     def idle(self) -> bool:
-        """True if all finished segments have been sent, and the learner has recorded all of them."""
+        """True if all finished segments (runs of steps) have been sent, and the learner has recorded all of them."""
         return not self.waiting_segments and not self._session.in_flight
 
     def inherit(self, other: ActorIOThread) -> None:
-        """Start with the policy of `other`, the I/O thread of the parent process. Call this method before `start`."""
+        """Use the policy of `other`, the I/O thread of a forked child's parent. Call this method before `start`."""
         self._batch_sender.session_parameters, self.current_at = other.session_parameters, other.current_at
         self._weight_subscriber.inherit(other._weight_subscriber)
 
@@ -231,7 +232,7 @@ class ActorIOThread(Worker):
             self._segment_queue.close()
 
     def _open(self) -> None:
-        """Open the spool and the policy cache.
+        """Open the spool (queue on disk) and load the policy that an earlier start saved, if the configuration has them.
 
         Raises:
             SpoolError: If the spool cannot be used.
@@ -331,10 +332,10 @@ class ActorIOThread(Worker):
         return bool(self.waiting or self.flushing)
 
     def _rest(self) -> Collection[object]:
-        """Sleep for at most `REST_S` seconds while segments and acknowledgements accumulate. Return the sockets that are ready.
+        """Sleep for at most `REST_S` seconds, to handle many segments and acknowledgements at once. Return the ready sockets.
 
-        New weights, and a host thread that begins to wait, end the sleep early. A new segment does not: the thread reads
-        the queue of finished segments after the sleep.
+        New weights, and a host thread that begins to wait, end the sleep early. A new segment (run of steps) does not: the
+        thread reads the queue of finished segments after the sleep.
         """
         self._listen(False)
         self._io_scheduler.resting = True
@@ -344,7 +345,7 @@ class ActorIOThread(Worker):
             self._io_scheduler.resting = False
 
     def _wait(self) -> tuple[Collection[object], bool]:
-        """Wait for work. Return the sources that are ready, and True if the DEALER socket was polled too."""
+        """Wait for work. Return the sockets that are ready, and True if the wait included the socket of the session."""
         listens = self._must_listen()
         self._listen(listens)
         deadlines = self._session.next_deadline(), self._weight_subscriber.next_deadline, self._segment_queue.next_deadline()
@@ -354,8 +355,8 @@ class ActorIOThread(Worker):
     def _must_listen(self) -> bool:
         """Return True if the learner's next message must be read at once.
 
-        Return False if it can be only an acknowledgement that no thread waits for. Acknowledgements are then read later, several
-        at once.
+        Return False if that message can only be an acknowledgement for which no thread waits. The thread then reads several
+        acknowledgements at once later, which saves work.
         """
         session = self._session
         return (
@@ -375,10 +376,10 @@ class ActorIOThread(Worker):
             self._listens = listens
 
     def _reconcile(self) -> None:
-        """Find out which segments of the spool the learner has received, after the first Welcome of this start.
+        """Find out which segments of the spool (queue on disk) the learner has received, after its first answer to this start.
 
-        The spool discards the segments that the learner's journal has recorded. The session keeps the segments that the learner
-        has received but not recorded so far. If the disk fails, the next call repeats the work.
+        The spool discards the segments (runs of steps) that the learner has recorded. The session keeps the segments that the
+        learner has received but not recorded so far. If the disk fails, the next call repeats the work.
         """
         segment_queue, session = self._segment_queue, self._session
         if segment_queue.spool is None or segment_queue.spool.reconciled or session.state is not SessionState.JOINED:
@@ -415,7 +416,7 @@ class ActorIOThread(Worker):
                 self.current_at = time.monotonic()
 
     def _read_events(self) -> None:
-        """Record the reason for a failed connection, so that a wrong key is not reported as an absent learner."""
+        """Record the reasons for failed connections, so that error messages can tell a wrong key from an absent learner."""
         for event in self._dealer.events():
             if not event.is_failure:
                 continue

@@ -24,11 +24,14 @@ If segments are rarer, the thread handles each of them at once.
 
 
 class IOThrottle:
-    """The timing of one I/O thread. Only that thread uses it, except for `resting`, which host threads read.
+    """The timing of one I/O thread, which leaves the interpreter (GIL) to the host's threads as much as possible.
+
+    Only the I/O thread uses the object, except for `resting`, which host threads read.
 
     Attributes:
-        resting: True while the thread sleeps because it is busy. A host thread with a new segment need not wake it then.
-        busy: True if segments arrive in quick succession, so that the thread can sleep before its next turn.
+        resting: True while the thread sleeps to handle several segments at once. A host thread that queues a segment (run of
+            steps to send) need not wake it then.
+        busy: True if segments arrive in quick succession, so that the thread sleeps before its next turn.
     """
 
     def __init__(self) -> None:
@@ -42,7 +45,7 @@ class IOThrottle:
 
         Args:
             now: The monotonic time, in seconds.
-            segments: True if host threads have added a segment since the last turn.
+            segments: True if host threads have queued a segment (run of steps) since the last turn.
         """
         self._paused_at = now
         self.busy = segments and now - self._segments_at < BUSY_S

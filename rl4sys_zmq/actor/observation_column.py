@@ -1,4 +1,7 @@
-"""The storage for the observations of a growing segment: an array, or several for Dict and Tuple spaces."""
+"""The storage for the observations of a segment (run of steps) that still grows.
+
+It is one array, or several for Dict and Tuple spaces.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ __all__ = ["TreeColumn", "new_column"]
 
 
 class TreeColumn:
-    """The observations of a Dict or Tuple space: one array ``[rows, *leaf]`` for each leaf, used like a single array.
+    """A list of observations of a Dict or Tuple space: one array ``[rows, *leaf]`` for each leaf, used like a single array.
 
     Reading an index or a slice returns a tree of views of these rows. Assigning to an index writes one observation.
     """

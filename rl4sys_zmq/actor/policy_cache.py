@@ -58,9 +58,10 @@ CLOCK_SLACK_S = 60.0
 
 
 class ActorPolicyCache:
-    """The policy cache of one actor: a file with the policy and the session parameters. Used in the I/O thread.
+    """The policy cache of one actor: a file with its newest policy, so that it can start without a learner.
 
-    A cached policy that cannot be used is counted as ``policy_cache.refused``.
+    The file also has the session parameters (what the learner sent in the handshake). The I/O thread uses the object. A cached
+    policy that cannot be used is counted as ``policy_cache.refused``.
     """
 
     def __init__(self, config: AgentConfig, path: Path, weight_subscriber: WeightSubscriber, counters: Counters) -> None:
@@ -132,17 +133,17 @@ _KEYS = {
 
 
 class _InvalidCacheFile(Exception):
-    """The error for a file that cannot be used. Its message is the reason."""
+    """The error for a policy cache file that cannot be used. Its message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedPolicy:
-    """The contents of a policy cache.
+    """The contents of a policy cache, the file with an actor's newest policy.
 
     Attributes:
         spec: The description of the policy.
         snapshot: The weights, verified by their digest.
-        extras: Further values of the caller, as given to `PolicyCacheFile.save`.
+        extras: Further values that the caller gave to `PolicyCacheFile.save`.
         saved_unix_s: The Unix time of the save, in seconds.
     """
 
@@ -305,14 +306,16 @@ def _checksum(*parts: bytes | memoryview) -> int:
 
 
 def _check_lengths(fixed: bytes, size: int) -> tuple[int, int, int, int]:
-    """Return the lengths of the header, of the float32 weights, of the other tensors and of the blob, in bytes.
+    """Check the fixed fields of a cache file. Return the lengths of its header, float32 weights, other tensors and blob.
+
+    The lengths are in bytes. The blob is `PolicySpec.blob`.
 
     Args:
         fixed: The first 40 bytes of the file.
         size: The size of the file, in bytes.
 
     Raises:
-        _Unusable: If the lengths do not add up to `size`, or the file has another format.
+        _InvalidCacheFile: If the lengths do not add up to `size`, or the file has another format.
     """
     if len(fixed) != _FIXED:
         raise _InvalidCacheFile("it is cut off in its fixed fields")

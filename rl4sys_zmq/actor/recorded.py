@@ -1,4 +1,4 @@
-"""Actions and segments of policies that record further values with each step (`rl4sys_zmq.policies.ExtraColumnPolicy`).
+"""Actions and segments (runs of steps) of policies that record further values with each step (`ExtraColumnPolicy`).
 
 The values are called extra columns. Such a policy can also carry a state from step to step, for example a recurrent state.
 """
@@ -43,14 +43,14 @@ class ColumnAction(RL4SysAction):
 
     @property
     def data(self) -> dict[str, Any]:
-        """A new dict with ``logp_a`` and the extra columns, as `RL4SysAction.data` describes."""
+        """A new dict with the log-probability ``logp_a`` and the extra columns (values that the policy recorded)."""
         return {**super().data, **self.columns}
 
 
 class ColumnActionSelector:
-    """The chooser of actions for policies with extra columns. It calls the policy, and checks the columns that it returns.
+    """The object that chooses actions by a policy with extra columns (further values that it records with each step).
 
-    One object serves all versions of the policy of one spec. Extra columns are further values, recorded with each step.
+    It calls the policy, and checks the columns that the policy returns. One object serves all versions of the policy.
     """
 
     def __init__(self, spec: PolicySpec, explore: bool) -> None:
@@ -113,7 +113,7 @@ class ColumnActionSelector:
         ]
 
     def _checked(self, columns: Mapping[str, Any], rows: tuple[int, ...]) -> dict[str, NDArray[Any]]:
-        """Check the extra columns that a policy returned, and convert them to arrays.
+        """Check the extra columns (further values of each step) that a policy returned, and convert them to arrays.
 
         Args:
             columns: The values by name.
@@ -159,13 +159,13 @@ def _action(
 
 
 class ColumnSegmentWriter(SegmentWriter):
-    """A `SegmentWriter` that also stores the extra columns of the policy (further values of each step).
+    """The columns of an unfinished segment (run of steps) of a policy that records further values (extra columns).
 
     `stamp` stays None. So `RL4SysAgent.add_to_trajectory` never uses its fast path, but calls `TrajectoryManager.add`, which
     records the state of the policy in the trajectory.
 
     Attributes:
-        state: The state of the policy after the last row.
+        state: The state of the policy (such as a recurrent state) after the last step.
     """
 
     __slots__ = ("_extras", "_initial", "_specs", "state")
@@ -197,18 +197,21 @@ class ColumnSegmentWriter(SegmentWriter):
         self.state = step.state
 
     def continues(self, step: EpisodeStep) -> bool:
-        """Return True if the policy chose this step from the state that it had after the last row."""
+        """Return True if `step` follows the last row: the policy chose it from the state that it had after that row.
+
+        Otherwise the step belongs into a new segment.
+        """
         return isinstance(step, ColumnAction) and step.before is self.state
 
     def read(self, row: int, step: EpisodeStep, owner: object) -> None:
-        """Fill a new `ColumnAction` with copies of a row, except for the states of the policy, which are not recorded."""
+        """Fill `step`, a new `ColumnAction`, with copies of a row. The policy's states become None, as rows have no states."""
         assert isinstance(step, ColumnAction)
         super().read(row, step, owner)
         step.columns = {name: np.array(column[row]) for name, column in self._extras.items()}
         step.before = step.state = None
 
     def build(self, episode_id: int, episode_return: float | None) -> Segment:
-        """Return the finished segment, as `SegmentWriter.build` does, with the extra columns."""
+        """Return the finished segment (run of steps) with the extra columns. `SegmentWriter.build` describes the arguments."""
         extras = {name: column[: self.steps] for name, column in self._extras.items()}
         return replace(super().build(episode_id, episode_return), extras=extras, initial=self._initial)
 
@@ -218,12 +221,12 @@ class ColumnSegmentWriter(SegmentWriter):
 
 
 def recorded_actions(writer: SegmentWriter, owner: object, known: Iterable[RL4SysAction | None]) -> list[RL4SysAction]:
-    """Return the steps of a segment as actions, oldest first.
+    """Return the recorded steps of a segment (run of steps) as action objects, oldest first.
 
     Args:
         writer: The segment.
         owner: The object that identifies the agent, as in `PolicyStamp`.
-        known: Actions that still exist. The rows that they were written to are returned as these objects, the others as copies.
+        known: Actions that still exist as objects. The result has these objects for their steps, and copies for the others.
     """
     by_row = {action.row: action for action in known if action is not None and action.writer is writer}
     return [by_row.get(row) or _recorded_action(writer, row, owner) for row in range(writer.steps)]

@@ -48,9 +48,9 @@ log-probabilities ``[N]``, and the (generation, version) of the policy that chos
 class RemotePolicyStub:
     """A placeholder for the policy of an actor without weights.
 
-    An actor with ``inference: remote`` gets all its actions from the learner; the placeholder then has the generation and the
-    version of the learner's policy. Another actor has a placeholder of version -1 until its first policy arrives. The methods
-    `act` and `act_batch` raise LearnerUnavailable.
+    An actor with ``inference: remote`` gets all its actions from the learner. The placeholder then has the version of the
+    learner's policy. Another actor that started without its learner has a placeholder of version -1 until its first policy
+    arrives. The methods `act` and `act_batch` raise LearnerUnavailable.
     """
 
     def __init__(self, spec: PolicySpec, generation: int, version: int, digest: int) -> None:
@@ -91,7 +91,7 @@ class InferenceCaller(Resource):
         called again.
 
         Args:
-            new_address: The address of the service in the learner's last `Welcome`; empty if the learner has no such service.
+            new_address: The address of the service, which the learner sent in the handshake; empty if there is no such service.
             observations: ``[N, *obs]``, checked.
             masks: ``[N, n]`` or None, checked.
 

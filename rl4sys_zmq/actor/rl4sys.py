@@ -1,4 +1,4 @@
-"""The attributes of an agent that programs written for RL4Sys read."""
+"""The attributes of an agent that programs written for RL4Sys (an earlier library with the same calls) read."""
 
 from __future__ import annotations
 
@@ -19,17 +19,22 @@ else:
 
 
 class KeywordLogger(_Adapter):
-    """A logger whose methods accept keywords, as RL4Sys's ``StructuredLogger`` does, and append them to the message."""
+    """A logger whose methods accept keywords, such as ``info("sent", steps=3)``, and append them to the message.
+
+    Programs that were written for RL4Sys (an earlier library with the same calls) log in this way.
+    """
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """Return the message with the keywords that `logging` does not know, and the others."""
+        """Append the keywords that `logging` does not know to the message. Return it and the other keywords."""
         known = {key: kwargs.pop(key) for key in ("exc_info", "stack_info", "stacklevel", "extra") if key in kwargs}
         pairs = ", ".join(f"{key}={value}" for key, value in kwargs.items())
         return (f"{msg} ({pairs})" if pairs else msg), known
 
 
 class RL4SysAttributes:
-    """The attributes of RL4Sys's agent. They are read from the configuration and the policy at each access.
+    """The attributes that programs written for RL4Sys (an earlier library with the same calls) read from an agent.
+
+    Each access reads the configuration and the policy.
 
     Attributes:
         config: The agent's configuration.
@@ -53,7 +58,7 @@ class RL4SysAttributes:
 
     @property
     def client_id(self) -> str:
-        """The name of the client."""
+        """The name of the client (the policy that the agent uses, with its training)."""
         return self.config.client_id
 
     @property
@@ -63,9 +68,10 @@ class RL4SysAttributes:
 
     @property
     def algorithm_parameters(self) -> dict[str, object]:
-        """The algorithm's parameters in the configuration, as a new dict, with `input_size` and `act_dim` of the policy.
+        """The algorithm's parameters in the configuration, as a new dict, with the policy's `input_size` and `act_dim`.
 
-        Parameters that the learner's configuration sets are not among them.
+        There is no `input_size` if observations are dicts or tuples. Parameters that the learner's configuration sets are not
+        in the dict.
         """
         observations, actions = self.spec.observation_space, self.spec.action_space
         sizes: dict[str, object] = {"act_dim": actions.size if isinstance(actions, BoxSpace) else actions.n}
@@ -75,19 +81,19 @@ class RL4SysAttributes:
 
     @property
     def algorithm_type(self) -> str | None:
-        """The configured `AgentConfig.type`. None if the configuration expects no type."""
+        """The expected type of algorithm in the configuration: ``onpolicy`` or ``offpolicy``. None if it expects no type."""
         return self.config.type
 
     @property
     def server_address(self) -> str:
-        """The learner's address as in the configuration. `AgentConfig.address` is the URI."""
+        """The learner's address as in the configuration. `AgentConfig.address` is the same address as a URI."""
         return self.config.train_server_address
 
     @property
     def local_version(self) -> int:
         """Another name of `RL4SysAgent.version`.
 
-        RL4Sys's versions count the updates, and its actions have the version at the start of their trajectory. Here a version is
-        a publication (`publish_every_updates`), and each action has the version that chose it.
+        In RL4Sys, an earlier library with the same calls, versions count the updates, and all actions of a trajectory have one
+        version. Here a version is a publication (`publish_every_updates`), and each action has the version that chose it.
         """
         return self.version

@@ -1,4 +1,4 @@
-"""The queues of finished segments (runs of steps), from host threads to the session that sends them.
+"""The queues of finished segments (runs of steps), from the threads of the host program to the thread that sends them.
 
 Host threads put segments into the `Outbox`, a bounded queue in memory. The I/O thread takes them from a `SegmentQueue`: either
 `MemorySegmentQueue`, which reads the outbox directly, or `SpooledSegmentQueue`, which first moves them to disk (the spool).
@@ -24,7 +24,7 @@ __all__ = ["ENTRY_BYTES", "MemorySegmentQueue", "Outbox", "QueuedSegmentInfo", "
 
 
 class Outbox:
-    """A bounded FIFO of finished segments, between host threads and the I/O thread.
+    """A bounded FIFO of finished segments (runs of steps), from the host's threads to the I/O thread, which sends them.
 
     Host threads call `put` under a lock of theirs, and the I/O thread calls `pop`. Both are single operations on a deque, so
     neither side waits for the other. If the queue is full, the oldest segment is dropped and counted. With ``overflow: wait``
@@ -52,16 +52,16 @@ class Outbox:
 
     @property
     def nbytes(self) -> int:
-        """The size of all segments in the queue, in bytes."""
+        """The size of all segments (runs of steps) in the queue, in bytes."""
         return self._bytes_in - self._bytes_popped - self._bytes_dropped
 
     @property
     def steps(self) -> int:
-        """The number of steps of all segments in the queue."""
+        """The number of steps of all segments (runs of steps) in the queue."""
         return self.put_steps - self.popped_steps - self.dropped.get("steps")
 
     def put(self, segment: Segment) -> None:
-        """Add a segment. If the queue is then too long, drop the oldest segments. Called by host threads."""
+        """Add a segment (run of steps). If the queue is then too long, drop the oldest segments. Called by host threads."""
         self.put_items += 1
         self.put_steps += segment.steps
         self._bytes_in += segment.nbytes
@@ -76,7 +76,7 @@ class Outbox:
             self.dropped.add("steps", oldest.steps)
 
     def pop(self) -> Segment | None:
-        """Remove and return the oldest segment. Return None if the queue is empty. Called by the I/O thread."""
+        """Remove and return the oldest segment (run of steps). Return None if the queue is empty. Called by the I/O thread."""
         try:
             segment = self._items.popleft()
         except IndexError:
@@ -86,16 +86,20 @@ class Outbox:
         return segment
 
     def peek(self) -> Segment | None:
-        """Return the oldest segment, or None if the queue is empty. A host thread can drop that segment at the same time."""
+        """Return the oldest segment (run of steps) without removing it, or None if the queue is empty.
+
+        A host thread can drop that segment at the same time.
+        """
         try:
             return self._items[0]
         except IndexError:
             return None
 
     def newest_version(self, steps: int, generation: int) -> int:
-        """Return the lowest policy version among the newest segments that have `steps` steps together.
+        """Return the lowest policy version among the newest segments (runs of steps) that together have at least `steps` steps.
 
-        Return 0 if the queue has fewer steps of this generation of the policy.
+        If only `steps` more steps can be sent, segments with lower versions are not worth sending. Return 0 if the queue does
+        not have so many steps of the policy's `generation` (number of a learner thread).
         """
         lowest = None
         for segment in reversed(self._items.copy()):
@@ -115,7 +119,7 @@ ENTRY_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True)
 class QueuedSegmentInfo:
-    """The properties of one queued segment that decide when it is sent or dropped.
+    """The properties of one queued segment (run of steps) that decide when it is sent or dropped.
 
     Attributes:
         generation: The generation of the policy that acted: the number of the learner thread that published the policy.
@@ -131,9 +135,9 @@ class QueuedSegmentInfo:
 
 
 class SegmentQueue(Resource):
-    """A FIFO of finished segments that have not been sent and so have no sequence number.
+    """The interface of a FIFO of finished segments (runs of steps) that have not been sent. It is in memory or on disk.
 
-    Used in the I/O thread. Other threads read only the properties.
+    The I/O thread uses it. Other threads read only the properties.
 
     Attributes:
         outbox: The queue in memory into which host threads put segments.
@@ -152,20 +156,20 @@ class SegmentQueue(Resource):
     @property
     @abstractmethod
     def items(self) -> int:
-        """The number of queued segments."""
+        """The number of queued segments (runs of steps)."""
 
     @property
     @abstractmethod
     def steps(self) -> int:
-        """The number of steps of the queued segments."""
+        """The number of steps of the queued segments (runs of steps)."""
 
     @abstractmethod
     def peek(self) -> QueuedSegmentInfo | None:
-        """Return the properties of the segment that `take` returns next, or None if there is none."""
+        """Return the properties of the segment (run of steps) that `take` returns next, or None if there is none."""
 
     @abstractmethod
     def take(self, max_items: int, max_bytes: int) -> list[PackedSegment]:
-        """Remove and return the oldest segments, for the session to send.
+        """Remove and return the oldest segments (runs of steps), for the session to send.
 
         Args:
             max_items: The largest number of segments.
@@ -174,17 +178,20 @@ class SegmentQueue(Resource):
 
     @abstractmethod
     def drop(self, reason: str) -> bool:
-        """Drop the oldest segment and count it as `reason`. Return False if the disk does not permit it now."""
+        """Drop the oldest segment (run of steps) and count it as dropped for `reason`. Return False if the disk fails."""
 
     def fill(self) -> bool:
-        """Move some segments from the outbox into the spool. Return False if the outbox is empty or there is no spool."""
+        """Move some segments (runs of steps) from memory (the outbox) to disk (the spool).
+
+        Return False if the outbox is empty or there is no spool.
+        """
         return False
 
     def release(self, durable: int) -> None:
-        """Delete the segments with sequence numbers below `durable` from the spool. The learner has recorded them."""
+        """Delete segments (runs of steps) that the learner has recorded from disk: those with numbers below `durable`."""
 
     def reconcile(self, received: int, durable: int) -> Sequence[PackedSegment] | None:
-        """Find out which segments of an earlier start the learner has received, and adapt the spool.
+        """Find out which segments (runs of steps) of an earlier start the learner has received. Delete those it has recorded.
 
         Args:
             received: The next sequence number that the learner expects.
@@ -197,7 +204,7 @@ class SegmentQueue(Resource):
         return None
 
     def tick(self) -> None:
-        """Do the work of the spool that has become due, such as late deletions."""
+        """Do the work on disk whose time has come, such as deletions that were delayed."""
 
     def next_deadline(self) -> float:
         """Return the monotonic time at which `tick` must be called, in seconds. Infinity if no work is due."""
@@ -205,40 +212,46 @@ class SegmentQueue(Resource):
 
     @property
     def submitted(self) -> int:
-        """The number of segments that the host has finished. With a spool: over all starts of the actor."""
+        """The number of segments (runs of steps) that the host has finished; of a queue on disk, over all starts."""
         return self.outbox.put_items
 
     @property
     def dropped(self) -> dict[str, int]:
-        """The number of segments dropped before they were sent, by reason."""
+        """The number of segments (runs of steps) dropped before they were sent, by reason."""
         return {k: int(v) for k, v in self.outbox.dropped.snapshot().items() if k != "steps"}
 
     def close(self) -> None:
-        """Close the spool, if there is one."""
+        """Close the file of a queue on disk (spool). A queue in memory has nothing to close."""
 
 
 class MemorySegmentQueue(SegmentQueue):
-    """The segment queue of an actor without a spool. It reads the outbox, and encodes each segment when it is taken."""
+    """The queue of finished segments (runs of steps) of an actor that stores none on disk.
+
+    It reads the outbox (the queue that host threads fill), and encodes each segment when it is taken.
+    """
 
     @property
     def items(self) -> int:
-        """The number of queued segments."""
+        """The number of queued segments (runs of steps)."""
         return len(self.outbox)
 
     @property
     def steps(self) -> int:
-        """The number of steps of the queued segments."""
+        """The number of steps of the queued segments (runs of steps)."""
         return self.outbox.steps
 
     def peek(self) -> QueuedSegmentInfo | None:
-        """Return the properties of the oldest segment, or None. A host thread can drop that segment at the same time."""
+        """Return the properties of the oldest segment (run of steps), or None if there is none.
+
+        A host thread can drop that segment at the same time.
+        """
         segment = self.outbox.peek()
         if segment is None:
             return None
         return QueuedSegmentInfo(segment.generation, int(segment.versions.min()), segment.steps, segment.nbytes)
 
     def take(self, max_items: int, max_bytes: int) -> list[PackedSegment]:
-        """Remove, encode and return the oldest segments."""
+        """Remove the oldest segments (runs of steps), and return them encoded for the message."""
         out: list[PackedSegment] = []
         size = 0
         while len(out) < max_items:
@@ -253,7 +266,7 @@ class MemorySegmentQueue(SegmentQueue):
         return out
 
     def drop(self, reason: str) -> bool:
-        """Drop the oldest segment, if there is one. Return True."""
+        """Drop the oldest segment (run of steps), if there is one. Return True."""
         if self.outbox.pop() is not None:
             self.outbox.dropped.add(reason)
         return True

@@ -1,4 +1,4 @@
-"""Segments that are not finished: those that a host thread writes, and closed ones that wait for late rewards."""
+"""Unfinished segments (runs of consecutive steps): those that a host thread writes, and those that wait for late rewards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NO_REWARDS = np.full(FIRST_ROWS, np.nan, dtype=np.float32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyStamp:
-    """The policy version and the agent that chose an action.
+    """The record, kept with each action, of the policy version and the agent that chose the action.
 
     All actions that one host thread chooses by one policy version share one object.
 
@@ -48,7 +48,9 @@ class PolicyStamp:
 
 
 class EpisodeStep:
-    """One step of an episode: an observation, an action, and its reward. `SegmentWriter.write` copies the step into columns.
+    """One step of an episode: an observation, an action, and its reward.
+
+    The step is first an object. `SegmentWriter.write` then copies it into the columns of a segment (a run of steps).
 
     Attributes:
         obs: The observation ``[*obs]``, or a tree of arrays.
@@ -57,7 +59,7 @@ class EpisodeStep:
         stamp: The policy version that chose the action.
         mask: ``[n]``, True where an action was allowed, or None.
         known_reward: The reward, None until the host sets it.
-        writer: The segment that has the step, None before the step is added to a trajectory.
+        writer: The `SegmentWriter` that has a copy of the step, None before the step is added to a trajectory.
         row: The row of the step in `writer`. Unset before the step is added.
     """
 
@@ -96,9 +98,10 @@ class SegmentWriter:
         terminated: True if the episode reached a terminal state with the last step.
         truncated: True if the host ended the episode after the last step for another reason, such as a time limit.
         capped: True if the episode continues, but reached ``max_traj_length`` with this segment.
-        pending: The `LateRewardQueue` that sets the rewards, once the segment is closed or `read`. None before that: each row
-            then has one step, which knows whether it has a reward.
-        left: True once the segment has gone to the outbox or was dropped. Its rewards can no longer be set.
+        pending: The `LateRewardQueue` through which rewards are set, once the segment is closed or a row was read back. None
+            before that: rewards are then written directly.
+        left: True once the segment has gone to the outbox (the queue for sending) or was dropped. Its rewards can no longer be
+            set.
         episode_length: The number of steps of the whole episode, if this is its last segment. Otherwise None.
     """
 
@@ -177,11 +180,17 @@ class SegmentWriter:
         self.steps = row + 1
 
     def continues(self, step: EpisodeStep) -> bool:
-        """Return True if `step` can be the next row. A subclass for policies with a state compares that state."""
+        """Return True if `step` can be the next row of this segment (run of steps); False if it must start a new one.
+
+        Always True here. A subclass for policies with a state compares that state.
+        """
         return True
 
     def insert(self, step: EpisodeStep, last: EpisodeStep | None) -> None:
-        """Write a row into a segment that has ended: before the row of `last`, or at the end if `last` is None."""
+        """Write a late step into a segment (run of steps) that is closed: before the row of `last`, or at the end.
+
+        `last` is the step with which the host ended the episode. None writes the late step at the end.
+        """
         bootstrap = self._row(self.steps) if self._bootstrap else None
         bootstrap_mask = self.masks[self.steps].copy() if self._bootstrap and self.masks is not None else None
         if last is not None:
@@ -198,7 +207,7 @@ class SegmentWriter:
         """Write the reward of a row. `first` is False if the row already has a reward.
 
         Raises:
-            RewardError: If the segment has gone to the outbox or was dropped.
+            RewardError: If the segment is already queued for sending or was dropped.
         """
         if self.left:
             if self.missing:
@@ -215,7 +224,7 @@ class SegmentWriter:
         return int(np.isnan(self.rewards[: self.steps]).argmax())
 
     def close(self, observation: Tree | None, mask: NDArray[np.bool_] | None) -> None:
-        """Close the segment: it gets no more steps.
+        """Close the segment (run of steps): record the observation after its last step. It gets no more steps.
 
         Args:
             observation: The observation after the last step, from which the learner bootstraps. None if the episode reached a
@@ -229,13 +238,13 @@ class SegmentWriter:
                 self._set_mask(self.steps, mask)
 
     def read(self, row: int, step: EpisodeStep, owner: object) -> None:
-        """Fill a new step with copies of a row. It then stands for the row, as the step that was written there does.
+        """Fill a step object with copies of a row, so that the host can read a recorded step and set its reward.
 
-        Set `pending` before, so that the two steps agree on the number of missing rewards.
+        Set the attribute `pending` before. Rewards then go through that queue, and the row and its two step objects agree.
 
         Args:
-            row: The row.
-            step: The step to fill.
+            row: The index of the row.
+            step: The new object to fill.
             owner: The object that identifies the agent, as in `PolicyStamp`.
         """
         reward = self._reward_cells[row]
@@ -247,16 +256,18 @@ class SegmentWriter:
 
     @property
     def last_observation(self) -> Tree:
-        """A copy of the last row's observation. The segment must have at least one row."""
+        """A copy of the observation of the last recorded step. There must be at least one step."""
         return self._row(self.steps - 1)
 
     @property
     def reward_sum(self) -> float:
-        """The sum of the rewards of all steps. No reward can be missing."""
+        """The sum of the rewards of all steps in this segment (run of steps). Every step must have a reward."""
         return float(np.add.reduce(self.rewards[: self.steps], dtype=np.float64))
 
     def build(self, episode_id: int, episode_return: float | None) -> Segment:
-        """Return the finished segment. Its arrays are views of these columns, so do not write to the columns afterwards.
+        """Return the finished segment (run of steps), ready to be sent.
+
+        Its arrays are views of these columns, so do not write to the columns afterwards.
 
         Args:
             episode_id: The number of the episode.
@@ -283,7 +294,7 @@ class SegmentWriter:
         )
 
     def _row(self, row: int) -> Tree:
-        """Return a copy of the observation in a row."""
+        """Return a copy of the observation in the row with this index."""
         observations = self.observations
         return observations.copy_row(row) if isinstance(observations, TreeColumn) else np.array(observations[row])
 
@@ -309,19 +320,21 @@ class SegmentWriter:
         self._view()
 
     def _view(self) -> None:
-        """Create the memoryviews for single numbers. Writing to a memoryview takes half as long as writing to an array."""
+        """Create memoryviews of the columns, for fast writes of single numbers: in half the time of a write to an array."""
         self._action_cells: Any = self.actions.data if isinstance(self._space, DiscreteSpace) else self.actions
         self._log_prob_cells: Any = self.log_probs.data
         self._reward_cells: Any = self.rewards.data
 
 
 class EpisodePendingSegments:
-    """The closed segments of one episode that wait for late rewards. Only `LateRewardQueue` changes it, under its lock.
+    """The segments (runs of steps) of one episode that get no more steps and wait for late rewards.
+
+    Only `LateRewardQueue` changes this object, under its lock.
 
     Attributes:
         episode_id: The random number of the episode.
         writers: The waiting segments, oldest first.
-        reward_sum: The sum of the rewards in the segments that have gone to the outbox.
+        reward_sum: The sum of the rewards in the segments that were already queued for sending.
         lost: True if a segment of the episode was dropped, or its first steps were not stored. The sum of the episode's rewards
             is then unknown.
     """
@@ -336,7 +349,7 @@ class EpisodePendingSegments:
 
 
 class LateRewardQueue:
-    """The closed segments that wait for late rewards before they go to the outbox (the queue to the I/O thread).
+    """The segments (runs of steps) that wait for late rewards before they go to the outbox (the queue for sending).
 
     The segments of an episode go to the outbox in order, each one once it has all its rewards. Host threads share one lock here,
     because one thread can drop overdue segments of another thread's episode. The I/O thread never takes the lock, and no thread
@@ -346,7 +359,8 @@ class LateRewardQueue:
         late: For each segment with a missing reward: its deadline (monotonic time in seconds), its episode, and the segment.
             Changed only under the lock.
         episodes: Number of episodes whose last segment has gone to the outbox.
-        returns: The sum of the rewards of each of the latest of these episodes, without those that have lost a segment.
+        returns: The return (sum of all rewards) of each of the latest of these episodes. Episodes of which a segment was
+            dropped are not included.
     """
 
     def __init__(self, outbox: Outbox, reward_timeout_s: float, wake: Callable[[], None]) -> None:
@@ -360,7 +374,10 @@ class LateRewardQueue:
         self.returns: deque[float] = deque(maxlen=RECENT_EPISODES)
 
     def close(self, closed: EpisodePendingSegments, writer: SegmentWriter) -> None:
-        """Add the next closed segment of an episode. It goes to the outbox at once if it waits for nothing."""
+        """Add the next closed segment (run of steps) of an episode.
+
+        It goes to the outbox (the queue for sending) at once, if it has all rewards and no earlier segment waits.
+        """
         with self._lock:
             writer.pending = self
             closed.writers.append(writer)
@@ -369,10 +386,10 @@ class LateRewardQueue:
             self._release(closed)
 
     def set_reward(self, writer: SegmentWriter, row: int, reward: float) -> None:
-        """Write a reward into a closed segment. Segments that waited only for this reward go to the outbox.
+        """Write a late reward into a closed segment (run of steps). Queue the segments for sending that are now complete.
 
         Raises:
-            RewardError: If the segment has already gone to the outbox or was dropped.
+            RewardError: If the segment was already queued for sending or was dropped.
         """
         with self._lock:
             writer.set_reward(row, reward, bool(np.isnan(writer.rewards[row])))
@@ -382,7 +399,7 @@ class LateRewardQueue:
                 self._release(closed)
 
     def join(self, writer: SegmentWriter, step: EpisodeStep, last: EpisodeStep | None, episode_steps: int, limit: int) -> bool:
-        """Write a step into the last segment of an ended episode, if that still waits for rewards.
+        """Write a late step into the last segment (run of steps) of an ended episode, if that still waits for rewards.
 
         Args:
             writer: The segment.
@@ -393,7 +410,8 @@ class LateRewardQueue:
             limit: The longest segment that the learner accepts, in steps.
 
         Returns:
-            False if the segment is already in the outbox, is full, or was collected with a policy of another generation.
+            True if the step was written. False if the segment was already queued for sending or dropped, is empty or full, or
+            was collected with the policy of another learner thread (generation).
         """
         with self._lock:
             if writer.left or not writer.steps or writer.steps >= limit or writer.generation != step.stamp.generation:
@@ -404,7 +422,7 @@ class LateRewardQueue:
             return True
 
     def expire(self) -> None:
-        """Drop and count the segments that have waited for rewards longer than ``reward_timeout_s``."""
+        """Drop and count the segments (runs of steps) that have waited for rewards longer than ``reward_timeout_s``."""
         now = time.monotonic()
         with self._lock:
             expired = [entry for entry in self.late if entry[0] <= now]
@@ -424,7 +442,7 @@ class LateRewardQueue:
                 self._release(closed)
 
     def _release(self, closed: EpisodePendingSegments) -> None:
-        """Put the episode's closed segments into the outbox, in order. Stop at the first one with a missing reward."""
+        """Queue the episode's closed segments (runs of steps) for sending, in order, up to the first with a missing reward."""
         while closed.writers and not closed.writers[0].missing:
             writer = closed.writers.pop(0)
             closed.reward_sum += writer.reward_sum

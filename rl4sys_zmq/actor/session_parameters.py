@@ -1,4 +1,4 @@
-"""The parameters of the actor's session, and the conditions under which a host thread can start a segment."""
+"""The parameters of the actor's session, and the conditions under which a host thread can start a segment (run of steps)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ __all__ = ["SegmentAdmission", "SessionParameters"]
 
 @dataclass(frozen=True, slots=True)
 class SessionParameters:
-    """The session parameters from the learner's last `Welcome` or from the policy cache. `Welcome` describes the fields."""
+    """The parameters of an actor's session with the learner, such as the longest segment (run of steps) that it accepts.
+
+    The learner sends them in the handshake, in the message `Welcome`, which describes the fields. Before the first handshake,
+    they come from the file with the actor's last policy.
+    """
 
     generation: int
     algorithm_name: str
@@ -26,14 +30,17 @@ class SessionParameters:
 
     @classmethod
     def of(cls, welcome: Welcome) -> SessionParameters:
-        """Return the session parameters in a `Welcome`. `max_segment_steps` is at least 1."""
+        """Return the session parameters in the message `Welcome`, the learner's answer in the handshake.
+
+        `max_segment_steps` becomes at least 1.
+        """
         said = {name: getattr(welcome, name) for name in cls.__slots__}
         return cls(**{**said, "max_segment_steps": max(1, welcome.max_segment_steps)})
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentAdmission:
-    """The conditions under which a host thread can start a new segment, with ``overflow: wait``. It is immutable.
+    """The conditions under which a host thread can start a new segment (run of steps), with ``overflow: wait``. Immutable.
 
     Attributes:
         limit_steps: The learner's permission (credit): a segment can start while the actor has finished fewer steps than this,

@@ -1,44 +1,22 @@
-"""The actor's spool: finished segments on disk, until the learner's journal has recorded them.
+"""The actor's spool: a queue of finished segments (runs of steps) on disk, until the learner has recorded them.
 
-``DIR/spool.db`` (sqlite, WAL) survives the end of the process, also by ``kill -9``, but not a loss of power. The process that
-uses the spool holds the lock ``DIR/lock``. The spool is a FIFO of encoded segments. The oldest segments are *rows* in the file.
-While the disk fails, newer segments wait in memory. The oldest segments can be *taken*: they have a sequence number, and the
-session sends them.
+The spool survives the end of the process, also by ``kill -9``, but not a loss of power. It is the file ``DIR/spool.db``
+(sqlite, WAL). The process that uses it holds the lock ``DIR/lock``. While the disk fails, new segments wait in memory.
 
-**A sequence number is a position in the FIFO.** The file does not have the number of each segment. The number is `base_seq`,
-the number of the oldest segment in the spool, plus the segment's position. `base_seq` changes in the same transaction that
-deletes rows. The following rules keep the numbers right whenever the process ends:
+The spool is a FIFO. The oldest segments can be *taken*: such a segment has a sequence number, and the session sends it. It
+stays in the spool until the learner's journal (its record of accepted segments) has recorded it. All other segments have no
+sequence number. If a limit is exceeded, the oldest of these are dropped.
 
-- Only segments that are not taken are dropped. Their rows are deleted before the next segment is taken. If the disk fails, no
-  row is dropped.
-- The deletion of rows that the learner has recorded can be late, or lost with the process. The next Welcome repeats the number
-  up to which they can be deleted.
-- Segments in memory are newer than all rows. They are written to the file in order, taken ones too.
+After a start it is unknown which segments the learner has received. `Spool.reconcile` finds out, from the learner's first
+answer.
 
-**After a start** it is unknown which rows have a sequence number: all, some or none. The first Welcome has two numbers: ``R``,
-the next sequence number that the learner expects, and ``D``, below which its journal has recorded all segments. Let ``B`` be
-the `base_seq` in the file, ``e`` the number of rows dropped since the start (*evicted*; they were the oldest rows), and ``m``
-the number of rows that the file had at the start and still has. Of these ``e + m`` rows, the learner has received the oldest
-``r = min(R - B, e + m)``:
+The counts of a spool add up, at every moment and over all starts: ``submitted = dropped + base_seq + len(spool)``. The equation
+also holds for the file alone. A file in which it does not hold is damaged.
 
-- ``min(e, r)`` of them were evicted. They no longer count as dropped, and `base_seq` increases by their number. The learner has
-  not received the other evicted rows. These have no sequence number.
-- The other ``r - min(e, r)`` are the first rows in the file. Those with numbers below ``D`` are deleted, the others are taken.
-  The rows after them have no sequence number.
-- The learner has also received ``R - B - r`` segments that were only in memory when the earlier process ended. They count as
-  submitted. If rows before them must be kept, placeholders (empty segments) take their positions. The learner refuses a
-  placeholder that is sent.
-
-The learner cannot have received rows that were added after the start. A later start must not count these rows in ``m`` if no
-Welcome came in between, so the file records the id of the first of them (`SpoolMeta.sure_from`). All changes are committed
-before a segment is taken, so that ``B``, ``e`` and `sure_from` are applied only once.
-
-**The counts of a spool add up**, at every moment and over all starts: ``submitted = dropped + base_seq + len(spool)``. The
-equation also holds for the file alone. A file in which it does not hold is damaged.
-
-A damaged file does not show which sequence numbers are in use. The new file then gets a new `origin`, which tells the learner
-that the numbers start again, and a new `actor_id` unless the configuration sets one. A damaged row without a sequence number is
-dropped. A damaged row that can have a sequence number becomes a placeholder.
+A damaged file does not show which sequence numbers are in use. So the new file begins a new numbering, which the learner
+recognizes by the new `origin` (number of a start of the actor). The actor also gets a new `actor_id`, unless the configuration
+sets one. A damaged row without a sequence number is dropped. A damaged row that can have a sequence number becomes a
+placeholder (an empty segment).
 """
 
 from __future__ import annotations
@@ -68,6 +46,34 @@ __all__ = ["Spool", "SpoolLimits"]
 
 log = logging.getLogger(__name__)
 
+# The sequence number of a segment is its position in the FIFO. The file does not have the number of each segment. The number is
+# `base_seq`, the number of the oldest segment in the spool, plus the segment's position. `base_seq` changes in the same
+# transaction that deletes rows. The following rules keep the numbers right whenever the process ends:
+#
+# - Only segments that are not taken are dropped. Their rows are deleted before the next segment is taken. If the disk fails, no
+#   row is dropped.
+# - The deletion of rows that the learner has recorded can be late, or lost with the process. The next Welcome (the learner's
+#   answer in the handshake) repeats the number up to which they can be deleted.
+# - Segments in memory are newer than all rows. They are written to the file in order, taken ones too.
+#
+# After a start it is unknown which rows have a sequence number: all, some or none. The first Welcome has two numbers: R, the
+# next sequence number that the learner expects, and D, below which its journal has recorded all segments. Let B be the
+# `base_seq` in the file, e the number of rows dropped since the start (evicted; they were the oldest rows), and m the number of
+# rows that the file had at the start and still has. Of these e + m rows, the learner has received the oldest r = min(R - B, e +
+# m):
+#
+# - min(e, r) of them were evicted. They no longer count as dropped, and `base_seq` increases by their number. The learner has
+#   not received the other evicted rows. These have no sequence number.
+# - The other r - min(e, r) are the first rows in the file. Those with numbers below D are deleted, the others are taken. The
+#   rows after them have no sequence number.
+# - The learner has also received R - B - r segments that were only in memory when the earlier process ended. They count as
+#   submitted. If rows before them must be kept, placeholders (empty segments) take their positions. The learner refuses a
+#   placeholder that is sent.
+#
+# The learner cannot have received rows that were added after the start. A later start must not count these rows in m if no
+# Welcome came in between, so the file records the id of the first of them (`SpoolMeta.sure_from`). All changes are committed
+# before a segment is taken, so that B, e and `sure_from` are applied only once.
+
 RETRY_S = 1.0
 DELETE_DELAY_S = 0.2
 MAX_HOLE = 65_536
@@ -75,7 +81,9 @@ MAX_HOLE = 65_536
 
 @dataclass(frozen=True, slots=True)
 class SpoolLimits:
-    """The limits of a spool. If one is exceeded, the oldest segments that have not been sent are dropped and counted.
+    """The limits of a spool, the actor's queue of segments (runs of steps) on disk.
+
+    If a limit is exceeded, the oldest segments that have not been sent are dropped and counted.
 
     Attributes:
         max_bytes: Largest size of the columns of all segments, in bytes. Drops count as ``spool_bytes``.
@@ -91,17 +99,18 @@ class SpoolLimits:
 
 
 class Spool(Resource):
-    """A FIFO of the finished segments of one actor, on disk.
+    """A FIFO of the finished segments (runs of steps) of one actor, on disk.
 
     A segment is *taken* when it gets a sequence number and goes to the session, which sends it. It stays in the spool until the
-    learner's journal has recorded it.
+    learner's journal (its record of accepted segments) has recorded it.
 
     Only one thread can use the spool at a time. After the constructor, no method raises because of the disk: `error` has the
     last error.
 
     Attributes:
         actor_id: The actor's name, which the spool keeps over all starts.
-        origin: The incarnation with which the sequence numbers began. With the actor's name it identifies the numbers.
+        origin: The number of the start (incarnation) at which the sequence numbers began. With the actor's name it identifies
+            the numbering.
         incarnation: The number of this start of the actor, higher than that of any earlier start.
         counters: ``spool_errors``, ``spool_damaged_files``, ``spool_damaged_rows`` and ``spool_placeholders``.
         error: The text of the disk's last error, None while the disk works.
@@ -118,11 +127,11 @@ class Spool(Resource):
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Open the spool, or create it.
+        """Open the spool (queue on disk), or create it.
 
         Args:
             folder: A folder for this spool alone, created with mode 0700.
-            client_id: The client whose segments it holds.
+            client_id: The client (policy with its training) to which the segments belong.
             limits: The limits of the spool.
             actor_id: The actor's name that the spool must have. None accepts any name, and gives a new spool a random one.
             clock: Returns Unix time, in seconds. If it jumps, the ages of segments jump too.
@@ -159,55 +168,58 @@ class Spool(Resource):
 
     @property
     def base_seq(self) -> int:
-        """The sequence number of the oldest segment, or of the next segment if the spool is empty."""
+        """The sequence number of the oldest segment (run of steps) on disk, or of the next one if there is none."""
         return self._meta.base_seq
 
     @property
     def journal_id(self) -> int:
-        """The identifier of the last learner's journal (its record of accepted segments), 0 before the first learner."""
+        """The identifier of the journal (record of accepted data) of the last learner, 0 before the first learner."""
         return self._meta.journal_id
 
     @property
     def untaken_items(self) -> int:
-        """The number of segments that are not taken (sent). Before `reconcile`, the learner can have received some of them."""
+        """The number of segments (runs of steps) that have not been passed on for sending in this session.
+
+        Before `reconcile`, the learner can have received some of them from an earlier session.
+        """
         return len(self._untaken)
 
     @property
     def untaken_steps(self) -> int:
-        """The number of steps of the segments that `untaken_items` counts."""
+        """The number of steps of the segments (runs of steps) that `untaken_items` counts."""
         return self._untaken_steps
 
     @property
     def memory_items(self) -> int:
-        """The number of segments that are only in memory so far. They are lost if the process ends now."""
+        """The number of segments (runs of steps) that are not on disk so far. They are lost if the process ends now."""
         return len(self._memory)
 
     @property
     def nbytes(self) -> int:
-        """The size of the columns of all segments, in bytes."""
+        """The size of the columns of all segments (runs of steps), in bytes."""
         return self._nbytes
 
     @property
     def submitted(self) -> int:
-        """The number of segments added since the spool was created."""
+        """The number of segments (runs of steps) added since the spool was created."""
         return self._meta.submitted
 
     @property
     def dropped(self) -> dict[str, int]:
-        """The number of segments dropped since the spool was created, by reason.
+        """The number of segments (runs of steps) dropped since the spool was created, by reason.
 
-        A number decreases if a Welcome shows that the learner has received a dropped segment after all.
+        A number decreases if the learner's first answer shows that it has received a dropped segment after all.
         """
         return dict(self._meta.dropped)
 
     def peek(self) -> QueuedSegmentInfo | None:
-        """Return the properties of the oldest segment that is not taken (sent), or None if there is none."""
+        """Return the properties of the oldest segment (run of steps) that was not sent, or None if there is none."""
         return self._untaken[0].head if self._untaken else None
 
     # ---- changes
 
     def put(self, segments: Sequence[PackedSegment]) -> None:
-        """Add segments and write them to the file. If a limit is exceeded, drop the oldest segments that were not sent.
+        """Add segments (runs of steps), and write them to the file. If a limit is exceeded, drop the oldest unsent segments.
 
         While the disk fails, the new segments wait in memory. One call writes about `FLUSH_BYTES` at most. `tick` writes the
         rest.
@@ -231,7 +243,7 @@ class Spool(Resource):
         self._bound_memory()
 
     def take(self, max_items: int, max_bytes: int) -> list[PackedSegment]:
-        """Take the next segments: give them the next sequence numbers, and return them for the session to send.
+        """Take the next segments (runs of steps): give them the next sequence numbers, and return them for the session to send.
 
         Args:
             max_items: The largest number of segments.
@@ -266,7 +278,7 @@ class Spool(Resource):
         return []
 
     def drop_head(self, count: int, reason: str) -> int:
-        """Drop the oldest `count` of the segments that have no sequence number so far (those not taken).
+        """Drop the oldest `count` of the segments (runs of steps) that were not sent.
 
         Return the number of dropped segments, which count as dropped for `reason`. If the disk fails, drop none and return 0.
         """
@@ -276,9 +288,9 @@ class Spool(Resource):
         return count
 
     def untake(self) -> None:
-        """Return all taken (sent) segments to the queue. They then have no sequence number.
+        """Put all sent segments (runs of steps) back into the queue, without a sequence number, for a new session.
 
-        Call this method for a new session, and `reconcile` after the Welcome of that session.
+        Call `reconcile` after the learner's first answer in that session. It finds out which of them the learner has received.
         """
         if not self.reconciled:
             return
@@ -289,7 +301,7 @@ class Spool(Resource):
         self.reconciled = False
 
     def release(self, durable_seq: int) -> None:
-        """Discard the sent segments with sequence numbers below `durable_seq`. The learner has recorded them.
+        """Discard the sent segments (runs of steps) with sequence numbers below `durable_seq`. The learner has recorded them.
 
         Their rows are deleted from the file with the next `put`, or by `tick` after `DELETE_DELAY_S` seconds.
         """
@@ -303,15 +315,15 @@ class Spool(Resource):
         self.tick()
 
     def reconcile(self, received: int, durable: int) -> list[PackedSegment] | None:
-        """Find out which segments the learner has received, after the first Welcome of a start or after `untake`.
+        """Find out which segments (runs of steps) the learner has received, after its first answer to a start or a session.
 
         Segments that the learner's journal has recorded are deleted. Segments that the learner has received, but not recorded so
-        far, become taken: the session keeps them until they are recorded. All other segments have no sequence number. The
-        module's docstring describes the rules.
+        far, become taken: the session keeps them until they are recorded. All other segments have no sequence number. A comment
+        at the top of the module describes the rules.
 
         Args:
-            received: The next sequence number that the learner expects, from a Welcome. The Hello before it must have had
-                `base_seq` as its `first_seq`.
+            received: The next sequence number that the learner expects, from its `Welcome`. The actor's `Hello` before it must
+                have had `base_seq` as its `first_seq`.
             durable: The learner's journal has recorded all segments with lower sequence numbers than this.
 
         Returns:
@@ -356,21 +368,24 @@ class Spool(Resource):
         return [p if p is not None else placeholder() for p in packed]
 
     def set_journal(self, journal_id: int) -> None:
-        """Record the identifier of the current learner's journal."""
+        """Record in the file the identifier of the journal (record of accepted data) of the current learner."""
         if journal_id != self._meta.journal_id:
             self._meta = replace(self._meta, journal_id=journal_id)
             self._dirty = True
             self._sync()
 
     def set_incarnation(self, incarnation: int) -> None:
-        """Record a new incarnation (the number of this start), as the learner has asked. Later starts get higher numbers."""
+        """Give this start of the actor a new number (incarnation), and record it. Later starts get higher numbers.
+
+        The learner asks for that if it has a record of a later start.
+        """
         self.incarnation = incarnation
         self._meta = replace(self._meta, incarnation=incarnation)
         self._dirty = True
         self._sync()
 
     def tick(self) -> None:
-        """Do the work that has become due: late deletions, drops by age, a retry of the disk."""
+        """Do the work whose time has come: delayed deletions, drops by age, another attempt to write to a failed disk."""
         if self._monotonic() >= self.next_deadline():
             self._sync()
 
@@ -389,7 +404,7 @@ class Spool(Resource):
         return due
 
     def close(self) -> None:
-        """Write the segments in memory to the file if possible. Then close the file and release the lock."""
+        """Write the segments (runs of steps) in memory to the file if possible. Then close the file and release the lock."""
         if self._file.is_open:
             while self._sync() and self._memory:
                 pass
@@ -398,14 +413,14 @@ class Spool(Resource):
         self._abandon()
 
     def disown(self) -> None:
-        """Give up the parent's file and lock in a forked child, without changing them. Called after each `os.fork`."""
+        """Stop using the parent's file and lock in a forked child, without changing them. Called after each `os.fork`."""
         _open_spools.discard(self)
         self._file.disown()
 
     # ---- the file
 
     def _open(self, client_id: str, actor_id: str | None) -> SpoolMeta:
-        """Read the file, or create it, and record this start."""
+        """Read the file, or create it, and record this start of the actor under a new number (incarnation)."""
         try:
             try:
                 meta = self._file.open()
@@ -445,11 +460,11 @@ class Spool(Resource):
         self._possibly_received = sum(meta.sure_from is None or e.id < meta.sure_from for e in entries)
 
     def _sync(self, drops: Sequence[tuple[str, int]] = ()) -> bool:
-        """Delete released and dropped rows and insert the segments in memory, in one transaction.
+        """Update the file in one transaction: delete unneeded rows, and insert the segments (runs of steps) in memory.
 
         Args:
-            drops: Pairs of a reason and a count: how many of the oldest segments that are not taken to drop. Empty: drop those
-                that exceed a limit.
+            drops: Pairs of a reason and a number: so many of the oldest unsent segments are dropped for this reason. Empty:
+                drop those that exceed a limit.
 
         Returns:
             False if the disk failed or the file is closed. Then nothing has changed.
@@ -508,10 +523,10 @@ class Spool(Resource):
         """Commit the result of `reconcile` to the file, then change this object. Return False if the disk fails.
 
         Args:
-            meta: The new document, without the placeholders.
-            held: The number of segments that the learner has received. They are the oldest.
-            gone: The number of these that are deleted. The other ones become taken.
-            blanks: The number of placeholders to add and take after them.
+            meta: The new document with the counts, before placeholders (empty segments) are added.
+            held: The number of segments (runs of steps) that the learner has received. They are the oldest.
+            gone: The number of these that are deleted. The other ones become taken: they are kept until they are recorded.
+            blanks: The number of placeholders to add after them, as taken segments.
         """
         entries = list(self._untaken)
         deleted, kept = entries[:gone], entries[gone:held]
@@ -534,7 +549,10 @@ class Spool(Resource):
         return True
 
     def _read(self, entries: Sequence[SpoolEntry]) -> list[PackedSegment | None] | None:
-        """Return the segments of consecutive entries, with None in place of a damaged segment. Return None if the disk fails."""
+        """Read the segments (runs of steps) of consecutive entries from the file, with None for each damaged segment.
+
+        Return None if the disk fails.
+        """
         try:
             return self._file.read(entries)
         except sqlite3.Error as exc:
@@ -544,7 +562,10 @@ class Spool(Resource):
     # ---- helpers
 
     def _over_limits(self) -> list[tuple[str, int]]:
-        """Return pairs of a reason and a count: how many of the oldest segments that are not taken exceed a limit."""
+        """Return the numbers of the oldest unsent segments (runs of steps) that exceed the limits on age and size.
+
+        They are pairs of the reason for the drop and the number.
+        """
         old = excess = 0
         size = self._nbytes
         horizon = self._clock() - self._limits.max_age_s if self._limits.max_age_s is not None else float("-inf")
@@ -559,7 +580,7 @@ class Spool(Resource):
         return [(reason, n) for reason, n in (("spool_age", old), ("spool_bytes", excess)) if n]
 
     def _counted(self, drops: Sequence[tuple[str, int]]) -> SpoolMeta:
-        """Return a copy of the document that counts these drops.
+        """Return a copy of the spool's document (names and counts) to which the drops are added.
 
         Dropped segments that the learner can have received are also listed in `SpoolMeta.evicted`, oldest first.
         """
@@ -575,7 +596,7 @@ class Spool(Resource):
         return replace(self._meta, dropped=dropped, evicted=tuple(evicted))
 
     def _bound_memory(self) -> None:
-        """Drop the oldest unsent segments in memory, while the disk fails and they exceed the limits on memory."""
+        """Drop the oldest unsent segments (runs of steps) in memory, while the disk fails and they exceed the limits."""
         size = sum(e.head.nbytes for e in self._memory)
         while self.error is not None and (len(self._memory) > self._limits.memory_items or size > self._limits.memory_bytes):
             ahead = len(self._untaken) - len(self._memory)  # those in the file; negative: the number taken and in memory
@@ -593,7 +614,7 @@ class Spool(Resource):
             )
 
     def _first_id(self, meta: SpoolMeta) -> int:
-        """Return the row id of the oldest segment, or the id of the next row if the spool is empty."""
+        """Return the row id of the oldest segment (run of steps), or the id of the next row if the spool is empty."""
         first = self._taken[0] if self._taken else self._untaken[0] if self._untaken else None
         return first.id if first is not None else meta.next_id
 
@@ -603,13 +624,13 @@ class Spool(Resource):
         self._taken.append(entry)
 
     def _forget(self, entry: SpoolEntry) -> None:
-        """Update the size and the list of segments in memory, for a segment that was removed from the spool."""
+        """Update the size and the list of segments (runs of steps) in memory, for a segment that was removed from the spool."""
         self._nbytes -= entry.head.nbytes
         if entry.packed is not None:
             self._memory.remove(entry)
 
     def _abandon(self) -> None:
-        """Close the file, and no longer call `disown` after a fork. An error of the database is only logged."""
+        """Close the file, and remove this object from those that a forked child gives up. Database errors are only logged."""
         _open_spools.discard(self)
         self._file.close()
 
@@ -626,7 +647,10 @@ os.register_at_fork(after_in_child=_disown_all)
 
 
 def _taken_back(dropped: dict[str, int], evicted: Sequence[tuple[str, int]], count: int) -> dict[str, int]:
-    """Return the counts in `dropped` without the first `count` segments of `evicted`. The learner has received these."""
+    """Return the counts of dropped segments (runs of steps) by reason, without those that the learner has received after all.
+
+    These are the first `count` segments of `evicted`.
+    """
     dropped = dict(dropped)
     for reason, number in evicted:
         mistaken = min(number, count)

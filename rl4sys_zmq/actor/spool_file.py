@@ -1,6 +1,8 @@
-"""The database file of a spool: its lock, one row for each segment, and one document with the counts (`SpoolMeta`).
+"""The database file of a spool, an actor's queue of segments (runs of steps) on disk.
 
-This module reads, checks and writes the file. The docstring of the module `spool` defines the counts, and when they change. Each
+It has a lock, a row for each segment, and a document with the counts.
+
+This module reads, checks and writes the file. The module `spool` defines the counts (`SpoolMeta`), and when they change. Each
 row and the document have a checksum. An inconsistent file raises `SpoolDamagedError`.
 """
 
@@ -48,19 +50,22 @@ CREATE TABLE meta (one INTEGER PRIMARY KEY CHECK (one = 1), document BLOB NOT NU
 
 
 class SpoolDamagedError(Exception):
-    """The error for a spool file with inconsistent contents."""
+    """The error for a spool file (an actor's queue on disk) with inconsistent contents."""
 
 
 @dataclass(frozen=True)
 class SpoolMeta:
-    """The document of a spool: the names and counts that belong to its segments. The table ``meta`` has it as its only row.
+    """The document of a spool (queue on disk): the names and counts that belong to its segments (runs of steps).
+
+    It is the only row of the table ``meta``.
 
     Attributes:
-        client_id: The client whose segments the spool holds.
+        client_id: The client (policy with its training) to which the segments belong.
         actor_id: The actor's name.
         origin: The incarnation (number of a start) with which the sequence numbers began.
         incarnation: The number of the latest start of the actor with this spool.
-        journal_id: The identifier of the journal of the learner that the actor last joined, 0 before the first.
+        journal_id: The identifier of the journal (record of accepted segments) of the learner that the actor last joined, 0
+            before the first.
         base_seq: The sequence number of the oldest segment, or of the next segment if the spool is empty.
         rows: The number of rows. It reveals a lost row, which would change the sequence numbers of the rows after it.
         next_id: The id of the next row. Ids increase, and an id is not reused while its row exists.
@@ -87,7 +92,7 @@ class SpoolMeta:
 
 @dataclass(slots=True, eq=False)
 class SpoolEntry:
-    """One segment in a spool: in the file, or in memory only.
+    """One segment (run of steps) in a spool (queue on disk): in the file, or so far only in memory.
 
     Attributes:
         id: The id of the segment's row.
@@ -103,7 +108,9 @@ class SpoolEntry:
 
 
 class SpoolFile:
-    """The database ``DIR/spool.db``, guarded by ``DIR/lock``. One thread uses it at a time.
+    """The database file of a spool (an actor's queue on disk), ``DIR/spool.db``, guarded by ``DIR/lock``.
+
+    One thread uses it at a time.
 
     Attributes:
         path: The path of the database.
@@ -136,7 +143,7 @@ class SpoolFile:
         return meta
 
     def entries(self, meta: SpoolMeta) -> list[SpoolEntry]:
-        """Return an entry for each row, oldest first, without the contents of the segments.
+        """Return a `SpoolEntry` for each row of the file, oldest first, without the contents of the segments (runs of steps).
 
         Raises:
             SpoolDamagedError: If the rows do not match the document `meta`.
@@ -165,7 +172,7 @@ class SpoolFile:
         inserted: Sequence[SpoolEntry] = (),
         shift: tuple[int, int] = (0, 0),
     ) -> None:
-        """Change the document and the rows in one transaction.
+        """Change the document (the counts) and the rows (the segments, which are runs of steps) in one transaction.
 
         Args:
             meta: The new document.
@@ -199,7 +206,7 @@ class SpoolFile:
             raise
 
     def read(self, entries: Sequence[SpoolEntry]) -> list[PackedSegment | None]:
-        """Return the segments of consecutive entries, with None in place of each damaged segment.
+        """Return the segments (runs of steps) of consecutive entries, with None in place of each damaged segment.
 
         Raises:
             sqlite3.Error: If the disk fails.
@@ -239,7 +246,7 @@ class SpoolFile:
         return aside
 
     def disown(self) -> None:
-        """Give up the parent's file and lock in a forked child, without changing them."""
+        """Stop using the parent's file and lock in a forked child, without changing them."""
         if self._connection is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))  # never closed: that would write to the parent's file
             self._connection = None
@@ -263,7 +270,7 @@ class SpoolFile:
         return self._connection
 
     def _read_singly(self, ids: Sequence[int]) -> dict[int, bytes]:
-        """Return the readable records by row id, for a file in which sqlite has found damage. Read each row by itself."""
+        """Read each row by itself, after sqlite has found damage. Return the records that can be read, by row id."""
         records: dict[int, bytes] = {}
         for row_id in ids:
             try:
@@ -297,7 +304,7 @@ def _lock(folder: Path) -> int:
 
 
 def _connect(path: Path) -> tuple[sqlite3.Connection, SpoolMeta | None]:
-    """Open or create the database. Return the connection and the document, which is None for a new database."""
+    """Open or create the database. Return the connection and the document with the counts, None for a new database."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
     try:
@@ -340,7 +347,7 @@ def _checksum(document: bytes) -> bytes:
 
 
 def is_damage(exc: Exception) -> bool:
-    """Return True if the error means that the file is damaged, False if it means that the disk fails."""
+    """Return True if an error means that the file is damaged, False if it means that the disk fails."""
     return not isinstance(exc, sqlite3.Error) or getattr(exc, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
 
 
@@ -359,7 +366,10 @@ def _i64(number: int) -> int:
 
 
 def _pack(p: PackedSegment) -> bytes:
-    """Encode a segment as the record of a row: a checksum of the rest, the header's length, the header, and the columns."""
+    """Encode a segment (run of steps) as the record of a row in the file.
+
+    The record has a checksum of the rest, the header's length, the header, and the columns.
+    """
     numbers = [p.steps, p.generation, p.oldest_version, p.nbytes]
     head = pack_header([p.layout, p.head, *numbers, [len(s) for s in p.small], [len(f) for f in p.large], list(p.digests)])
     body = b"".join((_PREFIX.pack(0, len(head))[8:], head, *p.small, *p.large))
@@ -367,7 +377,10 @@ def _pack(p: PackedSegment) -> bytes:
 
 
 def _unpack(record: bytes, expected: QueuedSegmentInfo) -> PackedSegment | None:
-    """Decode the record of a row. Return None if it is damaged: a wrong checksum, or other numbers than `expected`."""
+    """Decode the record of a row to a segment (run of steps).
+
+    Return None if the record is damaged: its checksum is wrong, or its properties are not those of `expected`.
+    """
     view = memoryview(record)
     if len(view) < _PREFIX.size or xxhash.xxh3_64_digest(view[8:]) != record[:8]:
         return None
@@ -386,7 +399,7 @@ def _unpack(record: bytes, expected: QueuedSegmentInfo) -> PackedSegment | None:
 
 
 def placeholder() -> PackedSegment:
-    """Return an empty segment that takes the sequence number of a lost segment.
+    """Return an empty segment (run of steps) that takes the sequence number of a lost segment.
 
     The learner refuses a placeholder because of its flags, and then expects the next sequence number.
     """

@@ -1,4 +1,7 @@
-"""The segment queue on disk, for actors with a spool. Other actors do not import this module, because it imports sqlite."""
+"""The queue of finished segments (runs of steps) on disk, for actors with a spool.
+
+Actors without a spool do not import this module, because it imports sqlite.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ PUT_ITEMS = 32
 
 
 class SpooledSegmentQueue(SegmentQueue):
-    """The segment queue of an actor with a spool: segments go from the outbox (in memory) to disk before they are sent."""
+    """The queue of finished segments (runs of steps) of an actor that stores them on disk before it sends them.
+
+    The segments go from the outbox (a queue in memory) to the spool (the queue on disk).
+    """
 
     def __init__(self, outbox: Outbox, spool: Spool) -> None:
         super().__init__(outbox)
@@ -23,28 +29,28 @@ class SpooledSegmentQueue(SegmentQueue):
 
     @property
     def items(self) -> int:
-        """The number of segments in the spool and in the outbox that have not been sent."""
+        """The number of segments (runs of steps) on disk (spool) and in memory (outbox) that have not been sent."""
         return self.spool.untaken_items + len(self.outbox)
 
     @property
     def steps(self) -> int:
-        """The number of steps of the segments that `items` counts."""
+        """The number of steps of the segments (runs of steps) that `items` counts."""
         return self.spool.untaken_steps + self.outbox.steps
 
     def peek(self) -> QueuedSegmentInfo | None:
-        """Return the properties of the oldest segment in the spool that was not sent. Return None before `reconcile`."""
+        """Return the properties of the oldest unsent segment (run of steps) on disk. Return None before `reconcile`."""
         return self.spool.peek() if self.spool.reconciled else None
 
     def take(self, max_items: int, max_bytes: int) -> list[PackedSegment]:
-        """Return the oldest segments of the spool that were not sent. They stay on disk until `release`."""
+        """Return the oldest segments (runs of steps) on disk that were not sent. They stay on disk until `release`."""
         return self.spool.take(max_items, max_bytes)
 
     def drop(self, reason: str) -> bool:
-        """Drop the oldest segment in the spool that was not sent. Return False if the disk fails."""
+        """Drop the oldest segment (run of steps) on disk that was not sent. Return False if the disk fails."""
         return self.spool.drop_head(1, reason) == 1
 
     def fill(self) -> bool:
-        """Move up to `PUT_ITEMS` segments from the outbox into the spool. Return False if the outbox was empty."""
+        """Move up to `PUT_ITEMS` segments (runs of steps) from memory to disk. Return False if there were none in memory."""
         batch: list[PackedSegment] = []
         self.in_hand = min(PUT_ITEMS, len(self.outbox))
         while len(batch) < self.in_hand and (segment := self.outbox.pop()) is not None:
@@ -55,15 +61,15 @@ class SpooledSegmentQueue(SegmentQueue):
         return bool(batch)
 
     def release(self, durable: int) -> None:
-        """Delete the segments with sequence numbers below `durable`. The learner has recorded them."""
+        """Delete the segments (runs of steps) with sequence numbers below `durable`. The learner has recorded them."""
         self.spool.release(durable)
 
     def reconcile(self, received: int, durable: int) -> Sequence[PackedSegment] | None:
-        """Find out which segments of an earlier start the learner has received, as `Spool.reconcile` describes."""
+        """Find out which segments (runs of steps) of an earlier start the learner has received. See `Spool.reconcile`."""
         return self.spool.reconcile(received, durable)
 
     def tick(self) -> None:
-        """Do the spool's work that has become due."""
+        """Do the work on disk whose time has come, such as deletions that were delayed."""
         self.spool.tick()
 
     def next_deadline(self) -> float:
@@ -72,20 +78,20 @@ class SpooledSegmentQueue(SegmentQueue):
 
     @property
     def submitted(self) -> int:
-        """The number of segments that the host has finished, over all starts with this spool."""
+        """The number of segments (runs of steps) that the host has finished, over all starts with this file."""
         lost = sum(super().dropped.values())
         return self.spool.submitted + len(self.outbox) + lost
 
     @property
     def dropped(self) -> dict[str, int]:
-        """The number of dropped segments by reason: in the spool over all starts, and in the outbox since this start."""
+        """The number of dropped segments (runs of steps) by reason: on disk over all starts, and in memory since this start."""
         counts = self.spool.dropped
         for reason, count in super().dropped.items():
             counts[reason] = counts.get(reason, 0) + count
         return counts
 
     def close(self) -> None:
-        """Close the spool. Its segments stay on disk for the next start."""
+        """Close the file. Its segments (runs of steps) stay on disk for the next start."""
         while self.fill():
             pass
         self.spool.close()

@@ -1,4 +1,4 @@
-"""Trajectories: their start, their end, and their division into segments (the parts that are sent to the learner)."""
+"""Trajectories (episodes): their start, their end, and their division into segments, the parts that are sent to the learner."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ log = logging.getLogger(__name__)
 
 
 class RL4SysTrajectory:
-    """One episode, which `RL4SysAgent.request_for_action` starts. Its first steps can have been sent already, in segments.
+    """One episode, which `RL4SysAgent.request_for_action` starts.
 
-    `version`, `actions` and the methods are for programs that were written for RL4Sys. There a trajectory is a list of actions,
-    which is sent as a whole after its end. Here the steps are recorded in columns and sent while the episode runs.
+    The steps are recorded in columns, and sent while the episode runs, in segments (runs of consecutive steps).
+
+    `version`, `actions` and the methods are for programs that were written for RL4Sys, an earlier library with the same calls.
+    There a trajectory is a list of actions, which is sent as a whole after its end.
 
     Attributes:
         episode_id: A random 64-bit number that identifies the episode.
@@ -84,24 +86,25 @@ class RL4SysTrajectory:
     def version(self) -> int:
         """The version of the policy that chose the last added action; before that, of the agent's current policy.
 
-        In RL4Sys all actions of a trajectory have one version. Here each action has its own (`RL4SysAction.version`).
+        Each action also has its own version (`RL4SysAction.version`).
         """
         return self.last.version if self.last is not None else self.episodes.policy_version
 
     @property
     def actions(self) -> list[RL4SysAction]:
-        """The actions of this trajectory that this process still holds, oldest first, as a new list.
+        """The actions of this trajectory that were not queued for sending so far, oldest first, as a new list.
 
-        These are the actions of the newest segment, and those of earlier segments that wait for rewards. Actions that have been
-        queued for sending are not among them; ``len(traj)`` counts these too. Adding to the list or removing from it has no
-        effect on the trajectory. The last action is the object that `request_for_action` returned. The others are copies of what
-        was recorded: `act` is then the action to train on, for a Box before clipping or squashing. A reward can be set through a
-        copy, but the object that was copied does not show it.
+        These are the actions of the newest segment (run of steps), and those of earlier segments that wait for rewards.
+        ``len(traj)`` counts all actions. Adding to the list or removing from it has no effect on the trajectory.
+
+        The last action is the object that `request_for_action` returned. The others are copies of what was recorded: `act` is
+        then the action to train on, for a Box before clipping or squashing. A reward can be set through a copy, but the object
+        that was copied does not show it.
         """
         return self.episodes.actions(self)
 
     def get_actions(self) -> list[RL4SysAction]:
-        """Return `actions`."""
+        """Return `actions`: the actions that were not queued for sending so far, oldest first."""
         return self.actions
 
     def add_action(self, action: RL4SysAction) -> None:
@@ -117,19 +120,19 @@ class RL4SysTrajectory:
         return not self.steps
 
     def is_valid(self) -> bool:
-        """Return False if a segment of this trajectory was dropped because its rewards did not come in time.
+        """Return False if a segment (run of steps) of this trajectory was dropped because its rewards did not come in time.
 
-        In RL4Sys a trajectory is invalid, and is not sent, if its actions have different versions. Here they can have different
-        versions.
+        Actions of different policy versions do not make a trajectory invalid. In RL4Sys, an earlier library with the same
+        calls, they do.
         """
         return not self.closed.lost
 
     def is_completed(self) -> bool:
-        """Return `completed`."""
+        """Return `completed`: True if the host has ended the episode."""
         return self.completed
 
     def mark_completed(self) -> None:
-        """End the episode in a terminal state, as `RL4SysAgent.mark_end_of_trajectory` does. In RL4Sys this sends nothing.
+        """End the episode in a terminal state, and send its last steps, as `RL4SysAgent.mark_end_of_trajectory` does.
 
         Raises:
             RewardError: As for `RL4SysAgent.mark_end_of_trajectory`.
@@ -137,21 +140,21 @@ class RL4SysTrajectory:
         self.episodes.end(self)
 
     def clear(self) -> None:
-        """Discard the steps since the last segment was closed, and count them (``cleared_steps`` in `RL4SysAgent.stats`).
+        """Discard the newest steps, which are in no finished segment (run of steps to send). The episode goes on.
 
-        The episode goes on with the next action. Steps in closed segments are on their way to the learner and are not discarded.
-        The method does nothing after the end of the episode: RL4Sys's agent calls it for trajectories that were sent.
+        ``cleared_steps`` in `RL4SysAgent.stats` counts them. Steps in finished segments are on their way to the learner and are
+        not discarded. After the end of the episode, this method does nothing.
         """
         self.episodes.discard_open_segment(self)
 
 
 class TrajectoryManager:
-    """The operations on the trajectories of one agent in one process: begin, add a step, cut into segments, end.
+    """The operations on the trajectories (episodes) of one agent: begin, add a step, cut into segments, end.
 
     Attributes:
         owner: An object that identifies the agent, as in `PolicyStamp`.
-        rollout: The number of steps of a full segment.
-        inputs: The checks of observations.
+        rollout: The number of steps of a full segment (a run of steps that is sent as a unit).
+        inputs: The checker of observations.
     """
 
     def __init__(self, context: AgentComponents, spec: PolicySpec, inputs: InputValidator, rollout: int) -> None:
@@ -165,7 +168,10 @@ class TrajectoryManager:
         self._ids = random.Random()
 
     def use(self, spec: PolicySpec, inputs: InputValidator, rollout: int) -> None:
-        """Store steps for the policy that `spec` describes, in segments of at most `rollout` steps. 0 stores no step."""
+        """From now on, store the steps of the policy that `spec` describes, in segments of at most `rollout` steps.
+
+        A segment is a run of steps that is sent as a unit. With a `rollout` of 0, no steps are stored.
+        """
         self._spec, self.inputs, self.rollout = spec, inputs, rollout
 
     def begin(self) -> RL4SysTrajectory:
@@ -181,8 +187,8 @@ class TrajectoryManager:
     ) -> list[RL4SysTrajectory]:
         """Prepare trajectories for their next step, by a policy of `generation`.
 
-        A full segment, or one with steps of another generation, is closed, and the trajectory gets a new one. Each None and each
-        completed trajectory is replaced by a new trajectory.
+        A segment (run of steps) that is full, or has steps of another generation (number of a learner thread), is closed, and
+        the trajectory gets a new one. Each None and each completed trajectory is replaced by a new trajectory.
 
         Args:
             trajs: ``N`` trajectories.
@@ -214,10 +220,10 @@ class TrajectoryManager:
     def cut(
         self, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None, *, follows: bool = True
     ) -> SegmentWriter:
-        """Close the trajectory's open segment, and return the next open segment.
+        """Close the trajectory's current segment (run of steps to send), and return the new segment for the next steps.
 
         Args:
-            traj: The trajectory. Its open segment has at least one step.
+            traj: The trajectory. Its current segment has at least one step.
             observation: The observation after the last step, from which the learner bootstraps.
             mask: The mask of that observation, or None.
             follows: False if the episode has steps between the two segments that are not stored. The segment indices then differ
@@ -248,7 +254,7 @@ class TrajectoryManager:
         return [action for writer in writers for action in recorded_actions(writer, self.owner, known)]
 
     def discard_open_segment(self, traj: RL4SysTrajectory) -> None:
-        """Replace the trajectory's open segment by an empty one, as described in `RL4SysTrajectory.clear`."""
+        """Discard the trajectory's newest steps, which were not queued for sending, as `RL4SysTrajectory.clear` describes."""
         writer = traj.writer
         if traj.completed or not writer.steps:
             return
@@ -271,10 +277,10 @@ class TrajectoryManager:
     def add(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
         """Store an action as the next step of `traj`, with all checks.
 
-        `RL4SysAgent.add_to_trajectory` calls this method if its own few checks are not enough. The step starts a new segment in
-        these cases:
+        `RL4SysAgent.add_to_trajectory` calls this method if its own few checks are not enough. The step starts a new segment
+        (run of steps to send) in these cases:
 
-        - The generation of the policy has changed.
+        - Another learner thread (generation) published the policy.
         - No policy chose the action (a fallback action). The action is not stored, and the next step starts the new segment.
         - A policy with a state chose the action from another state than the one after the last step.
 
@@ -315,7 +321,9 @@ class TrajectoryManager:
         writer.write(action)
 
     def _add_late(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
-        """Store an action of an ended episode, if the episode's last segment still waits for rewards; else drop and count it.
+        """Store an action of an ended episode, if the last steps of the episode still wait for rewards.
+
+        Otherwise, drop the action and count it.
 
         Raises:
             ActionError: With ``overflow: wait``.

@@ -47,7 +47,7 @@ class WeightSubscriber:
         policy: The current policy, None before the first weights.
         spec: The description from which policies are built, None before the handshake.
         network: The factory of the SUB socket. Set it before `join`.
-        alarms: The number of alarms of each kind that the learner has raised for this policy, from the last beacon.
+        alarms: The number of alarms (problems that stop nothing) of each kind that the learner's last status message reports.
     """
 
     network: SocketFactory
@@ -62,15 +62,16 @@ class WeightSubscriber:
         swapped: Callable[[], None],
         config: AgentConfig,
     ) -> None:
-        """Create a subscriber without a policy.
+        """Create the receiver. It has no policy so far.
 
         Args:
-            learner: The learner's address. Its host name replaces a ``*`` in `Welcome.pub`, the address of the PUB socket.
+            learner: The learner's address. Its host name replaces a ``*`` in the address of the PUB socket, which the learner
+                sends in the handshake (`Welcome.pub`).
             keys: The keys to use, None for a learner without keys.
             counters: The counters of the I/O thread.
             rng: Source of the random variation of retry intervals.
-            fetch: Sends a `FetchWeights` message to the learner if there is a session. It must not raise.
-            swapped: Called after each change to a new policy.
+            fetch: A function that sends a `FetchWeights` message to the learner if there is a session. It must not raise.
+            swapped: A function that is called after each change to a new policy.
             config: The actor's configuration, with which the policy must agree. With ``inference: remote`` the actor needs no
                 weights (`RemotePolicyStub`).
         """
@@ -92,7 +93,10 @@ class WeightSubscriber:
 
     @property
     def held(self) -> tuple[int, int]:
-        """The (generation, version) of the current policy, (0, 0) without a policy."""
+        """The (generation, version) of the current policy: the numbers of its learner thread and of its publication.
+
+        (0, 0) without a policy.
+        """
         return (self.policy.generation, self.policy.version) if self.policy is not None else (0, 0)
 
     @property
@@ -106,7 +110,7 @@ class WeightSubscriber:
         return self._fetch_at or float("inf")
 
     def take_up(self, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
-        """Start with a policy from the policy cache, which an earlier start of the actor saved.
+        """Start with a policy that an earlier start of the actor saved in a file (the policy cache).
 
         Raises:
             RL4SysError: If the policy cannot be built in this process, or the actor's configuration does not fit it.
@@ -135,10 +139,10 @@ class WeightSubscriber:
         return previous
 
     def join(self, welcome: Welcome, poller: SocketPoller) -> None:
-        """Subscribe to the weights of the policy that a `Welcome` describes, and fetch the newest ones.
+        """Subscribe to the weights of the policy that the learner describes in the handshake, and fetch the newest weights.
 
         Args:
-            welcome: The learner's answer in the handshake.
+            welcome: The learner's answer in the handshake, with the policy's description and the address of the PUB socket.
             poller: The poller with which to register the SUB socket.
 
         Raises:
@@ -210,7 +214,7 @@ class WeightSubscriber:
             self._fetch()
 
     def leave(self) -> None:
-        """Close the SUB socket. The current policy stays in use."""
+        """Close the SUB socket at the end of a session. The current policy stays in use."""
         if self._sub is not None and self._poller is not None:
             self._poller.unregister(self._sub)
             self._sub.close()
@@ -296,7 +300,7 @@ class WeightSubscriber:
         self._swapped()
 
     def saw(self, stamp: tuple[int, int]) -> None:
-        """Record the (generation, version) of the policy with which the learner chose an action.
+        """Record the version of the policy with which the learner chose an action, as (generation, version).
 
         Any thread can call this method. It has an effect only for an actor with ``inference: remote``.
         """
@@ -305,13 +309,13 @@ class WeightSubscriber:
             self.policy = RemotePolicyStub(policy.spec, *stamp, 0)
 
     def _note(self, generation: int, version: int, digest: int) -> None:
-        """Record the number of the newest version, for an actor that has no weights (``inference: remote``)."""
+        """Record the newest version that the learner announces, for an actor without weights (``inference: remote``)."""
         assert self.spec is not None
         self.policy = RemotePolicyStub(self.spec, generation, version, digest)
         self._swapped()
 
     def _before(self) -> PolicySnapshot | None:
-        """Return the weights before the current ones, or None. `roll_back` can remove them in another thread at the same time."""
+        """Return the previous weights, or None. `roll_back` can remove them in another thread at the same time."""
         try:
             return self._previous[-1].snapshot
         except IndexError:

@@ -25,10 +25,11 @@ It returns the raw action (trained on), the action for the environment, and the 
 
 
 class Policy(Protocol):
-    """One version of a policy. It is immutable, so threads can share it, each with its own `RandomSource`.
+    """The interface of a policy: an object with fixed weights that chooses actions for observations.
 
-    A policy can also have a method ``bind(rng, explore) -> Act``. It returns a faster form of `act` for one thread, with buffers
-    that no other thread uses.
+    It is immutable, so threads can share it, each with its own `RandomSource` (random numbers). A policy can also have a method
+    ``bind(rng, explore) -> Act``, which returns a faster form of `act` for one thread. That form can use buffers, because no
+    other thread calls it.
     """
 
     @property

@@ -1,6 +1,7 @@
 """The base class of policies with a state that they carry from step to step, or with extra columns.
 
-Extra columns are further values that a policy records with each step or each segment, for the algorithm to train on.
+Extra columns are further values that a policy records for the algorithm to train on: with each step, or with each segment (a
+run of consecutive steps that is sent as a unit).
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ BatchChoice = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], Mapping[str
 
 
 class ExtraColumnPolicy(ABC):
-    """One version of a policy with extra columns (`PolicySpec.columns`), and possibly with a state. It is immutable.
+    """The base class of policies that keep a state between steps, or record further values (extra columns) with each step.
 
-    A subclass implements `step`. The state can be any object. It is None at the start of an episode. The actor keeps the state
-    after a step with the trajectory once the action is added, and passes it to the next step. So a policy must not change a state
-    or a value that it has returned, but must create a new object. A new version of the policy continues from the state of the
-    version before.
+    A subclass implements `step`. `PolicySpec.columns` describes the extra columns. The state can be any object, such as the
+    hidden state of a recurrent network. It is None at the start of an episode. The actor stores the state with the trajectory
+    once the action is added, and passes it to the next step. So a policy must not change a state or a value that it has
+    returned, but must create a new object. A policy object is immutable: new weights become a new object, which continues from
+    the state that the old one returned.
 
     Attributes:
         snapshot: The weights.
@@ -61,9 +63,9 @@ class ExtraColumnPolicy(ABC):
 
             - The raw action, the action and the log-probability, as in `Policy.act`.
             - The values of all columns of the spec, by name. Each value has the shape of one row of its column, and a dtype that
-              can be cast to that of the column. Some columns have one value for a whole segment. The value of such a column is
-              stored only if this step becomes the first step of a segment. A recurrent policy returns the given `state` there,
-              as an array.
+              can be cast to that of the column. Some columns have one value for a whole segment (a run of steps). The value of
+              such a column is stored only if this step becomes the first step of a segment. A recurrent policy returns the
+              given `state` there, as an array.
             - The state after this step.
 
         Raises:

@@ -62,7 +62,7 @@ class PolicyOrigin:
     """The training that a stored policy comes from.
 
     Attributes:
-        client_id: Name of the client, the policy with its learner.
+        client_id: Name of the client (one policy with its training).
         algorithm_name: Registered name of the algorithm that trained the policy.
         updates: Number of updates that the algorithm had done.
         steps: Number of environment steps that the algorithm had observed.
@@ -133,7 +133,7 @@ def encode_policy(policy: StoredPolicy) -> dict[str, bytes]:
 
 
 def read_policy(folder: str | os.PathLike[str]) -> StoredPolicy:
-    """Return the policy in a folder, verified to the last bit. The folder of a learner's checkpoint can be given too.
+    """Return the policy in a folder, after a check of all checksums. The folder of a learner's checkpoint can be given too.
 
     Raises:
         ConfigError: If safetensors is not installed.
@@ -210,7 +210,7 @@ def _check_target(folder: Path, force: bool) -> None:
 
 
 def _read_spec(folder: Path) -> dict[str, Any]:
-    """Return the JSON of ``spec.json``, after checks of its seal and its format."""
+    """Return the JSON of ``spec.json``, after checks of its checksum (the first key) and its format."""
     file = folder / SPEC
     if not folder.is_dir():
         raise PolicyFolderError(folder, "there is no such folder; give the folder that `rl4sys-learner export` has written")
@@ -230,7 +230,7 @@ def _read_spec(folder: Path) -> dict[str, Any]:
 
 
 def _read_listed(file: Path, listed: Mapping[str, Any], limit: int) -> bytes:
-    """Return the contents of a file, after checks of the size and the digest that ``spec.json`` lists."""
+    """Return the contents of a file, after checks of the size and the checksum that ``spec.json`` lists for it."""
     size = _integer(listed["bytes"])
     if size > limit:
         raise PolicyFolderError(file, f"it should have {size} bytes; the policy in {SPEC} has at most {limit}")

@@ -48,7 +48,7 @@ class GaussianPolicy:
 
     @classmethod
     def of(cls, spec: PolicySpec, document: MLPParameters, snapshot: PolicySnapshot, network: PolicyNetwork) -> GaussianPolicy:
-        """Return the policy of `spec`. `network` must have been built from the weights in `snapshot`."""
+        """Build the policy that `spec` describes. `network` must have been built from the weights in `snapshot`."""
         space = spec.action_space
         assert isinstance(space, BoxSpace)
         log_std = spec.views(snapshot.flat)["log_std"].astype(np.float64)
@@ -118,7 +118,7 @@ class GaussianPolicy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActionBounds:
-    """The numbers with which a raw sample becomes an action of a box.
+    """The bounds of a continuous action space, and the numbers that map a raw sample of the policy into them.
 
     Attributes:
         work: The dtype of the computation. Narrow types are computed in float32, wide ones in float64, and rounded once at the
@@ -135,7 +135,7 @@ class ActionBounds:
 
 
 def action_bounds(space: BoxSpace) -> ActionBounds:
-    """Return the bounds of a box of actions, for the conversion of raw samples to actions."""
+    """Return the bounds of a continuous action space, for the conversion of the policy's raw samples to actions."""
     dtype = np.dtype(space.dtype)
     work: np.dtype[Any] = np.dtype(np.float32) if dtype in (np.float32, np.float16) else np.dtype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -146,9 +146,10 @@ def action_bounds(space: BoxSpace) -> ActionBounds:
 
 @lru_cache(maxsize=64)
 def _bounder(space: BoxSpace, squash: str) -> _Bounder:
-    """Return a function that maps raw samples ``[..., n]`` to environment actions, as a new array of the space's dtype.
+    """Return a function that maps the policy's raw samples ``[..., n]`` to actions for the environment.
 
-    The actions are within the bounds of the space. `squash` is ``clip`` or ``tanh``, as in `MLPParameters`.
+    The result is a new array of the space's dtype. The actions are within the bounds of the space. `squash` is ``clip`` or
+    ``tanh``, as in `MLPParameters`.
     """
     dtype = np.dtype(space.dtype)
     bounds = action_bounds(space)

@@ -109,7 +109,7 @@ def _check_same(path: Path, theirs: PolicySpec, ours: PolicySpec) -> None:
 
 
 def _from_sequential(path: Path, found: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return the tensors of a torch ``nn.Sequential`` under the names of the layers of an MLP policy."""
+    """Return the tensors of a torch ``nn.Sequential``, renamed to the layers of an MLP policy (``layers.0.weight``)."""
     layers: dict[int, dict[str, NDArray[Any]]] = {}
     prefixes, tensors = set(), {}
     for name, tensor in found.items():

@@ -189,7 +189,7 @@ class PolicyNetwork:
 
 
 def _columns(weight: NDArray[np.float32]) -> _Step:
-    """Return a function that looks up columns of `weight`, in place of a product with one-hot vectors.
+    """Return a function that looks up columns of `weight`: the result of a product with one-hot vectors, but faster.
 
     The function takes an index, or indices ``[N]``, and returns a new array ``[out]``, or ``[N, out]``.
     """
@@ -204,7 +204,7 @@ def _columns(weight: NDArray[np.float32]) -> _Step:
 
 
 def _single_features(spec: PolicySpec, document: MLPParameters, tensors: Tensors) -> _Step | None:
-    """Return a function from an observation to the input of the first layer. Return None if no conversion is needed."""
+    """Return the function that converts one observation to the input of the first layer. Return None if none is needed."""
     space = flat_space(spec.observation_space, "an mlp policy")
     normalise = _normaliser(tensors) if document.normalise_observations else None
     if isinstance(space, DiscreteSpace):

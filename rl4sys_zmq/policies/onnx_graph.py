@@ -32,7 +32,7 @@ OPSET, IR_VERSION = 17, 8
 
 
 class _Graph:
-    """A graph under construction: nodes in the order of their computation, and constants."""
+    """An ONNX graph under construction: nodes in the order of their computation, and constants."""
 
     def __init__(self, onnx: Any) -> None:
         self._onnx = onnx
@@ -40,25 +40,25 @@ class _Graph:
         self.constants: list[Any] = []
 
     def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
-        """Append a node, and return the name of its output."""
+        """Append a node (one operation) to the graph, and return the name of its output."""
         output = output or f"{operator.lower()}_{len(self.nodes)}"
         self.nodes.append(self._onnx.helper.make_node(operator, inputs, [output], **attributes))
         return output
 
     def constant(self, array: NDArray[Any] | np.generic | Sequence[int], name: str = "") -> str:
-        """Add a constant, and return its name. Integers become int64."""
+        """Add a constant array to the graph, and return its name. Integers become int64."""
         name = name or f"constant_{len(self.constants)}"
         self.constants.append(self._onnx.numpy_helper.from_array(np.asarray(array), name))
         return name
 
     def cast(self, value: str, dtype: Any, output: str = "") -> str:
-        """Append a conversion to a NumPy dtype."""
+        """Append a node that converts an array to a NumPy dtype, and return the name of its output."""
         kind = self._onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
         return self.add("Cast", value, output=output, to=kind)
 
 
 def encode_onnx(policy: StoredPolicy) -> bytes:
-    """Return a stored policy as an ONNX model.
+    """Return a stored policy as the bytes of an ONNX model, for programs without this library.
 
     Raises:
         ConfigError: If the policy is of another kind than ``mlp``, or the package ``onnx`` is not installed.

@@ -1,4 +1,4 @@
-"""The registry of policy kinds.
+"""The registry of policy kinds: it maps the name of a kind, such as ``mlp``, to the function that builds such policies.
 
 A kind can be built in, registered by the program, or provided by an installed distribution (entry point).
 """
@@ -21,7 +21,7 @@ __all__ = ["POLICIES", "PolicyEntry", "build_policy", "register_policy", "requir
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyEntry:
-    """One kind of policy in the registry.
+    """One kind of policy, such as ``mlp``, in the registry of kinds.
 
     Attributes:
         name: The name of the kind, as in `PolicySpec.kind`.
@@ -113,7 +113,7 @@ def build_policy(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
 
     Raises:
         ConfigError: If the kind is not registered in this process, if the snapshot and the spec differ in size, if the spec has
-            extra columns and the policy is not a `ExtraColumnPolicy`, or the reverse.
+            extra columns and the policy is not an `ExtraColumnPolicy`, or the reverse.
     """
     policy = require_policy(spec.kind).load()(spec, snapshot)
     if isinstance(policy, ExtraColumnPolicy) != bool(spec.columns):

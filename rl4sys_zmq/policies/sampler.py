@@ -21,7 +21,7 @@ POOL = 1024
 class RandomSource:
     """The source of the random numbers with which one host thread chooses actions.
 
-    The sequence depends only on the seed and the order of the calls. Threads must not share a sampler without a lock.
+    The sequence depends only on the seed and the order of the calls. Threads must not share an object without a lock.
 
     Attributes:
         uniform: A function that returns the next random float in ``[0, 1)``. It is a bound C function for speed, because it

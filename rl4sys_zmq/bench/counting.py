@@ -26,7 +26,7 @@ END_S = 10.0
 
 
 class CountingAlgorithm(FakeAlgorithm):
-    """An algorithm that only counts steps and never learns."""
+    """An algorithm that only counts the received steps and never learns, to measure the system without training."""
 
     kind = "offpolicy"
 

@@ -1,4 +1,4 @@
-"""The benchmark of weight diffs: their size and speed.
+"""The benchmark of weight diffs (the change of a policy's weights, as the learner sends it to actors): their size and speed.
 
 The size is compared with a simple diff (XOR, byte shuffle, zstd level 1), the speed with a copy of the weights in memory.
 """

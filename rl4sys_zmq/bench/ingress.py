@@ -36,7 +36,7 @@ ALGORITHM = "COUNTS"
 
 @dataclass(frozen=True)
 class IngressRate:
-    """The speed of one measurement.
+    """The measured speed of a process that receives trajectories.
 
     Attributes:
         steps_per_s: Number of steps received per second.
@@ -79,7 +79,7 @@ def _build(
 def ours(
     payload: TrajectoryKind, *, batch: int, actors: int, seconds: float, fsync: str = "", folder: Path | None = None
 ) -> IngressRate:
-    """Measure a learner of this library.
+    """Measure the steps per second that a learner of this library receives from several sending processes.
 
     Args:
         payload: The kind of trajectory to send.

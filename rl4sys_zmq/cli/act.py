@@ -30,7 +30,7 @@ SIGNALLED_FLUSH_S = 0.5
 VERBOSE_S = 5.0
 CHECK_STEPS = 64
 SIMULATOR_EXTRAS = {"box2d": "gym", "mujoco": "mujoco"}
-"""The extra of this package that installs a simulator, by a word in Gymnasium's message about its absence."""
+"""The pip extra of this package that installs a simulator, by a word in Gymnasium's message about the missing simulator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ def agent_config(run: RunOptions, env: Any, seed: int) -> AgentConfig:
     ``send_frequency`` have defaults for simulators: wait for the learner, and send one segment of each environment together.
 
     Raises:
-        ConfigError: If a value is invalid, ``client_id`` is missing, or a space in the file is not the environment's.
+        ConfigError: If a value is invalid, ``client_id`` is missing, or a space in the file differs from the environment's.
     """
     given = read_mapping(run.config_path) if run.config_path is not None else {}
     known = AgentConfig.from_mapping({"client_id": "?", **given}, source=str(run.config_path or ""))

@@ -52,7 +52,7 @@ class ColumnSummary(TypedDict):
 
 @final
 class SegmentSummary(TypedDict):
-    """A summary of one segment in a dead letter, for the output of the command."""
+    """A summary, for printing, of one segment (consecutive steps of an episode) that the learner could not train on."""
 
     steps: int
     generation: int
@@ -66,13 +66,16 @@ class SegmentSummary(TypedDict):
 
 @final
 class UnreadableDeadLetter(TypedDict):
-    """The entry for a segment that cannot be read: the text ``problem`` instead of a summary."""
+    """The entry that replaces `SegmentSummary` if a segment in a dead letter (data unfit for training) cannot be read.
+
+    Its text ``problem`` is the reason.
+    """
 
     problem: str
 
 
 def print_letters(run: Path, client_id: str | None, *, as_json: bool) -> None:
-    """Print a list of the dead letters of a run, oldest first.
+    """Print a list of a run's dead letters (files with data that the learner could not train on), oldest first.
 
     Raises:
         RunDirectoryError: If the run directory does not exist.
@@ -95,7 +98,7 @@ def print_letters(run: Path, client_id: str | None, *, as_json: bool) -> None:
 
 
 def show_letter(run: Path, which: str, client_id: str | None, *, as_json: bool) -> None:
-    """Print the content of one dead letter.
+    """Print the content of one dead letter, a file with data that the learner could not train on.
 
     Args:
         run: The run directory.
@@ -136,7 +139,7 @@ def show_letter(run: Path, which: str, client_id: str | None, *, as_json: bool) 
 
 
 def clear_letters(run: Path, client_id: str | None) -> None:
-    """Remove all dead letters of a run, or all dead letters of one client.
+    """Remove all dead letters (files with data that the learner could not train on) of a run, or those of one client.
 
     Raises:
         RunDirectoryError: If there is no such run, or a letter cannot be removed.
@@ -158,7 +161,7 @@ def clear_letters(run: Path, client_id: str | None) -> None:
 
 
 def _letters(run: Path, client_id: str | None) -> tuple[list[tuple[int, StoredDeadLetter]], list[Path]]:
-    """Return the dead letters of a run with their numbers, and the paths of letters without a readable description.
+    """Return a run's dead letters (stored data unfit for training) with numbers, and the paths of those without a description.
 
     The letters are numbered from 1, oldest first. The numbers count the letters of all clients.
     """

@@ -223,9 +223,9 @@ def forget(target: CommandTarget, **options: Unpack[ClientCommandOptions]) -> No
 @click.argument("actor_id")
 @_client_options
 def drop_actor(target: CommandTarget, actor_id: str, **options: Unpack[ClientCommandOptions]) -> None:
-    """Remove the record of an actor that is fenced, belongs to a lost key or occupies a slot. It can then join again.
+    """Remove the record of an actor: one that is refused as an old start, belongs to a lost key or occupies a slot.
 
-    Its accepted segments stay, and pending ones will be trained on.
+    The actor can then join again. Its accepted segments stay, and pending ones will be trained on.
     """
     _run_on_client(target, target.message("drop-actor", actor_id=actor_id), options)
 

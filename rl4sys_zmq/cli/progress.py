@@ -61,7 +61,7 @@ def make_progress(*, debug: bool = False, every_s: float = LINES_S) -> StatusDis
 
 
 class _StepRates:
-    """The measurement of each client's steps per second, over the last `RATE_WINDOW_S` seconds."""
+    """The measurement of the training steps per second of each client (a trained policy), over the last `RATE_WINDOW_S`."""
 
     def __init__(self) -> None:
         self._seen: dict[str, deque[tuple[float, int]]] = {}

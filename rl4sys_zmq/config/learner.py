@@ -40,7 +40,7 @@ from rl4sys_zmq.loopback import is_local
 __all__ = ["LearnerConfig"]
 
 _INHERITED = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates", "max_magnitude", "max_reward")
-"""Options that both classes have. If a client's entry does not set one, the learner's own value applies."""
+"""Options that both `LearnerConfig` and `ClientConfig` have. The learner's value applies if a client's entry does not set one."""
 
 
 def _clients(value: object) -> dict[str, ClientConfig]:
@@ -180,11 +180,11 @@ class LearnerConfig:
 
     @property
     def durable(self) -> bool:
-        """True if acknowledged segments survive the end of the process."""
+        """True if the learner records accepted trajectories on disk, so that they survive the end of the process."""
         return (self.journal or ("memory" if self.run_dir is None else "sqlite")) == "sqlite"
 
     def client(self, client_id: str) -> ClientConfig:
-        """Return a client's entry.
+        """Return the options of one client (a policy with its learner).
 
         Options for lag, pacing, publishing and bounds that the entry does not set are taken from the learner's own options.
         """

@@ -14,7 +14,7 @@ __all__ = ["WeightsConfig", "weights_options"]
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
 class WeightsConfig:
-    """The options for the encoding of weights, under the key ``weights``.
+    """The options for the encoding of the weights that a learner sends to actors: the key ``weights`` in a configuration.
 
     An option that is None has the value of the next wider scope: the client, then the learner, then the default.
 

@@ -44,7 +44,7 @@ def request_status(address: str, timeout_s: float, keys: UserKeys | None = None)
 def request_command(
     address: str, command: OperatorCommand, timeout_s: float, keys: UserKeys | None = None
 ) -> OperatorCommandDone:
-    """Send a command to a learner and return the result.
+    """Send an operator's command, such as a restart of a learner thread, to a learner, and return the result.
 
     Args:
         address: The learner's address, host:port or a URI.
@@ -114,7 +114,7 @@ def handshake_error(event: MonitorEvent, have_keys: bool) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientStatusRow:
-    """The main figures of one client in a status report, as a row of a table.
+    """The main figures of one client (a policy with its learner) in a learner's status report, as a row of a table.
 
     Attributes:
         mean_return: The mean return of the last 100 episodes. None before the first episode has ended.

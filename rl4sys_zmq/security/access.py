@@ -69,7 +69,7 @@ class User:
     quota: Quota
 
     def may_act_for(self, client_id: str) -> bool:
-        """Return True if the user may send and receive messages for a client."""
+        """Return True if the user may send and receive messages for a client, a policy with its learner."""
         return self.client_ids is None or client_id in self.client_ids
 
     def expired(self, unix_s: float) -> bool:

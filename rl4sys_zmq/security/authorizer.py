@@ -110,7 +110,8 @@ class Authorizer:
 
         Args:
             key: The public key of the connection.
-            client_id: The client. None: the topic belongs to no client, so only the role ``read_weights`` is needed.
+            client_id: The client (a policy with its learner). None: the subscription belongs to no client, so only the role
+                ``read_weights`` is needed.
         """
         if self._access is None:
             return True

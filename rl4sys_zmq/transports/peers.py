@@ -1,4 +1,4 @@
-"""Functions for the peers of a bound socket: the user that sent a frame, permission to subscribe, closing a connection."""
+"""Functions for the peers of a bound socket: find the user that sent a frame, allow a subscription, close one connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ZeroMQ sockets in a separate process, the *sidecar*. The program that embeds the actor survives if libzmq aborts its process.
+"""ZeroMQ sockets in a separate process, the *sidecar*, so that the program that embeds an actor survives an abort in libzmq.
 
 This module is the side of that program, the *host*. One socketpair to the sidecar carries the messages of all sockets. The host
 itself has no ZeroMQ socket and no context.
@@ -26,14 +26,14 @@ _KEY_BYTES = 40
 
 
 class SidecarSocketFactory(SocketFactory, TrackedResource):
-    """A `SocketFactory` whose sockets are in a sidecar process. It starts the process and passes messages to it and back.
+    """A `SocketFactory` whose sockets are in a separate process, the sidecar. It starts the sidecar and passes messages.
 
-    Create, use and close a relay, its sockets and its pollers in one thread. When the sidecar has ended, all their methods except
-    `close` and `unregister` raise `TransportError`. The relay does not start another sidecar. In a forked child every method
-    except `close` raises.
+    Create, use and close the factory, its sockets and its pollers in one thread. After the sidecar has ended, all their methods
+    except `close` and `unregister` raise `TransportError`. The factory does not start another sidecar. In a forked child every
+    method except `close` raises.
 
     Attributes:
-        owner: The identifier of the thread that created the relay.
+        owner: The identifier of the thread that created the factory.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
         return self._open("sub", connect, (0, hwm, max_frame_bytes), keys)
 
     def poller(self) -> SocketPoller:
-        """Create a poller for the sockets of this relay and for file descriptors."""
+        """Create a poller for the sockets of this factory and for file descriptors."""
         return RelayPoller(self)
 
     def _open(self, role: str, connect: Address | str, limits: tuple[int, int, int], keys: Keys | None) -> RelayedSocket:
@@ -101,12 +101,12 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
     # ---- for the sockets and pollers of this relay
 
     def fileno(self) -> int:
-        """Return the file descriptor of the socketpair, for a poller."""
+        """Return the file descriptor of the socketpair to the sidecar process, for a poller."""
         return self._sidecar.fileno()
 
     @property
     def unsent_bytes(self) -> int:
-        """The number of bytes that the host has queued because the socketpair is full."""
+        """The number of bytes that this process has queued because the socketpair to the sidecar process is full."""
         return self._sidecar.unsent_bytes
 
     def send_command(self, command: RelayMessageKind, line: int, frames: Frames = ()) -> None:
@@ -121,14 +121,14 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
         self._sidecar.send_command(command, line, frames)
 
     def exchange(self) -> None:
-        """Exchange data with the sidecar without blocking: write what is queued, and pass received commands to their sockets."""
+        """Write queued data to the sidecar process, and pass the commands received from it to their sockets. Never block."""
         self.check_owner()
         for said in self._sidecar.exchange():
             if (line := self._connections.get(said.line)) is not None:
                 line.on_command(said)
 
     def close_connection(self, number: int) -> None:
-        """Close the socket with this number in the sidecar."""
+        """Close the socket with this number in the sidecar process."""
         if self.owner == _NO_OWNER:
             return
         self.check_thread()
@@ -138,7 +138,7 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
                 self._sidecar.send_command(RelayMessageKind.CLOSE, number)
 
     def check_thread(self) -> None:
-        """Raise TransportError in a thread that is not the owner."""
+        """Raise TransportError if the calling thread did not create this object, or the process is a forked child."""
         if self.owner == _NO_OWNER:
             raise TransportError("this sidecar was inherited by a fork; create a new one in the child")
         if self.owner != threading.get_ident():
@@ -173,6 +173,6 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
             untrack(self)
 
     def abandon(self) -> None:
-        """Mark the relay as unusable in a forked child, and close the child's copy of the socketpair."""
+        """Mark the factory as unusable in a forked child, and close the child's copy of the socketpair."""
         self.owner = _NO_OWNER
         self._sidecar.abandon()

@@ -1,4 +1,4 @@
-"""The sidecar process of a `SidecarSocketFactory` as the host sees it: the process and the socketpair to it.
+"""The host program's handle of its sidecar, a separate process that holds ZeroMQ sockets, and of the socketpair to it.
 
 If the sidecar ends, the messages in it are lost, as when a connection breaks. The delivery protocol of the actor resends them.
 """
@@ -39,9 +39,9 @@ _LOWEST_FD = 3
 
 
 class Sidecar(Resource):
-    """The host's handle of a sidecar: a process that holds ZeroMQ sockets for the host.
+    """A host program's handle of its sidecar, a separate process that holds the ZeroMQ sockets.
 
-    It starts the process, exchanges commands with it, detects its end, and ends it.
+    The handle starts the process, exchanges commands with it over a socketpair, detects its end, and ends it.
 
     Attributes:
         pid: The process id.
@@ -67,7 +67,7 @@ class Sidecar(Resource):
 
     @property
     def unsent_bytes(self) -> int:
-        """The number of bytes that are queued because the socketpair is full."""
+        """The number of bytes that are queued because the socketpair to the process is full."""
         return self._output.nbytes
 
     def check(self) -> None:
@@ -94,7 +94,7 @@ class Sidecar(Resource):
             self._die()
 
     def exchange(self) -> list[RelayMessage]:
-        """Write and read the socketpair without blocking, and return the commands that were received.
+        """Write queued commands to the process and read from it without blocking. Return the commands that were received.
 
         Raises:
             TransportError: If the sidecar has ended.
@@ -147,7 +147,7 @@ class Sidecar(Resource):
             self._pair.close()
 
     def abandon(self) -> None:
-        """Close a forked child's copy of the socketpair. It would keep the sidecar running after the end of the host."""
+        """Close a forked child's copy of the socketpair. The copy would keep the sidecar running after the end of the host."""
         self._closed = True
         self._pair.close()
         self._process.returncode = 0  # the parent waits for the process

@@ -31,7 +31,7 @@ class CountingAlgorithm(FakeAlgorithm):
     kind = "offpolicy"
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        """Count the steps of a segment."""
+        """Count the steps of a received segment (consecutive steps of an episode)."""
         self.steps += segment.steps
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:

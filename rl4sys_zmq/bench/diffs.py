@@ -108,7 +108,7 @@ def measure_diffs(name: str, versions: Floats, repeat: int, say: Callable[[str],
 
 
 def snapshot(flat: Floats, version: int) -> PolicySnapshot:
-    """Return flat weights as a `PolicySnapshot` with the given version and generation 1."""
+    """Return weights, an array ``[n]``, as a `PolicySnapshot` with this version number, for encoding."""
     return PolicySnapshot(1, version, digest(flat), flat)
 
 

@@ -98,7 +98,7 @@ def agent_config(run: RunOptions, env: Any, seed: int) -> AgentConfig:
     """Return the configuration of the actor.
 
     Options of the command line override the file. The environment sets spaces that the file does not set. ``overflow`` and
-    ``send_frequency`` have defaults for simulators: wait for the learner, and send one segment of each environment together.
+    ``send_frequency`` have defaults for simulators: wait for the learner, and send finished parts of all environments together.
 
     Raises:
         ConfigError: If a value is invalid, ``client_id`` is missing, or a space in the file differs from the environment's.

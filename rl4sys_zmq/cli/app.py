@@ -188,7 +188,7 @@ def as_config_error(*kinds: type[Exception]) -> Iterator[None]:
 
 
 def require(extra: str, *modules: str) -> None:
-    """Check, without importing, that the Python modules which an extra of this package installs are present.
+    """Check, without importing, that the Python modules are present which a pip extra of this package installs.
 
     Raises:
         ConfigError: If a module is missing; the message has the command to install the extra.

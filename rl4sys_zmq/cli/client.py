@@ -26,7 +26,7 @@ class CommandTarget:
 
     Attributes:
         address: The address of a running learner, or the path of a run directory.
-        client_id: The name of the client.
+        client_id: The name of the client, a policy with its learner.
     """
 
     address: str

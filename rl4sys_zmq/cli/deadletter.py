@@ -37,7 +37,7 @@ _COLUMNS = ("actions", "rewards", "log_probs", "versions", "masks")
 
 
 class ColumnSummary(TypedDict):
-    """A summary of one column of a segment, such as the rewards.
+    """A summary of one column of a segment (consecutive steps of an episode), such as the rewards.
 
     ``min`` and ``max`` are the smallest and the largest finite value, or None without finite values. ``not_finite`` is the number
     of NaN and infinite values.
@@ -103,7 +103,7 @@ def show_letter(run: Path, which: str, client_id: str | None, *, as_json: bool) 
     Args:
         run: The run directory.
         which: The letter's number in the list, counted from 1, or the path of its file.
-        client_id: The client whose letters the number can select. None: all clients.
+        client_id: The client (a policy with its learner) whose letters the number can select. None: all clients.
         as_json: True to print JSON.
 
     Raises:
@@ -189,7 +189,9 @@ def _plain(letter: StoredDeadLetter) -> dict[str, object]:
 
 
 def _content(path: Path) -> tuple[list[SegmentSummary | UnreadableDeadLetter], str]:
-    """Return summaries of the segments in a dead letter, and a text about a problem with the letter (empty without one).
+    """Return summaries of the segments (pieces of trajectories) in a dead letter, a file with data unfit for training.
+
+    The second result is a text about a problem with the file, empty without one.
 
     Raises:
         RunDirectoryError: If the file cannot be read.
@@ -214,9 +216,9 @@ def _content(path: Path) -> tuple[list[SegmentSummary | UnreadableDeadLetter], s
 
 
 def _outline(path: Path) -> str:
-    """Check the frame lengths in a dead letter's file, and return the problem as text. The text is empty if all are valid.
+    """Check the frame lengths in a file with data unfit for training, and return the problem as text, empty without one.
 
-    This check runs before the letter is read, because a damaged letter can claim millions of frames.
+    This check runs before the file is read, because a damaged file can claim millions of frames.
     """
     if not path.is_file():
         raise OSError("no such file" if not path.exists() else "not a regular file")

@@ -114,7 +114,7 @@ def demo(options: DemoOptions) -> int:
 
 
 def find_task(options: DemoOptions) -> DemoTask:
-    """Return the task that the options describe. An environment without a preset of the algorithm gets default settings.
+    """Return the task that the options describe. Without settings of the algorithm for the environment, defaults apply.
 
     Raises:
         ConfigError: If the environment does not exist, or the algorithm does not support it.

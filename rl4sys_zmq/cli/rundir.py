@@ -87,7 +87,7 @@ def print_saved_at_stop() -> Iterator[RunToSave]:
 
 
 def saved_lines(saved: RunToSave, signal: str) -> Iterator[str]:
-    """Yield lines of text about the newest checkpoint of each client in a run directory.
+    """Yield lines of text about the newest checkpoint of each client (a policy with its learner) in a run directory.
 
     Args:
         saved: The run.

@@ -33,7 +33,7 @@ MEMORY_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """The options of a learner in the foreground.
+    """The options of the command ``rl4sys-learner serve``, which runs a learner in the foreground.
 
     Attributes:
         config_path: A file with the learner's options.

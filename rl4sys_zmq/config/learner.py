@@ -40,7 +40,7 @@ from rl4sys_zmq.loopback import is_local
 __all__ = ["LearnerConfig"]
 
 _INHERITED = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates", "max_magnitude", "max_reward")
-"""Options that both `LearnerConfig` and `ClientConfig` have. The learner's value applies if a client's entry does not set one."""
+"""Options of `LearnerConfig` and of `ClientConfig`. The learner's value applies if a client's entry does not set one."""
 
 
 def _clients(value: object) -> dict[str, ClientConfig]:

@@ -16,7 +16,8 @@ __all__ = ["WeightsConfig", "weights_options"]
 class WeightsConfig:
     """The options for the encoding of the weights that a learner sends to actors: the key ``weights`` in a configuration.
 
-    An option that is None has the value of the next wider scope: the client, then the learner, then the default.
+    The learner takes each option from the first of these that sets it: its entry for the client (a policy with its learner), the
+    client's first actor, its own options, the default. An option that is None is not set.
 
     Raises:
         ConfigError: If the value of an option is invalid.

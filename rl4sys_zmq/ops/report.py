@@ -25,7 +25,7 @@ def report_lines(report: Mapping[str, Any], now_unix_s: float) -> list[str]:
 
 
 def _versions(report: Mapping[str, Any]) -> str:
-    """Return a line with the versions of the learner, of this command, and of live actors with another version."""
+    """Return a line with the versions of the learner, of this command, and of connected actors with another version."""
     theirs, ours = report.get("version", "unknown"), package_version()
     text = f"version {theirs}, this command {ours}"
     live = [actor for client in report["clients"].values() for actor in client["actors"].values() if actor["live"]]
@@ -139,7 +139,7 @@ def _client_lines(client_id: str, client: Mapping[str, Any], now_unix_s: float) 
 
 
 def _actor_lines(actors: Mapping[str, Any], total: int) -> list[str]:
-    """Return a table of the actors as lines: live actors first, and in each part those with the most recent message first."""
+    """Return a table of the actors as lines: connected actors first, then the others, each by their most recent message."""
     names = ("received", "durable", "trained", "checkpointed", "credit_steps")
     rows: list[tuple[str, ...]] = [("  actor", "live", "silent", "received", "durable", "trained", "saved", "credit")]
     order = sorted(actors.items(), key=lambda item: (not item[1]["live"], item[1]["silent_s"], item[0]))

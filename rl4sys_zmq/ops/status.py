@@ -118,10 +118,10 @@ class ClientStatusRow:
 
     Attributes:
         mean_return: The mean return of the last 100 episodes. None before the first episode has ended.
-        policy_lag: The mean number of policy versions by which the data of the last training was behind.
+        policy_lag: The mean number of policy versions by which the data of the last training was older than the policy.
         actors: The number of actors that are connected now.
-        pending: The number of segments that are accepted but not yet used.
-        refused: The number of segments that were refused or quarantined.
+        pending: The number of segments (pieces of trajectories) that are accepted but not used so far.
+        refused: The number of segments that were refused, or accepted and then found unfit for training.
         stale: The number of segments that were dropped because they were too old.
     """
 
@@ -199,12 +199,12 @@ HEADINGS = (
 
 
 def client_rows(report: Mapping[str, Any]) -> list[ClientStatusRow]:
-    """Return a row for each client in a status report, sorted by name."""
+    """Return a table row for each client (a policy with its learner) in a learner's status report, sorted by name."""
     return [_row(name, client) for name, client in sorted(report["clients"].items())]
 
 
 def text_table(rows: Sequence[ClientStatusRow]) -> list[str]:
-    """Return the table of clients as lines of aligned plain text, followed by a line for the error of each failed client."""
+    """Return the table of clients (policies with their learners) as lines of aligned text, then a line for each error."""
     table = [HEADINGS, *(row.cells() for row in rows)]
     widths = [max(len(cells[i]) for cells in table) for i in range(len(HEADINGS))]
     left = 3  # names are aligned to the left, numbers to the right

@@ -41,7 +41,7 @@ class Authorizer:
     # ---- the access list
 
     def replace(self, access: AccessList) -> set[str]:
-        """Use a new access list from now on.
+        """Use a new access list from now on, and reset all rate limits.
 
         Returns:
             The names of the users that can receive fewer weights than before: removed users, users with another key, without the
@@ -101,7 +101,10 @@ class Authorizer:
 
     @staticmethod
     def check_client(user: User | None, client_id: str) -> None:
-        """Raise ProtocolError (``IDENTITY``) if the user may not act for this client. If the user is None, never raise."""
+        """Raise ProtocolError (``IDENTITY``) if the user may not act for this client, a policy with its learner.
+
+        If the user is None, never raise.
+        """
         if user is not None and not user.may_act_for(client_id):
             raise ProtocolError(RefusalReason.IDENTITY, f"the key of {user.name} is not valid for client {client_id!r:.80}")
 
@@ -123,13 +126,13 @@ class Authorizer:
     # ---- actors
 
     def check_hello(self, user: User | None, hello: Hello, owner: str, live: int) -> None:
-        """Check that an actor may open a session.
+        """Check that an actor may join: that its user has the rights, owns the actor's name and has not too many actors.
 
         Args:
             user: The user of the connection.
-            hello: The actor's `Hello` message.
+            hello: The actor's handshake message.
             owner: The name of the user that has used this ``actor_id`` before; empty if no user has.
-            live: The number of other actors of this user that are live.
+            live: The number of other actors of this user that are connected.
 
         Raises:
             ProtocolError: ``IDENTITY`` if the user may not act for the client, or the ``actor_id`` belongs to another user;
@@ -164,7 +167,7 @@ class Authorizer:
 
     @staticmethod
     def check_steps(user: User | None, steps: Iterable[int]) -> None:
-        """Raise ProtocolError (``QUOTA``) if a segment has more steps than the user may send.
+        """Raise ProtocolError (``QUOTA``) if a segment (consecutive steps of an episode) has more steps than the user may send.
 
         Args:
             user: The user of the connection.

@@ -51,7 +51,7 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
 
     @property
     def pid(self) -> int:
-        """The process id of the sidecar."""
+        """The process id of the sidecar, the separate process that holds the sockets."""
         return self._sidecar.pid
 
     def dealer(
@@ -63,9 +63,9 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
         max_frame_bytes: int = MAX_FRAME_BYTES,
         keys: Keys | None = None,
     ) -> RelayedSocket:
-        """Create a connecting DEALER in the sidecar, as `SocketFactory.dealer` describes.
+        """Create a connecting DEALER in the sidecar process, as `SocketFactory.dealer` describes.
 
-        The sidecar connects the socket later. If that fails, later calls of the socket's methods raise.
+        The process connects the socket later. If that fails, later calls of the socket's methods raise.
 
         Raises:
             TransportError: If the address, the limits or the keys are invalid, another thread calls, or the sidecar has ended.
@@ -75,7 +75,7 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
     def sub(
         self, connect: Address | str, *, hwm: int = 16, max_frame_bytes: int = MAX_FRAME_BYTES, keys: Keys | None = None
     ) -> RelayedSocket:
-        """Create a connecting SUB in the sidecar, as `SocketFactory.sub` describes. Errors are as for `dealer`."""
+        """Create a connecting SUB in the sidecar process, as `SocketFactory.sub` describes. Errors are as for `dealer`."""
         return self._open("sub", connect, (0, hwm, max_frame_bytes), keys)
 
     def poller(self) -> SocketPoller:
@@ -110,7 +110,7 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
         return self._sidecar.unsent_bytes
 
     def send_command(self, command: RelayMessageKind, line: int, frames: Frames = ()) -> None:
-        """Send a command to the sidecar.
+        """Send a command to the sidecar, the separate process that holds the sockets.
 
         Args:
             command: The command.
@@ -145,7 +145,7 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
             raise TransportError("this sidecar belongs to another thread; create, use and close it in one thread")
 
     def check_owner(self) -> None:
-        """Raise TransportError in another thread or if the sidecar has ended, and Closed after `close`."""
+        """Raise TransportError in another thread or if the sidecar process has ended, and Closed after `close`."""
         self.check_thread()
         if self._closed:
             raise Closed("the sidecar is closed")
@@ -154,7 +154,7 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
     # ---- closing
 
     def close(self) -> None:
-        """End the sidecar within about a second, by force if necessary. Messages that the sidecar has not sent are discarded.
+        """End the sidecar process within about a second, by force if necessary. Messages that it has not sent are discarded.
 
         Raises:
             TransportError: If another thread calls.

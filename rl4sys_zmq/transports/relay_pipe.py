@@ -129,7 +129,10 @@ class SidecarCommandQueue:
         self._chunks: deque[memoryview] = deque()
 
     def put(self, command: RelayMessageKind, line: int, frames: Frames = ()) -> None:
-        """Add one command to the queue, with copies of its frames. `line` is the number of the socket, or 0 for the sidecar."""
+        """Add one command to the queue, with copies of its frames.
+
+        `line` is the number of the socket in the sidecar process that the command concerns, or 0 for the process itself.
+        """
         sizes = list(map(frame_bytes, frames))
         head = _HEAD.pack(command, line, len(sizes)) + struct.pack(f"<{len(sizes)}I", *sizes)
         chunk = memoryview(b"".join((head, *frames)))

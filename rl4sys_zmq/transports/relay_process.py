@@ -78,11 +78,11 @@ class _SidecarLoop:
         self._done = False
 
     def serve(self) -> None:
-        """Run until the host sends `QUIT`.
+        """Pass messages between the host program and the ZeroMQ sockets until the host sends `QUIT`.
 
         Raises:
-            EOFError: If the host has closed the socketpair, found while reading.
-            ConnectionError: The same, found while writing.
+            EOFError: If a read finds that the host has closed the socketpair.
+            ConnectionError: If a write finds that the host has closed the socketpair.
         """
         with Poller() as poller:
             self._poller = poller
@@ -100,7 +100,7 @@ class _SidecarLoop:
                 self._close(line)
 
     def _update_interest(self) -> None:
-        """Set which sockets the poller watches. A socket is not read while its messages cannot be passed on to the host."""
+        """Set which sockets the poller watches. A socket is not read while the host program cannot take its messages."""
         self._poller.register(self._pair, read=True, write=bool(self._output.nbytes))
         for line in self._connections.values():
             interest = (self._may_receive(line), bool(line.held))
@@ -171,7 +171,7 @@ class _SidecarLoop:
     def _take(self, line: _SidecarSocket, frames: list[Frame]) -> None:
         """Count the bytes of a message that the ZeroMQ socket has accepted.
 
-        After each `SEND_WINDOW_BYTES` / 2 bytes, report the count to the host with `TAKEN`, so that the host can send more.
+        After each `SEND_WINDOW_BYTES` / 2 bytes, report the count to the host program with `TAKEN`, so that it can send more.
         """
         line.taken_bytes += cost_bytes(frames)
         if line.taken_bytes - line.reported_bytes >= SEND_WINDOW_BYTES // 2:
@@ -221,7 +221,10 @@ class _SidecarLoop:
 
 
 def main() -> None:
-    """Run the sidecar with the socketpair whose descriptor is the first argument of the command line, then end the process."""
+    """Run the sidecar, a process that holds the ZeroMQ sockets of another program, and then end this process.
+
+    The first argument of the command line is the descriptor of the socketpair to that program.
+    """
     _isolate()
     pair = socket.socket(fileno=int(sys.argv[1]))
     pair.setblocking(False)

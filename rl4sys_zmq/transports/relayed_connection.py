@@ -45,7 +45,7 @@ class RelayInterface(Protocol):
         """Return the file descriptor of the socketpair to the sidecar process, for a poller."""
 
     def check_owner(self) -> None:
-        """Raise TransportError if the sidecar has ended or belongs to another thread, and Closed if it is closed."""
+        """Raise TransportError if the sidecar process has ended or belongs to another thread, and Closed if it is closed."""
 
     def send_command(self, command: RelayMessageKind, line: int, frames: Frames = ()) -> None:
         """Send a command to the sidecar process. `line` is the number of the socket there, or 0 for the process itself."""
@@ -151,7 +151,7 @@ class RelayedSocket(Resource):
         self._set_topic(RelayMessageKind.UNSUBSCRIBE, prefix)
 
     def events(self) -> list[MonitorEvent]:
-        """Return an empty list. A sidecar does not report the events of connections."""
+        """Return an empty list. The sidecar process does not report the events of connections."""
         return []
 
     def on_command(self, said: RelayMessage) -> None:
@@ -164,7 +164,7 @@ class RelayedSocket(Resource):
             self._error = bytes(said.frames[0]).decode(errors="replace")
 
     def close(self) -> None:
-        """Close the socket. A second call does nothing. If the sidecar has ended, `close` does not raise.
+        """Close the socket. A second call does nothing. If the sidecar process has ended, `close` does not raise.
 
         Raises:
             TransportError: If the calling thread is not the one that created the socket.
@@ -211,7 +211,7 @@ class RelayPoller(Resource):
         self._sources: dict[int, HasFileno | int] = {}
 
     def register(self, source: ConnectingSocket | HasFileno | int, *, read: bool = True, write: bool = False) -> None:
-        """Add a source, or change for what it is watched.
+        """Add a source (a socket or a descriptor), or change the conditions in which `poll` reports it.
 
         Args:
             source: A socket of the same `SidecarSocketFactory`, a file descriptor, or an object with one.
@@ -266,7 +266,7 @@ class RelayPoller(Resource):
         self._connections.clear()
 
     def _wait(self, timeout_s: float) -> set[ConnectingSocket | HasFileno | int]:
-        """Wait once for file descriptors and for the sidecar, exchange data with the sidecar, and return the ready descriptors.
+        """Wait once for the file descriptors and the sidecar process, exchange data with it, and return the ready descriptors.
 
         The sidecar's sockets are not in the result. The exchange delivers their messages, and `_ready_lines` then finds them.
         """

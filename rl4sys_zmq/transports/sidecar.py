@@ -71,7 +71,7 @@ class Sidecar(Resource):
         return self._output.nbytes
 
     def check(self) -> None:
-        """Raise TransportError if an earlier call has found that the sidecar has ended."""
+        """Raise TransportError if an earlier call has found that the sidecar process has ended."""
         if self._death is not None:
             raise TransportError(self._death)
 
@@ -115,7 +115,7 @@ class Sidecar(Resource):
         return heard
 
     def _watch(self, now: float, progress: bool) -> None:
-        """Send `PING` to a sidecar that has been silent for `PING_S`, and kill it if it does not answer in time."""
+        """Send `PING` to a sidecar process that has been silent for `PING_S`, and kill it if it does not answer in time."""
         if progress:
             self._heard_at, self._answer_by = now, None
         elif self._answer_by is None and is_silent(now, self._heard_at, PING_S):
@@ -153,7 +153,10 @@ class Sidecar(Resource):
         self._process.returncode = 0  # the parent waits for the process
 
     def _send_quit(self, deadline: float) -> None:
-        """Send `QUIT`. The socketpair stays open: closing it would end the sidecar before it has sent its last message."""
+        """Send the command `QUIT` to the sidecar process.
+
+        The socketpair stays open: closing it would end the process before it has sent its last message.
+        """
         room = select.poll()
         room.register(self._pair, select.POLLOUT)
         self._output.put(RelayMessageKind.QUIT, 0)
@@ -209,9 +212,9 @@ def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment variables for the sidecar: the host's, with the folder of this package in ``PYTHONPATH``.
+    """Return the environment variables for the new process: those of this one, with this package's folder in ``PYTHONPATH``.
 
-    The host can have found the package by a change of `sys.path`, which the sidecar does not inherit.
+    This program can have found the package by a change of `sys.path`, which the new process does not inherit.
     """
     root = str(Path(__file__).resolve().parents[2])
     environment = dict(os.environ)

@@ -18,9 +18,9 @@ class Wakeup(Resource):
 
     The loop must call `clear` *before* it checks for new work. Then it finds all work that was added before a call of `set`.
 
-    The implementation uses no lock, because a thread of the host could have to wait for it. Instead there is one token, in a
-    deque. `set` takes the token and sends one byte; `clear` reads the byte and puts the token back. Operations on a deque are
-    atomic. While the token is taken, `set` does nothing.
+    The implementation uses no lock, because a thread of the user's program could have to wait for it. Instead there is one
+    token, in a deque. `set` takes the token and sends one byte; `clear` reads the byte and puts the token back. Operations on a
+    deque are atomic. While the token is taken, `set` does nothing.
     """
 
     def __init__(self) -> None:

@@ -117,7 +117,10 @@ def ours(
 
 
 def raw(payload: TrajectoryKind, *, batch: int, actors: int, seconds: float) -> IngressRate:
-    """Measure the reference for a learner in memory: a plain ROUTER loop that receives the same number of bytes and frames."""
+    """Measure the reference for a learner that keeps its data in memory: a plain ROUTER loop that receives the same messages.
+
+    The messages have the same number of bytes and frames.
+    """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     router = context.socket(zmq.ROUTER)
     router.set_hwm(RAW_HWM)

@@ -269,7 +269,7 @@ class DemoProgress:
         return self.reached_steps is not None
 
     def done(self, options: DemoOptions) -> bool:
-        """Return True if the target was reached. With ``--hold``, return True at twice the steps that this took."""
+        """Return True if the demo can end: the target was reached, and with ``--hold`` twice as many steps were made."""
         return self.reached_steps is not None and (not options.hold or self.client["steps"] >= 2 * self.reached_steps)
 
 

@@ -142,7 +142,7 @@ def status(address: str, json: bool, watch: bool, keys: Path | None, timeout: fl
 
 
 class _ClientCommandGroup(click.Group):
-    """A click group with arguments of its own. The help of its commands is also available without these arguments."""
+    """The group of commands under ``rl4sys-learner client ADDRESS ID``. The help of a command needs no ADDRESS and no ID."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert placeholder values for the group's arguments if the command line only asks for the help of a command."""

@@ -67,7 +67,7 @@ def _inference(value: object) -> str:
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
-    """The configuration of one learner process.
+    """The configuration of one learner process, which receives data from actors, trains policies and publishes their weights.
 
     Raises:
         ConfigError: If the value of an option is invalid, or if other machines can reach an address although neither `keys` nor
@@ -194,7 +194,7 @@ class LearnerConfig:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], **overrides: object) -> Self:
-        """Read a JSON or YAML file with the keys of this class, or RL4Sys's global ``config.json``.
+        """Read the configuration from a JSON or YAML file, or from the global ``config.json`` of the library RL4Sys.
 
         Args:
             path: The file.

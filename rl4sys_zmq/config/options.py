@@ -273,7 +273,7 @@ OBSERVATION_SPACE: Check[ObservationSpace | None] = optional(observation_space_f
 
 
 def check_value(key: str, value: object, check: Check[T]) -> T:
-    """Apply a check to a value and return the converted value.
+    """Check and convert the value of the option `key` with the function `check`, and return the converted value.
 
     Raises:
         ConfigError: If the check refuses the value. The message begins with `key`.
@@ -291,7 +291,7 @@ def check_value(key: str, value: object, check: Check[T]) -> T:
 
 
 def check_fields(config: DataclassInstance) -> None:
-    """Check every field of a frozen configuration, and replace each value with the converted value."""
+    """Check every field of a frozen configuration object, and replace each value with its converted form."""
     for field in fields(config):
         if "check" in field.metadata:
             object.__setattr__(config, field.name, check_value(field.name, getattr(config, field.name), field.metadata["check"]))

@@ -91,7 +91,7 @@ class AccessList:
 
 
 def load_access(path: Path) -> AccessList:
-    """Read an access list from a file.
+    """Read an access list (the users that a server accepts, with their keys and rights) from a TOML file.
 
     Raises:
         ConfigError: If the file cannot be read or a value in it is invalid. The message names the file, the user and the key.

@@ -32,7 +32,7 @@ _numbers = itertools.count()
 
 
 class AccessWatcher(Worker):
-    """The thread that reads the access list again when its file changes, and the list that is in use.
+    """The access list (the users that a server accepts), and the thread that reads it again when its file changes.
 
     Attributes:
         access: The access list that is in use. Any thread can read this attribute. A changed list replaces the whole object.

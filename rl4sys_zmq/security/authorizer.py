@@ -54,6 +54,8 @@ class Authorizer:
     def lapsed(self, unix_s: float) -> set[str]:
         """Return the names of the users with the role ``read_weights`` whose keys have expired since the last call.
 
+        The caller then renames the subscription topics for the weights, so that these users receive no more messages.
+
         Args:
             unix_s: The present Unix time, in seconds.
         """

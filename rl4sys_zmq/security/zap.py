@@ -168,7 +168,7 @@ def _start_handler() -> _ZapThread:
 
 
 class _ZapThread(Worker):
-    """The thread that answers libzmq's authentication requests for all domains of the process.
+    """The thread that answers libzmq's authentication requests for all ZAP domains (groups of sockets) of the process.
 
     A malformed request is dropped or denied. It does not end the thread.
     """
@@ -264,7 +264,7 @@ class _ZapThread(Worker):
 
 
 def _user_id(verdict: object) -> bytes | Denied:
-    """Validate the result of a check function. Return the user id as bytes, or the denial.
+    """Validate the result of a function that accepts or denies a peer. Return the user id as bytes, or the denial.
 
     An empty id is invalid, because libzmq does not distinguish it from a missing id.
     """

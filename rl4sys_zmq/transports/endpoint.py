@@ -289,7 +289,7 @@ class Endpoint(TrackedResource):
             untrack(self)
 
     def adopt(self) -> None:
-        """Make the calling thread the owner of the socket.
+        """Make the calling thread the owner of the socket, the only thread that can use it.
 
         Use it only if a lock ensures that the previous owner has finished all its calls of the socket.
 

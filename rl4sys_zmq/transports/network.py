@@ -47,7 +47,7 @@ class ConnectingSocket(Protocol):
         """Cancel one earlier `subscribe` of the same prefix. The prefix stays subscribed if it was subscribed several times."""
 
     def events(self) -> list[MonitorEvent]:
-        """Return the events of the connection since the last call. Only a dealer in this process has any."""
+        """Return the events of a DEALER's connection since the last call; an empty list if another process holds the socket."""
 
     def close(self) -> None:
         """Close the socket. Messages that are still queued are discarded."""

@@ -62,7 +62,7 @@ class Sidecar(Resource):
         self._answer_by: float | None = self._heard_at + SIDECAR_START_S
 
     def fileno(self) -> int:
-        """Return the file descriptor of the socketpair. When it is ready, call `exchange`."""
+        """Return the file descriptor of the socketpair to the process. When it is ready, call `exchange`."""
         return self._pair.fileno()
 
     @property

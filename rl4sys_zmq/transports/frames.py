@@ -35,7 +35,7 @@ class TooManyFrames(ProtocolError):
     """Raised if a received message has more frames than allowed. The message is discarded.
 
     Attributes:
-        count: The number of frames of the message. It is only a lower bound if a separate process holds the socket.
+        count: The number of frames of the message. If a separate process holds the socket, this can be a lower bound.
         first: The first frame of the message. On a router this is the routing id of the sender.
     """
 

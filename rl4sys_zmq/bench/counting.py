@@ -26,12 +26,12 @@ END_S = 10.0
 
 
 class CountingAlgorithm(FakeAlgorithm):
-    """An algorithm that only counts steps and never learns."""
+    """An algorithm that only counts the received steps and never learns, to measure the system without training."""
 
     kind = "offpolicy"
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        """Count the steps of a segment."""
+        """Count the steps of a received segment (consecutive steps of an episode)."""
         self.steps += segment.steps
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:

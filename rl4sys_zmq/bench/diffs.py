@@ -1,4 +1,4 @@
-"""The benchmark of weight diffs: their size and speed.
+"""The benchmark of weight diffs (the change of a policy's weights, as the learner sends it to actors): their size and speed.
 
 The size is compared with a simple diff (XOR, byte shuffle, zstd level 1), the speed with a copy of the weights in memory.
 """
@@ -45,8 +45,9 @@ GOALS = {
 
 
 def measure_diffs(name: str, versions: Floats, repeat: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Measure the diff between two versions of weights, in float32 and bf16, at levels 1 and 2. Print and return the figures.
+    """Measure the diff between two versions of weights, in float32 and bf16. Print and return the figures.
 
+    The diff is encoded at the levels 1 (fast) and 2 (smaller) of the option ``weights.level``.
     Each diff is also applied, and the result must be exact. A time is the shortest of several measurements of the whole update,
     with header, hashes and coder. Applying includes the check of the digest. Rounding to bf16 is not included.
 
@@ -108,7 +109,7 @@ def measure_diffs(name: str, versions: Floats, repeat: int, say: Callable[[str],
 
 
 def snapshot(flat: Floats, version: int) -> PolicySnapshot:
-    """Return flat weights as a `PolicySnapshot` with the given version and generation 1."""
+    """Return weights, an array ``[n]``, as a `PolicySnapshot` with this version number, for encoding."""
     return PolicySnapshot(1, version, digest(flat), flat)
 
 

@@ -111,7 +111,10 @@ def _ours(spec: PolicySpec, actors: int, level: int, versions: int, seed: int) -
 
 
 def _follow(pipe: Connection, address: str, actors: int, versions: int) -> None:
-    """Run a thread for each actor, which records the time at which each version arrives. The first actor triggers updates."""
+    """Run a thread for each actor, which records the time at which each version of the weights arrives.
+
+    The first actor triggers the updates.
+    """
     spaces: dict[str, Any] = {"observation_space": BoxSpace((8,)), "action_space": DiscreteSpace(4)}
     config = AgentConfig(
         client_id="lab", train_server_address=address, algorithm_name=ALGORITHM, linger_ms=0, overflow="wait", **spaces

@@ -82,7 +82,7 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class LoopOverhead:
-    """The CPU time divided by the wall time of control loops. Both attributes are pairs with the share of an empty loop.
+    """The CPU use of control loops: CPU time divided by wall time. Each attribute pairs one loop with an empty loop.
 
     After a pause of a millisecond the CPU caches are cold, so a step costs several times as much as in a loop without pauses.
 

@@ -15,7 +15,7 @@ TOLERANCE = 1.25
 
 
 def ratios(results: Any, path: str = "") -> Iterator[tuple[str, float, float, bool]]:
-    """Yield a tuple for each ratio in the ``results`` of a record.
+    """Yield each ratio of this library to a baseline in the ``results`` of a benchmark record, as a tuple.
 
     The tuple has the path of the ratio, the median over all pairs, the worst pair, and True if a higher ratio is better.
     """

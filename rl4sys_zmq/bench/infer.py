@@ -83,7 +83,7 @@ def forward(policy: BenchPolicy) -> Forward:
 
 
 def measure_round_trip(policy: BenchPolicy, pairs: int, seconds: float, pause_s: float = 0.0) -> PairedFigures:
-    """Measure the median round-trip time of one caller, in microseconds.
+    """Measure the median round-trip time of remote inference with one caller, in microseconds.
 
     With `pause_s`, the caller pauses between calls like a control loop. The time then includes waking idle CPUs at the caller
     and at the server.
@@ -94,7 +94,7 @@ def measure_round_trip(policy: BenchPolicy, pairs: int, seconds: float, pause_s:
 
 
 def measure_calls(policy: BenchPolicy, pairs: int, seconds: float, callers: int = CALLERS) -> PairedFigures:
-    """Measure the calls per second of all callers together, as counted by the callers."""
+    """Measure the remote inference calls per second of all callers together, as counted by the callers."""
     ours = functools.partial(_rate, _serve, _call, policy, seconds, callers)
     return measure_pairs(ours, functools.partial(_rate, _serve_bare, _call_bare, policy, seconds, callers), pairs, warm=False)
 

@@ -36,12 +36,12 @@ ALGORITHM = "COUNTS"
 
 @dataclass(frozen=True)
 class IngressRate:
-    """The speed of one measurement.
+    """The measured speed of a process that receives trajectories.
 
     Attributes:
         steps_per_s: Number of steps received per second.
         cpu: CPU time of the receiving process divided by wall time. 1.0 is one full core.
-        items_per_commit: Mean number of segments in a commit of the journal. 0 without a journal.
+        items_per_commit: Mean number of trajectories that the learner writes to disk together. 0 if it keeps them in memory.
     """
 
     steps_per_s: float
@@ -50,7 +50,7 @@ class IngressRate:
 
 
 class IngressCountingAlgorithm(FakeAlgorithm):
-    """An algorithm that only counts segments and steps, and never makes actors wait."""
+    """An algorithm that only counts the received trajectories and their steps, and never makes actors wait."""
 
     kind: ClassVar[str] = "offpolicy"
     made: ClassVar[list[IngressCountingAlgorithm]] = []
@@ -79,14 +79,14 @@ def _build(
 def ours(
     payload: TrajectoryKind, *, batch: int, actors: int, seconds: float, fsync: str = "", folder: Path | None = None
 ) -> IngressRate:
-    """Measure a learner of this library.
+    """Measure the steps per second that a learner of this library receives from several sending processes.
 
     Args:
         payload: The kind of trajectory to send.
         batch: Number of trajectories in a message.
         actors: Number of sending processes.
         seconds: Duration of the measurement.
-        fsync: The option ``fsync``, for a learner with a journal on disk. Empty: a journal in memory.
+        fsync: The option ``fsync``, for a learner that records received data on disk (the journal). Empty: in memory.
         folder: Folder for the run directory. None: the temporary folder.
     """
     keep_freed_memory()
@@ -117,7 +117,10 @@ def ours(
 
 
 def raw(payload: TrajectoryKind, *, batch: int, actors: int, seconds: float) -> IngressRate:
-    """Measure the reference for a learner in memory: a plain ROUTER loop that receives the same number of bytes and frames."""
+    """Measure the reference for a learner that keeps its data in memory: a plain ROUTER loop that receives the same messages.
+
+    The messages have the same number of bytes and frames.
+    """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     router = context.socket(zmq.ROUTER)
     router.set_hwm(RAW_HWM)
@@ -148,9 +151,9 @@ def raw(payload: TrajectoryKind, *, batch: int, actors: int, seconds: float) -> 
 def append_rate(
     payload: TrajectoryKind, *, batch: int, items_per_commit: float, seconds: float, folder: Path | None = None
 ) -> IngressRate:
-    """Measure the reference for a learner with a journal on disk: a loop that appends the same bytes to a file.
+    """Measure the reference for a learner that records received data on disk: a loop that appends the same bytes to a file.
 
-    The loop calls `fdatasync` after each `items_per_commit` trajectories, the number in a commit of the learner's journal.
+    The loop calls `fdatasync` after each `items_per_commit` trajectories, as many as the learner writes together.
     """
     block = os.urandom(round(bytes_per_item(payload, batch) * items_per_commit))
     with tempfile.TemporaryFile(dir=folder) as file:

@@ -88,7 +88,12 @@ PAYLOADS = {
 
 
 def make_segment(payload: TrajectoryKind, generation: int) -> Segment:
-    """Return a segment of random numbers that is a whole episode."""
+    """Return a test trajectory of random numbers: a segment (consecutive steps) that is a whole episode.
+
+    Args:
+        payload: The kind of trajectory.
+        generation: The number of the learner thread that trains the policy, from the learner's message `Welcome`.
+    """
     rng, steps = np.random.default_rng(SEED), payload.steps
     obs, act = payload.observation_space, payload.action_space
     actions: Any

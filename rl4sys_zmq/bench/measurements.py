@@ -51,7 +51,7 @@ class BenchOptions:
     """The options of the benchmarks.
 
     Attributes:
-        pairs: Number of pairs of measurements, each of this library and the baseline.
+        pairs: Number of pairs of measurements, each of this library and of a reference implementation (the baseline).
         seconds: Duration of each measurement of a loop, in seconds.
         steps: Number of steps in each measurement of ``step``.
         versions: Number of published versions in each measurement of ``fanout``.

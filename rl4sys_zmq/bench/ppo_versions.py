@@ -15,7 +15,7 @@ OBSERVATIONS = 4096
 
 
 def own_pairs(seed: int) -> Iterator[tuple[str, Floats, tuple[int, ...]]]:
-    """Train PPO on CartPole, and yield two series of three versions of the weights.
+    """Train PPO on CartPole, and yield two series of three versions of the weights, as data for a benchmark of weight diffs.
 
     The versions of the first series are one PPO iteration apart, those of the second one optimizer step. A result is a tuple of
     the name, the versions ``[3, n]``, and the sizes of the tensors.

@@ -125,7 +125,7 @@ def agent_for(address: str, **options: Any) -> RL4SysAgent:
 
 
 def agent_step(agent: RL4SysAgent) -> Step:
-    """Return a function for one step with an agent, in an endless episode. The agent sends a segment every 128 steps."""
+    """Return a function for one step with an agent, in an endless episode. The agent sends its data every 128 steps."""
     traj: RL4SysTrajectory | None = None
     request, add = agent.request_for_action, agent.add_to_trajectory
 
@@ -144,7 +144,7 @@ def times_us(step: Step, count: int, pause_s: float = 0.0) -> NDArray[np.float64
     Args:
         step: The function to measure.
         count: Number of calls.
-        pause_s: Time to spend in a busy loop between two calls, in seconds, like a host that computes its environment.
+        pause_s: Time to spend in a busy loop between two calls, in seconds, like a program that computes its environment.
     """
     rng = np.random.default_rng(SEED)
     observations = list(rng.normal(size=(MANY, OBSERVATION)).astype(np.float32))

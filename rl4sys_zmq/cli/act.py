@@ -30,7 +30,7 @@ SIGNALLED_FLUSH_S = 0.5
 VERBOSE_S = 5.0
 CHECK_STEPS = 64
 SIMULATOR_EXTRAS = {"box2d": "gym", "mujoco": "mujoco"}
-"""The extra of this package that installs a simulator, by a word in Gymnasium's message about its absence."""
+"""The pip extra of this package that installs a simulator, by a word in Gymnasium's message about the missing simulator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +98,10 @@ def agent_config(run: RunOptions, env: Any, seed: int) -> AgentConfig:
     """Return the configuration of the actor.
 
     Options of the command line override the file. The environment sets spaces that the file does not set. ``overflow`` and
-    ``send_frequency`` have defaults for simulators: wait for the learner, and send one segment of each environment together.
+    ``send_frequency`` have defaults for simulators: wait for the learner, and send finished parts of all environments together.
 
     Raises:
-        ConfigError: If a value is invalid, ``client_id`` is missing, or a space in the file is not the environment's.
+        ConfigError: If a value is invalid, ``client_id`` is missing, or a space in the file differs from the environment's.
     """
     given = read_mapping(run.config_path) if run.config_path is not None else {}
     known = AgentConfig.from_mapping({"client_id": "?", **given}, source=str(run.config_path or ""))

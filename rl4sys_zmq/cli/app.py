@@ -179,7 +179,7 @@ def _exit_process(code: int, *, at_once: bool) -> None:
 def as_config_error(*kinds: type[Exception]) -> Iterator[None]:
     """Convert exceptions of the given types in the block to a `ConfigError` with a one-line message.
 
-    For exceptions of other libraries that a user's input causes.
+    Use it for exceptions of other libraries that a user's input causes.
     """
     try:
         yield
@@ -188,7 +188,7 @@ def as_config_error(*kinds: type[Exception]) -> Iterator[None]:
 
 
 def require(extra: str, *modules: str) -> None:
-    """Check, without importing, that the Python modules which an extra of this package installs are present.
+    """Check, without importing, that the Python modules are present which a pip extra of this package installs.
 
     Raises:
         ConfigError: If a module is missing; the message has the command to install the extra.
@@ -207,7 +207,10 @@ def configure_logging(debug: bool, handler: logging.Handler | None = None) -> No
 
 
 def settings(prefix: str) -> dict[str, Any]:
-    """Return click's settings for a group: options from variables ``PREFIX_COMMAND_OPTION``, and defaults in the help."""
+    """Return click's settings for a group of commands.
+
+    An option can also be set by the environment variable ``PREFIX_COMMAND_OPTION``, and the help shows its default.
+    """
     return {"auto_envvar_prefix": prefix, "help_option_names": ["-h", "--help"], "show_default": True, "max_content_width": 110}
 
 

@@ -22,7 +22,15 @@ PARTS = {
 
 
 def bench(what: Sequence[str], pairs: int, seconds: float, *, peers: bool, path: Path | None) -> None:
-    """Run the measurements of the given parts, or of all parts if `what` is empty, in the order of `PARTS`."""
+    """Run the benchmarks of the given parts (keys of `PARTS`), or of all parts if `what` is empty, and print the results.
+
+    Args:
+        what: Keys of `PARTS`. The parts run in the order of `PARTS`.
+        pairs: Number of pairs of measurements, each of this library and of its reference.
+        seconds: Duration of each measurement of a loop, in seconds.
+        peers: True to measure other libraries too.
+        path: A file to which all figures are also written as JSON, or None.
+    """
     names = [name for part in PARTS if part in what or not what for name in PARTS[part]]
     assert set(names) <= set(QUESTIONS)
     measure(names, BenchOptions(pairs=pairs, seconds=seconds, peers=peers), print_line, path)

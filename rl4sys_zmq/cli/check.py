@@ -27,7 +27,10 @@ __all__ = ["check_file", "list_algorithms"]
 RL4SYS_GLOBAL = {"default_algorithm", "algorithms", "server", "model_paths", "tensorboard", "ensemble_algorithms"}
 EXAMPLE_OBSERVATIONS = BoxSpace((4,))
 EXAMPLE_ACTIONS = (DiscreteSpace(2), BoxSpace((2,), low=-1.0, high=1.0))
-"""Spaces to plan a policy with, if a file has no spaces. The second action space is for algorithms that refuse the first."""
+"""Spaces for which the size of a policy is computed if a file has none.
+
+The second action space is for algorithms that refuse the first.
+"""
 
 
 def check_file(path: Path) -> None:
@@ -135,7 +138,7 @@ def _algorithm(
 
 
 def _under(where: str, error: ConfigError) -> ConfigError:
-    """Return an error about an algorithm's parameters with the place of its key in the file."""
+    """Return the error with the full path of its key in the file, such as ``clients.NAME.algorithm_parameters.KEY``."""
     if not where:
         return error
     message, own = str(error), "algorithm_parameters."
@@ -165,9 +168,9 @@ def _text(value: object) -> str:
 
 
 def list_algorithms() -> None:
-    """Print the summary, the parameters and the presets of each algorithm. Of a parameter: default, synonyms and meaning.
+    """Print the summary, the parameters and the presets of each algorithm.
 
-    A parameter that can change in a running client is marked with ``*``.
+    Each parameter has its default, synonyms and meaning. ``*`` marks a parameter that can be changed during the training.
     """
     broken = ALGORITHMS.faults()
     for name in ALGORITHMS.names():

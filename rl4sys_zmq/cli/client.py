@@ -1,4 +1,4 @@
-"""The command ``rl4sys-learner client``, which sends an operator's command for one client.
+"""The command ``rl4sys-learner client``, which sends an operator's command for one client (a policy with its learner).
 
 The command goes to a running learner, or is carried out in the run directory of a learner that does not run.
 """
@@ -22,22 +22,22 @@ __all__ = ["CommandTarget", "run_command"]
 
 @dataclass(frozen=True, slots=True)
 class CommandTarget:
-    """The learner and the client to which a command applies.
+    """The learner and the client (one of its policies) to which an operator's command applies.
 
     Attributes:
         address: The address of a running learner, or the path of a run directory.
-        client_id: The name of the client.
+        client_id: The name of the client, a policy with its learner.
     """
 
     address: str
     client_id: str
 
     def message(self, command: str, *, actor_id: str = "", values: Sequence[str] = ()) -> OperatorCommand:
-        """Return the message for a command.
+        """Return the wire message that sends an operator's command, such as ``set``, for this client.
 
         Args:
-            command: The command.
-            actor_id: The actor that it concerns, or empty.
+            command: The name of the command: ``restart``, ``give-up-pending``, ``forget``, ``drop-actor`` or ``set``.
+            actor_id: The actor that the command concerns, or empty.
             values: Texts of the form ``NAME=VALUE``. A value is JSON, such as ``1e-3``, ``true`` or ``null``; all else is text.
 
         Raises:
@@ -70,7 +70,7 @@ def _value(text: str) -> Any:
 
 
 def run_command(target: CommandTarget, message: OperatorCommand, *, keys: Path | None, timeout_s: float, as_json: bool) -> None:
-    """Send a command to a learner, or carry it out in a run directory, and print the result.
+    """Send an operator's command to a learner, or carry it out in the run directory of a stopped one, and print the result.
 
     Raises:
         ConfigError: If the client or the actor does not exist, the command does not apply, or the keys cannot be used.

@@ -37,7 +37,7 @@ _COLUMNS = ("actions", "rewards", "log_probs", "versions", "masks")
 
 
 class ColumnSummary(TypedDict):
-    """A summary of one column of a segment, such as the rewards.
+    """A summary of one column of a segment (consecutive steps of an episode), such as the rewards.
 
     ``min`` and ``max`` are the smallest and the largest finite value, or None without finite values. ``not_finite`` is the number
     of NaN and infinite values.
@@ -52,7 +52,7 @@ class ColumnSummary(TypedDict):
 
 @final
 class SegmentSummary(TypedDict):
-    """A summary of one segment in a dead letter, for the output of the command."""
+    """A summary, for printing, of one segment (consecutive steps of an episode) that the learner could not train on."""
 
     steps: int
     generation: int
@@ -66,13 +66,16 @@ class SegmentSummary(TypedDict):
 
 @final
 class UnreadableDeadLetter(TypedDict):
-    """The entry for a segment that cannot be read: the text ``problem`` instead of a summary."""
+    """The entry that replaces `SegmentSummary` if a segment in a dead letter (data unfit for training) cannot be read.
+
+    Its text ``problem`` is the reason.
+    """
 
     problem: str
 
 
 def print_letters(run: Path, client_id: str | None, *, as_json: bool) -> None:
-    """Print a list of the dead letters of a run, oldest first.
+    """Print a list of a run's dead letters (files with data that the learner could not train on), oldest first.
 
     Raises:
         RunDirectoryError: If the run directory does not exist.
@@ -95,12 +98,12 @@ def print_letters(run: Path, client_id: str | None, *, as_json: bool) -> None:
 
 
 def show_letter(run: Path, which: str, client_id: str | None, *, as_json: bool) -> None:
-    """Print the content of one dead letter.
+    """Print the content of one dead letter, a file with data that the learner could not train on.
 
     Args:
         run: The run directory.
         which: The letter's number in the list, counted from 1, or the path of its file.
-        client_id: The client whose letters the number can select. None: all clients.
+        client_id: The client (a policy with its learner) whose letters the number can select. None: all clients.
         as_json: True to print JSON.
 
     Raises:
@@ -136,7 +139,7 @@ def show_letter(run: Path, which: str, client_id: str | None, *, as_json: bool) 
 
 
 def clear_letters(run: Path, client_id: str | None) -> None:
-    """Remove all dead letters of a run, or all dead letters of one client.
+    """Remove all dead letters (files with data that the learner could not train on) of a run, or those of one client.
 
     Raises:
         RunDirectoryError: If there is no such run, or a letter cannot be removed.
@@ -158,7 +161,7 @@ def clear_letters(run: Path, client_id: str | None) -> None:
 
 
 def _letters(run: Path, client_id: str | None) -> tuple[list[tuple[int, StoredDeadLetter]], list[Path]]:
-    """Return the dead letters of a run with their numbers, and the paths of letters without a readable description.
+    """Return a run's dead letters (stored data unfit for training) with numbers, and the paths of those without a description.
 
     The letters are numbered from 1, oldest first. The numbers count the letters of all clients.
     """
@@ -186,7 +189,9 @@ def _plain(letter: StoredDeadLetter) -> dict[str, object]:
 
 
 def _content(path: Path) -> tuple[list[SegmentSummary | UnreadableDeadLetter], str]:
-    """Return summaries of the segments in a dead letter, and a text about a problem with the letter (empty without one).
+    """Return summaries of the segments (pieces of trajectories) in a dead letter, a file with data unfit for training.
+
+    The second result is a text about a problem with the file, empty without one.
 
     Raises:
         RunDirectoryError: If the file cannot be read.
@@ -211,9 +216,9 @@ def _content(path: Path) -> tuple[list[SegmentSummary | UnreadableDeadLetter], s
 
 
 def _outline(path: Path) -> str:
-    """Check the frame lengths in a dead letter's file, and return the problem as text. The text is empty if all are valid.
+    """Check the frame lengths in a file with data unfit for training, and return the problem as text, empty without one.
 
-    This check runs before the letter is read, because a damaged letter can claim millions of frames.
+    This check runs before the file is read, because a damaged file can claim millions of frames.
     """
     if not path.is_file():
         raise OSError("no such file" if not path.exists() else "not a regular file")

@@ -74,7 +74,7 @@ class DemoTask:
 
     @property
     def client_id(self) -> str:
-        """The id of the environment. Characters that a file name cannot contain are replaced by ``-``."""
+        """The name of the trained policy: the id of the environment, with ``-`` for characters not allowed in a file name."""
         return "".join(c if c.isalnum() or c in "-_." else "-" for c in self.env_id).strip(".")
 
 
@@ -114,7 +114,7 @@ def demo(options: DemoOptions) -> int:
 
 
 def find_task(options: DemoOptions) -> DemoTask:
-    """Return the task that the options describe. An environment without a preset of the algorithm gets default settings.
+    """Return the task that the options describe. Without settings of the algorithm for the environment, defaults apply.
 
     Raises:
         ConfigError: If the environment does not exist, or the algorithm does not support it.
@@ -153,7 +153,7 @@ def _probe(env_id: str, algorithm: str) -> float | None:
 
 
 def learner_config(task: DemoTask, options: DemoOptions, run_dir: Path) -> LearnerConfig:
-    """Return the configuration of a learner on a free port of this machine, with an entry for its one client."""
+    """Return the configuration of a learner on a free port of this machine that trains the policy of the task."""
     client = ClientConfig(
         algorithm_name=task.algorithm,
         algorithm_parameters=dict(task.preset.parameters),
@@ -243,11 +243,11 @@ class ActorProcesses(Resource):
 
 
 class DemoProgress:
-    """The progress of a demo towards its target, updated from status reports.
+    """The progress of the command ``demo`` towards its target return, updated from the learner's status reports.
 
     Attributes:
         reached_steps: The number of steps at which the target was reached, or None before that.
-        client: The entry of the client in the newest status report. Empty before the client exists.
+        client: The entry of the trained policy in the newest status report. Empty before the report has one.
     """
 
     def __init__(self) -> None:
@@ -255,7 +255,7 @@ class DemoProgress:
         self.client: Mapping[str, Any] = {}
 
     def take(self, report: Mapping[str, Any], task: DemoTask) -> None:
-        """Update the result from a status report of the learner. Raise `ClientFailed` if the client has failed."""
+        """Update the progress from a status report of the learner. Raise `ClientFailed` if the training has failed."""
         self.client = report["clients"].get(task.client_id, {})
         if self.client and self.client["state"] == "failed":
             raise ClientFailed(task.client_id, self.client["error"])
@@ -269,7 +269,7 @@ class DemoProgress:
         return self.reached_steps is not None
 
     def done(self, options: DemoOptions) -> bool:
-        """Return True if the target was reached. With ``--hold``, return True at twice the steps that this took."""
+        """Return True if the demo can end: the target was reached, and with ``--hold`` twice as many steps were made."""
         return self.reached_steps is not None and (not options.hold or self.client["steps"] >= 2 * self.reached_steps)
 
 

@@ -1,4 +1,4 @@
-"""The command ``rl4sys-actor evaluate``: the return of a policy in a Gymnasium environment, with its interval."""
+"""The command ``rl4sys-actor evaluate``: the mean return of a policy in a Gymnasium environment, with a 95 % interval."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class EvaluateOptions:
 
 
 def evaluate(options: EvaluateOptions) -> None:
-    """Run the episodes, and print the figures.
+    """Run episodes of an environment with a stored policy, and print the mean return and other statistics.
 
     Raises:
         ConfigError: If the environment cannot be created, or its spaces are not those of the policy.

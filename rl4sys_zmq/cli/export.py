@@ -22,7 +22,7 @@ def export(run: Path, client_id: str | None, output: Path, *, force: bool) -> No
 
     Args:
         run: A run directory, the folder of one of its checkpoints, or a policy folder.
-        client_id: The client; None if the directory has only one.
+        client_id: The client (a policy with its learner); None if the directory has only one.
         output: The folder to write.
         force: True to replace an existing policy folder.
 

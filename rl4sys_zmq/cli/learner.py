@@ -132,7 +132,7 @@ def demo(env: str, **options: Any) -> int:
 @option("--keys", type=FILE, metavar="FILE", help="NAME.keys with the role admin, for a learner with keys.")
 @option("--timeout", type=click.FloatRange(0, min_open=True), default=3.0, help="Seconds to wait for the learner.")
 def status(address: str, json: bool, watch: bool, keys: Path | None, timeout: float) -> None:
-    """Show the learner at ADDRESS (host:port or a URI): its clients and their actors, its journal, and refused messages.
+    """Show the learner at ADDRESS (host:port or a URI): its clients (policies), their actors, its journal, and refusals.
 
     Problems are marked with !!. The column "saved" counts the segments that a checkpoint covers.
     """
@@ -142,7 +142,7 @@ def status(address: str, json: bool, watch: bool, keys: Path | None, timeout: fl
 
 
 class _ClientCommandGroup(click.Group):
-    """A click group with arguments of its own. The help of its commands is also available without these arguments."""
+    """The group of commands under ``rl4sys-learner client ADDRESS ID``. The help of a command needs no ADDRESS and no ID."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert placeholder values for the group's arguments if the command line only asks for the help of a command."""
@@ -155,7 +155,7 @@ class _ClientCommandGroup(click.Group):
 @click.argument("client_id", metavar="ID")
 @click.pass_context
 def client(context: click.Context, address: str, client_id: str) -> None:
-    """Send a command for the client ID to the learner at ADDRESS (host:port or a URI).
+    """Send a command for the client ID (a policy with its learner) to the learner at ADDRESS (host:port or a URI).
 
     ADDRESS can also be the run directory of a learner that is not running. The effect of a command that has returned survives
     kill -9.
@@ -193,7 +193,7 @@ def _run_on_client(target: CommandTarget, message: OperatorCommand, options: Cli
 @client.command()
 @_client_options
 def restart(target: CommandTarget, **options: Unpack[ClientCommandOptions]) -> None:
-    """Start a new learner thread for the client, from its newest checkpoint and with the data accepted since then.
+    """Restart the training of the client in a new thread, from its newest checkpoint and with the data accepted since then.
 
     This also restarts a failed client. The command needs a running learner. A learner that is started does the same for all of
     its clients.
@@ -204,14 +204,17 @@ def restart(target: CommandTarget, **options: Unpack[ClientCommandOptions]) -> N
 @client.command("give-up-pending")
 @_client_options
 def give_up_pending(target: CommandTarget, **options: Unpack[ClientCommandOptions]) -> None:
-    """Roll back the data accepted since the client's newest checkpoint, for a client that fails on it repeatedly."""
+    """Discard the data accepted since the client's newest checkpoint, for a client whose training fails on it repeatedly.
+
+    The data is counted as rolled back.
+    """
     _run_on_client(target, target.message("give-up-pending"), options)
 
 
 @client.command()
 @_client_options
 def forget(target: CommandTarget, **options: Unpack[ClientCommandOptions]) -> None:
-    """Remove the client with its learner thread and its data in the journal.
+    """Remove the client: end its training, and remove its accepted data from the journal.
 
     Checkpoints are renamed to NUMBER.abandoned, not deleted. The client's actors are refused; the next one that joins creates a
     new client.
@@ -223,9 +226,9 @@ def forget(target: CommandTarget, **options: Unpack[ClientCommandOptions]) -> No
 @click.argument("actor_id")
 @_client_options
 def drop_actor(target: CommandTarget, actor_id: str, **options: Unpack[ClientCommandOptions]) -> None:
-    """Remove the record of an actor that is fenced, belongs to a lost key or occupies a slot. It can then join again.
+    """Remove the record of an actor: one that is refused as an old start, belongs to a lost key or occupies a slot.
 
-    Its accepted segments stay, and pending ones will be trained on.
+    The actor can then join again. Its accepted segments stay, and pending ones will be trained on.
     """
     _run_on_client(target, target.message("drop-actor", actor_id=actor_id), options)
 
@@ -379,7 +382,7 @@ def check(file: Path) -> None:
 @option("--peers", is_flag=True, help="Also measure gRPC, pickle and lz4, Stable-Baselines3 and RLlib (`make peers`).")
 @option("--json", type=FILE, metavar="FILE", help="Also write all figures to this file.")
 def bench(what: tuple[str, ...], pairs: int, seconds: float, peers: bool, json: Path | None) -> None:
-    """Run the published benchmarks on this machine, each in alternation with a baseline.
+    """Run the published benchmarks on this machine, each in alternation with a reference implementation.
 
     step: the cost of acting, import and memory, a control loop, and collected steps. ingress: receiving trajectories, also
     with the journal on disk. weights: the size of diffs. fanout: the time from an update to the actors. infer: remote inference,

@@ -51,7 +51,7 @@ def make_progress(*, debug: bool = False, every_s: float = LINES_S) -> StatusDis
 
     Args:
         debug: True to log everything.
-        every_s: Shortest time between two lines about a client, in seconds.
+        every_s: Shortest time between two lines about the same policy (client), in seconds.
     """
     if sys.stdout.isatty():
         with contextlib.suppress(ModuleNotFoundError):
@@ -61,7 +61,7 @@ def make_progress(*, debug: bool = False, every_s: float = LINES_S) -> StatusDis
 
 
 class _StepRates:
-    """The measurement of each client's steps per second, over the last `RATE_WINDOW_S` seconds."""
+    """The measurement of the training steps per second of each client (a trained policy), over the last `RATE_WINDOW_S`."""
 
     def __init__(self) -> None:
         self._seen: dict[str, deque[tuple[float, int]]] = {}
@@ -82,10 +82,10 @@ class _StepRates:
 
 
 class _LineDisplay(StatusDisplay):
-    """The display for pipes and files.
+    """The display of a learner's status for pipes and files.
 
-    It prints a line about a client at once if its state has changed, and every few seconds if its figures have changed. A line
-    begins with the local time.
+    It prints a line about a client (a trained policy) at once if its state has changed, and every few seconds if its figures
+    have changed. A line begins with the local time.
     """
 
     def __init__(self, every_s: float) -> None:
@@ -119,7 +119,7 @@ def _news(row: ClientStatusRow | None) -> object:
 
 
 class _TableDisplay(StatusDisplay):
-    """The display for terminals: a table that is redrawn in place."""
+    """The display of a learner's status for terminals: a table that is redrawn in place."""
 
     def __init__(self, debug: bool) -> None:
         from rich.console import Console

@@ -60,11 +60,11 @@ def fresh_run_dir(preferred: Path) -> Iterator[Path]:
 
 @dataclass(slots=True)
 class RunToSave:
-    """The run whose saved state `print_saved_at_stop` describes.
+    """The data for the message that `print_saved_at_stop` prints about a run when a signal ends it.
 
     Attributes:
         run_dir: The run directory; None for a learner without files.
-        again: The way to continue, as the end of a sentence.
+        again: The end of the message, which says how to continue the run.
     """
 
     run_dir: Path | None = None
@@ -73,7 +73,10 @@ class RunToSave:
 
 @contextmanager
 def print_saved_at_stop() -> Iterator[RunToSave]:
-    """Print what was saved where, if a signal such as Ctrl-C ends the ``with`` block. Put the learner's own block within it."""
+    """Print what was saved where, if a signal such as Ctrl-C ends the ``with`` block.
+
+    Put the ``with`` block of the learner inside this one, so that the learner is closed before the message is printed.
+    """
     saved = RunToSave()
     try:
         yield saved
@@ -84,7 +87,7 @@ def print_saved_at_stop() -> Iterator[RunToSave]:
 
 
 def saved_lines(saved: RunToSave, signal: str) -> Iterator[str]:
-    """Yield lines of text about the newest checkpoint of each client in a run directory.
+    """Yield lines of text about the newest checkpoint of each client (a policy with its learner) in a run directory.
 
     Args:
         saved: The run.

@@ -33,7 +33,7 @@ MEMORY_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """The options of a learner in the foreground.
+    """The options of the command ``rl4sys-learner serve``, which runs a learner in the foreground.
 
     Attributes:
         config_path: A file with the learner's options.
@@ -41,8 +41,9 @@ class ServeOptions:
         debug: True to log everything.
         max_memory_bytes: The limit on the process's memory. 0: no limit. None: the limit in the file, or, if the file sets none,
             `MEMORY_SHARE` of the available memory.
-        init: A policy folder or a file with weights, with which a client without a checkpoint starts.
-        client: The client that `init` is for. None: the client that the policy folder names.
+        init: A policy folder or a file with weights, with which a client (a policy with its learner) starts, unless it has a
+            checkpoint.
+        client: The name of the client that `init` is for. None: the client that the policy folder names.
     """
 
     config_path: Path | None
@@ -99,7 +100,9 @@ def serve(given: ServeOptions) -> None:
 
 
 def _with_init(config: LearnerConfig, init: Path | None, client_id: str | None) -> LearnerConfig:
-    """Return the configuration with the option ``init`` of one client. All clients' ``init`` paths are checked.
+    """Return the configuration with the source of initial weights (``init``) set for one client, a policy with its learner.
+
+    The ``init`` paths of all clients are checked.
 
     Raises:
         ConfigError: If a path cannot be a source of weights, or a file of weights is given without a client.

@@ -40,7 +40,7 @@ class ServeEnvOptions:
 
 
 def serve_env(options: ServeEnvOptions) -> None:
-    """Serve environments until Ctrl-C or SIGTERM.
+    """Serve Gymnasium environments of this machine to other processes and machines, until Ctrl-C or SIGTERM.
 
     Raises:
         ConfigError, TransportError: If the server cannot start with these options.

@@ -71,9 +71,9 @@ class SignalHandlers:
         return self._stopping is not None
 
     def check(self) -> None:
-        """Raise `StopSignalReceived` if a signal has arrived.
+        """Raise `StopSignalReceived` if a signal has arrived. Long loops call this regularly.
 
-        The exception that the signal itself raised can be lost, for example in a finaliser.
+        The exception that the signal handler raised can be lost, for example in a finaliser.
         """
         if self._stopping is not None:
             raise self._stopping

@@ -1,7 +1,8 @@
 """Immutable configuration classes, validated when they are created. They can be read from JSON and YAML files.
 
 - `AgentConfig`: the options of one actor process.
-- `LearnerConfig`: the options of the learner process; `ClientConfig` is its entry for one client.
+- `LearnerConfig`: the options of the learner process.
+- `ClientConfig`: the learner's options for one client (a policy with its learner).
 - `WeightsConfig`: the encoding of weights, for both.
 
 They also read the JSON files of RL4Sys. For an unknown key or an invalid value, each class raises a `ConfigError` with a

@@ -15,7 +15,7 @@ def connect_uri(value: object) -> str:
 
 
 def dialled(value: object) -> str:
-    """Return an address unchanged, or raise `InvalidValue` if `connect_uri` cannot convert the address to a URI."""
+    """Check an address to connect to, and return it unchanged. Raise `InvalidValue` if `connect_uri` cannot convert it."""
     connect_uri(value)
     return str(value)
 

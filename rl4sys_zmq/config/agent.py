@@ -53,7 +53,7 @@ _FLAT = tuple(key for key in FLAT_KEYS if key != "act_limit")
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
-    """The configuration of one actor process.
+    """The configuration of one actor process, which acts with a policy and sends its experience to a learner.
 
     Instead of the two spaces, the sizes ``input_size`` and ``act_dim`` and the flag ``continuous`` can be given, as arguments
     or in `algorithm_parameters`.
@@ -223,7 +223,10 @@ class AgentConfig:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], **overrides: object) -> Self:
-        """Read a JSON or YAML file: flat, or with RL4Sys's sections ``network_architecture``, ``training`` and ``communication``.
+        """Read the configuration from a JSON or YAML file.
+
+        The keys are at the top level, or in the sections ``network_architecture``, ``training`` and ``communication`` that
+        files of the library RL4Sys have.
 
         Args:
             path: The file.

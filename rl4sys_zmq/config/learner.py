@@ -40,7 +40,7 @@ from rl4sys_zmq.loopback import is_local
 __all__ = ["LearnerConfig"]
 
 _INHERITED = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates", "max_magnitude", "max_reward")
-"""Options that both classes have. If a client's entry does not set one, the learner's own value applies."""
+"""Options of `LearnerConfig` and of `ClientConfig`. The learner's value applies if a client's entry does not set one."""
 
 
 def _clients(value: object) -> dict[str, ClientConfig]:
@@ -67,7 +67,7 @@ def _inference(value: object) -> str:
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
-    """The configuration of one learner process.
+    """The configuration of one learner process, which receives data from actors, trains policies and publishes their weights.
 
     Raises:
         ConfigError: If the value of an option is invalid, or if other machines can reach an address although neither `keys` nor
@@ -180,11 +180,11 @@ class LearnerConfig:
 
     @property
     def durable(self) -> bool:
-        """True if acknowledged segments survive the end of the process."""
+        """True if the learner records accepted trajectories on disk, so that they survive the end of the process."""
         return (self.journal or ("memory" if self.run_dir is None else "sqlite")) == "sqlite"
 
     def client(self, client_id: str) -> ClientConfig:
-        """Return a client's entry.
+        """Return the options of one client (a policy with its learner).
 
         Options for lag, pacing, publishing and bounds that the entry does not set are taken from the learner's own options.
         """
@@ -194,7 +194,7 @@ class LearnerConfig:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], **overrides: object) -> Self:
-        """Read a JSON or YAML file with the keys of this class, or RL4Sys's global ``config.json``.
+        """Read the configuration from a JSON or YAML file, or from the global ``config.json`` of the library RL4Sys.
 
         Args:
             path: The file.

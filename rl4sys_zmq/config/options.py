@@ -75,7 +75,7 @@ MAX_LAYERS, MAX_WIDTH = 64, 1 << 20
 
 
 class InvalidValue(ValueError):
-    """Raised by a check for an invalid value. The text describes a valid value, such as "true or false"."""
+    """Raised if the value of a configuration option is invalid. The text describes a valid value, such as "true or false"."""
 
 
 def option(check: Check[T], default: object = None, *, names: tuple[str, ...] = (), doc: str = "", required: bool = False) -> T:
@@ -97,14 +97,17 @@ def option(check: Check[T], default: object = None, *, names: tuple[str, ...] = 
 
 
 def text(value: object) -> str:
-    """Return text of 1 to `MAX_TEXT` printable characters, or raise `InvalidValue`."""
+    """Check that an option's value is text of 1 to `MAX_TEXT` printable characters, and return it, or raise `InvalidValue`."""
     if not isinstance(value, str) or not value or len(value) > MAX_TEXT or not value.isprintable():
         raise InvalidValue(f"text of 1 to {MAX_TEXT} printable characters")
     return value
 
 
 def name(value: object) -> str:
-    """Return a name, or raise `InvalidValue` if it breaks the rule for names in `rl4sys_zmq.names`."""
+    """Check that an option's value is a valid name, and return it. Raise `InvalidValue` if it is not.
+
+    The rule for names is in `rl4sys_zmq.names`.
+    """
     if not is_name(value):
         raise InvalidValue(NAME_RULE)
     return cast(str, value)
@@ -118,7 +121,7 @@ def flag(value: object) -> bool:
 
 
 def integer(low: int, high: int = MAX_COUNT) -> Check[int]:
-    """Return a check for an integer from `low` to `high`. The check refuses a bool."""
+    """Return a function that checks an option's value: it accepts an integer from `low` to `high`, but no bool."""
 
     def check(value: object) -> int:
         if not isinstance(value, int | np.integer) or isinstance(value, bool) or not low <= value <= high:
@@ -129,7 +132,10 @@ def integer(low: int, high: int = MAX_COUNT) -> Check[int]:
 
 
 def whole_number(low: int, high: int = MAX_COUNT) -> Check[int]:
-    """Return a check for an integer from `low` to `high`. A float with a whole value, such as ``1e5``, is accepted too."""
+    """Return a function that checks an option's value: it accepts an integer from `low` to `high`.
+
+    A float with a whole value, such as ``1e5``, is accepted too.
+    """
     plain = integer(low, high)
 
     def check(value: object) -> int:
@@ -148,7 +154,10 @@ def sizes(value: object) -> tuple[int, ...]:
 
 
 def number(low: float, high: float = MAX_SPAN_S, *, above: bool = False) -> Check[float]:
-    """Return a check for a finite number from `low` to `high`. With `above`, the number must be greater than `low`."""
+    """Return a function that checks an option's value: it accepts a finite number from `low` to `high`.
+
+    With `above`, the number must be greater than `low`.
+    """
 
     def check(value: object) -> float:
         right = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
@@ -163,7 +172,7 @@ def number(low: float, high: float = MAX_SPAN_S, *, above: bool = False) -> Chec
 
 
 def one_of(*choices: str) -> Check[str]:
-    """Return a check that accepts only one of the given words."""
+    """Return a function that checks an option's value: it accepts only one of the given words."""
 
     def check(value: object) -> str:
         if value in choices:
@@ -175,17 +184,20 @@ def one_of(*choices: str) -> Check[str]:
 
 
 def compression(value: object) -> str:
-    """Return ``off`` or ``zstd``, or raise `InvalidValue`. False becomes ``off``, and true becomes ``zstd``."""
+    """Convert the value of the option ``compression`` to ``off`` or ``zstd``, or raise `InvalidValue`.
+
+    False becomes ``off``, and true becomes ``zstd``.
+    """
     return ("zstd" if value else "off") if isinstance(value, bool) else one_of("off", "zstd")(value)
 
 
 def log_level(value: object) -> str:
-    """Return the name of a logging level in capitals, or raise `InvalidValue`."""
+    """Convert the name of a logging level, such as ``info``, to capitals, or raise `InvalidValue` if there is no such level."""
     return one_of("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")(value.upper() if isinstance(value, str) else value)
 
 
 def optional(check: Check[T]) -> Check[T | None]:
-    """Return a check that accepts None (null in a file) and every value that `check` accepts."""
+    """Return a function that checks an option's value: it accepts None (null in a file) and all values that `check` accepts."""
 
     def either(value: object) -> T | None:
         if value is None:
@@ -261,7 +273,7 @@ OBSERVATION_SPACE: Check[ObservationSpace | None] = optional(observation_space_f
 
 
 def check_value(key: str, value: object, check: Check[T]) -> T:
-    """Apply a check to a value and return the converted value.
+    """Check and convert the value of the option `key` with the function `check`, and return the converted value.
 
     Raises:
         ConfigError: If the check refuses the value. The message begins with `key`.
@@ -279,7 +291,7 @@ def check_value(key: str, value: object, check: Check[T]) -> T:
 
 
 def check_fields(config: DataclassInstance) -> None:
-    """Check every field of a frozen configuration, and replace each value with the converted value."""
+    """Check every field of a frozen configuration object, and replace each value with its converted form."""
     for field in fields(config):
         if "check" in field.metadata:
             object.__setattr__(config, field.name, check_value(field.name, getattr(config, field.name), field.metadata["check"]))

@@ -41,9 +41,10 @@ def algorithm_name(value: object) -> str:
 
 
 def expand_sections(given: Mapping[str, object], sections: tuple[str, ...] = tuple(_SECTIONS)) -> dict[str, object]:
-    """Flatten the sections ``network_architecture``, ``training`` and ``communication`` of an RL4Sys file.
+    """Flatten the sections of a configuration file of the library RL4Sys, so that it has the keys of this library.
 
-    The keys of the first two move to ``algorithm_parameters``, the keys of ``communication`` to the top level.
+    The keys of ``network_architecture`` and ``training`` move to ``algorithm_parameters``, those of ``communication`` to the
+    top level.
 
     Raises:
         ConfigError: If a section is not a mapping, a key in it is unknown, or a key stands in two
@@ -69,6 +70,7 @@ def expand_sections(given: Mapping[str, object], sections: tuple[str, ...] = tup
 def lift_actor_keys(given: Mapping[str, object]) -> dict[str, object]:
     """Move the keys in `ACTOR_KEYS` from ``algorithm_parameters`` to the top level of an actor's options.
 
+    Files of the library RL4Sys have options of the actor among the algorithm's parameters.
     If the top level already has such a key, the value at the top level is kept.
     """
     parameters = check_value("algorithm_parameters", given.get("algorithm_parameters", {}), mapping)
@@ -77,7 +79,7 @@ def lift_actor_keys(given: Mapping[str, object]) -> dict[str, object]:
 
 
 def translate_global(given: Mapping[str, object]) -> tuple[dict[str, object], tuple[str, ...]]:
-    """Translate the keys of RL4Sys's global file to those of a learner's configuration.
+    """Translate the keys of the global configuration file of the library RL4Sys to those of a learner's configuration.
 
     ``server.training_server`` becomes ``bind``, unless ``bind`` is given. All other keys are kept, except those without a
     meaning.

@@ -21,10 +21,10 @@ FLAT_KEYS = tuple(_CHECKS)
 
 
 def resolve_spaces(config: Any, flat: Mapping[str, object]) -> None:
-    """Set ``observation_space``, ``action_space`` and ``act_limit`` of `config` from the keys in `FLAT_KEYS`.
+    """Set ``observation_space``, ``action_space`` and ``act_limit`` of a configuration from sizes such as ``input_size``.
 
-    The keys come from `flat` and from ``config.algorithm_parameters``. They are removed from the parameters, because the spaces
-    then contain the same information.
+    These keys (`FLAT_KEYS`) come from `flat` and from ``config.algorithm_parameters``. They are removed from the parameters,
+    because the spaces then contain the same information.
 
     Raises:
         ConfigError: If two values contradict each other, or if ``act_limit`` is missing for continuous actions.

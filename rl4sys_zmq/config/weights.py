@@ -14,9 +14,10 @@ __all__ = ["WeightsConfig", "weights_options"]
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
 class WeightsConfig:
-    """The options for the encoding of weights, under the key ``weights``.
+    """The options for the encoding of the weights that a learner sends to actors: the key ``weights`` in a configuration.
 
-    An option that is None has the value of the next wider scope: the client, then the learner, then the default.
+    The learner takes each option from the first of these that sets it: its entry for the client (a policy with its learner),
+    the client's first actor, its own options, the default. An option that is None is not set.
 
     Raises:
         ConfigError: If the value of an option is invalid.
@@ -53,5 +54,5 @@ class WeightsConfig:
 
 
 def weights_options(value: object) -> WeightsConfig:
-    """Return a `WeightsConfig` unchanged, or create one from a mapping."""
+    """Return a `WeightsConfig` (options for the encoding of weights) unchanged, or create one from a mapping."""
     return value if isinstance(value, WeightsConfig) else WeightsConfig.from_mapping(mapping(value))

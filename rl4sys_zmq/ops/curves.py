@@ -22,7 +22,9 @@ WINDOW = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningCurve:
-    """The learning curve of one client: ``N`` training episodes in the order in which they ended. Arrays are float64 ``[N]``.
+    """The learning curve of one client (a trained policy): ``N`` episodes in the order in which they ended.
+
+    Arrays are float64 ``[N]``.
 
     Attributes:
         label: The name of the curve in a picture, from the names of the run directory and the client.
@@ -61,12 +63,12 @@ def moving_mean(values: NDArray[np.float64], window: int = WINDOW) -> NDArray[np
 
 @dataclass(slots=True)
 class _ClientLog:
-    """One client in the log of a run, up to the record that was read last.
+    """The learning curve of one client (a trained policy) while the log of a run is read. `note` adds one record of the log.
 
     Attributes:
-        rows: Return, steps and seconds of each episode that the client's present state has observed.
-        lags: The policy lag of each report of metrics.
-        began_s: The time in the log at which the clock of the curve was at 0; None before the first actor joined.
+        rows: Return, steps and seconds of each training episode, without those that a restart from a checkpoint has undone.
+        lags: The policy lag (versions by which the data is behind the policy) in each record of metrics.
+        began_s: The log's time at which the curve begins, in seconds; None before the first actor joined.
     """
 
     rows: list[tuple[float, float, float]] = field(default_factory=list)
@@ -74,18 +76,18 @@ class _ClientLog:
     began_s: float | None = None
 
     def seconds(self, at: float) -> float:
-        """Return the reading of the clock at the time `at`, in seconds. The first call sets the clock to 0."""
+        """Return the seconds from the beginning of the curve to the log's time `at`. The first call sets the beginning."""
         if self.began_s is None:
             self.began_s = at
         return at - self.began_s
 
     def pause(self, pause_s: float) -> None:
-        """Leave out `pause_s` seconds."""
+        """Leave out `pause_s` seconds, during which no learner ran, from the time axis of the curve."""
         if self.began_s is not None:
             self.began_s += pause_s
 
     def note(self, record: Mapping[str, Any]) -> None:
-        """Use an event of this client."""
+        """Add one record of the run's log to the curve."""
         match record["event"]:
             case "actor_joined":
                 self.seconds(record["t"])
@@ -100,7 +102,7 @@ class _ClientLog:
 
 
 def read_curves(run_dir: Path) -> list[LearningCurve]:
-    """Read the log of a run directory, and return a curve for each client with at least one finished episode.
+    """Read the log of a run directory, and return a curve for each client (trained policy) with a finished episode.
 
     Episodes that the learner observed after the checkpoint from which it continued later are left out, and so is the time
     during which no learner ran.

@@ -42,15 +42,16 @@ STAGES = ("name", "connect", "greeting", "keys", "protocol", "configuration", "w
 
 BEACON_WAIT_S = 2 * BEACON_S
 NO_ALGORITHM = "(asked by doctor)"
-"""A name that no algorithm has. The learner refuses a `Hello` with this name, and the code shows whether the client exists.
+"""A name that no algorithm has, with which the diagnosis finds out if a client (a policy with its learner) exists.
 
-The code is ``mismatch`` if the client exists, and ``config`` if it does not.
+The learner refuses an actor's handshake message (`Hello`) with this name. The code of the refusal is ``mismatch`` if the client
+exists, and ``config`` if it does not.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """The result of one stage of a diagnosis.
+    """The result of one stage of the connection test between an actor and its learner.
 
     Attributes:
         stage: The name of the stage, from `STAGES`.
@@ -72,7 +73,9 @@ class _StageSkipped(Exception):
 def diagnose(
     address: str, *, keys: UserKeys | None = None, config: AgentConfig | None = None, timeout_s: float = 3.0
 ) -> Iterator[StageResult]:
-    """Test a connection, and yield the result of each stage in order. After a failure, further stages are ``not reached``.
+    """Test the connection from an actor's machine to a learner in stages, and yield the result of each stage in order.
+
+    After a failure, further stages are ``not reached``.
 
     Args:
         address: The learner's address, host:port or a URI.
@@ -105,7 +108,7 @@ def diagnose(
 
 
 class _Diagnosis:
-    """The stages of a diagnosis, and the state that later stages need.
+    """The stages of the connection test between an actor and its learner, and the state that later stages need.
 
     For each name in `STAGES` there is a method of the same name. The method returns its result as text, or raises an exception.
     """
@@ -255,7 +258,11 @@ class _Diagnosis:
         return found
 
     def _listen(self, pub: Address) -> str:
-        """Connect to the socket for weights. If the stage ``configuration`` found a client, wait for one of its beacons."""
+        """Connect to the socket that publishes weights, and return the result as text.
+
+        If the stage ``configuration`` has joined a client (a policy with its learner), also wait for the client's beacon, the
+        message with the newest version, which the learner publishes once a second.
+        """
         with Socket.sub(pub, secure=self._secure, watch=True) as sub:
             if self._welcome is None:
                 if pub.scheme != "inproc":

@@ -25,7 +25,7 @@ def report_lines(report: Mapping[str, Any], now_unix_s: float) -> list[str]:
 
 
 def _versions(report: Mapping[str, Any]) -> str:
-    """Return a line with the versions of the learner, of this command, and of live actors with another version."""
+    """Return a line with the versions of the learner, of this command, and of connected actors with another version."""
     theirs, ours = report.get("version", "unknown"), package_version()
     text = f"version {theirs}, this command {ours}"
     live = [actor for client in report["clients"].values() for actor in client["actors"].values() if actor["live"]]
@@ -36,15 +36,16 @@ def _versions(report: Mapping[str, Any]) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text with control characters and other unprintable characters escaped."""
+    """Return a text with unprintable characters escaped, so that text from another machine cannot control the terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def conservation_error(client: Mapping[str, Any]) -> str:
-    """Check that the counts of a client account for every accepted segment, and return the error as text.
+    """Check that a client's counters account for every accepted segment (piece of a trajectory). Return the error as text.
 
-    The number of accepted segments must be the sum of those that are trained, stale, quarantined, pending and rolled back. The
-    text is empty if this holds. It is also empty, without a check, while the client is not running or is resuming.
+    The number of accepted segments must be the sum of those that are trained, stale (too old), quarantined (unfit for
+    training), pending (not used so far) and rolled back (given up later). The text is empty if this holds. It is also empty,
+    without a check, while the client is not running or is resuming.
     """
     if client["state"] != "running" or client.get("resuming") or "accepted" not in client:
         return ""
@@ -66,7 +67,7 @@ def _disposed(client: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _whole(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines about the learner as a whole: journal, warnings, security, inference and refused messages."""
+    """Yield the lines about the learner as a whole: journal (record of accepted data), warnings, security and other counts."""
     if journal := report.get("journal"):
         limit = f" of {byte_text(journal['max_bytes'])}" if journal["max_bytes"] else ""
         kind = "on disk" if journal["durable"] else "in memory: untrained data is lost when the process ends"
@@ -138,7 +139,7 @@ def _client_lines(client_id: str, client: Mapping[str, Any], now_unix_s: float) 
 
 
 def _actor_lines(actors: Mapping[str, Any], total: int) -> list[str]:
-    """Return a table of the actors as lines. Actors with a session come first, then those with the most recent message."""
+    """Return a table of the actors as lines: connected actors first, then the others, each by their most recent message."""
     names = ("received", "durable", "trained", "checkpointed", "credit_steps")
     rows: list[tuple[str, ...]] = [("  actor", "live", "silent", "received", "durable", "trained", "saved", "credit")]
     order = sorted(actors.items(), key=lambda item: (not item[1]["live"], item[1]["silent_s"], item[0]))

@@ -1,4 +1,4 @@
-"""Messages that the diagnosis exchanges with a learner without an actor."""
+"""Messages that the connection test (`rl4sys_zmq.ops.doctor`) exchanges with a learner, in place of an actor."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def until(look: Callable[[], T | None], timeout_s: float, socket: Socket | None 
 
 
 def evaluating_hello(config: AgentConfig) -> Hello:
-    """Return the handshake message of an actor with this configuration that sends no data.
+    """Return the handshake message of an actor with this configuration that sends no data, to test if the learner accepts it.
 
     Such an actor has no lasting effect on the learner.
     """
@@ -86,7 +86,10 @@ def evaluating_hello(config: AgentConfig) -> Hello:
 
 
 def next_beacon(sub: Socket) -> Beacon | None:
-    """Return the next beacon among the messages that have arrived, or None. Skip other messages, and never wait."""
+    """Return the next beacon (the learner's periodic message with the newest policy version) that has arrived, or None.
+
+    Other messages are skipped. The function never waits.
+    """
     while (frames := sub.recv()) is not None:
         try:
             found = decode(frames[1:])

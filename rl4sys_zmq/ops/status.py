@@ -44,7 +44,7 @@ def request_status(address: str, timeout_s: float, keys: UserKeys | None = None)
 def request_command(
     address: str, command: OperatorCommand, timeout_s: float, keys: UserKeys | None = None
 ) -> OperatorCommandDone:
-    """Send a command to a learner and return the result.
+    """Send an operator's command, such as a restart of a learner thread, to a learner, and return the result.
 
     Args:
         address: The learner's address, host:port or a URI.
@@ -114,14 +114,14 @@ def handshake_error(event: MonitorEvent, have_keys: bool) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientStatusRow:
-    """The main figures of one client in a status report, as a row of a table.
+    """The main figures of one client (a policy with its learner) in a learner's status report, as a row of a table.
 
     Attributes:
         mean_return: The mean return of the last 100 episodes. None before the first episode has ended.
-        policy_lag: The mean number of policy versions by which the data of the last training was behind.
+        policy_lag: The mean number of policy versions by which the data of the last training was older than the policy.
         actors: The number of actors that are connected now.
-        pending: The number of segments that are accepted but not yet used.
-        refused: The number of segments that were refused or quarantined.
+        pending: The number of segments (pieces of trajectories) that are accepted but not used so far.
+        refused: The number of segments that were refused, or accepted and then found unfit for training.
         stale: The number of segments that were dropped because they were too old.
     """
 
@@ -199,12 +199,12 @@ HEADINGS = (
 
 
 def client_rows(report: Mapping[str, Any]) -> list[ClientStatusRow]:
-    """Return a row for each client in a status report, sorted by name."""
+    """Return a table row for each client (a policy with its learner) in a learner's status report, sorted by name."""
     return [_row(name, client) for name, client in sorted(report["clients"].items())]
 
 
 def text_table(rows: Sequence[ClientStatusRow]) -> list[str]:
-    """Return the table of clients as lines of aligned plain text, followed by a line for the error of each failed client."""
+    """Return the table of clients (policies with their learners) as lines of aligned text, then a line for each error."""
     table = [HEADINGS, *(row.cells() for row in rows)]
     widths = [max(len(cells[i]) for cells in table) for i in range(len(HEADINGS))]
     left = 3  # names are aligned to the left, numbers to the right

@@ -69,7 +69,7 @@ class User:
     quota: Quota
 
     def may_act_for(self, client_id: str) -> bool:
-        """Return True if the user may send and receive messages for a client."""
+        """Return True if the user may send and receive messages for a client, a policy with its learner."""
         return self.client_ids is None or client_id in self.client_ids
 
     def expired(self, unix_s: float) -> bool:
@@ -91,7 +91,7 @@ class AccessList:
 
 
 def load_access(path: Path) -> AccessList:
-    """Read an access list from a file.
+    """Read an access list (the users that a server accepts, with their keys and rights) from a TOML file.
 
     Raises:
         ConfigError: If the file cannot be read or a value in it is invalid. The message names the file, the user and the key.

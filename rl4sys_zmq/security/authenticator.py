@@ -32,7 +32,7 @@ _numbers = itertools.count()
 
 
 class AccessWatcher(Worker):
-    """The thread that reads the access list again when its file changes, and the list that is in use.
+    """The access list (the users that a server accepts), and the thread that reads it again when its file changes.
 
     Attributes:
         access: The access list that is in use. Any thread can read this attribute. A changed list replaces the whole object.
@@ -65,8 +65,9 @@ class AccessWatcher(Worker):
     def check(self, credentials: PeerCredentials) -> str | Denied:
         """Return the public key of a connecting peer if it is in the access list, else the denial with the reason.
 
-        The ZAP handler calls this method in its thread. The returned key, not the user's name, becomes the user id of the
-        connection. A user can get another key in the list while a connection with the old key is open.
+        The thread that answers libzmq's authentication requests (ZAP) calls this method. The returned key becomes the user id
+        of the connection. The user's name would not do, because a user can get another key while a connection with the old key
+        is open.
         """
         user = self.access.by_key.get(credentials.key_z85)
         if user is None:
@@ -74,7 +75,7 @@ class AccessWatcher(Worker):
         return Denied("expired") if user.expired(time.time()) else user.key
 
     def run(self) -> None:
-        """Check ten times a second if the file has changed, and read it then. It ends after `stop`."""
+        """Check ten times a second if the access list's file has changed, and read the file then. Return after `stop`."""
         last = self._seen
         while not self._stopping.wait(POLL_S):
             before, last = last, _signature(self._path)
@@ -150,19 +151,19 @@ class Authenticator(Resource):
         }
 
     def raise_if_dead(self) -> None:
-        """Raise WorkerDied if the ZAP handler's thread or the watcher's thread has ended."""
+        """Raise WorkerDied if the thread that answers authentication requests, or the access list's thread, has ended."""
         self._domain.raise_if_dead()
         self.watcher.raise_if_dead()
 
     def close(self) -> None:
-        """Stop the watcher's thread, and stop to answer authentication requests. New peers can then no longer connect."""
+        """Stop watching the access list, and stop answering authentication requests. New peers can then no longer connect."""
         self.watcher.stop()
         self.watcher.join(JOIN_S)
         self._domain.close()
 
 
 def _signature(path: Path) -> tuple[int, ...]:
-    """Return numbers that differ when the file was changed or replaced; an empty tuple if there is no file."""
+    """Return numbers that change when the file is changed or replaced; an empty tuple if there is no file."""
     try:
         found = os.stat(path)
     except OSError:

@@ -41,7 +41,7 @@ class Authorizer:
     # ---- the access list
 
     def replace(self, access: AccessList) -> set[str]:
-        """Use a new access list from now on.
+        """Use a new access list from now on, and reset all rate limits.
 
         Returns:
             The names of the users that can receive fewer weights than before: removed users, users with another key, without the
@@ -53,6 +53,8 @@ class Authorizer:
 
     def lapsed(self, unix_s: float) -> set[str]:
         """Return the names of the users with the role ``read_weights`` whose keys have expired since the last call.
+
+        The caller then renames the subscription topics for the weights, so that these users receive no more messages.
 
         Args:
             unix_s: The present Unix time, in seconds.
@@ -101,7 +103,10 @@ class Authorizer:
 
     @staticmethod
     def check_client(user: User | None, client_id: str) -> None:
-        """Raise ProtocolError (``IDENTITY``) if the user may not act for this client. If the user is None, never raise."""
+        """Raise ProtocolError (``IDENTITY``) if the user may not act for this client, a policy with its learner.
+
+        If the user is None, never raise.
+        """
         if user is not None and not user.may_act_for(client_id):
             raise ProtocolError(RefusalReason.IDENTITY, f"the key of {user.name} is not valid for client {client_id!r:.80}")
 
@@ -110,7 +115,8 @@ class Authorizer:
 
         Args:
             key: The public key of the connection.
-            client_id: The client. None: the topic belongs to no client, so only the role ``read_weights`` is needed.
+            client_id: The client (a policy with its learner). None: the subscription belongs to no client, so only the role
+                ``read_weights`` is needed.
         """
         if self._access is None:
             return True
@@ -122,13 +128,13 @@ class Authorizer:
     # ---- actors
 
     def check_hello(self, user: User | None, hello: Hello, owner: str, live: int) -> None:
-        """Check that an actor may open a session.
+        """Check that an actor may join: that its user has the rights, owns the actor's name and has not too many actors.
 
         Args:
             user: The user of the connection.
-            hello: The actor's `Hello` message.
+            hello: The actor's handshake message.
             owner: The name of the user that has used this ``actor_id`` before; empty if no user has.
-            live: The number of other actors of this user that are live.
+            live: The number of other actors of this user that are connected.
 
         Raises:
             ProtocolError: ``IDENTITY`` if the user may not act for the client, or the ``actor_id`` belongs to another user;
@@ -163,7 +169,7 @@ class Authorizer:
 
     @staticmethod
     def check_steps(user: User | None, steps: Iterable[int]) -> None:
-        """Raise ProtocolError (``QUOTA``) if a segment has more steps than the user may send.
+        """Raise ProtocolError (``QUOTA``) if a segment (consecutive steps of an episode) has more steps than the user may send.
 
         Args:
             user: The user of the connection.

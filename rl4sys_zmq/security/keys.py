@@ -89,10 +89,11 @@ def new_key_pair() -> KeyPair:
 
 
 def curve_server(keys: ServerKeys, zap_domain: str) -> Secure:
-    """Return a function that makes a bound socket accept only CURVE connections. It must be called before the socket is bound.
+    """Return a function that makes a bound socket accept only connections with CURVE keys. Call it before the socket is bound.
 
-    For each connecting peer, the check function of the ZAP domain (`register_domain`) decides. While the domain has no check
-    function, no peer can connect. On inproc there is no effect.
+    For each connecting peer, the check function decides that `register_domain` has registered for the ZAP domain (a name for a
+    set of sockets; ZAP is ZeroMQ's protocol for the check of keys). Without a check function, no peer can connect. On inproc
+    there is no effect.
 
     Args:
         keys: The server's keys.
@@ -115,7 +116,7 @@ def curve_server(keys: ServerKeys, zap_domain: str) -> Secure:
 
 
 def curve_client(keys: UserKeys) -> Secure:
-    """Return a function that makes a connecting socket use only CURVE. It must be called before the socket connects.
+    """Return a function that makes a connecting socket use CURVE keys. Call the function before the socket connects.
 
     The socket then connects only to a learner with the public key in `keys`. On inproc there is no effect.
     """

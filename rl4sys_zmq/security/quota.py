@@ -57,7 +57,7 @@ class TokenBucket:
 
 
 class UserBuckets:
-    """The token buckets of one user.
+    """The token buckets (rate limits) of one user.
 
     Attributes:
         messages: The bucket for messages; None if there is no limit.

@@ -45,10 +45,10 @@ _OK, _DENIED, _FAULT = b"200", b"400", b"500"
 
 @dataclass(frozen=True, slots=True)
 class PeerCredentials:
-    """The credentials of a connecting peer.
+    """The credentials of a connecting peer, for the function that accepts or denies the peer.
 
     Attributes:
-        domain: The ZAP domain of the socket to which the peer connects.
+        domain: The name of the ZAP domain (a set of sockets with the same check of keys) to which the peer connects.
         address: The peer's IP address; empty over ipc.
         mechanism: Always ``CURVE``. Peers with other mechanisms are denied before the check is called.
         key_z85: The peer's public key, 40 characters of Z85. The peer has proved that it has the secret key.
@@ -80,9 +80,10 @@ The function runs in the handler's thread, for one peer at a time, so it must no
 
 
 class ZapDomain(Resource):
-    """A registered ZAP domain: the name that bound sockets have, with the check function for their peers.
+    """A ZAP domain: a name that bound sockets share, and the function that accepts or denies their connecting peers.
 
-    Close it after the sockets are closed. No peer can then connect to a socket of this domain.
+    ZAP is ZeroMQ's protocol for the check of keys. Close the domain after the sockets are closed. No peer can then connect to a
+    socket of this domain.
 
     Attributes:
         name: The name of the domain.
@@ -100,15 +101,21 @@ class ZapDomain(Resource):
 
     @property
     def alive(self) -> bool:
-        """True while the thread of the handler runs and this domain is registered."""
+        """True while this domain is registered and the thread that answers libzmq's authentication requests runs."""
         return self._handler.alive and self._handler.domains.get(self.name) is self
 
     def raise_if_dead(self) -> None:
-        """Raise WorkerDied if the thread of the handler has ended with an error. No peer can connect in that case."""
+        """Raise WorkerDied if the thread that answers authentication requests has ended with an error.
+
+        No peer can connect in that case.
+        """
         self._handler.raise_if_dead()
 
     def close(self) -> None:
-        """Unregister the domain. If no other domain is registered, end the handler's thread and wait at most 2 s for its end."""
+        """Unregister the domain, so that no peer can connect to its sockets.
+
+        If no other domain is registered, end the thread that answers authentication requests, and wait at most 2 s for its end.
+        """
         if self._pid != os.getpid():
             return  # inherited by a fork: it belongs to the parent
         with _process.lock:
@@ -123,7 +130,10 @@ class ZapDomain(Resource):
 
 
 def register_domain(name: str, check: Check) -> ZapDomain:
-    """Register a check function for the peers of all sockets with this ZAP domain. Call this before the sockets are bound.
+    """Register a function that checks the keys of all peers that connect to the sockets of a ZAP domain.
+
+    A ZAP domain is a name that bound sockets share; ZAP is ZeroMQ's protocol for the check of keys. Call this function before
+    the sockets are bound.
 
     Args:
         name: The name of the domain, 1 to 255 bytes in UTF-8.
@@ -158,7 +168,7 @@ def _start_handler() -> _ZapThread:
 
 
 class _ZapThread(Worker):
-    """The thread that answers libzmq's authentication requests for all domains of the process.
+    """The thread that answers libzmq's authentication requests for all ZAP domains (groups of sockets) of the process.
 
     A malformed request is dropped or denied. It does not end the thread.
     """
@@ -191,14 +201,14 @@ class _ZapThread(Worker):
         self.bound.set()
 
     def stop(self) -> None:
-        """Ask the thread to end as soon as no domain is registered."""
+        """Ask the thread to end as soon as no ZAP domain (a set of sockets with a check of keys) is registered."""
         self._stopping = True
         self._wakeup.set()
 
     def _ended(self, router: Socket) -> bool:
-        """Return True if `stop` was called and no domain is registered. Close the thread's socket in that case.
+        """Return True if `stop` was called and no ZAP domain is registered. Close the thread's socket in that case.
 
-        The lock is held from the check to the end of this method, so that no domain can be registered with a handler that ends.
+        The lock is held from the check to the end of this method, so that no domain can be registered with a thread that ends.
         """
         with _process.lock:
             if self.domains or not self._stopping:
@@ -209,7 +219,7 @@ class _ZapThread(Worker):
             return True
 
     def _serve(self, router: Socket) -> None:
-        """Reply to one request. The caller checks for `stop` between two requests."""
+        """Reply to one authentication request, if one has arrived. The caller checks for `stop` between two requests."""
         try:
             frames = router.recv(_MAX_FRAMES)
         except TooManyFrames:
@@ -254,7 +264,7 @@ class _ZapThread(Worker):
 
 
 def _user_id(verdict: object) -> bytes | Denied:
-    """Validate the result of a check function. Return the user id as bytes, or the denial.
+    """Validate the result of a function that accepts or denies a peer. Return the user id as bytes, or the denial.
 
     An empty id is invalid, because libzmq does not distinguish it from a missing id.
     """
@@ -271,7 +281,10 @@ def _user_id(verdict: object) -> bytes | Denied:
 
 
 class _ZapProcessState:
-    """The ZAP handler of one process. A forked child gets a new object of this class and starts another handler."""
+    """The ZAP handler of one process: the thread that answers libzmq's authentication requests.
+
+    A forked child gets a new object of this class and starts another handler.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Sockets that carry frames over tcp, ipc or inproc. The scheme of a URI selects the transport; all else is equal.
+"""ZeroMQ sockets that carry messages over tcp, ipc or inproc. The scheme of an address (``tcp://``) selects the transport.
 
 - `Address`: A parsed and checked address.
 - `Socket`: A ZeroMQ socket with all options, for one thread. `Socket.router`, `dealer`, `xpub`, `sub`, `push` and `pull` create

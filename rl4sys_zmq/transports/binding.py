@@ -49,7 +49,9 @@ _REMEDIES = {
 
 
 class SocketBinding(Resource):
-    """The binding of a socket to an address, with the lock of an ipc path.
+    """The binding of a ZeroMQ socket to an address. `close` ends it.
+
+    For an ipc address it includes a lock on the path, so that no other process binds there.
 
     Attributes:
         address: The bound address, with the actual port, path or name.
@@ -70,13 +72,13 @@ class SocketBinding(Resource):
             self._claim.close()
 
     def abandon(self) -> None:
-        """Close the forked child's copy of the lock. The parent stays bound and keeps the lock."""
+        """Close a forked child's copy of the lock file's descriptor. The parent stays bound and keeps the lock."""
         if self._claim is not None:
             self._claim.abandon()
 
 
 def bind_socket(raw: zmq.Socket[bytes], address: Address) -> SocketBinding:
-    """Bind a socket to an address. All options of the socket must be set before.
+    """Bind a socket to an address. Set all options of the socket first.
 
     Raises:
         AddressInUse: If another socket is bound to the address.
@@ -103,7 +105,7 @@ def bind_socket(raw: zmq.Socket[bytes], address: Address) -> SocketBinding:
 
 
 def connect_socket(raw: zmq.Socket[bytes], address: Address) -> None:
-    """Connect a socket to an address. All options of the socket must be set before. The other side can start later.
+    """Connect a socket to an address. Set all options of the socket first. The other side can start later.
 
     Raises:
         TransportError: If the address leaves host, port, path or name open, or libzmq refuses it.
@@ -139,8 +141,8 @@ def _just_released(uri: str) -> bool:
 class _IpcPathLock(Resource):
     """A lock on the path of an ipc address, so that only one process binds there. The lock file has the suffix ``.lock``.
 
-    Without it, a second learner could bind at the same path, because libzmq removes the existing socket file. The actors of the
-    first learner would then connect to the second one. The lock file is removed before the lock is released.
+    Without the lock, a second learner could bind at the same path, because libzmq removes the existing socket file. The actors
+    of the first learner would then connect to the second one. The lock file is removed before the lock is released.
     """
 
     def __init__(self, address: Address) -> None:

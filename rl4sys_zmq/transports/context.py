@@ -24,7 +24,8 @@ MAX_SOCKETS = 8192
 class TrackedResource(Resource):
     """The base class of objects that this module closes at the end of the process and disables in a forked child.
 
-    These are ZeroMQ sockets, and relays with their sidecar process. `track` and `untrack` register them.
+    These objects are ZeroMQ sockets, and handles of a separate process that holds sockets (`SidecarSocketFactory`). `track`
+    registers an object, `untrack` removes it.
     """
 
     owner: int
@@ -62,7 +63,10 @@ def context() -> zmq.Context[zmq.Socket[bytes]]:
 
 
 def track(socket: TrackedResource) -> None:
-    """Register an open socket. The reference also keeps the garbage collector from closing the socket in another thread."""
+    """Register an open socket, so that it is closed at the end of the process and disabled in a forked child.
+
+    The reference also keeps the garbage collector from closing the socket in another thread.
+    """
     with _process.lock:
         _process.open.add(socket)
 

@@ -1,4 +1,4 @@
-"""The operations of an open ZeroMQ socket of any role. `Socket`, a subclass, has the functions that create sockets."""
+"""The operations of an open ZeroMQ socket, such as send and receive. The subclass `Socket` creates sockets."""
 
 from __future__ import annotations
 
@@ -78,7 +78,10 @@ class Endpoint(TrackedResource):
 
     @property
     def authenticated(self) -> bool:
-        """True if `user` names the sender of every message. That is so on tcp and ipc, for a bound socket with a ZAP domain."""
+        """True if libzmq checks the keys of all peers, so that `user` names the sender of each message.
+
+        This holds for a bound tcp or ipc socket with a ZAP domain (ZAP is ZeroMQ's protocol for the check of keys).
+        """
         return self._authenticated
 
     def send(self, frames: Frames) -> SendResult:
@@ -286,7 +289,7 @@ class Endpoint(TrackedResource):
             untrack(self)
 
     def adopt(self) -> None:
-        """Make the calling thread the owner of the socket.
+        """Make the calling thread the owner of the socket, the only thread that can use it.
 
         Use it only if a lock ensures that the previous owner has finished all its calls of the socket.
 
@@ -315,7 +318,7 @@ class Endpoint(TrackedResource):
         self.raw.setsockopt(option, prefix)
 
     def check_owner(self) -> None:
-        """Raise TransportError in a thread that is not the owner, and Closed after `close`."""
+        """Raise TransportError if the calling thread does not own the socket, and Closed after `close`."""
         if self.owner != threading.get_ident():
             if self.owner == _NO_OWNER:
                 raise TransportError(f"this {self.role} was inherited by a fork; create a new one in the child")

@@ -17,7 +17,7 @@ MAX_FRAMES = 32
 """The largest number of frames of a message that `Socket.recv` returns by default."""
 
 LARGE_FRAME_BYTES = 64 * 1024
-"""The size of a frame, in bytes, from which `recv` returns a view of libzmq's buffer. It copies smaller frames."""
+"""The smallest frame, in bytes, that `recv` returns as a view of libzmq's buffer. `recv` copies smaller frames."""
 
 
 class SendResult(Enum):
@@ -32,10 +32,10 @@ class SendResult(Enum):
 
 
 class TooManyFrames(ProtocolError):
-    """A message that had more frames than allowed and was discarded.
+    """Raised if a received message has more frames than allowed. The message is discarded.
 
     Attributes:
-        count: The number of frames of the message. A sidecar reports only a lower bound.
+        count: The number of frames of the message. If a separate process holds the socket, this can be a lower bound.
         first: The first frame of the message. On a router this is the routing id of the sender.
     """
 
@@ -45,7 +45,7 @@ class TooManyFrames(ProtocolError):
 
 
 def read_subscription(frames: Frames) -> tuple[bool, bytes] | None:
-    """Read a message that was received on an xpub.
+    """Decode a subscription message, which an XPUB socket receives from a subscriber.
 
     Returns:
         None if the message is not a subscription or unsubscription. Otherwise a pair: True for a subscription or False for an

@@ -1,6 +1,7 @@
-"""Tests of an address with plain sockets: name resolution, a connection, and the greeting of ZMTP 3.
+"""Checks of a learner's address with plain sockets, to find out why no learner answers there.
 
-ZMTP is the wire protocol of ZeroMQ; its greeting has 64 bytes. Each function has a time limit, and each error names a remedy.
+The checks are name resolution, a connection, and the greeting of ZMTP 3, ZeroMQ's wire protocol. Each function has a time
+limit, and each error names a remedy.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _REMEDIES = {
 
 
 class LearnerUnreachable(RL4SysError):
-    """Raised if no learner can be reached at an address, or the learner refuses.
+    """Raised if no learner can be reached at an address, or the learner refuses the connection or a request.
 
     Attributes:
         cause: The cause, as text for people.
@@ -52,7 +53,7 @@ class LearnerUnreachable(RL4SysError):
 
 @dataclass(frozen=True, slots=True)
 class ZmtpGreeting:
-    """The ZMTP greeting of a ZeroMQ socket.
+    """The first 64 bytes that a ZeroMQ socket sends on a connection: the greeting of ZMTP, ZeroMQ's wire protocol.
 
     Attributes:
         version: The version of ZMTP, such as ``3.1``.
@@ -100,7 +101,7 @@ def look_up(address: Address, timeout_s: float) -> list[tuple[int, tuple[str, in
 
 
 def dial(address: Address, timeout_s: float) -> socket.socket:
-    """Open a plain connection to a tcp or ipc address. The caller must close it.
+    """Open a plain connection, without ZeroMQ, to a tcp or ipc address. The caller must close it.
 
     Raises:
         LearnerUnreachable: If the connection fails.
@@ -146,7 +147,7 @@ def _unreachable(error: OSError, where: str, timeout_s: float) -> LearnerUnreach
 
 
 def greet(address: Address, timeout_s: float) -> ZmtpGreeting:
-    """Connect, send the start of a ZMTP greeting, and return the peer's greeting.
+    """Check that a ZeroMQ socket listens at an address, and return its greeting. Only the start of a greeting is sent.
 
     Raises:
         LearnerUnreachable: If the peer is not a ZeroMQ socket with ZMTP 3, or does not reply.
@@ -165,9 +166,14 @@ def greet(address: Address, timeout_s: float) -> ZmtpGreeting:
 
 
 def explain_silence(uri: str, *, has_keys: bool, timeout_s: float = 0.5) -> str:
-    """Return why no learner answers at an address, with a remedy, as far as plain sockets can tell. Empty for ``inproc``.
+    """Find out with plain sockets why no learner answers at an address. Return the cause and a remedy for people.
 
-    It can take three times `timeout_s`.
+    The call can take three times `timeout_s`. The text is empty for an ``inproc`` address.
+
+    Args:
+        uri: The address of the learner.
+        has_keys: True if this side uses CURVE keys.
+        timeout_s: Longest time for one check, in seconds.
     """
     address = Address.parse(uri)
     if address.scheme == "inproc":

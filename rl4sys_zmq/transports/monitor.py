@@ -1,11 +1,12 @@
 """The events of a socket's connections, from libzmq's monitor, and their meaning in one sentence.
 
-The events of each side (libzmq 4.3.5, measured over tcp with real sockets; ``..`` repeats with each reconnect):
+The table lists the events of each side, with libzmq 4.3.5 over tcp. ``..`` means that the events repeat with each reconnect.
+ZAP is ZeroMQ's protocol for the check of keys. NULL (no keys) and CURVE (keys) are its security mechanisms.
 
 =======================================  ==============================================  =========================================
 cause                                    the learner's side (bound)                      the actor's side (connecting)
 =======================================  ==============================================  =========================================
-nothing                                  accepted, handshake_succeeded                   connected, handshake_succeeded
+no failure                               accepted, handshake_succeeded                   connected, handshake_succeeded
 the actor has another learner's key      accepted, handshake_failed.protocol             connected, handshake_failed.no_detail
                                          0x11000001, disconnected ..                     32 (EPIPE), disconnected ..
 the key is denied (ZAP 400)              handshake_failed.auth 400, disconnected         handshake_failed.auth 400, disconnected
@@ -68,7 +69,7 @@ _FORMAT = struct.Struct("=HI")
 
 @dataclass(frozen=True, slots=True)
 class MonitorEvent:
-    """One event of a connection.
+    """One event of a socket's connection, such as a failed handshake. libzmq reports the events.
 
     Attributes:
         name: ``accepted``, ``connected``, ``disconnected``, ``handshake_succeeded``, ``handshake_failed.protocol``,
@@ -76,7 +77,7 @@ class MonitorEvent:
             discarded).
         detail: For ``handshake_failed.protocol`` the code of the error, for ``handshake_failed.auth`` the ZAP status, for other
             failures an errno, and for all other events a file descriptor or 0.
-        endpoint: The address of the own socket, as libzmq writes it. It is not the address of the peer.
+        endpoint: The address of the monitored socket, as libzmq writes it. It is not the address of the peer.
     """
 
     name: str

@@ -1,6 +1,7 @@
-"""One interface for the connecting sockets of an actor, in this process or in a separate process (`relay`).
+"""One interface for the connecting sockets of an actor. A separate process, the *sidecar*, can hold the sockets.
 
-The separate process is called a sidecar.
+The program that embeds the actor then survives if libzmq aborts the sidecar. `LocalSocketFactory` creates sockets in this
+process, `relay.SidecarSocketFactory` creates them in a sidecar.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ Keys = tuple[str, str, str]
 
 
 class ConnectingSocket(Protocol):
-    """The interface of a connecting socket, in this process or in a sidecar. The methods have the contracts of `Socket`."""
+    """The interface of a connecting socket, in this process or in a separate process that holds the actor's sockets.
+
+    The methods behave as those of `Socket`.
+    """
 
     def send(self, frames: Frames) -> SendResult:
         """Queue one message, as a whole or not at all, without blocking."""
@@ -43,7 +47,7 @@ class ConnectingSocket(Protocol):
         """Cancel one earlier `subscribe` of the same prefix. The prefix stays subscribed if it was subscribed several times."""
 
     def events(self) -> list[MonitorEvent]:
-        """Return the events of the connection since the last call. Only a dealer in this process has any."""
+        """Return the events of a DEALER's connection since the last call; an empty list if another process holds the socket."""
 
     def close(self) -> None:
         """Close the socket. Messages that are still queued are discarded."""
@@ -56,11 +60,11 @@ class ConnectingSocket(Protocol):
 class SocketPoller(Protocol):
     """The interface of a poller for the sockets of one `SocketFactory` and for file descriptors, its *sources*.
 
-    The methods have the contracts of `Poller`.
+    The methods behave as those of `Poller`.
     """
 
     def register(self, source: ConnectingSocket | HasFileno | int, *, read: bool = True, write: bool = False) -> None:
-        """Add a source, or change for what it is watched: `read` for something to read, `write` for room to write."""
+        """Add a source (a socket or a descriptor), or change the condition to wait for: data to read, or room to write."""
 
     def unregister(self, source: ConnectingSocket | HasFileno | int) -> None:
         """Stop waiting for a source (a socket or a descriptor). Call this before the source is closed."""
@@ -77,7 +81,10 @@ class SocketPoller(Protocol):
 
 
 class SocketFactory(Resource):
-    """A factory of connecting sockets and of pollers for these sockets. Create, use and close all of them in one thread."""
+    """A factory of connecting sockets and of pollers for them. A subclass determines which process holds the sockets.
+
+    Create, use and close the factory, its sockets and its pollers in one thread.
+    """
 
     @abstractmethod
     def dealer(
@@ -99,7 +106,7 @@ class SocketFactory(Resource):
 
     @abstractmethod
     def poller(self) -> SocketPoller:
-        """Create a poller for the sockets of this network and for file descriptors."""
+        """Create a poller for the sockets of this factory and for file descriptors."""
 
 
 class LocalSocketFactory(SocketFactory):

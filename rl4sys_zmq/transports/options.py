@@ -1,4 +1,4 @@
-"""The socket options of each role. They are set before the socket binds or connects, as libzmq requires.
+"""The ZeroMQ socket options of each type of socket. They are set before the socket binds or connects, as libzmq requires.
 
 These options are never set:
 

@@ -1,4 +1,4 @@
-"""Functions for the peers of a bound socket: the user that sent a frame, permission to subscribe, closing a connection."""
+"""Functions for the peers of a bound socket: find the user that sent a frame, allow a subscription, close one connection."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ topics of 100 bytes take 257 MiB.
 
 
 class PendingSubscriptions:
-    """The control of subscriptions on an xpub: a subscription takes effect only if `grant` allows it.
+    """The control of subscriptions on an XPUB (publishing) socket: a subscription takes effect only if `grant` allows it.
 
     A subscription that was not granted before the next message counts as refused. A connection with more than `MAX_UNGRANTED`
     refused subscriptions is closed.
@@ -43,7 +43,7 @@ class PendingSubscriptions:
         self._refused: dict[int, int] = {}
 
     def note(self, frame: zmq.Frame) -> None:
-        """Process a received message. An unsubscription takes effect at once; a subscription waits for `grant`."""
+        """Process a received message: put an unsubscription into effect at once, and keep a subscription for `grant`."""
         if self._asked is not None and self._frame is not None:
             self._refuse(self._frame)
         notice = frame.bytes

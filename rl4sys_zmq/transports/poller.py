@@ -36,7 +36,7 @@ class Poller(Resource):
         self._sockets: list[Socket] = []
 
     def register(self, source: Source, *, read: bool = True, write: bool = False) -> None:
-        """Add a source, or change for what it is watched.
+        """Add a source (a socket or a descriptor), or change the conditions in which `poll` reports it.
 
         Args:
             source: A `Socket`, a file descriptor, or an object with a file descriptor, such as a `Wakeup`.

@@ -1,4 +1,4 @@
-"""ZeroMQ sockets in a separate process, the *sidecar*. The program that embeds the actor survives if libzmq aborts its process.
+"""ZeroMQ sockets in a separate process, the *sidecar*, so that the program that embeds an actor survives an abort in libzmq.
 
 This module is the side of that program, the *host*. One socketpair to the sidecar carries the messages of all sockets. The host
 itself has no ZeroMQ socket and no context.
@@ -26,14 +26,14 @@ _KEY_BYTES = 40
 
 
 class SidecarSocketFactory(SocketFactory, TrackedResource):
-    """A `SocketFactory` whose sockets are in a sidecar process. It starts the process and passes messages to it and back.
+    """A `SocketFactory` whose sockets are in a separate process, the sidecar. It starts the sidecar and passes messages.
 
-    Create, use and close a relay, its sockets and its pollers in one thread. When the sidecar has ended, all their methods except
-    `close` and `unregister` raise `TransportError`. The relay does not start another sidecar. In a forked child every method
-    except `close` raises.
+    Create, use and close the factory, its sockets and its pollers in one thread. After the sidecar has ended, all their methods
+    except `close` and `unregister` raise `TransportError`. The factory does not start another sidecar. In a forked child every
+    method except `close` raises.
 
     Attributes:
-        owner: The identifier of the thread that created the relay.
+        owner: The identifier of the thread that created the factory.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
 
     @property
     def pid(self) -> int:
-        """The process id of the sidecar."""
+        """The process id of the sidecar, the separate process that holds the sockets."""
         return self._sidecar.pid
 
     def dealer(
@@ -63,9 +63,9 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
         max_frame_bytes: int = MAX_FRAME_BYTES,
         keys: Keys | None = None,
     ) -> RelayedSocket:
-        """Create a connecting DEALER in the sidecar, as `SocketFactory.dealer` describes.
+        """Create a connecting DEALER in the sidecar process, as `SocketFactory.dealer` describes.
 
-        The sidecar connects the socket later. If that fails, later calls of the socket's methods raise.
+        The process connects the socket later. If that fails, later calls of the socket's methods raise.
 
         Raises:
             TransportError: If the address, the limits or the keys are invalid, another thread calls, or the sidecar has ended.
@@ -75,11 +75,11 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
     def sub(
         self, connect: Address | str, *, hwm: int = 16, max_frame_bytes: int = MAX_FRAME_BYTES, keys: Keys | None = None
     ) -> RelayedSocket:
-        """Create a connecting SUB in the sidecar, as `SocketFactory.sub` describes. Errors are as for `dealer`."""
+        """Create a connecting SUB in the sidecar process, as `SocketFactory.sub` describes. Errors are as for `dealer`."""
         return self._open("sub", connect, (0, hwm, max_frame_bytes), keys)
 
     def poller(self) -> SocketPoller:
-        """Create a poller for the sockets of this relay and for file descriptors."""
+        """Create a poller for the sockets of this factory and for file descriptors."""
         return RelayPoller(self)
 
     def _open(self, role: str, connect: Address | str, limits: tuple[int, int, int], keys: Keys | None) -> RelayedSocket:
@@ -101,16 +101,16 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
     # ---- for the sockets and pollers of this relay
 
     def fileno(self) -> int:
-        """Return the file descriptor of the socketpair, for a poller."""
+        """Return the file descriptor of the socketpair to the sidecar process, for a poller."""
         return self._sidecar.fileno()
 
     @property
     def unsent_bytes(self) -> int:
-        """The number of bytes that the host has queued because the socketpair is full."""
+        """The number of bytes that this process has queued because the socketpair to the sidecar process is full."""
         return self._sidecar.unsent_bytes
 
     def send_command(self, command: RelayMessageKind, line: int, frames: Frames = ()) -> None:
-        """Send a command to the sidecar.
+        """Send a command to the sidecar, the separate process that holds the sockets.
 
         Args:
             command: The command.
@@ -121,14 +121,14 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
         self._sidecar.send_command(command, line, frames)
 
     def exchange(self) -> None:
-        """Exchange data with the sidecar without blocking: write what is queued, and pass received commands to their sockets."""
+        """Write queued data to the sidecar process, and pass the commands received from it to their sockets. Never block."""
         self.check_owner()
         for said in self._sidecar.exchange():
             if (line := self._connections.get(said.line)) is not None:
                 line.on_command(said)
 
     def close_connection(self, number: int) -> None:
-        """Close the socket with this number in the sidecar."""
+        """Close the socket with this number in the sidecar process."""
         if self.owner == _NO_OWNER:
             return
         self.check_thread()
@@ -138,14 +138,14 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
                 self._sidecar.send_command(RelayMessageKind.CLOSE, number)
 
     def check_thread(self) -> None:
-        """Raise TransportError in a thread that is not the owner."""
+        """Raise TransportError if the calling thread did not create this object, or the process is a forked child."""
         if self.owner == _NO_OWNER:
             raise TransportError("this sidecar was inherited by a fork; create a new one in the child")
         if self.owner != threading.get_ident():
             raise TransportError("this sidecar belongs to another thread; create, use and close it in one thread")
 
     def check_owner(self) -> None:
-        """Raise TransportError in another thread or if the sidecar has ended, and Closed after `close`."""
+        """Raise TransportError in another thread or if the sidecar process has ended, and Closed after `close`."""
         self.check_thread()
         if self._closed:
             raise Closed("the sidecar is closed")
@@ -154,7 +154,7 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
     # ---- closing
 
     def close(self) -> None:
-        """End the sidecar within about a second, by force if necessary. Messages that the sidecar has not sent are discarded.
+        """End the sidecar process within about a second, by force if necessary. Messages that it has not sent are discarded.
 
         Raises:
             TransportError: If another thread calls.
@@ -173,6 +173,6 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
             untrack(self)
 
     def abandon(self) -> None:
-        """Mark the relay as unusable in a forked child, and close the child's copy of the socketpair."""
+        """Mark the factory as unusable in a forked child, and close the child's copy of the socketpair."""
         self.owner = _NO_OWNER
         self._sidecar.abandon()

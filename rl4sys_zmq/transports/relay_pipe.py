@@ -1,5 +1,6 @@
-"""The protocol between a host and its sidecar process, which holds the ZeroMQ sockets. They are connected by a socketpair.
+"""The protocol between a host (a program that embeds an actor) and its sidecar, a process that holds the ZeroMQ sockets.
 
+A socketpair connects the two processes.
 Each side sends commands. A command consists of a head (command, number of the socket, number of frames), the sizes of the frames,
 and the frames. Each ZeroMQ socket of the sidecar has a number from 1 on. Number 0 is the sidecar itself.
 
@@ -42,9 +43,9 @@ MAX_MESSAGE_FRAMES = 1024
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 
 LIMITS = struct.Struct("<IIQ")
-"""The frame of `OPEN` with the limits of a socket: two high-water marks (send, receive) in messages, largest frame in bytes."""
+"""The format of a socket's limits in `OPEN`: two high-water marks (send, receive) in messages, largest frame in bytes."""
 TOTAL = struct.Struct("<Q")
-"""A frame with one number.
+"""The format of a frame with one number.
 
 In `TAKEN`: the bytes that the receiver has processed since the socket was opened. In `REFUSED`: a lower bound on the number of
 frames of a message that had too many frames, or 0 for a message that had too many bytes.
@@ -65,7 +66,10 @@ _MAX_CHUNKS = 64
 
 
 class RelayMessageKind(IntEnum):
-    """The commands of the protocol. The comment of each gives the sender and the frames."""
+    """The commands between a host program and its sidecar, the process that holds the program's ZeroMQ sockets.
+
+    The comment of each command gives the sender and the frames.
+    """
 
     OPEN = 1  # from the host: role, address, LIMITS, and with CURVE the three keys. Creates a socket
     SUBSCRIBE = 2  # from the host: prefix
@@ -81,7 +85,7 @@ class RelayMessageKind(IntEnum):
 
 
 class RelayMessage(NamedTuple):
-    """A received command.
+    """A command received over the socketpair between a host program and the sidecar process that holds its ZeroMQ sockets.
 
     Attributes:
         command: A value of `RelayMessageKind`.
@@ -95,7 +99,10 @@ class RelayMessage(NamedTuple):
 
 
 def cost_bytes(frames: Frames) -> int:
-    """Return the number of bytes for which a message counts in a window: the bytes of its frames and a fixed number."""
+    """Return the bytes that a message counts for in flow control: the bytes of its frames and a fixed number.
+
+    The flow control limits the bytes on the way between the host and one ZeroMQ socket of the sidecar process.
+    """
     return _MESSAGE_COST_BYTES + sum(map(frame_bytes, frames))
 
 
@@ -111,7 +118,7 @@ def size_fault(sizes: Sequence[int]) -> str | None:
 
 
 class SidecarCommandQueue:
-    """A queue of commands that were not written to the socketpair so far.
+    """The queue of commands that wait until the socketpair between a host program and its sidecar process has room.
 
     Attributes:
         nbytes: The number of queued bytes.
@@ -122,7 +129,10 @@ class SidecarCommandQueue:
         self._chunks: deque[memoryview] = deque()
 
     def put(self, command: RelayMessageKind, line: int, frames: Frames = ()) -> None:
-        """Add one command to the queue, with copies of its frames. `line` is the number of the socket, or 0 for the sidecar."""
+        """Add one command to the queue, with copies of its frames.
+
+        `line` is the number of the socket in the sidecar process that the command concerns, or 0 for the process itself.
+        """
         sizes = list(map(frame_bytes, frames))
         head = _HEAD.pack(command, line, len(sizes)) + struct.pack(f"<{len(sizes)}I", *sizes)
         chunk = memoryview(b"".join((head, *frames)))
@@ -151,8 +161,9 @@ class SidecarCommandQueue:
 
 
 class SidecarCommandReader:
-    """A reader of commands from the socketpair. It keeps the bytes of a command that was received only in part.
+    """A reader of commands from the socketpair between a host program and its sidecar process.
 
+    It keeps the bytes of a command that was received only in part.
     Small frames are copied out of one shared buffer. A large frame is read directly into a separate buffer, which becomes the
     frame.
     """

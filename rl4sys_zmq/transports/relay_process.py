@@ -46,10 +46,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 class _SidecarSocket:
-    """A ZeroMQ socket of the sidecar.
+    """A ZeroMQ socket of the sidecar process, with the data of its flow control to and from the host program.
 
     Attributes:
-        number: The number of the socket in the protocol.
+        number: The number by which commands name the socket.
         socket: The socket.
         held: Messages of the host that the socket has not accepted so far.
         taken_bytes: Bytes of messages from the host that the socket has accepted.
@@ -69,7 +69,7 @@ class _SidecarSocket:
 
 
 class _SidecarLoop:
-    """The poll loop of the sidecar. It passes messages between the host and the ZeroMQ sockets, in both directions."""
+    """The poll loop of the sidecar process. It passes messages between the host program and the ZeroMQ sockets."""
 
     def __init__(self, pair: socket.socket) -> None:
         self._pair = pair
@@ -78,11 +78,11 @@ class _SidecarLoop:
         self._done = False
 
     def serve(self) -> None:
-        """Run until the host sends `QUIT`.
+        """Pass messages between the host program and the ZeroMQ sockets until the host sends `QUIT`.
 
         Raises:
-            EOFError: If the host has closed the socketpair, found while reading.
-            ConnectionError: The same, found while writing.
+            EOFError: If a read finds that the host has closed the socketpair.
+            ConnectionError: If a write finds that the host has closed the socketpair.
         """
         with Poller() as poller:
             self._poller = poller
@@ -100,7 +100,7 @@ class _SidecarLoop:
                 self._close(line)
 
     def _update_interest(self) -> None:
-        """Tell the poller which sockets to watch. A socket is not read while its messages cannot be passed on to the host."""
+        """Set which sockets the poller watches. A socket is not read while the host program cannot take its messages."""
         self._poller.register(self._pair, read=True, write=bool(self._output.nbytes))
         for line in self._connections.values():
             interest = (self._may_receive(line), bool(line.held))
@@ -169,7 +169,10 @@ class _SidecarLoop:
         self._connections[said.line] = _SidecarSocket(said.line, made)
 
     def _take(self, line: _SidecarSocket, frames: list[Frame]) -> None:
-        """Count a message that the ZeroMQ socket has accepted. Send `TAKEN` to the host once per half a window."""
+        """Count the bytes of a message that the ZeroMQ socket has accepted.
+
+        After each `SEND_WINDOW_BYTES` / 2 bytes, report the count to the host program with `TAKEN`, so that it can send more.
+        """
         line.taken_bytes += cost_bytes(frames)
         if line.taken_bytes - line.reported_bytes >= SEND_WINDOW_BYTES // 2:
             line.reported_bytes = line.taken_bytes
@@ -218,7 +221,10 @@ class _SidecarLoop:
 
 
 def main() -> None:
-    """Run the sidecar with the socketpair whose descriptor is the first argument of the command line, then end the process."""
+    """Run the sidecar, a process that holds the ZeroMQ sockets of another program, and then end this process.
+
+    The first argument of the command line is the descriptor of the socketpair to that program.
+    """
     _isolate()
     pair = socket.socket(fileno=int(sys.argv[1]))
     pair.setblocking(False)
@@ -234,7 +240,7 @@ def main() -> None:
 
 
 def _isolate() -> None:
-    """Ignore Ctrl-C and clear the inherited signal mask. On Linux, also let the kernel end the process with the host's thread."""
+    """Ignore Ctrl-C and clear the inherited signal mask. On Linux, also end with the thread that started this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if sys.platform == "linux":

@@ -1,4 +1,4 @@
-"""The host's side of a ZeroMQ socket in a sidecar process, and a poller for such sockets."""
+"""Handles, in the host program, of ZeroMQ sockets in a separate process (the sidecar), and a poller for these handles."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ __all__ = ["RelayInterface", "RelayPoller", "RelayedSocket"]
 
 
 class RelayInterface(Protocol):
-    """The interface through which a relayed socket or poller uses its sidecar. `SidecarSocketFactory` implements it.
+    """The interface to the sidecar, a separate process that holds ZeroMQ sockets, for the handles and pollers of these sockets.
 
-    The host and the sidecar process are connected by a socketpair, which carries the messages of all sockets in the sidecar.
+    `SidecarSocketFactory` implements it. A socketpair between the host and the sidecar carries the messages of all sockets.
     """
 
     @property
     def unsent_bytes(self) -> int:
-        """The number of bytes that the host has queued because the socketpair is full."""
+        """The number of bytes that this process has queued because the socketpair to the sidecar process is full."""
 
     def fileno(self) -> int:
-        """Return the file descriptor of the socketpair, for a poller."""
+        """Return the file descriptor of the socketpair to the sidecar process, for a poller."""
 
     def check_owner(self) -> None:
-        """Raise TransportError if the sidecar has ended or belongs to another thread, and Closed if it is closed."""
+        """Raise TransportError if the sidecar process has ended or belongs to another thread, and Closed if it is closed."""
 
     def send_command(self, command: RelayMessageKind, line: int, frames: Frames = ()) -> None:
-        """Send a command to the sidecar. `line` is the number of the socket in the sidecar, or 0 for the sidecar itself."""
+        """Send a command to the sidecar process. `line` is the number of the socket there, or 0 for the process itself."""
 
     def exchange(self) -> None:
-        """Write and read the socketpair without blocking, and pass received commands to their sockets."""
+        """Write queued data to the sidecar process, and pass the commands received from it to their sockets. Never block."""
 
     def close_connection(self, number: int) -> None:
-        """Close the socket with this number in the sidecar."""
+        """Close the socket with this number in the sidecar process."""
 
 
 class RelayedSocket(Resource):
-    """A socket whose ZeroMQ socket is in the sidecar. Its methods have the same contracts as those of `Socket`.
+    """A handle of a ZeroMQ socket in the sidecar, a separate process. Its methods behave as those of `Socket`.
 
     `send` returns `FULL` when `SEND_WINDOW_BYTES` of messages were sent to the sidecar and the ZeroMQ socket has not accepted
     them. Messages between host and ZeroMQ socket are lost when the socket is closed or the sidecar ends.
@@ -151,11 +151,11 @@ class RelayedSocket(Resource):
         self._set_topic(RelayMessageKind.UNSUBSCRIBE, prefix)
 
     def events(self) -> list[MonitorEvent]:
-        """Return an empty list. A sidecar does not report the events of connections."""
+        """Return an empty list. The sidecar process does not report the events of connections."""
         return []
 
     def on_command(self, said: RelayMessage) -> None:
-        """Process a command of the sidecar for this socket. The relay calls this in its thread."""
+        """Process a command from the sidecar process for this socket. `relay` calls this in its thread."""
         if said.command in (RelayMessageKind.MESSAGE, RelayMessageKind.REFUSED):
             self._inbox.append(said)
         elif said.command == RelayMessageKind.TAKEN:
@@ -164,7 +164,7 @@ class RelayedSocket(Resource):
             self._error = bytes(said.frames[0]).decode(errors="replace")
 
     def close(self) -> None:
-        """Close the socket. A second call does nothing. If the sidecar has ended, `close` does not raise.
+        """Close the socket. A second call does nothing. If the sidecar process has ended, `close` does not raise.
 
         Raises:
             TransportError: If the calling thread is not the one that created the socket.
@@ -192,14 +192,17 @@ class RelayedSocket(Resource):
 
 
 class _Interest(NamedTuple):
-    """The events of one source that the poller reports: it can be read, it can be written."""
+    """The conditions in which the poller reports a socket: it has a message to read, or room to write."""
 
     read: bool
     write: bool
 
 
 class RelayPoller(Resource):
-    """A poller for sockets of a `SidecarSocketFactory` and for file descriptors. It uses poll(2) and closes no source."""
+    """A poller for sockets of a `SidecarSocketFactory` and for file descriptors. It uses poll(2).
+
+    Closing the poller does not close the sockets and descriptors.
+    """
 
     def __init__(self, relay: RelayInterface) -> None:
         self._relay = relay
@@ -208,15 +211,15 @@ class RelayPoller(Resource):
         self._sources: dict[int, HasFileno | int] = {}
 
     def register(self, source: ConnectingSocket | HasFileno | int, *, read: bool = True, write: bool = False) -> None:
-        """Add a source, or change for what it is watched.
+        """Add a source (a socket or a descriptor), or change the conditions in which `poll` reports it.
 
         Args:
-            source: A socket of this relay, a file descriptor, or an object with one.
+            source: A socket of the same `SidecarSocketFactory`, a file descriptor, or an object with one.
             read: Report the source when it has something to read.
             write: Report the source when it has room to write.
 
         Raises:
-            TransportError: If the source is a ZeroMQ socket of this process, or a socket of another relay.
+            TransportError: If the source is a ZeroMQ socket of this process, or a socket of another `SidecarSocketFactory`.
         """
         self._relay.check_owner()
         if isinstance(source, RelayedSocket) and source.relay is self._relay:
@@ -263,9 +266,9 @@ class RelayPoller(Resource):
         self._connections.clear()
 
     def _wait(self, timeout_s: float) -> set[ConnectingSocket | HasFileno | int]:
-        """Wait once for file descriptors and for the sidecar, exchange data with the sidecar, and return the ready descriptors.
+        """Wait once for the file descriptors and the sidecar process, exchange data with it, and return the ready descriptors.
 
-        The relay's sockets are not in the result. The exchange delivers their messages, and `_ready_lines` then finds them.
+        The sidecar's sockets are not in the result. The exchange delivers their messages, and `_ready_lines` then finds them.
         """
         self._relay.check_owner()
         pair = self._relay.fileno()

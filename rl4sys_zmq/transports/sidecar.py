@@ -1,4 +1,4 @@
-"""The sidecar process of a `SidecarSocketFactory` as the host sees it: the process and the socketpair to it.
+"""The host program's handle of its sidecar, a separate process that holds ZeroMQ sockets, and of the socketpair to it.
 
 If the sidecar ends, the messages in it are lost, as when a connection breaks. The delivery protocol of the actor resends them.
 """
@@ -39,9 +39,9 @@ _LOWEST_FD = 3
 
 
 class Sidecar(Resource):
-    """The host's handle of a sidecar: a process that holds ZeroMQ sockets for the host.
+    """A host program's handle of its sidecar, a separate process that holds the ZeroMQ sockets.
 
-    It starts the process, exchanges commands with it, detects its end, and ends it.
+    The handle starts the process, exchanges commands with it over a socketpair, detects its end, and ends it.
 
     Attributes:
         pid: The process id.
@@ -62,16 +62,16 @@ class Sidecar(Resource):
         self._answer_by: float | None = self._heard_at + SIDECAR_START_S
 
     def fileno(self) -> int:
-        """Return the file descriptor of the socketpair. When it is ready, call `exchange`."""
+        """Return the file descriptor of the socketpair to the process. When it is ready, call `exchange`."""
         return self._pair.fileno()
 
     @property
     def unsent_bytes(self) -> int:
-        """The number of bytes that are queued because the socketpair is full."""
+        """The number of bytes that are queued because the socketpair to the process is full."""
         return self._output.nbytes
 
     def check(self) -> None:
-        """Raise TransportError if an earlier call has found that the sidecar has ended."""
+        """Raise TransportError if an earlier call has found that the sidecar process has ended."""
         if self._death is not None:
             raise TransportError(self._death)
 
@@ -94,7 +94,7 @@ class Sidecar(Resource):
             self._die()
 
     def exchange(self) -> list[RelayMessage]:
-        """Write and read the socketpair without blocking, and return the commands that were received.
+        """Write queued commands to the process and read from it without blocking. Return the commands that were received.
 
         Raises:
             TransportError: If the sidecar has ended.
@@ -115,7 +115,7 @@ class Sidecar(Resource):
         return heard
 
     def _watch(self, now: float, progress: bool) -> None:
-        """Send `PING` to a sidecar that has been silent for `PING_S`, and kill it if it does not answer in time."""
+        """Send `PING` to a sidecar process that has been silent for `PING_S`, and kill it if it does not answer in time."""
         if progress:
             self._heard_at, self._answer_by = now, None
         elif self._answer_by is None and is_silent(now, self._heard_at, PING_S):
@@ -147,13 +147,16 @@ class Sidecar(Resource):
             self._pair.close()
 
     def abandon(self) -> None:
-        """Close a forked child's copy of the socketpair. It would keep the sidecar running after the end of the host."""
+        """Close a forked child's copy of the socketpair. The copy would keep the sidecar running after the end of the host."""
         self._closed = True
         self._pair.close()
         self._process.returncode = 0  # the parent waits for the process
 
     def _send_quit(self, deadline: float) -> None:
-        """Send `QUIT`. The socketpair stays open: closing it would end the sidecar before it has sent its last message."""
+        """Send the command `QUIT` to the sidecar process.
+
+        The socketpair stays open: closing it would end the process before it has sent its last message.
+        """
         room = select.poll()
         room.register(self._pair, select.POLLOUT)
         self._output.put(RelayMessageKind.QUIT, 0)
@@ -209,9 +212,9 @@ def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment variables for the sidecar: the host's, with the folder of this package in ``PYTHONPATH``.
+    """Return the environment variables for the new process: those of this one, with this package's folder in ``PYTHONPATH``.
 
-    The host can have found the package by a change of `sys.path`, which the sidecar does not inherit.
+    This program can have found the package by a change of `sys.path`, which the new process does not inherit.
     """
     root = str(Path(__file__).resolve().parents[2])
     environment = dict(os.environ)

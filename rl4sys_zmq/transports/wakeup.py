@@ -18,9 +18,9 @@ class Wakeup(Resource):
 
     The loop must call `clear` *before* it checks for new work. Then it finds all work that was added before a call of `set`.
 
-    The implementation uses no lock, because a thread of the host could have to wait for it. Instead there is one token, in a
-    deque. `set` takes the token and sends one byte; `clear` reads the byte and puts the token back. Operations on a deque are
-    atomic. While the token is taken, `set` does nothing.
+    The implementation uses no lock, because a thread of the user's program could have to wait for it. Instead there is one
+    token, in a deque. `set` takes the token and sends one byte; `clear` reads the byte and puts the token back. Operations on a
+    deque are atomic. While the token is taken, `set` does nothing.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Wakeup(Resource):
         return self._reader.fileno()
 
     def clear(self) -> bool:
-        """Reset the wakeup. Return True if it was set."""
+        """Reset the signal, so that the next wait blocks. Return True if the signal was set."""
         try:
             rung = bool(self._reader.recv(1))
         except BlockingIOError:
@@ -55,8 +55,8 @@ class Wakeup(Resource):
     def close(self) -> None:
         """Close both ends of the socketpair, when no thread is in the middle of `set`.
 
-        It takes the token and keeps it. So a later `set` does not write to the closed descriptor, whose number another file can
-        have by then.
+        The call first disables `set`, so that a later `set` does not write to the closed descriptor, whose number another file
+        can have by then.
         """
         if self._closed:
             return

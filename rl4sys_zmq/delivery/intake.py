@@ -1,4 +1,7 @@
-"""The acceptance of segments from `Submit` messages: detect duplicates, check the order, and validate new segments."""
+"""The acceptance of the segments in `Submit` messages of actors: detect duplicates, check the order, validate new segments.
+
+A segment is consecutive steps of one episode.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ def take_submit(stream: SegmentStream, schema: SegmentSchema, message: Submit, f
 
 @dataclass(frozen=True, slots=True)
 class JournalEntryPart:
-    """The part of a journal entry that is sent again to a learner thread.
+    """The part of a journal entry (record of accepted segments) that is sent again to a learner thread, after a rollback.
 
     Attributes:
         skip: The number of segments at the start of the stored message that the learner thread must ignore.
@@ -85,9 +88,10 @@ class JournalEntryPart:
 
 
 def replay_entry(stream: SegmentStream, schema: SegmentSchema, entry: JournalEntry) -> JournalEntryPart | None:
-    """Prepare a journal entry for replay to a learner thread that was rolled back to a checkpoint.
+    """Prepare a journal entry (accepted segments) for a learner thread that was rolled back to a checkpoint.
 
-    If the checkpoint covers only the first segments of the entry, these segments are skipped and not counted.
+    The thread trains again on the segments that the checkpoint does not cover. If the checkpoint covers the first segments of
+    the entry, these segments are skipped and not counted.
 
     Returns:
         The part of the entry to send to the learner thread; None if the checkpoint covers the whole entry.

@@ -64,9 +64,10 @@ _OF_STREAM = "client_id = ? AND actor_id = ? AND origin = ?"
 
 @dataclass(frozen=True, slots=True)
 class DropStream:
-    """The operation that removes a stream and its entries.
+    """The journal operation that removes a stream (the numbered segments of one actor) and its entries.
 
-    With `expires`, `ClientRow.expired` of the client is raised to the origin of the stream.
+    `origin`, the number of the actor's start that began the numbering, identifies the stream. With `expires`,
+    `ClientRow.expired` is raised to it, so that the learner later knows that this stream was discarded.
     """
 
     client_id: str
@@ -77,24 +78,27 @@ class DropStream:
 
 @dataclass(frozen=True, slots=True)
 class DropClient:
-    """The operation that removes a client, its streams and its entries."""
+    """The journal operation that removes a client (a policy with its learner), its streams of segments and its entries."""
 
     client_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class DropClientEntries:
-    """The operation that removes all entries of a client. Its streams and totals stay the same."""
+    """The journal operation that removes all entries (accepted segments) of a client, but keeps the record of the client.
+
+    The client's totals and the sequence numbers of its actors stay the same.
+    """
 
     client_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class RetireActorStreams:
-    """The operation that releases the streams of an actor after an operator dropped it.
+    """The journal operation that releases the streams (numbered segments) of an actor after an operator dropped it.
 
-    It sets the incarnation of these streams to 0 and clears `owner` and `spooled`. After that, the streams can be discarded, and
-    any later start can use the actor's id.
+    In the records of these streams, it sets `incarnation` to 0 and clears `owner` and `spooled`. After that, the streams can be
+    discarded, and any later start can use the actor's id.
     """
 
     client_id: str
@@ -103,7 +107,7 @@ class RetireActorStreams:
 
 @dataclass(frozen=True, slots=True)
 class CountMissingSegments:
-    """The operation that counts segments as accepted that an earlier journal acknowledged and that this journal lacks.
+    """The journal operation that counts segments as accepted that an earlier journal acknowledged and that this journal lacks.
 
     If `stream` is given, the operation adds or updates this stream in the same transaction.
     """
@@ -115,10 +119,10 @@ class CountMissingSegments:
 
 @dataclass(frozen=True, slots=True)
 class TrimEntries:
-    """The operation that removes entries that are no longer needed.
+    """The journal operation that removes entries that are no longer needed, such as those that a checkpoint covers.
 
-    Each element of `marks` is ((actor_id, origin), mark). In this stream, the entries whose segments are all below the sequence
-    number `mark` are removed.
+    Each element of `marks` is ((actor_id, origin), mark). The pair identifies a stream. In this stream, the entries whose
+    segments are all below the sequence number `mark` are removed.
     """
 
     client_id: str
@@ -127,7 +131,7 @@ class TrimEntries:
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """The request for a `JournalPage`, a part of a client's entries. `Journal.read` describes the fields."""
+    """The request for a part of a client's journal entries, a `JournalPage`. `Journal.read` describes the fields."""
 
     client_id: str
     token: int
@@ -176,7 +180,7 @@ def _checksum(metadata: tuple[object, ...], blob: bytes) -> int:
 
 
 class JournalTables:
-    """The SQLite tables of one journal. The caller begins and ends the transactions.
+    """The SQLite tables of one journal (record of accepted segments). The caller begins and ends the transactions.
 
     Attributes:
         cache: The in-memory copy of the clients and streams. `apply` changes this copy, and writes each changed row to the table.
@@ -214,7 +218,7 @@ class JournalTables:
         return rows, count - len(rows.clients) - len(rows.streams)
 
     def size(self) -> tuple[int, int]:
-        """Return the size of all entries in bytes, and the row number of the last entry (0 if there are no entries)."""
+        """Return the size of all entries in bytes, and the row number of the last entry. Both are 0 if there are no entries."""
         (used,) = self._db.execute("SELECT coalesce(sum(nbytes), 0) FROM entries INDEXED BY entries_by_mark").fetchone()
         (last,) = self._db.execute("SELECT coalesce(max(row), 0) FROM entries").fetchone()
         return int(used), int(last)
@@ -263,7 +267,10 @@ class JournalTables:
                 self.cache.commit()
 
     def use_connection(self, connection: sqlite3.Connection) -> None:
-        """Use another SQLite connection from now on. It must be to an identical copy of the file."""
+        """Use another SQLite connection from now on, after the file was replaced.
+
+        The connection must be to an identical copy of the file.
+        """
         self._db = connection
 
     def _put(self, table: str, rows: Iterable[tuple[object, ...]]) -> None:
@@ -274,7 +281,7 @@ class JournalTables:
             self._db.execute(f"REPLACE INTO {table} VALUES {places}", [value for row in chunk for value in row])
 
     def apply(self, operations: Sequence[Write]) -> tuple[int, list[TrimEntries]]:
-        """Do operations in order, within the present transaction.
+        """Carry out operations on the tables, in order, within the present transaction.
 
         The changes to clients and streams stay in ``cache.changes`` until the caller calls ``cache.commit`` or ``cache.revert``.
 
@@ -389,7 +396,10 @@ class JournalTables:
         return freed, []
 
     def read(self, read: PageRequest) -> JournalPage:
-        """Read a page of a client's entries, without the damaged entries, which the page only counts."""
+        """Read the page of a client's entries that a request names.
+
+        The page counts damaged entries, but does not contain them.
+        """
         entries: list[JournalEntry] = []
         last, size, damaged, more = read.after_row, 0, 0, False
         # This query reads only the index, so that a damaged page of the table loses only its own entries.

@@ -93,7 +93,7 @@ def pack_low(values: Integers, width: int) -> bytes:
 
 
 class BitReader:
-    """A reader of packed bits and bytes. Each method reads from the position where the last one stopped.
+    """A reader of the packed bits and bytes of a weight update. Each method reads from where the last one stopped.
 
     Every method raises `WeightsError` (``reason="payload"``) if the data are too short, or are not the encoding of any value.
     """
@@ -110,7 +110,7 @@ class BitReader:
         return self._data[self._at - count : self._at]
 
     def byte(self) -> int:
-        """Return the next byte."""
+        """Return the next byte as a number."""
         return self.take(1)[0]
 
     def varint(self, high: int) -> int:
@@ -133,7 +133,7 @@ class BitReader:
         return np.unpackbits(data, count=count, bitorder="little").view(np.bool_)
 
     def fields(self, widths: Integers) -> NDArray[np.uint32]:
-        """Read fields that `pack_fields` packed. Widths are in bits, 1 to 32."""
+        """Read numbers of different widths that `pack_fields` packed. Widths are in bits, 1 to 32."""
         if not widths.size:
             return np.zeros(0, dtype=np.uint32)
         ends = np.cumsum(widths, dtype=np.int64)
@@ -176,11 +176,11 @@ class BitReader:
         return positions
 
     def end(self) -> None:
-        """Raise `WeightsError` if there are bytes that were not read."""
+        """Raise `WeightsError` if there are bytes that were not read. Call this after the last read."""
         if self._at != len(self._data):
             raise bad(f"{len(self._data) - self._at} bytes are left over")
 
 
 def bad(problem: str) -> WeightsError:
-    """Return the error for a malformed payload, with a description of the problem."""
+    """Return the error for a malformed payload of a weight update, with a description of the problem."""
     return WeightsError(f"not a diff of this policy: {problem}", reason="payload")

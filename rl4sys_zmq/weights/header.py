@@ -55,7 +55,9 @@ _DTYPES = frozenset(int(dtype) for dtype in WireDtype)
 
 @dataclass(frozen=True, slots=True)
 class WeightsHeader:
-    """The 72-byte header of a weights payload. The table in this module's docstring describes the fields.
+    """The 72-byte header of a weight update: policy, versions, form, sizes and checksums of the payload that follows.
+
+    The table in this module's docstring describes the fields.
 
     The flags of the table are `predicted` (1) and `others` (2).
     """

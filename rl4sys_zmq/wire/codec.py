@@ -73,7 +73,7 @@ _SHAPES: dict[int, _MessageFields] = {cls.KIND: _shape(cls) for cls in get_args(
 
 
 def encode(message: Message) -> list[Frame]:
-    """Return the frames of a message: prefix and header, then the body.
+    """Return the frames to send for a message: one with prefix (48 bytes) and msgpack header, then the frames of its body.
 
     Raises:
         ProtocolError: If a field has a value that messages cannot contain.

@@ -58,11 +58,13 @@ _ALIGN = 8
 
 
 class _IntegerKeyError(Exception):
-    """A dict has a key that is an integer, so it needs the form ``{k: [keys, values]}``."""
+    """An exception inside `_TreePacker`: a dict has an integer key, so it must be encoded as two lists, keys and values."""
 
 
 class _TreePacker:
-    """A packer of one tree. It builds the skeleton (the structure of the tree with its small values) and collects the frames.
+    """A packer of one tree (nested dicts, lists and tuples of arrays, numbers, strings and bytes).
+
+    It builds the skeleton (the structure of the tree with its small values), and collects the large parts in frames.
 
     Attributes:
         copy: True to copy the large parts, which have a frame each. False to send them from the caller's memory.
@@ -144,7 +146,7 @@ class _TreePacker:
         return self.array(array)
 
     def numbered(self, value: dict[Any, Tree], depth: int) -> Any:
-        """Pack a dict with integer keys."""
+        """Pack a dict with integer keys as two lists, its keys and its values."""
         for key in value:
             if type(key) is not int or not _LOWEST <= key <= _HIGHEST:
                 raise PayloadError("", f"the key {key!r:.60}; keys must be strings, or all of them integers of at most 64 bits")
@@ -225,7 +227,10 @@ class _TreePacker:
 
 
 def pack_tree(value: Tree, *, copy: bool = False) -> tuple[Any, list[Frame]]:
-    """Return the skeleton and the frames of a tree. A small tree has no frames.
+    """Encode a payload (nested dicts, lists and tuples of arrays, numbers, strings and bytes).
+
+    Return the skeleton (the structure with the small values, for msgpack) and frames with the large parts. A small tree has no
+    frames.
 
     Args:
         value: The tree.
@@ -288,10 +293,12 @@ def _drop(value: Any, path: str, depth: int, seen: set[int]) -> tuple[Tree, list
 
 
 def unpack_tree(skeleton: Any, frames: Sequence[Frame]) -> Tree:
-    """Return the tree that `pack_tree` encoded. Skeleton and frames can come from an untrusted peer.
+    """Return the payload that `pack_tree` encoded: nested dicts, lists and tuples of arrays, numbers, strings and bytes.
+
+    Skeleton and frames can come from an untrusted peer.
 
     Args:
-        skeleton: The tree with a reference in place of each array, as msgpack has decoded it.
+        skeleton: The tree with a reference to a frame in place of each large part, as msgpack has decoded it.
         frames: The frames of the tree.
 
     Returns:
@@ -304,7 +311,7 @@ def unpack_tree(skeleton: Any, frames: Sequence[Frame]) -> Tree:
 
 
 class _TreeReader:
-    """A reader of one tree from its skeleton and frames.
+    """A reader of one tree (a payload of nested values) from its skeleton (structure with small values) and frames.
 
     Attributes:
         frames: The frames of the tree.
@@ -379,7 +386,7 @@ class _TreeReader:
         raise ProtocolError(RefusalReason.MALFORMED, f"an unknown form {key!r:.20} in a tree")
 
     def numbered(self, keys: object, values: object, depth: int) -> Tree:
-        """Return a dict with integer keys."""
+        """Return the dict with integer keys that was encoded as two lists, its keys and its values."""
         if (
             type(keys) is not list
             or type(values) is not list

@@ -16,7 +16,7 @@ class ActorSlots:
     and no segment was ever received. To discard an empty stream loses no data. No method iterates over all actors.
 
     Attributes:
-        spooled: The ids of the actors that keep their segments in a spool on disk.
+        spooled: The ids of the actors that keep their segments in a spool (queue on disk).
     """
 
     def __init__(self, max_actors: int, lease_s: float) -> None:
@@ -62,7 +62,8 @@ class ActorSlots:
     def oldest_empty(self, *, spooled: bool = False) -> SegmentStream | None:
         """Return the empty stream whose actor has been silent for longest, or None. Its slot can be given to a new actor.
 
-        A stream is empty if no segment was ever received. With `spooled`, only streams whose actor has a spool are considered.
+        A stream is empty if no segment was ever received. With `spooled`, only actors with a spool (queue of segments on disk)
+        are considered.
         """
         found = (stream for stream in self._empty.values() if stream.spooled or not spooled)
         return next(found, None)

@@ -44,7 +44,9 @@ class CreditPool:
         return self.usable_steps - self.transit.steps
 
     def demand(self, usable_steps: int, messages: int, min_version: int) -> None:
-        """Record a report of the learner thread on how much data it can use. `limit_steps` never decreases.
+        """Record a learner thread's report of how much data it can use, so that `grant` can let actors send more.
+
+        `limit_steps` never decreases.
 
         Args:
             usable_steps: How many more steps the learner thread can use.

@@ -380,7 +380,7 @@ class DiskJournal(Worker):
         return not problem
 
     def _do(self, group: Sequence[Operation]) -> None:
-        """Do one transaction or one read. Then remove the operations from the queue and report the results."""
+        """Do a group of operations: one transaction or one read. Then remove them from the queue and report the results."""
         fresh: list[JournalEntry | JournalPage]
         rest: list[TrimEntries] = []
         if isinstance(group[0], PageRequest):

@@ -21,12 +21,13 @@ __all__ = ["SubmitResult", "JournalEntryPart", "replay_entry", "take_submit"]
 
 @dataclass(frozen=True, slots=True)
 class SubmitResult:
-    """The result of `take_submit` for one `Submit` message.
+    """The result of checking and accepting the segments in one `Submit` message from an actor (`take_submit`).
 
     Attributes:
         entry: The entry to append to the journal, or None if the message contains only duplicates.
         duplicates: The number of segments that were received before.
-        refused: The errors of the new segments that were refused because they are malformed. They keep their sequence numbers.
+        refused: The errors of the new segments that were refused because they are malformed. These segments keep their sequence
+            numbers.
         accepted: The number of new segments that were accepted.
     """
 
@@ -37,14 +38,15 @@ class SubmitResult:
 
 
 def take_submit(stream: SegmentStream, schema: SegmentSchema, message: Submit, frames: Sequence[Frame]) -> SubmitResult:
-    """Validate a message from an actor, and accept its new segments.
+    """Validate a message from an actor, and accept its new segments (consecutive steps of an episode each).
 
-    `SegmentStream.received` is the next sequence number that the learner expects. Segments below this number are duplicates. The
-    new segments advance it. If a new segment is malformed, only that segment is refused. It keeps its sequence number.
+    `SegmentStream.received` is the next sequence number that the learner expects. Segments below this number are duplicates.
+    The new segments advance this number. If a new segment is malformed, only that segment is refused. It keeps its sequence
+    number.
 
     Args:
-        stream: The stream of the actor that sent the message.
-        schema: The schema of the client's segments.
+        stream: The learner's record of the segments of the actor that sent the message.
+        schema: The schema of the client's segments: the columns that they must have.
         message: The decoded message.
         frames: The frames of the message, which the journal stores.
 

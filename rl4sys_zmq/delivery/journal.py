@@ -320,28 +320,28 @@ class MemoryJournal:
         return fresh
 
     def put_client(self, row: ClientRow) -> None:
-        """Do nothing: this journal does not survive a restart."""
+        """Do nothing: the record of a client is needed only after a restart, which this journal does not survive."""
 
     def put_stream(self, row: StreamRow) -> None:
-        """Do nothing: this journal does not survive a restart."""
+        """Do nothing: the record of an actor's segments is needed only after a restart, which this journal does not survive."""
 
     def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
-        """Do nothing: this journal keeps no entries."""
+        """Do nothing: this journal keeps no records of actors and their segments that it could remove."""
 
     def drop_client(self, client_id: str) -> None:
-        """Do nothing: this journal does not survive a restart."""
+        """Do nothing: this journal keeps no data of a client that it could remove."""
 
     def drop_entries(self, client_id: str) -> None:
-        """Do nothing: this journal keeps no entries."""
+        """Do nothing: this journal keeps no entries (accepted segments) that it could remove."""
 
     def retire_actor(self, client_id: str, actor_id: str) -> None:
-        """Do nothing: this journal does not survive a restart."""
+        """Do nothing: this journal keeps no record of an actor that it could release."""
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
-        """Do nothing: this journal does not survive a restart."""
+        """Do nothing: this journal keeps no totals to which it could add missing segments."""
 
     def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
-        """Do nothing: this journal keeps no entries."""
+        """Do nothing: this journal keeps no entries (accepted segments) that it could remove."""
 
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
         """Make the next call of `committed` return an empty page, since this journal stores no entries."""
@@ -363,7 +363,7 @@ class MemoryJournal:
         )
 
     def queued(self, client_id: str) -> int:
-        """Return 0: every operation is done at once."""
+        """Return the number of a client's operations that are not done: always 0, because each is done at once."""
         return 0
 
     def stop(self) -> None:

@@ -74,7 +74,7 @@ class RowChanges:
         return bool(self.clients or self.streams or self.dropped_streams or self.dropped_clients)
 
     def apply_to(self, clients: dict[str, ClientRow], streams: dict[RowKey, StreamRow]) -> None:
-        """Apply the changes to dicts of client rows and stream rows, which are modified."""
+        """Apply the changes to dicts of client rows and of stream rows (one for the segments of each actor), in place."""
         for client_id in self.dropped_clients:
             clients.pop(client_id, None)
         gone = self.dropped_clients

@@ -210,7 +210,7 @@ def damaged(path: Path, error: object) -> JournalError:
 
 @dataclass(slots=True)
 class JournalInspection:
-    """The findings about a journal's file before it is opened for writing.
+    """The findings about a journal's file before it is opened for writing: its content, damage and missing data.
 
     Attributes:
         known: The clients and streams that the journal will have after it is opened.
@@ -277,7 +277,7 @@ def _report_loss(opening: JournalOpenOptions, found: JournalInspection, loss: Jo
 
 
 def look_into(path: Path) -> JournalInspection:
-    """Read the clients, streams and sizes from a journal's file and its write-ahead log, without changing these files.
+    """Examine a journal's file and its write-ahead log without changing them: clients, actors' segment numbers, and sizes.
 
     Raises:
         JournalError: If the file has another schema version.
@@ -324,7 +324,7 @@ def _look(path: Path, db: sqlite3.Connection) -> JournalInspection:
 
 
 def _repair(path: Path, found: JournalInspection, remembered: ClientAndStreamRows) -> None:
-    """Replace the damaged client and stream rows of a journal by their copies from ``journal.marks``.
+    """Replace damaged rows of a journal (about clients or actors' segments) by their copies from ``journal.marks``.
 
     If a damaged row has no copy, set ``found.broken``.
 
@@ -401,7 +401,7 @@ def configure(db: sqlite3.Connection, fsync: Fsync) -> None:
 
 
 def rebuild(path: Path, found: JournalInspection) -> None:
-    """Replace a damaged journal file by a new one with the clients and streams in `found` and all readable entries.
+    """Replace a damaged journal file by a new one with all readable entries, and the clients and streams in `found`.
 
     The damaged file is kept under another name in the same folder.
     """

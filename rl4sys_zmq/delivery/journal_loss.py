@@ -1,7 +1,8 @@
-"""The detection of lost journal data, by comparing the journal with its marks file and with checkpoints.
+"""The detection of lost journal data, by comparing the journal with ``journal.marks`` and with checkpoints.
 
-For each stream (the numbered segments of one actor), the marks file records which segments were received, and a checkpoint
-records which segments it covers. If the journal says that it never received some of these segments, it has lost data.
+The journal is the learner's record of accepted segments. For each stream (the numbered segments of one actor), the file
+``journal.marks`` records which segments were received, and a checkpoint records which segments it covers. If the journal says
+that it never received some of these segments, it has lost data.
 """
 
 from __future__ import annotations

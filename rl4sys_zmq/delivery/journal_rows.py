@@ -153,7 +153,7 @@ Write = (
 
 
 def stored_bytes(entry: JournalEntry) -> int:
-    """Return the size that an entry's message takes in the table, in bytes."""
+    """Return the size that a journal entry, with the message of the actor, takes in its SQLite table, in bytes."""
     return entry.nbytes + 4 + 8 * len(entry.frames)
 
 
@@ -194,7 +194,10 @@ class JournalTables:
         self.damaged: set[int] = set()
 
     def create(self, known: ClientAndStreamRows) -> None:
-        """Create the tables in an empty file, and store the given clients and streams."""
+        """Create the tables in an empty file, and store the given clients and streams.
+
+        A stream is the numbered segments of one actor.
+        """
         for statement in _SCHEMA:
             self._db.execute(statement)
         self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -202,6 +205,8 @@ class JournalTables:
 
     def known(self) -> tuple[ClientAndStreamRows, int]:
         """Read the clients and streams from the tables. Return them, and the number of damaged rows, which are left out.
+
+        A stream is the numbered segments of one actor.
 
         The `journal_id` of the result is 0 if its row is damaged.
         """
@@ -230,7 +235,7 @@ class JournalTables:
                 yield tuple(values)
 
     def replace(self, known: ClientAndStreamRows) -> None:
-        """Replace all clients and streams in the tables by the given ones."""
+        """Replace all clients and streams (numbered segments of one actor) in the tables by the given ones."""
         for table in ("meta", "clients", "streams"):
             self._db.execute(f"DELETE FROM {table}")
         lineages = [(f"lineage {journal_id}", 1) for journal_id in sorted(known.lineages)]
@@ -240,7 +245,10 @@ class JournalTables:
         self._put("streams", map(self.cache.stream_values, known.streams.values()))
 
     def restore(self, known: ClientAndStreamRows, last_row: int) -> None:
-        """Prepare for writing to an existing file, which has the clients and streams `known`, and entries up to `last_row`."""
+        """Prepare for writing to an existing file.
+
+        The file has the clients and streams (numbered segments of one actor) `known`, and entries up to the row `last_row`.
+        """
         self.cache = JournalCache(known)
         self._next_row = last_row + 1
         self._put("meta", [("journal_id", known.journal_id)])  # fails at once if the file cannot be written
@@ -257,7 +265,7 @@ class JournalTables:
             log.warning("no further entries of the damaged journal can be read: %s", error)
 
     def take_over(self, entries: Iterable[JournalEntry]) -> None:
-        """Store entries from another file. If the totals of an entry's stream do not include the entry, add it to them."""
+        """Store entries (accepted segments) from another file. If an actor's totals do not include an entry, add it to them."""
         for entry in entries:
             stream = self.cache.rows.streams.get((entry.client_id, entry.actor_id, entry.origin))
             if stream is not None and entry.end_seq <= stream.received:

@@ -196,8 +196,9 @@ class ActorSession:
         credit_steps: The credit: the total number of steps that the actor may have sent; 0 before the handshake.
         sent_steps: The total number of steps that the learner has accepted or that are in flight.
         min_version: The lowest policy version with which the actor should start a segment.
-        generation: The number that identifies the present lifetime of the learner thread; 0 before the first handshake.
-        journal_id: The id of the journal of the learner that last sent a `Welcome`; 0 before the first one.
+        generation: The number of the present learner thread; 0 before the first handshake.
+        journal_id: The id of the journal (record of accepted segments) of the learner that last sent a `Welcome`; 0 before the
+            first one.
         in_doubt: How many segments were sent and not in the journal when the learner discarded its record of this actor. It is
             unknown whether the learner accepted these segments.
     """
@@ -250,7 +251,8 @@ class ActorSession:
     def open(self, now: float, held: tuple[int, int]) -> list[Action]:
         """Start the session, or restart it on new sockets.
 
-        `held` is the (generation, version) of the policy that the actor uses.
+        `held` identifies the policy that the actor uses: (generation, version), with the number of the learner thread as
+        generation.
         """
         self._silence.restart(now)
         return self._join(now, held)
@@ -301,9 +303,10 @@ class ActorSession:
         return [self._send(now, Heartbeat(steps))] if more and steps > self.credit_steps else []
 
     def tick(self, now: float, held: tuple[int, int]) -> list[Action]:
-        """Return the actions that are due at the time `now`: request a session, send a heartbeat, resend segments, or reconnect.
+        """Return the actions due at the time `now`: request a session, send a heartbeat, resend segments, or reconnect.
 
-        `held` is the (generation, version) of the policy that the actor uses.
+        `held` identifies the policy that the actor uses: (generation, version), with the number of the learner thread as
+        generation.
         """
         if self.state is SessionState.CLOSED:
             return []

@@ -1,4 +1,4 @@
-"""The learner's record of the segments from one actor: which were received, the result of each, and the actor's credit."""
+"""The learner's record of the segments from one actor: which were received, the result of each, and how much it may send."""
 
 from __future__ import annotations
 

@@ -90,7 +90,10 @@ class StreamTable:
         self._dropped: dict[Key, int] = {}
 
     def restore(self, rows: Iterable[StreamRow], now: float) -> None:
-        """Add the streams that a journal contained when it was opened. Their actors are not live (connected)."""
+        """Add the streams (numbered segments of one actor) that a journal contained when the learner opened it.
+
+        Their actors are not live (connected).
+        """
         for row in rows:
             stream = SegmentStream(
                 row.client_id,
@@ -111,11 +114,11 @@ class StreamTable:
                 self._slots.leave(stream)
 
     def rewind(self, marks: Mapping[Key, tuple[int, Mapping[str, int]]]) -> None:
-        """Roll all streams back to their state in a checkpoint.
+        """Roll the record of every actor's segments (its streams) back to the state in a checkpoint.
 
         Args:
-            marks: A dict from the key of each stream in the checkpoint to the sequence number up to which the checkpoint covers
-                the stream, and the number of segments by verdict (trained, stale, ...). Streams that are not in it go back to
+            marks: A dict from the key of each stream in the checkpoint to the sequence number below which the checkpoint covers
+                all segments, and the number of segments by verdict (trained, stale, ...). Streams that are not in it go back to
                 0.
         """
         for stream in self._streams.values():
@@ -123,7 +126,7 @@ class StreamTable:
             stream.rewind(mark, verdicts)
 
     def open(self, hello: Hello, peer: bytes, now: float) -> AcceptedHello:
-        """Open a session for the actor that sent a HELLO. Continue its stream, or create a new one.
+        """Open a session for the actor that sent a HELLO. Continue its stream (numbered segments), or create a new one.
 
         Args:
             hello: The message.

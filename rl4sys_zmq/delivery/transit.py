@@ -95,7 +95,8 @@ class TransitCounts:
 
         Args:
             load: The amount of data in the message, without refused segments and segments that the learner thread skips.
-            waited: True if the data was counted as waiting before; False if the journal replays it.
+            waited: True if the data was counted as waiting before. False if it was accepted before the learner thread's start,
+                and is now read again from the journal.
         """
         if waited:
             self.waiting.subtract(load)

@@ -60,7 +60,9 @@ def pack_fields(values: Integers, widths: Integers) -> bytes:
 
 
 def rice_width(positions: int, size: int) -> int:
-    """Return the parameter of the Golomb-Rice code of `pack_gaps`: the number of low bits of a gap that are written unchanged.
+    """Return the parameter of the Golomb-Rice code with which `pack_gaps` encodes the gaps between positions.
+
+    It is the number of low bits of a gap that are written unchanged.
 
     Args:
         positions: Number of positions to encode.
@@ -103,7 +105,7 @@ class BitReader:
         self._at = 0
 
     def take(self, count: int) -> memoryview:
-        """Return the next `count` bytes."""
+        """Return the next `count` bytes, without copying them."""
         if count > len(self._data) - self._at:
             raise bad(f"{count} bytes are needed at offset {self._at} of {len(self._data)} bytes")
         self._at += count

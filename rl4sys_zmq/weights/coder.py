@@ -107,7 +107,8 @@ class DecodedState:
 
     Attributes:
         flat: The complete new state, in a new buffer, float32 ``[n]``.
-        written: The values of all elements that can differ from the base, float32. Only these need to be checked.
+        written: The values of all elements that can differ from the base, float32. Only these need a check for infinities and
+            NaN.
     """
 
     flat: FlatWeights

@@ -120,7 +120,7 @@ class Bf16Mapping(Fp32Mapping):
 
 
 class GridMapping(IntegerMapping):
-    """The mapping for multiples of a power of two. The integer of an element is its multiple.
+    """The mapping for weights that are multiples of a power of two. The integer is the weight divided by this power.
 
     Each tensor has its own power of two.
     """
@@ -134,9 +134,9 @@ class GridMapping(IntegerMapping):
         self._exponents = exponents
 
     def integers(self, flat: FlatWeights) -> NDArray[np.int32]:
-        """Return an integer for each weight, in a new array: the nearest multiple of the power of two of its tensor.
+        """Return an integer for each weight, in a new array: the weight divided by the power of two of its tensor, rounded.
 
-        A tie goes to the even one.
+        A tie goes to the even integer.
         """
         multiples = np.rint(np.ldexp(flat.astype(np.float64), -self._exponents))
         return np.clip(multiples, -_MOST, _MOST, out=multiples).astype(np.int32)

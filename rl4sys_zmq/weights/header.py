@@ -23,8 +23,8 @@ offset  size  field         meaning
                             dtype; then the bytes of the other tensors
 ======  ====  ============  ===================================================================
 
-All numbers are unsigned and little-endian. Words such as
-``feature`` are the codes of the refusal (`rl4sys_zmq.errors.RefusalReason`).
+All numbers are unsigned and little-endian. Words such as ``feature`` are the codes of the refusal
+(`rl4sys_zmq.errors.RefusalReason`).
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def pack(parts: Iterable[Words], size: int, word: Word) -> list[Buffer]:
 
 
 def unpack(reader: BitReader, size: int, word: Word) -> Iterator[tuple[slice, Words]]:
-    """Read integers that `pack` wrote, and return an iterator over pieces of them.
+    """Read integers that `pack` wrote as byte planes, and return an iterator over pieces of their array.
 
     The iterator yields pairs of a slice (the position of the piece in the array) and the integers. The call itself reads and
     checks all bytes. The iteration only joins bytes to integers.

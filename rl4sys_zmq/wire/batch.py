@@ -90,7 +90,7 @@ class SubmitReader:
         return checks
 
     def errors(self, schema: SegmentSchema | None = None) -> dict[int, ProtocolError]:
-        """Return the errors of the invalid segments, as a dict from a segment's index to its error.
+        """Return the errors of the invalid segments, which must be refused, as a dict from a segment's index to its error.
 
         Args:
             schema: The schema (required columns) that the segments must fit. If None, only the numbers in the heads are
@@ -348,7 +348,7 @@ def read_submit(message: Submit) -> list[Segment | ProtocolError]:
 
 
 def _head_error(head: Head, max_steps: int | None) -> ProtocolError | None:
-    """Return an error if the numbers in a segment's head (its scalar fields) contradict each other, else None.
+    """Return an error if the numbers in a segment's head (its scalar fields) are invalid or contradict each other, else None.
 
     Args:
         head: The fields of the head, in the order of `HEAD`.

@@ -89,7 +89,7 @@ def encode(message: Message) -> list[Frame]:
 
 
 def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32, verify: bool = True) -> Message:
-    """Read a message from untrusted bytes.
+    """Decode and check a message. Its frames can come from an untrusted peer.
 
     Args:
         frames: All frames of the message.

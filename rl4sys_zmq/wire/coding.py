@@ -52,7 +52,7 @@ Section = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class EncodedImages:
-    """A column of images as PNG or JPEG files, as received. In the body of a `Submit`, it takes the place of the pixels.
+    """A column of images as PNG or JPEG files, not decoded. In the body of a `Submit`, it takes the place of the pixels.
 
     Attributes:
         frame: The bytes of the image files.
@@ -73,7 +73,7 @@ class EncodedImages:
         return [len(self.frame), self.nbytes, self.kind]
 
     def decode(self, row: tuple[int, ...], row_bytes: int) -> NDArray[np.uint8]:
-        """Return the decoded column, uint8 ``[rows, *row]``.
+        """Return the pixels of the images, uint8 ``[rows, *row]``.
 
         Args:
             row: Shape of one image.

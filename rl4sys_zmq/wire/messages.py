@@ -361,7 +361,8 @@ class Refused(ToActor):
 
     Attributes:
         code: The reason as a code, such as ``fenced``: a value of `rl4sys_zmq.errors.RefusalReason`.
-        field: The configuration field in which actor and learner differ; empty for other reasons.
+        field: The configuration field in which actor and learner differ; ``keys`` if the actor lacks a right; ``rate`` if it
+            exceeded a rate limit; empty for other reasons.
         reason: The reason in one line for a person, with the numbers.
         expected_seq: With the code ``gap``, the sequence number to send next.
         incarnation: With the code ``fenced``, the number of the actor's start on record, if the actor is allowed to take a higher
@@ -398,7 +399,9 @@ class StatusReply(ToActor):
 
 @dataclass(frozen=True, slots=True)
 class Beacon(ToActor):
-    """The newest version of one policy. The learner sends it on the PUB once a second, so that actors notice lost updates.
+    """A message with the newest version of one policy. With it, actors notice that they have missed updates.
+
+    The learner sends it once a second on its PUB socket.
 
     Attributes:
         generation: Number of the learner thread that trains the policy. Versions count within it.

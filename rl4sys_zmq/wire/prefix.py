@@ -165,7 +165,10 @@ def seal(fields: bytes, header: bytes, body: Sequence[Frame], digests: Sequence[
 
 
 def checksum(head: Frame, body: Sequence[Frame], digests: Sequence[int | None] = ()) -> int:
-    """Return the checksum of a message: the xxh3-64 of everything except the 8 bytes of the checksum itself.
+    """Return the checksum of a message: the xxh3-64 of its prefix and header, and of the xxh3-64 of each body frame.
+
+    The 8 bytes of the checksum itself are left out. So are the body frames of the kinds in `WRAPPERS`, which have their own
+    checksums.
 
     Args:
         head: First frame: prefix and header.

@@ -124,7 +124,10 @@ class _TreePacker:
             raise PayloadError(f"[{key!r}]{exc.path}", exc.problem) from None
 
     def rare(self, value: Tree, depth: int) -> Any:
-        """Pack a numpy scalar, or an instance of a subclass of a supported type as that type. Refuse anything else."""
+        """Pack a numpy scalar, an array of PyTorch or JAX, or an instance of a subclass of a supported type as that type.
+
+        Refuse anything else.
+        """
         if isinstance(value, np.generic) and not isinstance(value, (str, bytes)):
             dtype = _DTYPES.get(value.dtype)
             if dtype is not None:
@@ -202,7 +205,7 @@ class _TreePacker:
         return True
 
     def place(self, data: Frame, size: int) -> list[int]:
-        """Add bytes to the shared frame 0, or as a separate frame if they are long.
+        """Add bytes to the shared first frame, or to a separate frame if they are long.
 
         Returns:
             The index of the frame, the offset of the bytes in the frame, and their number.
@@ -252,9 +255,9 @@ def pack_tree(value: Tree, *, copy: bool = False) -> tuple[Any, list[Frame]]:
 
 
 def drop_unsupported(value: Any, path: str, depth: int = 0) -> tuple[Tree, list[str]]:
-    """Return a value without the parts that `pack_tree` does not support, and the paths of the removed parts.
+    """Remove the parts of a value that a message cannot contain (`pack_tree`), so that the rest can be sent.
 
-    An example of a value is the ``info`` of an environment.
+    Return the rest, and the paths of the removed parts. An example of a value is the ``info`` of an environment.
 
     Args:
         value: The value.

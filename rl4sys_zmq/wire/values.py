@@ -143,7 +143,7 @@ def _decode(value: Any, depth: int) -> Any:
 
 
 def _array(form: dict[Any, Any]) -> Any:
-    """Return the array or scalar that a map of msgpack-numpy describes.
+    """Return the numpy array or scalar that a map in a received message describes, in the form of msgpack-numpy.
 
     The dtype is looked up in a table. It is never built from the sender's text.
     """

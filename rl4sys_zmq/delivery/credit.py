@@ -16,7 +16,7 @@ from rl4sys_zmq.delivery.transit import TransitCounts
 __all__ = ["IDLE_S", "CreditPool"]
 
 IDLE_S = 1.0
-"""The time in seconds after which credit that an actor has not used is granted to another actor as well."""
+"""The time in seconds after which unused credit (permission to send) of an actor is granted to another actor as well."""
 
 
 class CreditPool:

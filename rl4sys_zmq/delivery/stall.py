@@ -14,7 +14,7 @@ from rl4sys_zmq.delivery.stream import SegmentStream
 __all__ = ["STALL_S", "StallTimer", "stall_reason"]
 
 STALL_S = 1.0
-"""The time in seconds without progress after which a client counts as stalled."""
+"""The time in seconds without progress after which a client (a policy with its learner) counts as stalled."""
 
 
 def stall_reason(pool: CreditPool, live: Sequence[SegmentStream]) -> str:

@@ -21,7 +21,7 @@ from rl4sys_zmq.wire.messages import Hello
 __all__ = ["AcceptedHello", "StreamTable"]
 
 MAX_DROPPED = 1_024
-"""The largest number of streams that an operator dropped and whose next sequence numbers are still kept in memory."""
+"""The largest number of streams of dropped actors whose next sequence numbers are still kept in memory."""
 
 MAX_SPOOLED = 65_536
 """The largest number of a client's actors with a spool (a queue of segments on disk), connected or not.

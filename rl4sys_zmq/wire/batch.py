@@ -36,9 +36,9 @@ _ODD_FLAGS = [
     for flags in range(256)
 ]
 _ODD = np.array(_ODD_FLAGS)
-"""For each of the 256 values of ``flags`` in a head: True if its bits contradict each other or are unknown."""
+"""For each of the 256 values of ``flags`` in the head of a segment: True if its bits contradict each other or are unknown."""
 FEW = 8
-"""Largest number of segments for which `SubmitReader.errors` checks the heads in a loop. For more, it uses arrays."""
+"""Largest number of segments whose scalar fields `SubmitReader.errors` checks in a loop. For more, it uses arrays."""
 
 _NEVER = (1 << 64) - 1
 

@@ -186,7 +186,7 @@ def pack_segment(segment: Segment) -> PackedSegment:
 
 
 def join_submit(first_seq: int, want_steps: int, packed: Sequence[PackedSegment], *, coded: bool = False) -> Submit:
-    """Return one message `Submit` with packed segments whose sequence numbers follow each other.
+    """Return one message `Submit` with packed segments whose sequence numbers are consecutive.
 
     Args:
         first_seq: Sequence number of the first segment.

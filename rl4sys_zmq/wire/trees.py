@@ -35,9 +35,9 @@ from rl4sys_zmq.wire.values import elements
 __all__ = ["MAX_TREE_FRAMES", "Tree", "drop_unsupported", "pack_tree", "unpack_tree"]
 
 INLINE_BYTES = 2048
-"""Size in bytes up to which an array, string or bytes is part of the skeleton.
+"""Size in bytes up to which an array, string or bytes is part of the skeleton (the msgpack value of a tree).
 
-All of them together can have at most `INLINE_TOTAL_BYTES` there. What does not fit is sent in a frame.
+All of them together can have at most `INLINE_TOTAL_BYTES` there. A part that does not fit is sent in a frame.
 """
 INLINE_TOTAL_BYTES = 128 * 1024
 OWN_FRAME_BYTES = 64 * 1024

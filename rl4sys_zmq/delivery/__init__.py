@@ -1,6 +1,6 @@
 """The delivery protocol, without network I/O: sequence numbers, acknowledgements, credit, and the journal.
 
-- `ActorSession`: the actor's side: handshake, segments that are sent but not acknowledged, resends, credit.
+- `ActorSession`: the actor's side: handshake, sent segments that are not acknowledged, resends, credit.
 - `SegmentStream`: the learner's record of the segments of one actor. `StreamTable`: the streams of one client.
 - `take_submit`: separates the new, duplicate and malformed segments of a message. `replay_entry`: prepares segments of the
   journal for the learner thread after a rollback to a checkpoint.
@@ -12,8 +12,10 @@
 
 Terms:
 
+- A *segment* is consecutive steps of one episode. Actors send segments, and the learner trains on them.
 - A *client* is a policy with its learner thread.
 - A *stream* is the numbered segments of one actor for one client.
+- *Credit* is the number of steps that an actor may send.
 - An *incarnation* is the number of one start of an actor. The *origin* of a stream is the incarnation that began its numbering.
 - A *mark* is a sequence number: all segments below it are received, durable (in the journal), trained, or in a checkpoint.
 - A *verdict* is the result for a segment, such as trained or refused.

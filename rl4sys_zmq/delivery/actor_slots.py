@@ -11,12 +11,12 @@ __all__ = ["ActorSlots"]
 class ActorSlots:
     """The slots for the actors of one client (a policy with its learner).
 
-    An actor has a slot while it is *live* (connected), and keeps the slot for `lease_s` seconds of silence after that. A stream
-    (the segments of one actor) is *empty* if its actor is not live and no segment was ever received. To discard an empty stream
-    loses no data. No method iterates over all actors.
+    The number of slots limits how many actors can connect. An actor has a slot while it is *live* (connected), and keeps the
+    slot for `lease_s` seconds of silence after that. A stream (the segments of one actor) is *empty* if its actor is not live
+    and no segment was ever received. To discard an empty stream loses no data. No method iterates over all actors.
 
     Attributes:
-        spooled: The ids of the actors that keep their segments in a spool on disk.
+        spooled: The ids of the actors that keep their segments in a spool (queue on disk).
     """
 
     def __init__(self, max_actors: int, lease_s: float) -> None:
@@ -28,14 +28,14 @@ class ActorSlots:
         self.spooled: set[str] = set()
 
     def take(self, stream: SegmentStream) -> None:
-        """Record that the actor of a stream is live (connected)."""
+        """Give a slot to the actor that sends a stream of segments, because it is now live (connected)."""
         self.drop(stream.actor_id)
         self._live.add(stream.actor_id)
         if stream.spooled:
             self.spooled.add(stream.actor_id)
 
     def leave(self, stream: SegmentStream) -> None:
-        """Record that the actor of a stream is no longer live. The actor keeps its slot until its lease is over."""
+        """Record that the actor of a stream is no longer connected. It keeps its slot for `lease_s` seconds of silence."""
         self.drop(stream.actor_id)
         self._silent[stream.actor_id] = stream
         if not stream.received:
@@ -60,9 +60,10 @@ class ActorSlots:
         return len(self._live) >= self._max_actors
 
     def oldest_empty(self, *, spooled: bool = False) -> SegmentStream | None:
-        """Return the empty stream whose actor has been silent for longest, or None.
+        """Return the empty stream whose actor has been silent for longest, or None. Its slot can be given to a new actor.
 
-        A stream is empty if no segment was ever received. With `spooled`, only streams whose actor has a spool are considered.
+        A stream is empty if no segment was ever received. With `spooled`, only actors with a spool (queue of segments on disk)
+        are considered.
         """
         found = (stream for stream in self._empty.values() if stream.spooled or not spooled)
         return next(found, None)

@@ -1,9 +1,9 @@
 """The credit pool, which divides the steps that one learner thread can use among its actors.
 
-Credit is the total number of steps that an actor may have sent since its stream began. Because it is a total and not an
-increment, a lost or repeated ack does no harm. An actor requests credit up to `want_steps`. The pool grants what the learner
-thread can use, and only to actors that request it. An actor below its limit may send a whole segment, so the last segment can
-exceed the limit. The pool therefore counts the steps received, not the steps granted.
+Credit is the total number of steps that an actor may have sent since the numbering of its segments began. Because it is a total
+and not an increment, a lost or repeated ack does no harm. An actor requests credit up to `want_steps`. The pool grants what the
+learner thread can use, and only to actors that request it. An actor below its limit may send a whole segment, so the last
+segment can exceed the limit. The pool therefore counts the steps received, not the steps granted.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from rl4sys_zmq.delivery.transit import TransitCounts
 __all__ = ["IDLE_S", "CreditPool"]
 
 IDLE_S = 1.0
-"""The time in seconds after which credit that an actor has not used is granted to another actor as well."""
+"""The time in seconds after which unused credit (permission to send) of an actor is granted to another actor as well."""
 
 
 class CreditPool:
-    """The credit that one learner thread grants to its actors, during one lifetime of that thread (a *generation*).
+    """The credit (permission to send steps) that one learner thread grants to its actors, from the thread's start to its end.
 
     Attributes:
-        transit: The counts of the data between the gateway and the learner thread.
+        transit: The counts of the data between the gateway (the learner's network thread) and the learner thread.
         limit_steps: The total number of steps that the learner thread can use, counted from its start.
         min_version: The lowest policy version with which actors should start a segment.
     """
@@ -44,7 +44,9 @@ class CreditPool:
         return self.usable_steps - self.transit.steps
 
     def demand(self, usable_steps: int, messages: int, min_version: int) -> None:
-        """Record a report of the learner thread on how much data it can use. `limit_steps` never decreases.
+        """Record a learner thread's report of how much data it can use, so that `grant` can let actors send more.
+
+        `limit_steps` never decreases.
 
         Args:
             usable_steps: How many more steps the learner thread can use.
@@ -59,7 +61,9 @@ class CreditPool:
         self.min_version = max(self.min_version, min_version)
 
     def grant(self, streams: Iterable[SegmentStream], now: float) -> list[SegmentStream]:
-        """Raise the credit of streams whose actors request more. Return the streams whose credit was raised.
+        """Raise the credit (permission to send steps) of actors that request more. Return the streams of these actors.
+
+        A stream is the learner's record of the segments of one actor.
 
         The streams with the fewest accepted steps come first, so that slow and fast actors get equal shares. Credit that an actor
         has not used for `IDLE_S` seconds is granted to another actor as well. Otherwise an idle actor could prevent a batch from
@@ -85,6 +89,6 @@ class CreditPool:
 
     @staticmethod
     def reclaim(stream: SegmentStream) -> None:
-        """Take back the credit that a silent actor has not used, so that other actors can get it."""
+        """Take back the credit (permission to send steps) that a silent actor has not used, so that other actors can get it."""
         stream.credit_steps = min(stream.credit_steps, stream.accepted_steps)
         stream.want_steps = min(stream.want_steps, stream.accepted_steps)

@@ -49,27 +49,25 @@ CHECK_S = 1.0
 
 
 class DiskJournal(Worker):
-    """A journal in one SQLite file, written by one thread over one connection.
+    """A journal (the learner's record of accepted segments) in one SQLite file, which one thread writes.
 
-    Call `open`, then make the calls of `Journal` from one thread, then call `stop` and `join`. Calls are queued in order.
-    `committed` returns the entries that have become durable since its last call. The
-    journal's thread commits many queued operations in one transaction, so that many small entries cost one commit.
+    Call `open`, then make the calls of `Journal` from one thread, then call `stop` and `join`. Calls are queued in order. The
+    journal's thread commits many queued operations in one transaction. `committed` returns the entries that have become durable
+    since its last call.
 
-    If the stored entries reach `max_bytes`, or the disk fails, no data is lost. Operations stay queued, `state().error` contains
-    the reason, and the thread retries every `retry_s` seconds. Removals and reads need not wait for entries that do not fit. The
-    queue has no limit, so the caller must watch `state().queued_bytes` and stop granting credit to actors.
-
-    The file ``journal.marks`` in the same folder records the result of each commit before `committed` returns the entries. `open`
-    compares the two files, and raises `JournalLost` if the journal lacks data, unless `recovery` accepts the loss.
-
-    If a file of the open journal is deleted, moved or replaced, the thread detects this at the next commit, or within a second
-    if there is none. `committed` returns nothing until the thread has written the file again. For that it uses the open SQLite
-    connection, which still has all data.
-
-    `max_bytes` limits the size of the stored messages, without SQLite's overhead of 200 to 300 bytes per entry. The space of
-    removed entries is used again, but the file never shrinks. Its write-ahead log takes some MB more. An entry larger than
-    `max_bytes` is committed if no other entry is stored, so that it cannot block the journal forever. SQLite rejects an entry of
-    1 GB or more.
+    - Full or failing disk: if the stored entries reach `max_bytes`, or the disk fails, no data is lost. Operations stay queued,
+      `state().error` contains the reason, and the thread retries every `retry_s` seconds. Removals and reads need not wait for
+      entries that do not fit. The queue has no limit, so the caller must watch `state().queued_bytes` and stop granting credit
+      to actors.
+    - Lost data: the file ``journal.marks`` in the same folder records the result of each commit before `committed` returns the
+      entries. `open` compares the two files, and raises `JournalLost` if the journal lacks data, unless `recovery` accepts the
+      loss.
+    - Deleted or replaced file: the thread detects this at the next commit, or within a second. It writes the file again from
+      the open SQLite connection, which still has all data. Until then, `committed` returns nothing.
+    - Size: `max_bytes` limits the stored messages, without SQLite's overhead of 200 to 300 bytes per entry and some MB for its
+      write-ahead log. The space of removed entries is used again, but the file never shrinks. An entry larger than `max_bytes`
+      is committed if no other entry is stored, so that it cannot block the journal forever. SQLite rejects an entry of 1 GB or
+      more.
     """
 
     durable = True
@@ -94,7 +92,7 @@ class DiskJournal(Worker):
             wake: A function that the journal's thread calls when `committed` has results, or when a problem starts or ends.
             retry_s: The delay between retries after a failure, in seconds.
             connect: A function that opens the SQLite connection.
-            recovery: The reaction of `open` if the journal lacks data.
+            recovery: The rules for `open` if the journal lacks data: raise an error, or accept the loss.
         """
         super().__init__("rl4sys-journal")
         self.journal_id = 0
@@ -130,7 +128,8 @@ class DiskJournal(Worker):
         The entries are not read. Damaged entries are detected later, by `read`.
 
         Raises:
-            JournalLost: If the journal or a part of it is missing, and `recovery` does not accept the loss.
+            JournalLost: If the journal or a part of it is missing, and the constructor's argument `recovery` does not accept
+                the loss.
             JournalError: If another process uses the file, or the file cannot be written, or is not a journal of this version.
         """
         self.start()
@@ -151,7 +150,7 @@ class DiskJournal(Worker):
             self._condition.notify()
 
     def append(self, batch: Sequence[JournalEntry]) -> None:
-        """Queue entries to be committed. `committed` returns each entry after that."""
+        """Queue entries (records of accepted segments) to be committed. `committed` returns each entry after that."""
         nbytes = sum(entry.nbytes for entry in batch)
         with self._condition:
             self._incoming.extend(batch)
@@ -167,27 +166,37 @@ class DiskJournal(Worker):
         return fresh
 
     def put_client(self, row: ClientRow) -> None:
-        """Add a client with its counts, or change the settings and the learner thread's number of an existing one."""
+        """Add the record of a client, or change the settings and the generation (learner thread number) of a known one."""
         self._enqueue(row)
 
     def put_stream(self, row: StreamRow) -> None:
-        """Add a stream, or update an existing one after its actor opened a session. Sequence numbers never decrease."""
+        """Add the record of a stream (the numbered segments of one actor), or update it after the actor opened a session.
+
+        Sequence numbers never decrease.
+        """
         self._enqueue(row)
 
     def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
-        """Remove a stream and its entries. With `expires`, `ClientRow.expired` is raised to the stream's origin."""
+        """Remove a stream (the numbered segments of one actor) and its entries.
+
+        `origin` identifies the stream among those of the actor. With `expires`, `ClientRow.expired` is raised to `origin`, so
+        that the learner later knows that this stream was discarded.
+        """
         self._enqueue(DropStream(client_id, actor_id, origin, expires), hurry=True)
 
     def drop_client(self, client_id: str) -> None:
-        """Remove all data of a client: its record, its streams and its entries."""
+        """Remove all data of a client (a policy with its learner): its record, its streams of segments and its entries."""
         self._enqueue(DropClient(client_id), hurry=True)
 
     def drop_entries(self, client_id: str) -> None:
-        """Remove all entries of a client that were appended before this call."""
+        """Remove all entries (accepted segments) of a client that were appended before this call."""
         self._enqueue(DropClientEntries(client_id), hurry=True)
 
     def retire_actor(self, client_id: str, actor_id: str) -> None:
-        """Mark the streams of an actor that an operator dropped: set `incarnation` to 0, and clear `owner` and `spooled`."""
+        """Release the streams (numbered segments) of an actor that an operator dropped.
+
+        In their records, `incarnation` becomes 0, and `owner` and `spooled` are cleared.
+        """
         self._enqueue(RetireActorStreams(client_id, actor_id), hurry=True)
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
@@ -198,18 +207,18 @@ class DiskJournal(Worker):
         self._enqueue(CountMissingSegments(client_id, count, stream))
 
     def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
-        """Remove entries that are no longer needed: those with only segments below the sequence number of their stream.
+        """Remove entries that are no longer needed: those whose segments are all below a sequence number.
 
         `marks` maps the (actor_id, origin) of a stream to this number.
         """
         self._enqueue(TrimEntries(client_id, tuple(marks.items())), hurry=True)
 
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
-        """Request a `JournalPage` of a client's entries after `after_row`. `committed` returns the page later."""
+        """Request a `JournalPage` of a client's entries after the row number `after_row`. `committed` returns it later."""
         self._enqueue(PageRequest(client_id, token, after_row, max_bytes), hurry=True)
 
     def state(self) -> JournalHealth:
-        """Return a report of the journal's condition. Any thread can call this."""
+        """Return a report of the journal's condition: its size, its queue, its commits and errors. Any thread can call this."""
         with self._condition:
             return JournalHealth(
                 durable=True,
@@ -272,7 +281,10 @@ class DiskJournal(Worker):
                 return
 
     def _gather(self) -> bool:
-        """Wait for new operations, or until the next check of the files or the next retry is due. Return True after `stop`."""
+        """Wait for new operations, or until the next check of the files or the next retry is due. Return True after `stop`.
+
+        Before it returns, move the new operations to the thread's own queue.
+        """
         with self._condition:
             if self._problem:
                 self._condition.wait_for(lambda: self._stopping or self._hurry, self._retry_s)
@@ -309,7 +321,7 @@ class DiskJournal(Worker):
         return self._set_problem("")
 
     def _restore_files(self) -> None:
-        """Write the journal's file and its marks file again if they were deleted, moved or replaced.
+        """Write the journal's file and ``journal.marks`` again if they were deleted, moved or replaced.
 
         Raises:
             JournalError, OSError, sqlite3.Error: If a file cannot be written at present.
@@ -331,11 +343,11 @@ class DiskJournal(Worker):
         log.error("%s was written again from the open journal; no data is lost", self._path)
 
     def _report(self) -> None:
-        """Write the last commits to the marks file, check that the journal's files exist, and let `committed` return the results.
+        """Write the last commits to ``journal.marks``, check the journal's files, and let `committed` return the results.
 
         Raises:
             FileNotFoundError: If a file of the journal was deleted, moved or replaced.
-            OSError: If the marks file cannot be written.
+            OSError: If ``journal.marks`` cannot be written.
         """
         while self._unmarked:
             self._file.marks.note(self._unmarked[0])
@@ -368,7 +380,7 @@ class DiskJournal(Worker):
         return not problem
 
     def _do(self, group: Sequence[Operation]) -> None:
-        """Do one transaction or one read. Then remove the operations from the queue and report the results."""
+        """Do a group of operations: one transaction or one read. Then remove them from the queue and report the results."""
         fresh: list[JournalEntry | JournalPage]
         rest: list[TrimEntries] = []
         if isinstance(group[0], PageRequest):

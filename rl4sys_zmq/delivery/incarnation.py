@@ -36,7 +36,7 @@ def first_incarnation(unix_s: float, rng: random.Random) -> int:
 
 
 def next_incarnation(known: int, rng: random.Random) -> int:
-    """Return a random incarnation above `known`, the one that the learner has on record.
+    """Return a random incarnation (number for a start of an actor) above `known`, the one that the learner has on record.
 
     Because it is random, two starts of an actor that both received `known` get different incarnations.
     """

@@ -1,4 +1,7 @@
-"""The acceptance of segments from `Submit` messages: detect duplicates, check the order, and validate new segments."""
+"""The acceptance of the segments in `Submit` messages of actors: detect duplicates, check the order, validate new segments.
+
+A segment is consecutive steps of one episode.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,13 @@ __all__ = ["SubmitResult", "JournalEntryPart", "replay_entry", "take_submit"]
 
 @dataclass(frozen=True, slots=True)
 class SubmitResult:
-    """The result of `take_submit` for one `Submit` message.
+    """The result of checking and accepting the segments in one `Submit` message from an actor (`take_submit`).
 
     Attributes:
         entry: The entry to append to the journal, or None if the message contains only duplicates.
         duplicates: The number of segments that were received before.
-        refused: The errors of the new segments that were refused because they are malformed. They keep their sequence numbers.
+        refused: The errors of the new segments that were refused because they are malformed. These segments keep their sequence
+            numbers.
         accepted: The number of new segments that were accepted.
     """
 
@@ -34,14 +38,15 @@ class SubmitResult:
 
 
 def take_submit(stream: SegmentStream, schema: SegmentSchema, message: Submit, frames: Sequence[Frame]) -> SubmitResult:
-    """Validate a message from an actor, and accept its new segments.
+    """Validate a message from an actor, and accept its new segments (consecutive steps of an episode each).
 
-    `SegmentStream.received` is the next sequence number that the learner expects. Segments below this number are duplicates. The
-    new segments advance it. If a new segment is malformed, only that segment is refused. It keeps its sequence number.
+    `SegmentStream.received` is the next sequence number that the learner expects. Segments below this number are duplicates.
+    The new segments advance this number. If a new segment is malformed, only that segment is refused. It keeps its sequence
+    number.
 
     Args:
-        stream: The stream of the actor that sent the message.
-        schema: The schema of the client's segments.
+        stream: The learner's record of the segments of the actor that sent the message.
+        schema: The schema of the client's segments: the columns that they must have.
         message: The decoded message.
         frames: The frames of the message, which the journal stores.
 
@@ -73,7 +78,7 @@ def take_submit(stream: SegmentStream, schema: SegmentSchema, message: Submit, f
 
 @dataclass(frozen=True, slots=True)
 class JournalEntryPart:
-    """The part of a journal entry that is sent again to a learner thread.
+    """The part of a journal entry (record of accepted segments) that is sent again to a learner thread, after a rollback.
 
     Attributes:
         skip: The number of segments at the start of the stored message that the learner thread must ignore.
@@ -85,9 +90,10 @@ class JournalEntryPart:
 
 
 def replay_entry(stream: SegmentStream, schema: SegmentSchema, entry: JournalEntry) -> JournalEntryPart | None:
-    """Prepare a journal entry for replay to a learner thread that was rolled back to a checkpoint.
+    """Prepare a journal entry (accepted segments) for a learner thread that was rolled back to a checkpoint.
 
-    If the checkpoint covers only the first segments of the entry, these segments are skipped and not counted.
+    The thread trains again on the segments that the checkpoint does not cover. If the checkpoint covers the first segments of
+    the entry, these segments are skipped and not counted.
 
     Returns:
         The part of the entry to send to the learner thread; None if the checkpoint covers the whole entry.

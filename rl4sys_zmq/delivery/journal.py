@@ -1,11 +1,13 @@
 """The journal: the learner's record of accepted segments that are still needed.
 
-The learner acknowledges a segment as durable after the journal has committed it. A journal is asynchronous: no call waits for a
-disk, and `committed` later returns the entries that are safe. `MemoryJournal` stores nothing, so acknowledged segments are safe
-only while the process runs. `DiskJournal`, in `delivery.disk_journal`, writes a file.
+After a crash, or a return to an older checkpoint, the learner reads segments from the journal and trains on them again. A
+journal is asynchronous: no call waits for a disk, and `committed` later returns the entries that are safe. The learner then
+acknowledges their segments as durable. `MemoryJournal` stores nothing, so acknowledged segments are safe only while the process
+runs. `DiskJournal`, in `delivery.disk_journal`, writes a file.
 
-Terms: A *stream* is the numbered segments of one actor for one client. An *incarnation* is the number of one start of an actor.
-The *origin* of a stream is the incarnation that began its numbering.
+Terms: A *segment* is consecutive steps of one episode. A *client* is a policy with its learner thread. A *stream* is the
+numbered segments of one actor for one client. An *incarnation* is the number of one start of an actor. The *origin* of a stream
+is the incarnation that began its numbering.
 """
 
 from __future__ import annotations
@@ -32,10 +34,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JournalEntry:
-    """The record of the new segments in one `Submit` message from an actor.
+    """The journal's record of the new segments in one `Submit` message from an actor.
 
     Attributes:
-        client_id: The id of the client.
+        client_id: The id of the client (a policy with its learner).
         actor_id: The id of the actor that sent the message.
         origin: The incarnation (number of a start of the actor) that began the numbering of the segments.
         first_seq: The sequence number of the first new segment.
@@ -76,13 +78,14 @@ class StreamRow:
         actor_id: The id of the actor.
         origin: The incarnation (number of a start of the actor) that began the numbering of the segments.
         incarnation: The number of the actor's latest start on record; 0 after an operator dropped the actor.
-        first_seq: The sequence number at which this record began. Segments below it are not counted in it.
+        first_seq: The sequence number at which this record began. `accepted_steps` and `refused` count only segments from here
+            on.
         received: The next sequence number that the learner expects.
         accepted_steps: The number of steps in all accepted segments of the stream.
         refused: The number of malformed segments that were refused.
         submits: True if the actor sends segments. An actor for evaluation sends none.
         spooled: True if the actor keeps its segments in a spool on disk, so that the stream continues after the actor restarts.
-        owner: The user that the stream belongs to; empty without keys.
+        owner: The authenticated user that the stream belongs to; empty if the learner uses no keys.
     """
 
     client_id: str
@@ -123,7 +126,13 @@ class ClientRow:
 
 @dataclass(frozen=True, slots=True)
 class JournalContent:
-    """The id, the clients and the streams that a journal contained when it was opened."""
+    """The content of a journal when it was opened. The learner restores its clients and their actors from it.
+
+    Attributes:
+        journal_id: The random number that identifies the journal.
+        clients: The record of each client (a policy with its learner).
+        streams: The record of each stream (the numbered segments of one actor for one client).
+    """
 
     journal_id: int
     clients: tuple[ClientRow, ...]
@@ -132,10 +141,10 @@ class JournalContent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JournalPage:
-    """A part of a client's journal entries: the result of one `Journal.read`.
+    """A part of a client's journal entries (records of accepted segments): the result of one `Journal.read`.
 
     Attributes:
-        client_id: The id of the client.
+        client_id: The id of the client (a policy with its learner).
         token: The token that was passed to `read`.
         entries: The entries, in the order in which they were committed.
         last_row: The value to pass as `after_row` to read the next page.
@@ -185,7 +194,7 @@ class JournalHealth:
 
 
 class Journal(Protocol):
-    """The interface of a journal.
+    """The interface of a journal, the learner's record of accepted segments that are still needed.
 
     One thread makes all calls except `stop` and `join`, and none of these calls waits for a disk. Operations take effect in the
     order of their calls.
@@ -200,50 +209,70 @@ class Journal(Protocol):
     durable: bool
 
     def append(self, batch: Sequence[JournalEntry]) -> None:
-        """Append entries. `committed` returns each entry after it is committed.
+        """Append entries, which record accepted segments. `committed` returns each entry after it is committed.
 
-        Each entry also advances `received`, `accepted_steps` and `refused` of its stream, and the totals of its client.
+        Each entry also advances the sequence number and the totals in the record of its stream (`StreamRow`), and the totals of
+        its client.
         """
 
     def committed(self) -> list[JournalEntry | JournalPage]:
-        """Return the entries that were committed, and the pages that were read, since the last call, in order."""
+        """Return the entries that were committed, and the pages that were read, since the last call, in order.
+
+        The learner acknowledges the segments of these entries as durable.
+        """
 
     def put_client(self, row: ClientRow) -> None:
-        """Add a client, or change the generation and the settings of an existing client, whose totals stay the same."""
+        """Add the record of a client (a policy with its learner), or update it.
+
+        An update changes the settings and the generation (number of the learner thread). The totals stay the same.
+        """
 
     def put_stream(self, row: StreamRow) -> None:
-        """Add a stream, or update an existing one after its actor opened a session. Sequence numbers never decrease."""
+        """Add the record of a stream (the numbered segments of one actor), or update it after the actor opened a session.
+
+        Sequence numbers never decrease.
+        """
 
     def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
-        """Remove a stream and its entries. The totals of the client stay the same.
+        """Remove a stream (the numbered segments of one actor) and its entries. The totals of the client stay the same.
 
-        With `expires`, `ClientRow.expired` is raised to the stream's origin.
+        `origin` identifies the stream among those of the actor: it is the number of the actor's start that began the numbering.
+        With `expires`, `ClientRow.expired` is raised to `origin`, so that the learner later knows that this stream was
+        discarded.
         """
 
     def drop_client(self, client_id: str) -> None:
-        """Remove all data of a client: its record, its streams and its entries."""
+        """Remove all data of a client (a policy with its learner): its record, its streams of segments and its entries."""
 
     def drop_entries(self, client_id: str) -> None:
-        """Remove all entries of a client that were appended before this call. Its streams and totals stay the same."""
+        """Remove all entries (accepted segments) of a client that were appended before this call.
+
+        The client's totals and the sequence numbers of its actors stay the same.
+        """
 
     def retire_actor(self, client_id: str, actor_id: str) -> None:
-        """Mark the streams of an actor that an operator dropped: set `incarnation` to 0, and clear `owner` and `spooled`."""
+        """Release the streams (numbered segments) of an actor that an operator dropped.
+
+        After that, the streams can be discarded, and any later start can use the actor's id. In the records of these streams,
+        `incarnation` becomes 0, and `owner` and `spooled` are cleared.
+        """
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
         """Count `count` segments as accepted that an earlier journal acknowledged and that this journal does not have.
 
-        If `stream` is given, add or update this stream in the same transaction.
+        Call this after an actor reported at its handshake that it has discarded such segments. If `stream` is given, its record
+        is added or updated in the same transaction.
         """
 
     def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
-        """Remove entries that are no longer needed.
+        """Remove entries that are no longer needed, for example because a checkpoint covers their segments.
 
         `marks` maps the (actor_id, origin) of a stream to a sequence number. An entry is removed if all of its segments are below
         this number.
         """
 
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
-        """Request a `JournalPage` of a client's entries. `committed` returns the page later.
+        """Request a page of a client's entries, to train on their segments again. `committed` returns the `JournalPage` later.
 
         Args:
             client_id: The id of the client.
@@ -253,10 +282,10 @@ class Journal(Protocol):
         """
 
     def state(self) -> JournalHealth:
-        """Return a report of the journal's condition."""
+        """Return a report of the journal's condition: its size, its queue, its commits and its errors."""
 
     def queued(self, client_id: str) -> int:
-        """Return the number of a client's operations that are not done. At 0, all its entries are committed."""
+        """Return the number of a client's operations that are not done. At 0, all entries of the client are committed."""
 
     def stop(self) -> None:
         """Make the journal end after one attempt to commit all queued operations."""
@@ -281,7 +310,7 @@ class MemoryJournal:
         self._commits = 0
 
     def append(self, batch: Sequence[JournalEntry]) -> None:
-        """Report the entries as committed from the next call of `committed` on."""
+        """Make the next call of `committed` return the entries. This journal does not store them."""
         self._fresh.extend(batch)
         self._commits += 1
 
@@ -291,35 +320,35 @@ class MemoryJournal:
         return fresh
 
     def put_client(self, row: ClientRow) -> None:
-        """Do nothing: this journal does not survive a restart."""
+        """Do nothing: the record of a client is needed only after a restart, which this journal does not survive."""
 
     def put_stream(self, row: StreamRow) -> None:
-        """Do nothing: this journal does not survive a restart."""
+        """Do nothing: the record of an actor's segments is needed only after a restart, which this journal does not survive."""
 
     def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
-        """Do nothing: this journal keeps no entries."""
+        """Do nothing: this journal keeps no records of actors and their segments that it could remove."""
 
     def drop_client(self, client_id: str) -> None:
-        """Do nothing: this journal does not survive a restart."""
+        """Do nothing: this journal keeps no data of a client that it could remove."""
 
     def drop_entries(self, client_id: str) -> None:
-        """Do nothing: this journal keeps no entries."""
+        """Do nothing: this journal keeps no entries (accepted segments) that it could remove."""
 
     def retire_actor(self, client_id: str, actor_id: str) -> None:
-        """Do nothing: this journal does not survive a restart."""
+        """Do nothing: this journal keeps no record of an actor that it could release."""
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
-        """Do nothing: this journal does not survive a restart."""
+        """Do nothing: this journal keeps no totals to which it could add missing segments."""
 
     def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
-        """Do nothing: this journal keeps no entries."""
+        """Do nothing: this journal keeps no entries (accepted segments) that it could remove."""
 
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
         """Make the next call of `committed` return an empty page, since this journal stores no entries."""
         self._fresh.append(JournalPage(client_id, token, (), after_row, more=False, damaged=0))
 
     def state(self) -> JournalHealth:
-        """Return a report of the journal's condition. It never contains an error."""
+        """Return a report of the journal's condition. It has the number of commits, and never an error."""
         return JournalHealth(
             durable=False,
             used_bytes=0,
@@ -334,7 +363,7 @@ class MemoryJournal:
         )
 
     def queued(self, client_id: str) -> int:
-        """Return 0: every operation is done at once."""
+        """Return the number of a client's operations that are not done: always 0, because each is done at once."""
         return 0
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The queue of a journal's operations, and their division into transactions."""
+"""The queue of the operations on a journal (the record of accepted segments), and their division into transactions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class JournalQueue:
         self._operations.extend(operations)
 
     def next_group(self, used_bytes: int, max_bytes: int) -> list[Operation]:
-        """Return the operations for the next transaction: the first writes of the queue, or one read.
+        """Return the operations for the next transaction: as many writes from the front of the queue as fit, or one read.
 
         Args:
             used_bytes: The size of the entries that the journal has stored.
@@ -70,9 +70,10 @@ class JournalQueue:
 
         - A removal of all entries of a client comes first, together with the client's operations queued before it. Together they
           need no additional room.
-        - A trim is always possible, because it applies to entries that are committed already.
+        - A trim (the removal of entries that are no longer needed) is always possible, because these entries are committed
+          already.
         - The removal of a stream must wait if the queue has operations on the same stream before it. The retirement of an actor
-          must wait if the queue has operations on a stream of that actor before it.
+          (the release of its streams after an operator dropped it) must wait for operations on any of its streams before it.
         - A client's reads must wait behind a removal that waits, and behind the retirement of an actor.
         """
         if given_up := self._given_up():

@@ -1,4 +1,7 @@
-"""The in-memory copy of the client and stream rows of a journal, with the changes of the present transaction."""
+"""The in-memory copy of a journal's rows about clients and streams, with the changes of the present transaction.
+
+A stream is the numbered segments of one actor for one client (a policy with its learner).
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,13 @@ The origin is the incarnation (number of a start of the actor) that began the nu
 
 @dataclass(slots=True)
 class ClientAndStreamRows:
-    """The clients and streams of a journal, read from the journal or from ``journal.marks``, the second record of them.
+    """The rows of a journal about its clients and streams, read from the journal or from ``journal.marks``, the second record.
 
     Attributes:
         journal_id: The random number that identifies the journal; 0 if unknown.
         lineages: The ids of the journals whose data an operator has given up with ``--resume accept-loss``.
         clients: The record of each client, by client id.
-        streams: The record of each stream, by its key.
+        streams: The record of each stream (the numbered segments of one actor), by its key.
     """
 
     journal_id: int = 0
@@ -53,7 +56,7 @@ class ClientAndStreamRows:
 
 @dataclass(slots=True)
 class RowChanges:
-    """The changes of one transaction to clients and streams.
+    """The changes of one journal transaction to the rows of clients and of streams (numbered segments of one actor).
 
     Attributes:
         clients: The new content of each added or changed client row, by client id.
@@ -71,7 +74,7 @@ class RowChanges:
         return bool(self.clients or self.streams or self.dropped_streams or self.dropped_clients)
 
     def apply_to(self, clients: dict[str, ClientRow], streams: dict[RowKey, StreamRow]) -> None:
-        """Apply the changes to dicts of client rows and stream rows, which are modified."""
+        """Apply the changes to dicts of client rows and of stream rows (one for the segments of each actor), in place."""
         for client_id in self.dropped_clients:
             clients.pop(client_id, None)
         gone = self.dropped_clients
@@ -84,7 +87,7 @@ class RowChanges:
 
 
 class JournalCache:
-    """The clients and streams of one journal, in memory: the committed rows, and the changes of the present transaction.
+    """The rows of one journal about clients and streams, in memory: committed rows, and changes of the present transaction.
 
     The methods change only `changes`, until `commit`. Sequence numbers never decrease.
 
@@ -111,7 +114,7 @@ class JournalCache:
     # ---- operations
 
     def put_client(self, row: ClientRow) -> None:
-        """Add a client with its counts, or change the settings and the learner thread's number of an existing one."""
+        """Add a client's row, or change the settings and the generation (number of the learner thread) of an existing one."""
         known = self._client(row.client_id)
         if known is not None:
             row = replace(known, generation=max(known.generation, row.generation), settings=row.settings)
@@ -124,7 +127,10 @@ class JournalCache:
         self.changes.clients[client_id] = ClientRow(client_id, known.generation, known.settings, *sums, known.expired)
 
     def put_stream(self, row: StreamRow) -> None:
-        """Add a stream, or update an existing one after its actor opened a session. Sequence numbers never decrease."""
+        """Add the row of a stream (the numbered segments of one actor), or update it after the actor opened a session.
+
+        Sequence numbers never decrease.
+        """
         key = row.client_id, row.actor_id, row.origin
         known = self._stream(key)
         if known is not None:
@@ -140,7 +146,7 @@ class JournalCache:
         self.changes.streams[key] = row
 
     def add_to_stream(self, key: RowKey, first_seq: int, received: int, steps: int, refused: int) -> None:
-        """Record new segments of a stream.
+        """Add new segments to the totals of a stream (the numbered segments of one actor).
 
         Args:
             key: The key of the stream. If there is no such stream, it is created.
@@ -159,9 +165,9 @@ class JournalCache:
         self.changes.streams[key] = row
 
     def retire_actor(self, client_id: str, actor_id: str) -> None:
-        """Mark the streams of an actor that an operator dropped: set `incarnation` to 0, and clear `owner` and `spooled`.
+        """Release an actor that an operator dropped: in its rows, set `incarnation` to 0, and clear `owner` and `spooled`.
 
-        After that, the streams can be discarded, and any later start can use the actor's id.
+        After that, the actor's streams (numbered segments) can be discarded, and any later start can use the actor's id.
         """
         for key in {*self.rows.streams, *self.changes.streams}:
             row = self._stream(key) if key[:2] == (client_id, actor_id) else None
@@ -169,11 +175,12 @@ class JournalCache:
                 self.changes.streams[key] = replace(row, incarnation=0, spooled=False, owner="")
 
     def drop_stream(self, key: RowKey, *, expires: bool = True) -> None:
-        """Remove a stream.
+        """Remove the row of a stream (the numbered segments of one actor).
 
         Args:
             key: The key of the stream.
-            expires: True to raise the client's `expired` to the origin of the stream.
+            expires: True to raise the client's `expired` to the origin of the stream (the number of the actor's start that
+                began the numbering), so that the learner later knows that this stream was discarded.
         """
         self.changes.streams.pop(key, None)
         self.changes.dropped_streams.add(key)
@@ -182,7 +189,7 @@ class JournalCache:
             self.changes.clients[key[0]] = replace(client, expired=max(client.expired, key[2]))
 
     def drop_client(self, client_id: str) -> None:
-        """Remove a client and its streams."""
+        """Remove the rows of a client (a policy with its learner) and of its streams of segments."""
         changes = self.changes
         changes.clients.pop(client_id, None)
         changes.streams = {key: row for key, row in changes.streams.items() if key[0] != client_id}

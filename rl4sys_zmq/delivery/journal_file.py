@@ -1,4 +1,7 @@
-"""Functions that open a journal's SQLite file: they lock it, detect damaged or lost data, and repair or replace the file."""
+"""Functions that open the SQLite file of a journal: they lock it, detect damaged or lost data, and repair or replace it.
+
+The journal is the learner's record of accepted segments. ``journal.marks`` is a second record of its clients and actors.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ Connect = Callable[[Path], sqlite3.Connection]
 PAGE_BYTES = 16_384
 """The page size of a new file. Messages are long, so larger pages reduce SQLite's overhead."""
 CHECKPOINT_BYTES = 4 << 20
-"""The size of the write-ahead log at which SQLite moves its content to the main file, in bytes.
+"""The size of the write-ahead log at which SQLite moves the log's content to the main file, in bytes.
 
 If the log file is lost, its content is lost too.
 """
@@ -64,7 +67,7 @@ class JournalLossPolicy:
 
     Attributes:
         accept_loss: True to continue without the missing data, which is then counted as lost. False to raise `JournalLost`.
-        witnesses: The information about the journal in the newest checkpoints. Missing data is detected by comparison with it.
+        witnesses: The information about the journal in the newest checkpoints. A comparison with it detects missing data.
         remedy: The advice to the user in the error message.
     """
 
@@ -102,7 +105,7 @@ class JournalFile:
         lock: The lock that excludes other processes.
         db: The SQLite connection.
         tables: The operations on the SQLite tables.
-        marks: The writer of ``journal.marks``, a second record of the clients and streams.
+        marks: The writer of ``journal.marks``, a second record of the clients and of the sequence numbers of their actors.
         used_bytes: The size of all entries when the journal was opened, in bytes.
         loss: The lost data that the operator accepted when the journal was opened; None if there was no loss.
         repaired: The number of damaged rows that were restored from ``journal.marks``.
@@ -128,14 +131,14 @@ class JournalFile:
             self._places[name] = status.st_dev, status.st_ino
 
     def close(self) -> None:
-        """Close the SQLite connection and the marks file. The lock stays."""
+        """Close the SQLite connection and the file ``journal.marks``. The lock on the journal stays held."""
         self.marks.close()
         self.db.close()
 
     def missing(self, *, thorough: bool = True) -> str:
         """Return the path of a file of the journal that was deleted, moved or replaced; empty if there is none.
 
-        The marks file is not checked.
+        The file ``journal.marks`` is not checked.
 
         Args:
             thorough: True to check each file. False to check the files only if the folder's modification time has changed. Each
@@ -165,7 +168,7 @@ class JournalFile:
 
 @contextlib.contextmanager
 def open_journal_file(opening: JournalOpenOptions) -> Iterator[JournalFile]:
-    """Open a journal for writing and lock it, until the end of the ``with`` block.
+    """Open a journal (the record of accepted segments) for writing and lock it, until the end of the ``with`` block.
 
     Raises:
         JournalLost: If data is missing and the loss is not accepted. The files are unchanged.
@@ -207,7 +210,7 @@ def damaged(path: Path, error: object) -> JournalError:
 
 @dataclass(slots=True)
 class JournalInspection:
-    """The findings about a journal's file before it is opened for writing.
+    """The findings about a journal's file before it is opened for writing: its content, damage and missing data.
 
     Attributes:
         known: The clients and streams that the journal will have after it is opened.
@@ -274,7 +277,7 @@ def _report_loss(opening: JournalOpenOptions, found: JournalInspection, loss: Jo
 
 
 def look_into(path: Path) -> JournalInspection:
-    """Read the clients, streams and sizes from a journal's file and its write-ahead log, without changing these files.
+    """Examine a journal's file and its write-ahead log without changing them: clients, actors' segment numbers, and sizes.
 
     Raises:
         JournalError: If the file has another schema version.
@@ -321,7 +324,7 @@ def _look(path: Path, db: sqlite3.Connection) -> JournalInspection:
 
 
 def _repair(path: Path, found: JournalInspection, remembered: ClientAndStreamRows) -> None:
-    """Replace the damaged client and stream rows of a journal by their copies from ``journal.marks``.
+    """Replace damaged rows of a journal (about clients or actors' segments) by their copies from ``journal.marks``.
 
     If a damaged row has no copy, set ``found.broken``.
 
@@ -398,7 +401,7 @@ def configure(db: sqlite3.Connection, fsync: Fsync) -> None:
 
 
 def rebuild(path: Path, found: JournalInspection) -> None:
-    """Replace a damaged journal file by a new one with the clients and streams in `found` and all readable entries.
+    """Replace a damaged journal file by a new one with all readable entries, and the clients and streams in `found`.
 
     The damaged file is kept under another name in the same folder.
     """
@@ -464,7 +467,7 @@ def put_aside(path: Path, why: str) -> None:
 
 
 def put_in_place(new: Path, path: Path) -> None:
-    """Flush a complete file to the disk and rename it to `path`. On return, a loss of power can no longer undo this."""
+    """Flush a complete file to the disk and rename it to `path`. On return, the rename survives a loss of power."""
     with open(new, "rb") as file:
         os.fsync(file.fileno())
     os.rename(new, path)

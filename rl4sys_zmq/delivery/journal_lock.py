@@ -1,4 +1,4 @@
-"""The lock of a journal's files, which only one process can hold at a time."""
+"""The lock of the journal (the learner's record of accepted segments). Only one process can hold the lock at a time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class JournalLock(Resource):
         self._file = self._take()
 
     def renew(self) -> None:
-        """Acquire the lock on a new lock file if the old file was removed or replaced.
+        """Acquire the lock again, on a new lock file, if the old file was removed or replaced. Otherwise do nothing.
 
         Raises:
             JournalError: If another process holds the lock, or the lock file cannot be created.
@@ -44,7 +44,7 @@ class JournalLock(Resource):
             self._file = file
 
     def close(self) -> None:
-        """Release the lock."""
+        """Release the lock, so that another process can open the journal."""
         file, self._file = self._file, -1
         if file >= 0:
             fcntl.flock(file, fcntl.LOCK_UN)  # needed because a forked child can still have the descriptor

@@ -1,7 +1,8 @@
-"""The detection of lost journal data, by comparing the journal with its marks file and with checkpoints.
+"""The detection of lost journal data, by comparing the journal with ``journal.marks`` and with checkpoints.
 
-For each stream (the numbered segments of one actor), the marks file records which segments were received, and a checkpoint
-records which segments it covers. If the journal says that it never received some of these segments, it has lost data.
+The journal is the learner's record of accepted segments. For each stream (the numbered segments of one actor), the file
+``journal.marks`` records which segments were received, and a checkpoint records which segments it covers. If the journal says
+that it never received some of these segments, it has lost data.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ __all__ = ["JournalLoss", "CheckpointSummary", "find_loss", "merge"]
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSummary:
-    """The information about the journal in a client's checkpoint, for comparison with the journal.
+    """The information about the journal in a client's checkpoint. A comparison with the journal shows if data was lost.
 
     Attributes:
         client_id: The id of the client.
@@ -39,13 +40,13 @@ class JournalLoss:
     """A description of the data that a journal lacks. It is false (as a bool) if no data is missing.
 
     Attributes:
-        whole: True if there is no readable journal, although the marks file has a record of one.
+        whole: True if there is no readable journal, although ``journal.marks`` has a record of one.
         segments: A dict from client id to the number of accepted segments that the journal lacks.
         streams: The number of streams in which the journal lacks segments that were acknowledged to the actor.
         uncovered: A dict from client id to the number of missing segments that no checkpoint covers, and that are therefore
             lost. A client is absent if the number cannot be determined.
-        unknown_lineages: The ids of other journals: the marks file or a checkpoint was written for them, and this journal does
-            not continue them.
+        unknown_lineages: The ids of other journals: ``journal.marks`` or a checkpoint was written for them, and this journal
+            does not continue them.
     """
 
     whole: bool = False
@@ -68,7 +69,7 @@ class JournalLoss:
         return "; ".join(parts) or "the amount is unknown"
 
     def figures(self) -> dict[str, Any]:
-        """Return the numbers of missing segments and streams as JSON values, for events."""
+        """Return the numbers of missing segments and streams as JSON values, for an event in the learner's event log."""
         return {"segments": dict(self.segments), "uncovered": dict(self.uncovered), "streams": self.streams}
 
     def _gone(self, client_id: str) -> str:
@@ -81,12 +82,12 @@ class JournalLoss:
 def find_loss(
     found: ClientAndStreamRows | None, remembered: ClientAndStreamRows | None, witnesses: Sequence[CheckpointSummary]
 ) -> JournalLoss:
-    """Compare a journal with its marks file and the newest checkpoints. Return a description of the data that it lacks.
+    """Compare a journal with ``journal.marks`` and the newest checkpoints. Return a description of the data that it lacks.
 
     Args:
-        found: The clients and streams in the journal; None if there is no readable journal.
-        remembered: The clients and streams in the marks file; None if there is no such file. Clients and streams that were
-            removed on purpose are in neither file, because they are removed from the marks file first.
+        found: The clients and streams (numbered segments of one actor) in the journal; None if there is no readable journal.
+        remembered: The clients and streams in ``journal.marks``, the second record of them; None if there is no such file.
+            Clients and streams that were removed on purpose are in neither file, because they are removed from this file first.
         witnesses: The information about the journal in the newest checkpoints.
     """
     loss = JournalLoss(whole=found is None and remembered is not None and bool(remembered.clients or remembered.streams))
@@ -150,13 +151,13 @@ def merge(
 
     Args:
         found: The clients and streams in the journal.
-        remembered: The clients and streams in the marks file; None if there is no such file.
+        remembered: The clients and streams in ``journal.marks``, the second record of them; None if there is no such file.
         witnesses: The information about the journal in the newest checkpoints.
 
     Returns:
-        For each client and stream, the highest numbers in the journal, the marks file and the checkpoints. The segments that the
-        journal lacks are then counted as rolled back. A marks file or checkpoint of another journal is ignored, and the id of
-        that journal is added to `lineages`, as one that was given up.
+        For each client and stream, the highest numbers in the journal, ``journal.marks`` and the checkpoints. The segments that
+        the journal lacks are then counted as rolled back. If ``journal.marks`` or a checkpoint belongs to another journal, it
+        is ignored, and the id of that journal is added to `lineages`: the ids of journals whose data was given up.
     """
     rows = ClientAndStreamRows(found.journal_id, set(found.lineages), dict(found.clients), dict(found.streams))
     if remembered is not None and remembered.journal_id == rows.journal_id:

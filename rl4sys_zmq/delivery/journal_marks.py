@@ -35,7 +35,7 @@ _DIGITS = 16
 
 @dataclass(slots=True)
 class MarksContent:
-    """The content of a marks file, which is a second record of a journal's clients and streams.
+    """The content of ``journal.marks``, a second record of the clients and streams (numbered segments) of a journal.
 
     Attributes:
         rows: The clients and streams. Its `journal_id` is 0 if no line could be read.
@@ -47,12 +47,12 @@ class MarksContent:
 
 
 def marks_path(journal: Path) -> Path:
-    """Return the path of the marks file that belongs to the journal at a path."""
+    """Return the path of the file that repeats the clients and sequence numbers of the journal at a path: ``journal.marks``."""
     return journal.with_suffix(".marks")
 
 
 def read_marks(path: Path) -> MarksContent | None:
-    """Return the content of a marks file, or None if there is no such file.
+    """Return the clients and streams that a file ``journal.marks`` records, or None if there is no such file.
 
     Raises:
         OSError: If the file cannot be read.
@@ -69,7 +69,7 @@ def read_marks(path: Path) -> MarksContent | None:
 
 
 def _read_line(line: bytes, rows: ClientAndStreamRows) -> bool:
-    """Apply the changes in a line of the file to the rows. Return False if the checksum of the line is wrong."""
+    """Apply the changes in a line of ``journal.marks`` to the rows. Return False if the checksum of the line is wrong."""
     if xxhash.xxh3_64_hexdigest(line[_DIGITS:]).encode() != line[:_DIGITS]:
         return False
     said = json.loads(line[_DIGITS:])
@@ -87,17 +87,17 @@ def _read_line(line: bytes, rows: ClientAndStreamRows) -> bool:
 
 
 class MarksWriter:
-    """The writer of the marks file of one journal. Only the journal's thread uses this object.
+    """The writer of ``journal.marks``, a second record of a journal's clients and streams, to detect lost data.
 
-    Each change is written at once, so that it survives the end of the process. With `flush`, a change is also on the disk (safe
-    from a loss of power) when the call returns.
+    Only the journal's thread uses this object. Each change is written at once, so that it survives the end of the process. With
+    `flush`, a change is also on the disk (safe from a loss of power) when the call returns.
     """
 
     def __init__(self, path: Path, rows: ClientAndStreamRows, *, flush: bool) -> None:
-        """Write a new marks file with the given clients and streams.
+        """Write a new file ``journal.marks`` with the given clients and streams.
 
         Args:
-            path: The path of the marks file.
+            path: The path of the file.
             rows: The clients and streams of the journal. The caller must keep this object up to date, because `renew` reads it
                 later.
             flush: True to flush every change to the disk.
@@ -111,7 +111,7 @@ class MarksWriter:
         self.renew()
 
     def renew(self) -> None:
-        """Replace the marks file by a new one with the present clients and streams.
+        """Replace ``journal.marks`` by a new file with the present clients and streams of the journal.
 
         Raises:
             OSError: If the file cannot be written. The old file stays.
@@ -135,7 +135,7 @@ class MarksWriter:
         self._identity = status.st_dev, status.st_ino
 
     def drop(self, changes: RowChanges) -> None:
-        """Write which clients and streams a transaction removes. Call this before the commit.
+        """Write to ``journal.marks`` which clients and streams a transaction removes. Call this before the commit.
 
         In this order, an intended removal never looks like a loss of data, even if the process ends in between.
 
@@ -147,7 +147,7 @@ class MarksWriter:
             self._append(self._line(gone, {}))
 
     def note(self, changes: RowChanges) -> None:
-        """Write the changes of a transaction. Call this after the commit, and before the commit is reported to anyone.
+        """Write the changes of a transaction to ``journal.marks``. Call this after the commit, and before it is reported.
 
         Raises:
             OSError: If the file cannot be written. A later `renew` replaces this call, because it writes all present rows.
@@ -161,7 +161,7 @@ class MarksWriter:
 
     @property
     def present(self) -> bool:
-        """True if the marks file is still at its path: it was not deleted, moved or replaced."""
+        """True if ``journal.marks`` is still at its path: it was not deleted, moved or replaced."""
         try:
             status = os.stat(self._path)
         except OSError:
@@ -169,7 +169,7 @@ class MarksWriter:
         return (status.st_dev, status.st_ino) == self._identity
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file ``journal.marks``."""
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)

@@ -64,9 +64,10 @@ _OF_STREAM = "client_id = ? AND actor_id = ? AND origin = ?"
 
 @dataclass(frozen=True, slots=True)
 class DropStream:
-    """The operation that removes a stream and its entries.
+    """The journal operation that removes a stream (the numbered segments of one actor) and its entries.
 
-    With `expires`, `ClientRow.expired` of the client is raised to the origin of the stream.
+    `origin`, the number of the actor's start that began the numbering, identifies the stream. With `expires`,
+    `ClientRow.expired` is raised to it, so that the learner later knows that this stream was discarded.
     """
 
     client_id: str
@@ -77,24 +78,27 @@ class DropStream:
 
 @dataclass(frozen=True, slots=True)
 class DropClient:
-    """The operation that removes a client, its streams and its entries."""
+    """The journal operation that removes a client (a policy with its learner), its streams of segments and its entries."""
 
     client_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class DropClientEntries:
-    """The operation that removes all entries of a client. Its streams and totals stay the same."""
+    """The journal operation that removes all entries (accepted segments) of a client, but keeps the record of the client.
+
+    The client's totals and the sequence numbers of its actors stay the same.
+    """
 
     client_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class RetireActorStreams:
-    """The operation that releases the streams of an actor after an operator dropped it.
+    """The journal operation that releases the streams (numbered segments) of an actor after an operator dropped it.
 
-    It sets the incarnation of these streams to 0 and clears `owner` and `spooled`. After that, the streams can be discarded, and
-    any later start can use the actor's id.
+    In the records of these streams, it sets `incarnation` to 0 and clears `owner` and `spooled`. After that, the streams can be
+    discarded, and any later start can use the actor's id.
     """
 
     client_id: str
@@ -103,7 +107,7 @@ class RetireActorStreams:
 
 @dataclass(frozen=True, slots=True)
 class CountMissingSegments:
-    """The operation that counts segments as accepted that an earlier journal acknowledged and that this journal lacks.
+    """The journal operation that counts segments as accepted that an earlier journal acknowledged and that this journal lacks.
 
     If `stream` is given, the operation adds or updates this stream in the same transaction.
     """
@@ -115,10 +119,10 @@ class CountMissingSegments:
 
 @dataclass(frozen=True, slots=True)
 class TrimEntries:
-    """The operation that removes entries that are no longer needed.
+    """The journal operation that removes entries that are no longer needed, such as those that a checkpoint covers.
 
-    Each element of `marks` is ((actor_id, origin), mark). In this stream, the entries whose segments are all below the sequence
-    number `mark` are removed.
+    Each element of `marks` is ((actor_id, origin), mark). The pair identifies a stream. In this stream, the entries whose
+    segments are all below the sequence number `mark` are removed.
     """
 
     client_id: str
@@ -127,7 +131,7 @@ class TrimEntries:
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """The request for a `JournalPage`, a part of a client's entries. `Journal.read` describes the fields."""
+    """The request for a part of a client's journal entries, a `JournalPage`. `Journal.read` describes the fields."""
 
     client_id: str
     token: int
@@ -149,7 +153,7 @@ Write = (
 
 
 def stored_bytes(entry: JournalEntry) -> int:
-    """Return the size that an entry's message takes in the table, in bytes."""
+    """Return the size that a journal entry, with the message of the actor, takes in its SQLite table, in bytes."""
     return entry.nbytes + 4 + 8 * len(entry.frames)
 
 
@@ -176,7 +180,7 @@ def _checksum(metadata: tuple[object, ...], blob: bytes) -> int:
 
 
 class JournalTables:
-    """The SQLite tables of one journal. The caller begins and ends the transactions.
+    """The SQLite tables of one journal (record of accepted segments). The caller begins and ends the transactions.
 
     Attributes:
         cache: The in-memory copy of the clients and streams. `apply` changes this copy, and writes each changed row to the table.
@@ -190,7 +194,10 @@ class JournalTables:
         self.damaged: set[int] = set()
 
     def create(self, known: ClientAndStreamRows) -> None:
-        """Create the tables in an empty file, and store the given clients and streams."""
+        """Create the tables in an empty file, and store the given clients and streams.
+
+        A stream is the numbered segments of one actor.
+        """
         for statement in _SCHEMA:
             self._db.execute(statement)
         self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -198,6 +205,8 @@ class JournalTables:
 
     def known(self) -> tuple[ClientAndStreamRows, int]:
         """Read the clients and streams from the tables. Return them, and the number of damaged rows, which are left out.
+
+        A stream is the numbered segments of one actor.
 
         The `journal_id` of the result is 0 if its row is damaged.
         """
@@ -214,7 +223,7 @@ class JournalTables:
         return rows, count - len(rows.clients) - len(rows.streams)
 
     def size(self) -> tuple[int, int]:
-        """Return the size of all entries in bytes, and the row number of the last entry (0 if there are no entries)."""
+        """Return the size of all entries in bytes, and the row number of the last entry. Both are 0 if there are no entries."""
         (used,) = self._db.execute("SELECT coalesce(sum(nbytes), 0) FROM entries INDEXED BY entries_by_mark").fetchone()
         (last,) = self._db.execute("SELECT coalesce(max(row), 0) FROM entries").fetchone()
         return int(used), int(last)
@@ -226,7 +235,7 @@ class JournalTables:
                 yield tuple(values)
 
     def replace(self, known: ClientAndStreamRows) -> None:
-        """Replace all clients and streams in the tables by the given ones."""
+        """Replace all clients and streams (numbered segments of one actor) in the tables by the given ones."""
         for table in ("meta", "clients", "streams"):
             self._db.execute(f"DELETE FROM {table}")
         lineages = [(f"lineage {journal_id}", 1) for journal_id in sorted(known.lineages)]
@@ -236,7 +245,10 @@ class JournalTables:
         self._put("streams", map(self.cache.stream_values, known.streams.values()))
 
     def restore(self, known: ClientAndStreamRows, last_row: int) -> None:
-        """Prepare for writing to an existing file, which has the clients and streams `known`, and entries up to `last_row`."""
+        """Prepare for writing to an existing file.
+
+        The file has the clients and streams (numbered segments of one actor) `known`, and entries up to the row `last_row`.
+        """
         self.cache = JournalCache(known)
         self._next_row = last_row + 1
         self._put("meta", [("journal_id", known.journal_id)])  # fails at once if the file cannot be written
@@ -253,7 +265,7 @@ class JournalTables:
             log.warning("no further entries of the damaged journal can be read: %s", error)
 
     def take_over(self, entries: Iterable[JournalEntry]) -> None:
-        """Store entries from another file. If the totals of an entry's stream do not include the entry, add it to them."""
+        """Store entries (accepted segments) from another file. If an actor's totals do not include an entry, add it to them."""
         for entry in entries:
             stream = self.cache.rows.streams.get((entry.client_id, entry.actor_id, entry.origin))
             if stream is not None and entry.end_seq <= stream.received:
@@ -263,7 +275,10 @@ class JournalTables:
                 self.cache.commit()
 
     def use_connection(self, connection: sqlite3.Connection) -> None:
-        """Use another SQLite connection from now on. It must be to an identical copy of the file."""
+        """Use another SQLite connection from now on, after the file was replaced.
+
+        The connection must be to an identical copy of the file.
+        """
         self._db = connection
 
     def _put(self, table: str, rows: Iterable[tuple[object, ...]]) -> None:
@@ -274,7 +289,7 @@ class JournalTables:
             self._db.execute(f"REPLACE INTO {table} VALUES {places}", [value for row in chunk for value in row])
 
     def apply(self, operations: Sequence[Write]) -> tuple[int, list[TrimEntries]]:
-        """Do operations in order, within the present transaction.
+        """Carry out operations on the tables, in order, within the present transaction.
 
         The changes to clients and streams stay in ``cache.changes`` until the caller calls ``cache.commit`` or ``cache.revert``.
 
@@ -389,7 +404,10 @@ class JournalTables:
         return freed, []
 
     def read(self, read: PageRequest) -> JournalPage:
-        """Read a page of a client's entries, without the damaged entries, which the page only counts."""
+        """Read the page of a client's entries that a request names.
+
+        The page counts damaged entries, but does not contain them.
+        """
         entries: list[JournalEntry] = []
         last, size, damaged, more = read.after_row, 0, 0, False
         # This query reads only the index, so that a damaged page of the table loses only its own entries.

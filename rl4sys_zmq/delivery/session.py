@@ -87,7 +87,7 @@ _TEMPORARY = {
     RefusalReason.CHECKSUM,
 }
 FIELD_RIGHTS = "keys"
-"""The value of `Refused.field` if the actor lacks a right, so that not only one message is refused."""
+"""The value of `Refused.field` if the actor lacks a right. The learner then refuses the session, not only one message."""
 
 FIELD_RATE = "rate"
 """The value of `Refused.field` if a rate limit was exceeded. The learner accepts the same message later."""
@@ -96,7 +96,13 @@ _SESSION_LOST = {RefusalReason.NO_SESSION, RefusalReason.CLOSING}
 
 
 class SessionState(Enum):
-    """The state of an actor's session with its learner."""
+    """The state of an actor's session with its learner.
+
+    - `JOINING`: the actor asks for a session.
+    - `JOINED`: the learner has accepted the session, so the actor can send segments.
+    - `REFUSED`: the learner has refused the session permanently. The actor keeps its segments and asks again from time to time.
+    - `CLOSED`: the actor has ended the session.
+    """
 
     JOINING = "joining"
     JOINED = "joined"
@@ -106,14 +112,14 @@ class SessionState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SendMessage:
-    """An action: send a message on the DEALER socket."""
+    """An action that `ActorSession` requests: send a message on the actor's DEALER socket."""
 
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
 class SessionJoined:
-    """An event: the learner accepted the session.
+    """An event that `ActorSession` reports: the learner accepted the session of the actor.
 
     ``welcome.gap`` is the number of acknowledged segments that the learner's journal lacks, normally 0.
     """
@@ -123,28 +129,31 @@ class SessionJoined:
 
 @dataclass(frozen=True, slots=True)
 class SessionRefused:
-    """An event: the learner refused the session permanently, or ended it because the client failed or a right is missing."""
+    """An event that `ActorSession` reports: the learner refused the actor's session permanently, or ended it.
+
+    The learner ends a session if the client (a policy with its learner) failed, or the actor lacks a right.
+    """
 
     refused: Refused
 
 
 @dataclass(frozen=True, slots=True)
 class TemporaryRefusal:
-    """An event: the learner temporarily refuses this actor. The session retries by itself."""
+    """An event that `ActorSession` reports: the learner temporarily refuses this actor. The session retries by itself."""
 
     refused: Refused
 
 
 @dataclass(frozen=True, slots=True)
 class Reconnect:
-    """An action: replace the sockets, because no message arrived for `silence_s` seconds."""
+    """An action that `ActorSession` requests: replace the sockets, because no message arrived for `silence_s` seconds."""
 
     silence_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRestarted:
-    """An event: the learner has discarded its record of this actor's segments, so their numbering starts again.
+    """An event that `ActorSession` reports: the learner discarded its record of this actor, so segments are numbered anew.
 
     `in_doubt` segments were sent, and it is unknown whether the learner accepted them. They are not sent again.
     """
@@ -154,9 +163,11 @@ class StreamRestarted:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceSockets:
-    """An action: replace the sockets, because the actor has taken a higher incarnation (number of this start).
+    """An action that `ActorSession` requests: replace the sockets, because this start of the actor took a higher number.
 
-    On the new sockets, replies to messages with the lower incarnation cannot arrive.
+    The number is `incarnation`. The learner refuses a start with a lower number than the one on record.
+
+    On the new sockets, no reply to a message with the lower number can arrive.
     """
 
     incarnation: int
@@ -176,15 +187,18 @@ class _InFlight:
 
 
 class ActorSession:
-    """The session of one actor with one learner. The actor's I/O thread makes all calls; other threads only read.
+    """The session of one actor with one learner, without I/O: its methods return the actions to carry out.
+
+    The actor's I/O thread makes all calls; other threads only read.
 
     Attributes:
         state: The state of the session.
-        credit_steps: The total number of steps that the actor may have sent; 0 before the handshake.
+        credit_steps: The credit: the total number of steps that the actor may have sent; 0 before the handshake.
         sent_steps: The total number of steps that the learner has accepted or that are in flight.
         min_version: The lowest policy version with which the actor should start a segment.
-        generation: The number that identifies the present lifetime of the learner thread; 0 before the first handshake.
-        journal_id: The id of the journal of the learner that last sent a `Welcome`; 0 before the first one.
+        generation: The number of the present learner thread; 0 before the first handshake.
+        journal_id: The id of the journal (record of accepted segments) of the learner that last sent a `Welcome`; 0 before the
+            first one.
         in_doubt: How many segments were sent and not in the journal when the learner discarded its record of this actor. It is
             unknown whether the learner accepted these segments.
     """
@@ -237,13 +251,14 @@ class ActorSession:
     def open(self, now: float, held: tuple[int, int]) -> list[Action]:
         """Start the session, or restart it on new sockets.
 
-        `held` is the (generation, version) of the policy that the actor uses.
+        `held` identifies the policy that the actor uses: (generation, version), with the number of the learner thread as
+        generation.
         """
         self._silence.restart(now)
         return self._join(now, held)
 
     def can_take(self) -> bool:
-        """Return True if the learner has accepted the session and there is credit for one more segment."""
+        """Return True if the learner has accepted the session and there is credit (its permission) for one more segment."""
         credit = self.sent_steps < self.credit_steps and self._taken_bytes < self._credit_bytes
         return self.state is SessionState.JOINED and credit and self._next_seq < self._credit_items
 
@@ -254,7 +269,8 @@ class ActorSession:
     def take(self, now: float, packed: Sequence[PackedSegment], ahead_steps: int = 0) -> list[Action]:
         """Send segments, and keep them until they are in the learner's journal. Call this only while `can_take` is true.
 
-        The message also requests credit for `ahead_steps` more steps, so that the next segments need not wait for a round trip.
+        The message also requests credit (permission) for `ahead_steps` more steps, so that the next segments need not wait for
+        a round trip.
         """
         items = [self._hold(p) for p in packed]
         self.sent_steps += sum(p.steps for p in packed)
@@ -265,7 +281,7 @@ class ActorSession:
         return self._submit(now, items, len(items), limit)
 
     def recover(self, packed: Sequence[PackedSegment]) -> None:
-        """Keep segments from the spool that the learner has received but that can still be missing in its journal.
+        """Keep segments from the spool (queue on disk) that the learner has received, but that its journal can still lack.
 
         Call this once, after the first `Welcome` of this start of the actor. The segments are the last ones below `received`. An
         earlier start of the actor sent them. The session keeps them until they are in the journal.
@@ -275,9 +291,10 @@ class ActorSession:
             self._hold(p)
 
     def want(self, now: float, steps: int) -> list[Action]:
-        """Request credit for a total of `steps` steps since the stream began. Return no action if it is already granted.
+        """Request credit (permission) for a total of `steps` steps since the numbering of this actor's segments began.
 
-        A lower number than in the last request returns credit. The learner gets this number with the next message.
+        Return the action that sends the request, or no action if the credit is already granted. A lower number than in the last
+        request returns credit. The learner gets this number with the next message.
         """
         if self.state is not SessionState.JOINED or steps == self._want_steps:
             return []
@@ -286,9 +303,10 @@ class ActorSession:
         return [self._send(now, Heartbeat(steps))] if more and steps > self.credit_steps else []
 
     def tick(self, now: float, held: tuple[int, int]) -> list[Action]:
-        """Return the actions that are due at the time `now`: request a session, send a heartbeat, resend segments, or reconnect.
+        """Return the actions due at the time `now`: request a session, send a heartbeat, resend segments, or reconnect.
 
-        `held` is the (generation, version) of the policy that the actor uses.
+        `held` identifies the policy that the actor uses: (generation, version), with the number of the learner thread as
+        generation.
         """
         if self.state is SessionState.CLOSED:
             return []
@@ -485,7 +503,7 @@ class ActorSession:
         return [SessionRefused(refused)]
 
     def _raise(self, now: float, known: int) -> list[Action]:
-        """Take an incarnation (number of this start) above `known`, which the learner has on record.
+        """Take an incarnation (number of this start of the actor) above `known`, the one that the learner has on record.
 
         The segments keep their sequence numbers.
         """
@@ -550,7 +568,7 @@ class ActorSession:
         return []
 
     def _submit(self, now: float, items: Iterable[_InFlight], max_items: int, max_bytes: int | None) -> list[Action]:
-        """Send consecutive segments in messages of at most `max_items` segments and `max_bytes` bytes.
+        """Return the actions that send consecutive segments, in messages of at most `max_items` segments and `max_bytes` bytes.
 
         A message with a single segment can be larger.
         """
@@ -576,7 +594,7 @@ class ActorSession:
         return join_submit(items[0].seq, self._want_steps, [item.packed for item in items], coded=self._coded)
 
     def _resend(self, now: float) -> list[Action]:
-        """Send every segment that the learner has not received, in batches."""
+        """Return the actions that send again, in batches, every segment that the learner has not received."""
         missing = (item for item in self._window if item.seq >= self.received)
         actions = self._submit(now, missing, MAX_BATCH_ITEMS, MAX_BATCH_BYTES)
         self._counters.add("resent_messages", len(actions))
@@ -598,12 +616,12 @@ class ActorSession:
         return item
 
     def _steps_from(self, seq: int) -> int:
-        """Return the number of steps in the segments in flight, from the sequence number `seq` on."""
+        """Return the number of steps in the segments that are sent and kept, from the sequence number `seq` on."""
         first = self._held_from(seq)
         return self._taken_steps - first.before_steps if first is not None else 0
 
     def _bytes_from(self, seq: int) -> int:
-        """Return the number of bytes in the segments in flight, from the sequence number `seq` on."""
+        """Return the number of bytes in the segments that are sent and kept, from the sequence number `seq` on."""
         first = self._held_from(seq)
         return self._taken_bytes - first.before_bytes if first is not None else 0
 

@@ -14,17 +14,19 @@ from rl4sys_zmq.delivery.stream import SegmentStream
 __all__ = ["STALL_S", "StallTimer", "stall_reason"]
 
 STALL_S = 1.0
-"""The time in seconds without progress after which a client counts as stalled."""
+"""The time in seconds without progress after which a client (a policy with its learner) counts as stalled."""
 
 
 def stall_reason(pool: CreditPool, live: Sequence[SegmentStream]) -> str:
-    """Return the reason why a client can make no progress, as text, or an empty string if it can.
+    """Return the reason why a client (policy with its learner) can make no progress, as text; empty if it can.
+
+    A client is stalled if its learner thread can use data and its actors request credit, but none may send.
 
     Call this only while the journal works, and while the learner thread runs and has received all replayed journal entries.
 
     Args:
-        pool: The credit pool of the learner thread.
-        live: The streams of the connected actors.
+        pool: The credit (permission to send steps) that the learner thread grants.
+        live: The learner's records of the segments of each connected actor.
     """
     transit, usable = pool.transit, pool.usable_steps
     if transit.messages_on_way or usable <= 0:

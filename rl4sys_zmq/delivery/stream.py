@@ -1,4 +1,4 @@
-"""The learner's record of the segments from one actor: which were received, the result of each, and the actor's credit."""
+"""The learner's record of the segments from one actor: which were received, the result of each, and how much it may send."""
 
 from __future__ import annotations
 
@@ -114,11 +114,11 @@ class SegmentStream:
         return skip
 
     def accept(self, steps: int, checksum: int) -> None:
-        """Accept the segment with the next sequence number. It has `steps` steps."""
+        """Record that the next segment was accepted. It has `steps` steps."""
         self.accept_all(steps, [checksum])
 
     def accept_all(self, steps: int, checksums: Sequence[int]) -> None:
-        """Accept the segments with the next sequence numbers, one per checksum. Together they have `steps` steps."""
+        """Record that the next segments were accepted, one per checksum. Together they have `steps` steps."""
         kept = checksums[-CHECKSUMS_KEPT:]
         self.received += len(checksums)
         self.accepted_steps += steps
@@ -127,7 +127,7 @@ class SegmentStream:
             self._checksums.popitem(last=False)
 
     def refuse(self, seq: int | None = None) -> None:
-        """Refuse a malformed segment after `accept_all` has counted it. By default this is the last segment.
+        """Record a malformed segment as refused, after `accept_all` has counted it. By default this is the last segment.
 
         The segment keeps its sequence number, and the other segments of its message stay accepted.
         """
@@ -149,12 +149,15 @@ class SegmentStream:
         return lost
 
     def request_credit(self, want_steps: int) -> None:
-        """Record how much credit the actor requests, as a total number of steps. Credit above it is taken back."""
+        """Record the credit (permission to send steps) that the actor requests, as a total number of steps.
+
+        Credit above this number is taken back.
+        """
         self.want_steps = want_steps
         self.credit_steps = min(self.credit_steps, max(want_steps, self.accepted_steps))
 
     def commit(self, end_seq: int) -> None:
-        """Record that all segments below `end_seq` are in the journal."""
+        """Record that all segments below `end_seq` are in the journal, and so are durable."""
         self.durable = max(self.durable, end_seq)
         if self._refused_late:
             self._refused_late = [seq for seq in self._refused_late if seq >= self.durable]
@@ -162,7 +165,7 @@ class SegmentStream:
     # ---- verdicts
 
     def dispose(self, ranges: Sequence[Sequence[int]], verdict: str) -> int:
-        """Record a verdict for ranges of segments. Return how many of these segments had no verdict before.
+        """Record a verdict (trained, stale, ...) for ranges of segments. Return how many of them had no verdict before.
 
         Each range is a pair: the first sequence number, and one past the last. A second verdict for a segment is ignored.
         """
@@ -182,14 +185,18 @@ class SegmentStream:
         return fresh
 
     def correct(self, count: int, verdict: str, replaces: str) -> int:
-        """Move up to `count` segments from the count of the verdict `replaces` to that of `verdict`. Return how many moved."""
+        """Move up to `count` segments from the count of the verdict `replaces` to that of `verdict`. Return how many moved.
+
+        A verdict is the result for a segment, such as trained or refused. Call this after a later result replaced an earlier
+        one.
+        """
         count = min(count, self.verdicts[replaces])
         self.verdicts[replaces] -= count
         self.verdicts[verdict] += count
         return count
 
     def roll_back(self) -> int:
-        """Give up all segments without a verdict, because they cannot be recovered. Return their number."""
+        """Give up all segments that have no verdict (result) so far, because they cannot be recovered. Return their number."""
         pending = self.pending
         self._disposed.clear()
         self._holes.clear()
@@ -203,7 +210,7 @@ class SegmentStream:
 
         Args:
             mark: The lowest sequence number that the checkpoint does not cover.
-            verdicts: The number of segments by verdict at the time of the checkpoint.
+            verdicts: The number of segments by verdict (trained, stale, ...) at the time of the checkpoint.
         """
         self._disposed.clear()
         self._holes.clear()
@@ -216,10 +223,10 @@ class SegmentStream:
         self._advance()
 
     def replay(self, first_seq: int, end_seq: int) -> int | None:
-        """Record that the journal replays the segments from `first_seq` to before `end_seq`, after a rollback to a checkpoint.
+        """Record that the segments `first_seq` to `end_seq` - 1 are trained on again, from the journal, after a rollback.
 
-        The entries of the journal must be passed in order. Segments that the journal lacks between two entries will never get a
-        verdict and are no longer waited for.
+        The rollback returned the learner to a checkpoint. Call this for each entry of the journal, in order. Segments that the
+        journal lacks between two entries will never get a verdict (result) and are no longer waited for.
 
         Returns:
             How many of the segments, from the first one on, the checkpoint already covers; None if it covers all of them.
@@ -232,7 +239,7 @@ class SegmentStream:
         return known
 
     def refuse_again(self, seq: int) -> None:
-        """Record that the journal replays a malformed segment, which is refused again."""
+        """Count a malformed segment as refused again, after a rollback to a checkpoint and a new read from the journal."""
         if seq in self._uncounted:
             self._uncounted.discard(seq)
             self.verdicts[Verdict.REFUSED] += 1
@@ -240,16 +247,22 @@ class SegmentStream:
             self.dispose([[seq, seq + 1]], Verdict.REFUSED)
 
     def replay_ends(self) -> None:
-        """Record the end of a replay: the journal has no further segments of this stream."""
+        """Record that the journal has no further segments of this stream to read again after a rollback to a checkpoint.
+
+        Segments that are missing in the journal will never get a verdict (result) and are no longer waited for.
+        """
         self._skip(self._replayed, self.durable)
         self._replayed = max(self._replayed, self.durable)
 
     def counted(self, end_seq: int) -> bool:
-        """Return True if the segments before `end_seq` arrived after the last rollback to a checkpoint (`rewind`)."""
+        """Return True if the segments before `end_seq` arrived after the last rollback to a checkpoint (`rewind`).
+
+        Only such segments were counted as waiting for the learner thread when they arrived.
+        """
         return end_seq > self._replay_end
 
     def _skip(self, first: int, end: int) -> None:
-        """Record that the segments from `first` to before `end` will never get a verdict, unless they have one already."""
+        """Record that the segments `first` to `end` - 1 will never get a verdict (result), unless they have one already."""
         first = max(first, self.trained)
         if first >= end:
             return
@@ -269,12 +282,12 @@ class SegmentStream:
 
     @property
     def pending(self) -> int:
-        """The number of segments that are accepted and have no verdict so far."""
+        """The number of segments that are accepted and have no verdict (trained, stale, ...) so far."""
         holes = sum(end - first for first, end in self._holes.items())
         return self.received - self.trained - len(self._disposed) - holes
 
     def ack(self, *, generation: int, free_items: int, free_bytes: int, min_version: int) -> Ack:
-        """Return the `Ack` message for the actor.
+        """Return the `Ack` message that reports to the actor which segments were received, and how much it may send.
 
         Args:
             generation: The number that identifies the present lifetime of the learner thread.

@@ -21,7 +21,7 @@ from rl4sys_zmq.wire.messages import Hello
 __all__ = ["AcceptedHello", "StreamTable"]
 
 MAX_DROPPED = 1_024
-"""The largest number of streams that an operator dropped and whose next sequence numbers are still kept in memory."""
+"""The largest number of streams of dropped actors whose next sequence numbers are still kept in memory."""
 
 MAX_SPOOLED = 65_536
 """The largest number of a client's actors with a spool (a queue of segments on disk), connected or not.
@@ -45,7 +45,8 @@ class AcceptedHello:
     Attributes:
         stream: The stream of the actor's segments.
         previous_peer: The routing id of the actor's previous connection, if there was another one; else None.
-        gap: The number of segments that the actor has discarded as acknowledged and that the journal has no record of.
+        gap: The number of segments that the actor has discarded as acknowledged and that the journal (record of accepted
+            segments) lacks.
         fresh: True if the stream was created now.
         evicted: The streams that were discarded to free a slot. Their actors are not connected, and no segment was received.
     """
@@ -72,7 +73,7 @@ class StreamTable:
         """Create an empty table.
 
         Args:
-            client_id: The client.
+            client_id: The id of the client (a policy with its learner).
             silence_s: The time in seconds after which a silent actor is no longer live.
             lease_s: The time in seconds after which the slot of a silent actor is free. The learner then discards the actor's
                 sequence numbers, unless the actor has a spool.
@@ -89,7 +90,10 @@ class StreamTable:
         self._dropped: dict[Key, int] = {}
 
     def restore(self, rows: Iterable[StreamRow], now: float) -> None:
-        """Add the streams that a journal contained when it was opened. Their actors are not live (connected)."""
+        """Add the streams (numbered segments of one actor) that a journal contained when the learner opened it.
+
+        Their actors are not live (connected).
+        """
         for row in rows:
             stream = SegmentStream(
                 row.client_id,
@@ -110,18 +114,19 @@ class StreamTable:
                 self._slots.leave(stream)
 
     def rewind(self, marks: Mapping[Key, tuple[int, Mapping[str, int]]]) -> None:
-        """Roll all streams back to their state in a checkpoint.
+        """Roll the record of every actor's segments (its streams) back to the state in a checkpoint.
 
         Args:
-            marks: A dict from the key of each stream in the checkpoint to the sequence number up to which the checkpoint covers
-                the stream, and the number of segments by verdict. Streams that are not in it go back to 0.
+            marks: A dict from the key of each stream in the checkpoint to the sequence number below which the checkpoint covers
+                all segments, and the number of segments by verdict (trained, stale, ...). Streams that are not in it go back to
+                0.
         """
         for stream in self._streams.values():
             mark, verdicts = marks.get(stream.key, (0, {}))
             stream.rewind(mark, verdicts)
 
     def open(self, hello: Hello, peer: bytes, now: float) -> AcceptedHello:
-        """Open a session for the actor that sent a HELLO. Continue its stream, or create a new one.
+        """Open a session for the actor that sent a HELLO. Continue its stream (numbered segments), or create a new one.
 
         Args:
             hello: The message.
@@ -209,7 +214,7 @@ class StreamTable:
         return stream, evicted
 
     def _make_room(self, hello: Hello, now: float) -> list[SegmentStream]:
-        """Free a slot for a new actor. If necessary, discard streams of which no segment was received, and return them."""
+        """Free a slot for a new actor. If necessary, discard streams of which no segment was received. Return these."""
         slots, evicted = self._slots, list[SegmentStream]()
         while slots.full(now):
             empty = slots.oldest_empty()
@@ -231,11 +236,11 @@ class StreamTable:
         return stream
 
     def retire(self, actor_id: str) -> list[SegmentStream]:
-        """Release the streams of an actor after an operator dropped it. The actor must not be connected. Return the streams.
+        """Release the streams (numbered segments) of an actor that an operator dropped and that is not connected. Return them.
 
-        For a retired stream, any later start of the actor is accepted, no user is its owner, and the actor counts as one without
-        a spool. Segments without a result keep waiting for it. `expire` later discards the streams. If the actor joins again
-        before that, it continues its stream.
+        For a retired stream, any later start of the actor is accepted, no user is its owner, and the actor counts as one
+        without a spool (queue of segments on disk). Accepted segments without a result stay pending. `expire` later discards
+        the streams. If the actor joins again before that, it continues its stream.
         """
         streams = [stream for stream in self._streams.values() if stream.actor_id == actor_id]
         for stream in streams:
@@ -245,33 +250,33 @@ class StreamTable:
         return streams
 
     def owner_of(self, actor_id: str) -> str:
-        """Return the name of the user that an actor belongs to; empty if it belongs to no user."""
+        """Return the name of the user (holder of a key) that an actor belongs to; empty if it belongs to no user."""
         stream = self._current.get(actor_id)
         return stream.owner if stream is not None else ""
 
     def get(self, actor_id: str, origin: int) -> SegmentStream | None:
-        """Return the stream of an actor whose numbering began with the incarnation `origin`, or None."""
+        """Return the stream of an actor whose numbering of segments began with the actor's start number `origin`, or None."""
         return self._streams.get((actor_id, origin))
 
     def all(self) -> list[SegmentStream]:
-        """Return all streams: the current and the earlier streams of each actor."""
+        """Return all streams (numbered segments of one actor): the current and the earlier streams of each actor."""
         return list(self._streams.values())
 
     def current(self) -> list[SegmentStream]:
-        """Return the current stream of each actor, without the earlier streams."""
+        """Return for each actor the stream of segments that it now sends or last sent, without its earlier streams."""
         return list(self._current.values())
 
     @property
     def pending(self) -> int:
-        """The number of segments that are accepted and have no verdict (result) so far, in all streams."""
+        """The number of segments of all actors that are accepted and have no verdict (trained, stale, ...) so far."""
         return sum(s.pending for s in self._streams.values())
 
     def roll_back(self) -> int:
-        """Give up the accepted segments that have no verdict so far, in all streams. Return their number."""
+        """Give up all actors' accepted segments that have no verdict (result) so far. Return the number of these segments."""
         return sum(s.roll_back() for s in self._streams.values())
 
     def live(self) -> list[SegmentStream]:
-        """Return the current streams of the actors that are live (connected)."""
+        """Return the current streams (numbered segments) of the actors that are live (connected)."""
         return [self._current[actor_id] for actor_id in self._peers]
 
     @property
@@ -288,24 +293,27 @@ class StreamTable:
         return stream.actor_id in self._peers and self._current.get(stream.actor_id) is stream
 
     def peer_of(self, stream: SegmentStream) -> bytes | None:
-        """Return the routing id of a stream's actor, or None if the actor is not live (connected)."""
+        """Return the routing id (address for replies) of a stream's actor, or None if the actor is not connected."""
         return self._peers.get(stream.actor_id)
 
     def close_session(self, stream: SegmentStream) -> None:
-        """Record that the actor of a stream is no longer live, because its session ended. The actor keeps its slot at first."""
+        """Record that the actor of a stream is no longer live (connected), because its session ended.
+
+        The actor keeps its slot until it was silent for the lease time.
+        """
         if self._peers.pop(stream.actor_id, None) is not None:
             self._slots.leave(self._current[stream.actor_id])
 
     def silent(self, now: float) -> list[SegmentStream]:
-        """Return the streams of actors that have a session, but whose last message is older than the silence timeout."""
+        """Return the streams of the actors that have a session, but sent no message for longer than the silence timeout."""
         return [s for s in self.live() if is_silent(now, s.last_seen, self._silence_s)]
 
     def expire(self, now: float, trimmed: Callable[[SegmentStream], bool]) -> list[SegmentStream]:
         """Discard the streams that will not continue and whose segments are no longer needed. Return these streams.
 
-        These are the streams without a spool whose actors were silent for longer than the lease, and the earlier streams of each
-        actor. The `EARLIER_SPOOLS` latest earlier streams with a spool stay. A stream also stays while it has segments without a
-        verdict.
+        These are the current streams without a spool (queue on disk) whose actors were silent for longer than the lease, and
+        the earlier streams of each actor. The `EARLIER_SPOOLS` latest earlier streams with a spool stay. A stream also stays
+        while it has accepted segments without a verdict (result).
 
         Args:
             now: The time, in seconds.
@@ -333,7 +341,7 @@ class StreamTable:
         return gone
 
     def _remember_dropped(self, stream: SegmentStream) -> None:
-        """Keep the next sequence number of a stream that an operator dropped, for the newest `MAX_DROPPED` such streams.
+        """Keep in memory the next sequence number of a stream that an operator dropped, for the last `MAX_DROPPED` streams.
 
         If the actor returns with its spool before this process ends, the stream continues from that number.
         """
@@ -342,7 +350,10 @@ class StreamTable:
             del self._dropped[next(iter(self._dropped))]
 
     def _earlier_spools(self) -> set[Key]:
-        """Return the keys of the `EARLIER_SPOOLS` latest earlier streams of each actor with a spool."""
+        """Return the keys of the earlier streams to keep: the `EARLIER_SPOOLS` latest ones of each actor with a spool.
+
+        A spool is an actor's queue of segments on disk. An actor that starts again with an old spool continues its old stream.
+        """
         found: dict[str, list[SegmentStream]] = {}
         for stream in self._streams.values():
             if stream.spooled and stream.received and self._current.get(stream.actor_id) is not stream:

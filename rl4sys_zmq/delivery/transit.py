@@ -1,8 +1,9 @@
-"""Counts of the data between the gateway (the learner's network thread) and one learner thread, from its start to its end.
+"""Counts of the data that a learner has accepted from actors and that is on the way to its learner thread.
 
-Data is *waiting* from its acceptance until the gateway sends it to the learner thread. After that, data is *in transit* until the
-learner thread reports that it has received the message. Each amount is added and later subtracted unchanged, so that the counts
-stay exact.
+The gateway is the learner's network thread, and a learner thread trains one client. Data is *waiting* from its acceptance until
+the gateway sends it to the learner thread. After that, data is *in transit* until the learner thread reports that it has
+received the message. The counts cover one learner thread from its start to its end. Each amount is added and later subtracted
+unchanged, so that the counts stay exact.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ class DataAmount:
     nbytes: int = 0
 
     def add(self, other: DataAmount) -> None:
-        """Add another amount to this one."""
+        """Add another amount to this one, in place."""
         self.steps += other.steps
         self.items += other.items
         self.nbytes += other.nbytes
 
     def subtract(self, other: DataAmount) -> None:
-        """Subtract another amount from this one."""
+        """Subtract another amount from this one, in place."""
         self.steps -= other.steps
         self.items -= other.items
         self.nbytes -= other.nbytes
@@ -49,13 +50,13 @@ class DataAmount:
 
 
 class TransitCounts:
-    """The counts of the data between the gateway and a learner thread, during one lifetime of that thread (a *generation*).
+    """The counts of the data between the gateway (the learner's network thread) and one learner thread, since its start.
 
     Attributes:
-        waiting: The data that was accepted in this generation and is not sent so far, because the journal must commit it first.
+        waiting: The data that was accepted since the start and is not sent so far, because the journal must commit it first.
         in_transit: The data that was sent, and that the learner thread has not reported as received so far.
-        taken: The data that the learner thread has received in this generation.
-        messages: The number of messages that the learner thread has received in this generation.
+        taken: The data that the learner thread has received since its start.
+        messages: The number of messages that the learner thread has received since its start.
     """
 
     def __init__(self) -> None:
@@ -86,7 +87,7 @@ class TransitCounts:
         return len(self._queue)
 
     def accept(self, load: DataAmount) -> None:
-        """Count data that the gateway has accepted from an actor as waiting."""
+        """Count data that the gateway (network thread) has accepted from an actor as waiting for the learner thread."""
         self.waiting.add(load)
 
     def send(self, load: DataAmount, *, waited: bool) -> None:
@@ -94,7 +95,8 @@ class TransitCounts:
 
         Args:
             load: The amount of data in the message, without refused segments and segments that the learner thread skips.
-            waited: True if the data was counted as waiting before; False if the journal replays it.
+            waited: True if the data was counted as waiting before. False if it was accepted before the learner thread's start,
+                and is now read again from the journal.
         """
         if waited:
             self.waiting.subtract(load)
@@ -118,7 +120,9 @@ class TransitCounts:
         self.messages = messages
 
     def correct_waiting(self) -> DataAmount | None:
-        """Set the count of waiting data to zero. Call this only while the journal has nothing to commit or to replay.
+        """Correct a wrong count of waiting data by setting it to zero. Otherwise it would reduce the actors' credit for good.
+
+        Call this only while the journal has nothing to commit or to replay, so that no data can be waiting.
 
         Returns:
             The amount that was wrongly counted as waiting; None if the count was correct (zero).

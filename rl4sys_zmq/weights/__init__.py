@@ -6,7 +6,8 @@ A *state* is all weights of one policy version as a flat float32 array. A *snaps
 - `encode_update`, `apply_update`: convert a snapshot to header and payload, and back, with verification. `EncodingOptions` has
   the options.
 - `WeightsHeader`: the 72 bytes before every payload.
-- `encode_diff`, `decode_diff`: convert the difference of two states to bytes and back. `digest`: the checksum over a state.
+- `encode_diff`, `decode_diff`: convert a diff (the difference of two states) to bytes and back. `digest`: the checksum over a
+  state.
 
 The modules: `coder` chooses the form of a diff, with the help of `forms` (states as integers), `blocks`, `contexts` and `choice`.
 `integers`, `planes`, `symbols` and `bits` write the bytes. `snapshots` encodes whole states, and `others` the tensors that are

@@ -60,7 +60,9 @@ def pack_fields(values: Integers, widths: Integers) -> bytes:
 
 
 def rice_width(positions: int, size: int) -> int:
-    """Return the parameter of the Golomb-Rice code of `pack_gaps`: the number of low bits of a gap that are written unchanged.
+    """Return the parameter of the Golomb-Rice code with which `pack_gaps` encodes the gaps between positions.
+
+    It is the number of low bits of a gap that are written unchanged.
 
     Args:
         positions: Number of positions to encode.
@@ -93,7 +95,7 @@ def pack_low(values: Integers, width: int) -> bytes:
 
 
 class BitReader:
-    """A reader of packed bits and bytes. Each method reads from the position where the last one stopped.
+    """A reader of the packed bits and bytes of a weight update. Each method reads from where the last one stopped.
 
     Every method raises `WeightsError` (``reason="payload"``) if the data are too short, or are not the encoding of any value.
     """
@@ -103,14 +105,14 @@ class BitReader:
         self._at = 0
 
     def take(self, count: int) -> memoryview:
-        """Return the next `count` bytes."""
+        """Return the next `count` bytes, without copying them."""
         if count > len(self._data) - self._at:
             raise bad(f"{count} bytes are needed at offset {self._at} of {len(self._data)} bytes")
         self._at += count
         return self._data[self._at - count : self._at]
 
     def byte(self) -> int:
-        """Return the next byte."""
+        """Return the next byte as a number."""
         return self.take(1)[0]
 
     def varint(self, high: int) -> int:
@@ -133,7 +135,7 @@ class BitReader:
         return np.unpackbits(data, count=count, bitorder="little").view(np.bool_)
 
     def fields(self, widths: Integers) -> NDArray[np.uint32]:
-        """Read fields that `pack_fields` packed. Widths are in bits, 1 to 32."""
+        """Read numbers of different widths that `pack_fields` packed. Widths are in bits, 1 to 32."""
         if not widths.size:
             return np.zeros(0, dtype=np.uint32)
         ends = np.cumsum(widths, dtype=np.int64)
@@ -176,11 +178,11 @@ class BitReader:
         return positions
 
     def end(self) -> None:
-        """Raise `WeightsError` if there are bytes that were not read."""
+        """Raise `WeightsError` if there are bytes that were not read. Call this after the last read."""
         if self._at != len(self._data):
             raise bad(f"{len(self._data) - self._at} bytes are left over")
 
 
 def bad(problem: str) -> WeightsError:
-    """Return the error for a malformed payload, with a description of the problem."""
+    """Return the error for a malformed payload of a weight update, with a description of the problem."""
     return WeightsError(f"not a diff of this policy: {problem}", reason="payload")

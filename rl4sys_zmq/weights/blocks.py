@@ -15,9 +15,9 @@ SHARE = 0.75
 
 
 def active(different: NDArray[np.bool_], count: int) -> tuple[NDArray[np.intp] | None, bytes]:
-    """Return the indices of all elements in active blocks (blocks with a change), and the encoded list of these blocks.
+    """Return the indices of all weights in active blocks (blocks with a change), and the encoded list of these blocks.
 
-    The indices are None if all blocks are treated as active.
+    A diff encodes only these weights. The indices are None if all blocks are treated as active.
 
     Args:
         different: True for each element that changes.
@@ -35,11 +35,11 @@ def active(different: NDArray[np.bool_], count: int) -> tuple[NDArray[np.intp] |
 
 
 def read(reader: BitReader, size: int) -> NDArray[np.intp] | None:
-    """Read a list of blocks that `active` encoded. Return the indices of all elements in these blocks; None for all elements.
+    """Read a list of blocks that `active` encoded. Return the indices of all weights in these blocks; None for all.
 
     Args:
         reader: The source of the bytes.
-        size: Number of elements of the state.
+        size: Number of all weights.
 
     Raises:
         WeightsError: If the bytes are malformed (``reason="payload"``).

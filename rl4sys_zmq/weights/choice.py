@@ -27,13 +27,16 @@ _CELL_BITS = 4.0
 
 
 def prediction_helps(before: FlatWeights, base: FlatWeights, new: FlatWeights, form: IntegerMapping) -> bool:
-    """Return True if the byte planes of a diff get shorter when the last difference is subtracted from the new one.
+    """Estimate if the byte planes of a diff get shorter when the last difference is subtracted from the new one.
+
+    Differences are those of all weights between two policy versions. Byte planes are the lowest bytes of all differences, then
+    the second bytes, and so on. Return True if the estimated size is below `PREDICTION_GAIN` times the size without this.
 
     Args:
-        before: The state before the base.
+        before: The state (all float32 weights of a policy version) before the base.
         base: The state to which the diff applies.
         new: The state that results.
-        form: Mapping of the elements to integers.
+        form: Mapping of the weights to integers, with which differences are computed.
     """
     step = 1 + base.size // QUICK_SAMPLE
     some = form.select(np.arange(0, base.size, step)) if step > 1 else form
@@ -51,11 +54,11 @@ def _magnitude_bits(words: Integers) -> float:
 
 
 def estimated_bits(differences: Integers, groups: ElementGroups | None) -> float:
-    """Return the approximate encoded size of differences, in bits.
+    """Estimate the encoded size of the differences of two policy versions' weights, in bits, from a sample.
 
     Args:
         differences: The differences of the integers of two states.
-        groups: Groups that are encoded separately. None: all elements are encoded together.
+        groups: Groups of weights that are encoded separately. None: all elements are encoded together.
     """
     step = 1 + differences.size // SAMPLE
     classes = symbols_of(np.abs(differences[::step].astype(np.int64)), 0)

@@ -1,4 +1,4 @@
-"""Exact diffs of states (all weights of a policy version), encoded in few bytes at high speed.
+"""Exact diffs between two states (all float32 weights of a policy version), encoded in few bytes at high speed.
 
 Each weight is mapped to an integer (`forms`), so that close weights have close integers. A diff consists of the differences of
 these integers. Blocks of elements that do not change are left out. There are two compression levels:
@@ -41,10 +41,10 @@ _LEAST = 64
 
 
 class PayloadForm(IntEnum):
-    """The form of a payload of weights.
+    """The form in which the payload of a weight update is encoded: one of several kinds of diff, or a whole state.
 
-    The *base* is the state that the receiver holds, to which a diff is applied. "Integers" and "planes" are the forms of the
-    modules `integers` and `planes`.
+    The *base* is the state that the receiver holds, to which a diff is applied. A *state* is all float32 weights of a policy
+    version. "Integers" and "planes" are the encodings of the modules `integers` and `planes`.
 
     =================  ===============================================================================================
     `UNCHANGED`        a diff of zeros: no payload
@@ -72,9 +72,10 @@ class PayloadForm(IntEnum):
 
 
 class DifferenceUse(IntEnum):
-    """The use of the last difference (that led to the base) in the form `PayloadForm.GROUPS`.
+    """The use that a diff of the form `PayloadForm.GROUPS` makes of the last difference of the weights, to save bytes.
 
-    In all cases, elements are grouped by the floating-point exponent that they have in the base.
+    The base is the state (all weights) to which the diff applies. The last difference is the one that led to the base. In all
+    cases, elements are grouped by the floating-point exponent that they have in the base.
     """
 
     NOTHING = 0
@@ -87,7 +88,7 @@ class DifferenceUse(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """An encoded diff.
+    """An encoded diff: it leads from one state (all float32 weights of a policy version), the base, to a newer one.
 
     Attributes:
         codec: Form of the payload.
@@ -102,11 +103,12 @@ class Diff:
 
 @dataclass(frozen=True, slots=True)
 class DecodedState:
-    """The result of decoding a diff.
+    """The result of decoding a diff: the new state (all float32 weights of a policy version).
 
     Attributes:
         flat: The complete new state, in a new buffer, float32 ``[n]``.
-        written: The values of all elements that can differ from the base, float32. Only these need to be checked.
+        written: The values of all elements that can differ from the base, float32. Only these need a check for infinities and
+            NaN.
     """
 
     flat: FlatWeights
@@ -117,12 +119,12 @@ def encode_diff(
     base: FlatWeights, new: FlatWeights, *, form: IntegerMapping = FP32, level: int = 1, before: FlatWeights | None = None,
     prefix: bytes = b"",
 ) -> Diff:  # fmt: skip
-    """Return the diff that leads from `base` to `new`. Its payload is never longer than the whole new state.
+    """Return the diff that leads from the weights `base` to the weights `new`. Its payload is never longer than `new`.
 
     Args:
-        base: The state that the receiver holds, float32 ``[n]``.
+        base: The state (all weights of a policy version) that the receiver holds, float32 ``[n]``.
         new: The state to send, float32 ``[n]``. All values must be values of `form`.
-        form: Mapping of the elements to integers. It belongs to the wire dtype.
+        form: Mapping of the elements to integers. It belongs to the number format in which weights are sent (`WireDtype`).
         level: Compression level. 1 is fast; 2 takes up to ten times as long, for fewer bytes.
         before: The state before the base, if the receiver holds it too; else None.
         prefix: Bytes to put at the beginning of the payload, unless the codec is `RAW` or `UNCHANGED`.
@@ -157,14 +159,14 @@ def decode_diff(
     form: IntegerMapping = FP32,
     before: FlatWeights | None = None,
 ) -> DecodedState:
-    """Apply a diff to `base` and return the new state, which equals the sender's state bit for bit.
+    """Apply a diff to the weights `base` and return the new weights, which equal the sender's weights bit for bit.
 
     The payload can come from an untrusted peer. Memory use is limited to a few times the size of the state.
 
     Args:
         codec: Form of the payload.
         payload: The encoded diff.
-        base: The state to which the diff applies, float32 ``[n]``.
+        base: The state (all weights of a policy version) to which the diff applies, float32 ``[n]``.
         form: Mapping of the elements to integers, the same as in `encode_diff`.
         before: The state before the base. It must be given if, and only if, `Diff.predicted` is True.
 
@@ -361,9 +363,9 @@ def _require_needed(before: FlatWeights | None, *, needed: bool) -> None:
 
 
 def _raw_form(form: IntegerMapping) -> IntegerMapping:
-    """Return the mapping to integers for plain differences (`PayloadForm.RAW`).
+    """Return the mapping of weights to integers for a diff of uncompressed differences (`PayloadForm.RAW`).
 
-    Instead of a `GridMapping` this is `FP32`, because multiples cannot be decoded without the steps.
+    Instead of a `GridMapping` (multiples of a step) this is `FP32`, because such a diff does not contain the steps.
     """
     return FP32 if isinstance(form, GridMapping) else form
 

@@ -29,7 +29,9 @@ _LAST_DIFFERENCE = 32
 
 @dataclass(frozen=True, slots=True)
 class ElementGroups:
-    """The assignment of all weights (elements of the flat state) to groups.
+    """The assignment of all weights of a policy to groups that are likely to change by similar amounts.
+
+    A diff encodes each group by itself, which saves bytes.
 
     Attributes:
         labels: Index of each element's group, uint8 ``[n]``.
@@ -40,20 +42,20 @@ class ElementGroups:
     sizes: tuple[int, ...]
 
     def order(self) -> NDArray[np.intp]:
-        """Return the indices of the elements, ordered by group, then by index."""
+        """Return the indices of all weights, ordered by group, then by index."""
         return np.argsort(self.labels, kind="stable")
 
     def spans(self) -> Iterator[tuple[int, int]]:
-        """Yield for each group the position of its first element in the array from `order`, and the position after its last."""
+        """Yield for each group the position of its first weight in the array from `order`, and the position after its last."""
         return itertools.pairwise(itertools.accumulate(self.sizes, initial=0))
 
 
 def group(base: NDArray[np.int32], moved: Integers | None) -> ElementGroups:
-    """Return the group of every element.
+    """Assign each weight to a group of weights that are likely to change by similar amounts.
 
     Args:
-        base: The elements of the base as the bits of float32 values, int32 ``[n]``.
-        moved: The last difference, which led to the base, ``[n]``; None if one side does not have it.
+        base: The weights to which the diff applies, as the bits of float32 values, int32 ``[n]``.
+        moved: The last difference of the weights, which led to the base, ``[n]``; None if one side does not have it.
     """
     keys = base >> 23
     keys &= 0xFF

@@ -43,7 +43,9 @@ class WireDtype(IntEnum):
 
 
 class IntegerMapping(ABC):
-    """A mapping between the float32 elements of a state and integers, for one wire dtype.
+    """A mapping between float32 weights and integers, for one wire dtype (number format in which weights are sent).
+
+    Differences of weights are computed with these integers, so that they are exact.
 
     Attributes:
         word: Integer type of the differences. A difference that does not fit wraps around.
@@ -53,24 +55,24 @@ class IntegerMapping(ABC):
 
     @abstractmethod
     def integers(self, flat: FlatWeights) -> NDArray[np.int32]:
-        """Return the integer of each element, in a new array."""
+        """Return the integer that stands for each weight, in a new array."""
 
     @abstractmethod
     def flat(self, integers: Integers) -> FlatWeights:
-        """Return the elements with these integers, in a new array. It is the inverse of `integers`."""
+        """Return the weights for which these integers stand, in a new array. It is the inverse of `integers`."""
 
     @abstractmethod
     def canonical(self, flat: FlatWeights) -> FlatWeights:
-        """Return the state with each element rounded to a value that this form can represent.
+        """Return the weights, each rounded to a value that this mapping can represent.
 
-        Forms other than `GridMapping` do not round and return the same array.
+        Mappings other than `GridMapping` do not round and return the same array.
         """
 
     def select(self, where: Integers | slice) -> IntegerMapping:
-        """Return the same mapping, restricted to a part of the elements.
+        """Return the same mapping for a part of the weights, for example for those that changed.
 
         Args:
-            where: Indices or slice of the elements.
+            where: Indices or slice of the weights.
         """
         return self
 
@@ -79,15 +81,15 @@ class Fp32Mapping(IntegerMapping):
     """The mapping for any float32 values: their bits as integers, changed so that integers and values have the same order."""
 
     def integers(self, flat: FlatWeights) -> NDArray[np.int32]:
-        """Return the integers (`IntegerMapping.integers`)."""
+        """Return an integer for each weight, in a new array: its bits, changed so that integers keep the order of weights."""
         return _ordered(flat.view(np.int32))
 
     def flat(self, integers: Integers) -> FlatWeights:
-        """Return the elements (`IntegerMapping.flat`)."""
+        """Return the weights for which these integers stand, in a new array. It is the inverse of `integers`."""
         return _ordered(integers.astype(np.int32, copy=False)).view(np.float32)
 
     def canonical(self, flat: FlatWeights) -> FlatWeights:
-        """Return the state itself (`IntegerMapping.canonical`)."""
+        """Return the same array of weights, because this mapping can represent every float32 value."""
         return flat
 
 
@@ -97,7 +99,7 @@ class Bf16Mapping(Fp32Mapping):
     word = np.int16
 
     def integers(self, flat: FlatWeights) -> NDArray[np.int32]:
-        """Return the integers (`IntegerMapping.integers`).
+        """Return an integer for each weight, in a new array: the upper 16 bits of its integer in `Fp32Mapping`.
 
         Raises:
             WeightsError: For a value that bf16 cannot represent (``reason="dtype"``).
@@ -110,7 +112,7 @@ class Bf16Mapping(Fp32Mapping):
         return out
 
     def flat(self, integers: Integers) -> FlatWeights:
-        """Return the elements (`IntegerMapping.flat`)."""
+        """Return the weights for which these integers stand, in a new array. It is the inverse of `integers`."""
         upper = integers.astype(np.int16, copy=False).astype(np.int32)
         upper ^= (upper >> 31) & np.int32(0x7FFF)
         upper <<= 16
@@ -118,7 +120,7 @@ class Bf16Mapping(Fp32Mapping):
 
 
 class GridMapping(IntegerMapping):
-    """The mapping for multiples of a power of two. The integer of an element is its multiple.
+    """The mapping for weights that are multiples of a power of two. The integer is the weight divided by this power.
 
     Each tensor has its own power of two.
     """
@@ -132,21 +134,24 @@ class GridMapping(IntegerMapping):
         self._exponents = exponents
 
     def integers(self, flat: FlatWeights) -> NDArray[np.int32]:
-        """Return the nearest multiples (`IntegerMapping.integers`). A tie goes to the even one."""
+        """Return an integer for each weight, in a new array: the weight divided by the power of two of its tensor, rounded.
+
+        A tie goes to the even integer.
+        """
         multiples = np.rint(np.ldexp(flat.astype(np.float64), -self._exponents))
         return np.clip(multiples, -_MOST, _MOST, out=multiples).astype(np.int32)
 
     def flat(self, integers: Integers) -> FlatWeights:
-        """Return the elements (`IntegerMapping.flat`)."""
+        """Return the weights for which these integers stand: each integer times the power of two of its tensor."""
         with np.errstate(over="ignore"):
             return np.ldexp(integers.astype(np.float64), self._exponents).astype(np.float32)
 
     def canonical(self, flat: FlatWeights) -> FlatWeights:
-        """Return the state rounded to multiples (`IntegerMapping.canonical`)."""
+        """Return the weights, each rounded to the nearest multiple of the power of two of its tensor."""
         return self.flat(self.integers(flat))
 
     def select(self, where: Integers | slice) -> GridMapping:
-        """Return the same mapping, restricted to a part of the elements (`IntegerMapping.select`)."""
+        """Return the same mapping for a part of the weights, given by indices or a slice."""
         return GridMapping(self._exponents[where])
 
 
@@ -154,7 +159,7 @@ FP32, BF16 = Fp32Mapping(), Bf16Mapping()
 
 
 def form_of(dtype: WireDtype, exponents: Sequence[int] = (), sizes: Sequence[int] = ()) -> IntegerMapping:
-    """Return the mapping between weights and integers for a wire dtype.
+    """Return the mapping between weights and integers for a wire dtype (number format in which weights are sent).
 
     Args:
         dtype: The wire dtype.

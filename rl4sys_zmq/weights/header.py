@@ -23,8 +23,8 @@ offset  size  field         meaning
                             dtype; then the bytes of the other tensors
 ======  ====  ============  ===================================================================
 
-All numbers are unsigned and little-endian. Words such as
-``feature`` are the codes of the refusal (`rl4sys_zmq.errors.RefusalReason`).
+All numbers are unsigned and little-endian. Words such as ``feature`` are the codes of the refusal
+(`rl4sys_zmq.errors.RefusalReason`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ _DTYPES = frozenset(int(dtype) for dtype in WireDtype)
 
 @dataclass(frozen=True, slots=True)
 class WeightsHeader:
-    """The 72-byte header of a weights payload. The table in this module's docstring describes the fields.
+    """The 72-byte header of a weight update: policy, versions, form, sizes and checksums of the payload that follows.
+
+    The table in this module's docstring describes the fields.
 
     The flags of the table are `predicted` (1) and `others` (2).
     """

@@ -45,7 +45,7 @@ def is_sparse(magnitudes: Integers, size: int) -> bool:
 
 
 def pack_integers(positions: Integers, values: Integers, size: int) -> bytes:
-    """Return an array of integers as bytes.
+    """Encode an array of integers, most of them 0 or small, as bytes.
 
     Args:
         positions: Ascending positions of the non-zero integers.
@@ -83,7 +83,7 @@ def unpack_integers(reader: BitReader, size: int) -> Sparse:
 
 
 def _pack_magnitudes(excess: NDArray[np.int64], depth: int) -> bytes:
-    """Return an array of integers of at least 0 as bytes.
+    """Encode an array of integers of at least 0 as bytes: recursively by positions if most are 0, else as symbols.
 
     Args:
         excess: The integers.
@@ -117,7 +117,7 @@ def _unpack_magnitudes(reader: BitReader, size: int, depth: int) -> NDArray[np.i
 
 
 def _pack_symbols(positions: Integers, magnitudes: NDArray[np.int64], size: int, negative: NDArray[np.bool_] | None) -> bytes:
-    """Return integers as bytes: a symbol for each integer, then the remaining bits and the sign of each non-zero integer.
+    """Encode integers as bytes: a symbol (a byte for the highest bits) for each integer, then remaining bits and signs.
 
     Args:
         positions: Ascending positions of the non-zero integers.

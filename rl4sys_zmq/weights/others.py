@@ -1,8 +1,8 @@
-"""The encoding of the tensors that are not float32 in a weight update. It is always lossless.
+"""The encoding of those tensors of a weight update that are not float32. It is always lossless.
 
-All such tensors of a version are in one buffer (`PolicySnapshot.others`). The buffer is treated as an array of words of 4 bytes.
-It is encoded as if the words were float32 elements with the wire dtype ``fp32``. In the payload, the result follows the float32
-elements. The payload ends with the number of bytes of the result (u32) and its `PayloadForm` (u8)::
+All such tensors of a policy version are in one buffer (`PolicySnapshot.others`). The buffer is treated as an array of words of
+4 bytes. It is encoded as if the words were float32 elements with the wire dtype ``fp32``. In the payload, the result follows
+the float32 elements. The payload ends with the number of bytes of the result (u32) and its `PayloadForm` (u8)::
 
     the float32 elements | the words of the other tensors | number of bytes of the words | codec of the words
 """
@@ -45,7 +45,9 @@ def append_others(payload: Payload, base: bytes | None, new: bytes, level: int) 
 
 
 def split_payload(payload: Payload) -> tuple[Payload, Payload, int]:
-    """Return the parts of a payload: the float32 elements, the other tensors, and the codec of the other tensors.
+    """Split the payload of a weight update: the float32 elements, the other tensors, and the codec of the other tensors.
+
+    The codec is the `PayloadForm` in which they are encoded, as a number.
 
     Raises:
         WeightsError: If the payload is shorter than it says (``reason="payload"``).
@@ -78,7 +80,7 @@ def decode_others(codec: int, coded: Payload, size: int, base: bytes | None) -> 
 
 
 def verify_others(tensors: Sequence[TensorSpec], others: bytes) -> None:
-    """Check the contents of the buffer of the tensors that are not float32.
+    """Check a buffer with the tensors of a policy that are not float32: its size, and the values of each tensor.
 
     Args:
         tensors: Descriptions of these tensors (`PolicySpec.others`).

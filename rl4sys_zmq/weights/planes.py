@@ -29,12 +29,14 @@ PIECE = 1 << 15
 
 
 def pieces(size: int) -> Iterator[slice]:
-    """Return the slices that cut an array of `size` elements into pieces, in order."""
+    """Return the slices that cut an array of `size` elements into pieces that fit the processor's cache, in order."""
     return (slice(begin, min(size, begin + PIECE)) for begin in range(0, size, PIECE))
 
 
 def pack(parts: Iterable[Words], size: int, word: Word) -> list[Buffer]:
-    """Return the planes, from the lowest byte to the highest, as buffers to be joined.
+    """Encode integers as compressed byte planes: the lowest bytes of all integers, then the second bytes, and so on.
+
+    Return the planes as buffers to be joined.
 
     Args:
         parts: The integers, of the type `word`, as one array for each slice of `pieces`.
@@ -56,7 +58,7 @@ def pack(parts: Iterable[Words], size: int, word: Word) -> list[Buffer]:
 
 
 def unpack(reader: BitReader, size: int, word: Word) -> Iterator[tuple[slice, Words]]:
-    """Read integers that `pack` wrote, and return an iterator over pieces of them.
+    """Read integers that `pack` wrote as byte planes, and return an iterator over pieces of their array.
 
     The iterator yields pairs of a slice (the position of the piece in the array) and the integers. The call itself reads and
     checks all bytes. The iteration only joins bytes to integers.

@@ -16,7 +16,7 @@ from rl4sys_zmq.weights.forms import WireDtype, form_of
 __all__ = ["LEAST_EXPONENT", "MOST_EXPONENT", "Steps", "choose_steps", "round_to", "steps_of"]
 
 Steps = tuple[int, ...]
-"""The steps of a grid: for each tensor the exponent of its power of two."""
+"""The steps of the wire dtype ``grid``: for each tensor, the exponent of the power of two whose multiples its weights are."""
 
 LEAST_EXPONENT, MOST_EXPONENT = -126, 127
 _MANTISSA = 23
@@ -27,14 +27,14 @@ _SLACK = 0.6
 
 
 def round_to(dtype: WireDtype, flat: FlatWeights, steps: Steps = (), sizes: Sequence[int] = ()) -> FlatWeights:
-    """Round weights to the nearest values of a wire dtype. Return them in a new array, float32 ``[n]``.
+    """Round weights to the nearest values of a wire dtype (number format for sending). Return them in a new array.
 
-    If two values are equally near, the result is the even one.
+    The new array is float32 ``[n]``. If two values are equally near, the result is the even one.
 
     Args:
         dtype: The wire dtype.
         flat: The weights, finite float32 ``[n]``.
-        steps: For ``GRID``, the exponent of the step of each tensor.
+        steps: For ``GRID``, the exponent of the power of two whose multiples the weights of each tensor become.
         sizes: For ``GRID``, the number of elements of each tensor.
 
     Raises:
@@ -59,7 +59,7 @@ def round_to(dtype: WireDtype, flat: FlatWeights, steps: Steps = (), sizes: Sequ
 
 
 def steps_of(flat: FlatWeights, sizes: Sequence[int]) -> Steps:
-    """Return, for each tensor, the largest step of which all elements are multiples, as an exponent.
+    """Return, for each tensor, the largest power of two of which all elements are multiples, as an exponent.
 
     Args:
         flat: The weights, float32 ``[n]``.
@@ -76,11 +76,12 @@ def steps_of(flat: FlatWeights, sizes: Sequence[int]) -> Steps:
 
 
 def choose_steps(flat: FlatWeights, last: FlatWeights | None, steps: Steps, sizes: Sequence[int], *, noise: float) -> Steps:
-    """Return the steps of a grid for the next policy version, as one exponent for each tensor.
+    """Choose the precision for sending the weights of the next policy version: a power of two (step) for each tensor.
 
-    The rounding error should be small compared with an update of the weights. So the ideal step of a tensor is `noise` times the
-    root mean square of its last update. The present step is kept while it is within a factor of about 1.5 of the ideal step. A
-    step is never so small that a multiple needs more than 23 bits.
+    The weights of a tensor are rounded to multiples of its step. The result has the exponents of the steps. The rounding error
+    should be small compared with an update of the weights. So the ideal step of a tensor is `noise` times the root mean square
+    of its last update. The present step is kept while it is within a factor of about 1.5 of the ideal step. A step is never so
+    small that a multiple needs more than 23 bits.
 
     Args:
         flat: The weights of the next version before rounding, finite float32 ``[n]``.

@@ -28,12 +28,13 @@ def _snapshot_form(dtype: WireDtype) -> IntegerMapping:
 
 
 def encode_snapshot(flat: FlatWeights, dtype: WireDtype, level: int) -> tuple[PayloadForm, Payload]:
-    """Return a whole state as a payload, with its codec. It is compressed if that saves enough bytes (`SNAPSHOT_GAIN`).
+    """Encode all weights of a policy version, compressed if that saves enough bytes. Return the form and the payload.
 
-    The elements are sent as floating-point numbers. So, with the wire dtype ``grid``, the steps of the grid are not needed.
+    Compression must reduce the size below the share in `SNAPSHOT_GAIN`. The weights are sent as floating-point numbers. So the
+    wire dtype ``grid`` (multiples of a power of two) needs no further data.
 
     Args:
-        flat: The state, float32 ``[n]``. Its values are already rounded to the wire dtype.
+        flat: The weights, float32 ``[n]``. Its values are already rounded to the wire dtype.
         dtype: Number format in which the elements are sent.
         level: Compression level, as in `EncodingOptions`.
     """
@@ -58,12 +59,12 @@ def _planes_of(flat: FlatWeights, dtype: WireDtype) -> bytes:
 
 
 def decode_snapshot(codec: PayloadForm, payload: Payload, size: int, dtype: WireDtype) -> FlatWeights:
-    """Return the whole state that `encode_snapshot` encoded, float32 ``[size]``.
+    """Return all weights of a policy version that `encode_snapshot` encoded, float32 ``[size]``.
 
     The array is in a new buffer or in the buffer of the payload.
 
     Raises:
-        WeightsError: If the payload is not a state of `size` elements (``reason="payload"``).
+        WeightsError: If the payload does not have `size` weights (``reason="payload"``).
     """
     if codec == PayloadForm.SNAPSHOT_PLANES:
         form, reader = _snapshot_form(dtype), BitReader(payload)

@@ -26,18 +26,19 @@ from rl4sys_zmq.weights.snapshots import decode_snapshot, encode_snapshot
 __all__ = ["EncodingOptions", "apply_update", "encode_update"]
 
 _WITH_STEP_TABLE = (PayloadForm.SPARSE, PayloadForm.PLANES, PayloadForm.GROUPS)
-"""The forms whose payload, with the wire dtype ``grid``, begins with the table of steps: one exponent for each tensor."""
+"""The forms whose payload begins with a table of steps if the wire dtype is ``grid`` (multiples of a step for each tensor)."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodingOptions:
-    """The options for encoding updates.
+    """The options for encoding weight updates: number format, compression level, and the sizes of the policy's tensors.
 
     Attributes:
         dtype: Number format in which the float32 elements are sent.
         level: Compression level. 0: every update is a whole, uncompressed snapshot. 1: fast. 2: fewer bytes, in up to ten times
             the time.
-        sizes: Number of elements of each float32 tensor. Only the wire dtype ``grid`` needs them.
+        sizes: Number of elements of each float32 tensor. Only the wire dtype ``grid`` (multiples of a power of two for each
+            tensor) needs them.
         others: The tensors that are not float32 (`PolicySpec.others`). They are sent without loss.
     """
 
@@ -55,7 +56,9 @@ def encode_update(
     *,
     before: PolicySnapshot | None = None,
 ) -> tuple[bytes, Payload]:
-    """Return the header and the payload of an update. An actor that holds the snapshot `base` gets `new` by applying it.
+    """Return the header and the payload of a weight update, with which an actor gets from the snapshot `base` to `new`.
+
+    A snapshot is all weights of one policy version.
 
     The update is a diff to `base`. It is a whole snapshot if `base` is None or has another generation (was published by another
     learner thread), or if ``writing.level`` is 0.
@@ -113,7 +116,7 @@ def apply_update(
     others: Sequence[TensorSpec] = (),
     before: PolicySnapshot | None = None,
 ) -> PolicySnapshot:
-    """Apply an update and return the new snapshot, after comparing its digest with the learner's.
+    """Apply a weight update. Return the new snapshot (all weights of a version), after a check of its digest (checksum).
 
     The weights of the result are in a new buffer, or in the buffer of the payload, which must not be changed afterwards. The
     caller checks that the update is for this policy, and that a whole snapshot is not older than `held`.

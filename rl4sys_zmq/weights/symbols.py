@@ -1,9 +1,11 @@
 """Symbols of one byte for the approximate size of magnitudes (absolute values of integers).
 
 A magnitude is split as in a floating-point number. Its highest bits become a *symbol*, and its other bits, the *open bits*, are
-written separately. Symbols compress well. The symbol of 0 is 0. The symbols from 1 on number the values of a float whose mantissa
-has `mantissa_bits` bits. Magnitudes below ``2 << mantissa_bits`` have no open bits. Above, each range from a power of two to the
-next has ``1 << mantissa_bits`` symbols.
+written separately. Symbols compress well.
+
+The symbol of 0 is 0. From 1 on, each range from a power of two to the next has at most ``1 << mantissa_bits`` symbols. With 0
+mantissa bits, for example, the magnitudes 4 to 7 have the symbol 3 and two open bits each. Magnitudes below
+``2 << mantissa_bits`` have no open bits.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ widths, bases = _tables()
 
 
 def symbols_of(magnitudes: NDArray[np.int64], mantissa_bits: int) -> NDArray[np.uint8]:
-    """Return the symbol of each magnitude, uint8.
+    """Return the symbol of each magnitude: a byte for its approximate size, made of its highest bits, uint8.
 
     Args:
         magnitudes: Integers from 0 to `MAX_MAGNITUDE`.
@@ -67,10 +69,11 @@ def symbols_of(magnitudes: NDArray[np.int64], mantissa_bits: int) -> NDArray[np.
 
 
 def best_fine(symbols: NDArray[np.uint8]) -> int:
-    """Return the number of mantissa bits, 0 to `MAX_FINE`, with which symbols and open bits together take the fewest bytes.
+    """Return the precision of symbols (mantissa bits, 0 to `MAX_FINE`) with which a set of magnitudes takes the fewest bytes.
 
     Args:
-        symbols: The symbols with `MAX_FINE` mantissa bits.
+        symbols: The symbols of the magnitudes with `MAX_FINE` mantissa bits. A symbol is made of the highest bits of a
+            magnitude. The other bits are written separately, and their size counts too.
     """
     counts = np.bincount(symbols, minlength=256)
     costs = []
@@ -83,18 +86,24 @@ def best_fine(symbols: NDArray[np.uint8]) -> int:
 
 
 def coarser(symbols: NDArray[np.uint8], mantissa_bits: int) -> NDArray[np.uint8]:
-    """Convert symbols with `MAX_FINE` mantissa bits to symbols with `mantissa_bits` mantissa bits, of the same magnitudes."""
+    """Reduce the precision of symbols from `MAX_FINE` to `mantissa_bits` mantissa bits.
+
+    A symbol is a byte for the highest bits of a magnitude. The result has the symbols of the same magnitudes.
+    """
     return np.where(symbols > 0, (symbols - np.uint8(1) >> np.uint8(MAX_FINE - mantissa_bits)) + np.uint8(1), np.uint8(0))
 
 
 def pack_symbols(symbols: NDArray[np.uint8]) -> tuple[Buffer, Buffer]:
-    """Return symbols as two parts to be joined: a length and a zstd frame, or a length of 0 and the symbols uncompressed."""
+    """Compress an array of bytes with zstd if that saves enough. Return two parts to be joined: a length, and the data.
+
+    The length is 0 if the data is not compressed.
+    """
     packed = zstd.compress(symbols.data, repeats=False)
     return (varint(len(packed)), packed) if len(packed) < _GAIN * symbols.size else (varint(_STORED), symbols.data)
 
 
 def unpack_symbols(reader: BitReader, size: int) -> NDArray[np.uint8]:
-    """Read `size` symbols that `pack_symbols` wrote."""
+    """Read an array of `size` bytes that `pack_symbols` wrote."""
     length = reader.varint(size)
     if length == _STORED:
         return np.frombuffer(reader.take(size), dtype=np.uint8)

@@ -1,11 +1,12 @@
-"""The wire format: pure functions that turn values into frames and back. No sockets.
+"""The wire format: pure functions that turn messages into byte frames (parts of a ZeroMQ message) and back. No sockets.
 
 - `messages`: every message as a dataclass. `codec`: `encode` and `decode`, which convert messages to frames and back.
-- `segments`: packs segments and joins them into the message `Submit`. `batch` and `columns`: read the segments of a `Submit`.
+- `segments`: packs segments (consecutive steps of an episode) and joins them into the message `Submit`. `batch` and `columns`:
+  read the segments of a `Submit`.
 - `layout`: the columns that a segment has. `schema`: the columns that a client's segments must have.
 - `coding`: compression of the body of a `Submit`.
-- `specs`: conversion of policy specs to documents and back.
-- `rpc` and `trees`: the messages of services, and their payloads.
+- `specs`: conversion of policy specs (from which an actor builds its policy) to documents and back.
+- `rpc` and `trees`: the messages of services (remote calls and publications), and their payloads.
 - `prefix`: the first 48 bytes of every message. `values`: the msgpack header and its strict decoder.
 
 Nothing here is pickled or unpickled.

@@ -1,4 +1,4 @@
-"""A reader for all segments of the message `Submit` at once.
+"""A reader for all segments (consecutive steps of an episode each) in the message `Submit` at once.
 
 Each segment has a head: 64 bytes with its scalar fields, such as the number of steps. The heads become one array. The columns
 become views into the received frames, so nothing is copied. If the bytes are malformed, the whole message is refused. If the
@@ -37,9 +37,9 @@ _ODD_FLAGS = [
     for flags in range(256)
 ]
 _ODD = np.array(_ODD_FLAGS)
-"""For each of the 256 values of ``flags`` in a head: True if its bits contradict each other or are unknown."""
+"""For each of the 256 values of ``flags`` in the head of a segment: True if its bits contradict each other or are unknown."""
 FEW = 8
-"""Largest number of segments for which `SubmitReader.errors` checks the heads in a loop. For more, it uses arrays."""
+"""Largest number of segments whose scalar fields `SubmitReader.errors` checks in a loop. For more, it uses arrays."""
 
 _NEVER = (1 << 64) - 1
 
@@ -47,7 +47,7 @@ Head = tuple[int, int, int, int, float, int, int, int, int, int, int]
 
 
 class SubmitReader:
-    """The segments of one message. Methods identify a segment by its index in the message.
+    """A reader of the segments in one message `Submit`. Its methods identify a segment by its index in the message.
 
     Attributes:
         first_seq: Sequence number of the first segment.
@@ -56,7 +56,7 @@ class SubmitReader:
     """
 
     def __init__(self, message: Submit, schema: SegmentSchema | None = None) -> None:
-        """Read a message.
+        """Read the heads (scalar fields) of the segments in a message, and find their columns in the body.
 
         Args:
             message: The message.
@@ -91,10 +91,11 @@ class SubmitReader:
         return checks
 
     def errors(self, schema: SegmentSchema | None = None) -> dict[int, ProtocolError]:
-        """Return the errors of the invalid segments, as a dict from a segment's index to its error.
+        """Return the errors of the invalid segments, which must be refused, as a dict from a segment's index to its error.
 
         Args:
-            schema: The schema that the segments must fit. If None, only the numbers in the heads are checked.
+            schema: The schema (required columns) that the segments must fit. If None, only the numbers in the heads are
+                checked.
         """
         longest = schema.max_steps if schema is not None else None
         places = range(len(self)) if len(self) <= FEW else self._suspicious(longest)
@@ -105,7 +106,7 @@ class SubmitReader:
         return dict(sorted(out.items())) if len(out) > 1 else out
 
     def layout_errors(self, schema: SegmentSchema) -> dict[int, ProtocolError]:
-        """Return the errors of the segments whose columns do not fit the schema, as a dict from index to error."""
+        """Return an error for each segment whose columns do not fit the schema (required columns), by the segment's index."""
         out: dict[int, ProtocolError] = {}
         for group in self._groups:
             error = schema.check_layout(group.layout)
@@ -114,7 +115,7 @@ class SubmitReader:
         return out
 
     def _suspicious(self, max_steps: int | None) -> list[int]:
-        """Return the indices of the heads that break a rule of `_head_error`, found with array operations.
+        """Return the indices of the segments whose heads (scalar fields) break a rule of `_head_error`, by array operations.
 
         The caller then calls `_head_error` for these heads, to get the errors.
         """
@@ -158,10 +159,10 @@ class SubmitReader:
                 group.columns[0].large.pop(place, None)
 
     def alone(self, place: int) -> Submit:
-        """Return a message with only the segment of the index `place`.
+        """Return a message with only the segment of the index `place`, for example to store an invalid segment by itself.
 
-        The head stays the same, except for its index of the layout. Image files are not decoded. All other columns are
-        uncompressed.
+        The segment's head (scalar fields) stays the same, except for the index of the layout. Image files are not decoded. All
+        other columns are uncompressed.
         """
         group = next(group for group in self._groups if place in group.members)
         at = group.members.tolist().index(place)
@@ -184,7 +185,7 @@ class SubmitReader:
         return Submit(self.first_seq + place, 1, 0, [group.layout.text], AnyBytes(bytes(head)), body, codings)
 
     def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yield the name of a column and an array with rows of that column, until all rows of all segments were yielded.
+        """Yield pairs of a column's name and an array with its rows, for checks of the values of all segments at once.
 
         One array contains the rows of as many segments as possible, so a name can be yielded several times.
         """
@@ -195,7 +196,7 @@ class SubmitReader:
                     yield name, array
 
     def oldest(self, generation: int, first_version: int) -> NDArray[np.int64]:
-        """Return the lowest policy version among the steps of each segment, int64.
+        """Return the lowest policy version among the steps of each segment, int64. The policy lag follows from it.
 
         The caller has checked that no segment has a version above the newest one.
 
@@ -215,9 +216,10 @@ class SubmitReader:
         return np.where(self.heads["generation"] == generation, found, np.minimum(found, first)).astype(np.int64)
 
     def returns(self, places: Sequence[int]) -> list[tuple[int, float, int]]:
-        """Return a tuple for each segment that ends an episode and has the episode's return.
+        """Return the return and length of each episode that ends in the given segments, as a list of tuples.
 
-        A tuple contains the position in `places`, the return, and the length of the episode in steps.
+        A tuple contains the segment's position in `places`, the episode's return, and its length in steps. Segments without an
+        episode return are left out.
 
         Args:
             places: Indices of the segments to look at.
@@ -289,7 +291,10 @@ class SubmitReader:
         return layout.names() if self._schema is None else self._schema.names(layout)
 
     def _extras(self, group: LayoutGroup, letter: str, count: int) -> list[Mapping[str, NDArray[Any]]]:
-        """Return the extra columns with this letter (``x`` or ``i``) of each segment, as a dict from name to column."""
+        """Return the extra columns of each segment that have a letter, as a dict from name to column.
+
+        The letter is ``x`` (one row per step) or ``i`` (one row per segment).
+        """
         if group.layout.columns[-1].letter not in "xi":
             return [NO_EXTRAS] * count
         names = self._names(group.layout)
@@ -303,7 +308,7 @@ class SubmitReader:
         return [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _versions(self, group: LayoutGroup) -> list[NDArray[np.uint64]]:
-        """Return the version of each step, as one array for each segment.
+        """Return the policy version that chose each step's action, as one array for each segment.
 
         A segment whose steps all have the same version has only that version, in its head. It is repeated here.
         """
@@ -351,7 +356,7 @@ def read_submit(message: Submit) -> list[Segment | ProtocolError]:
 
 
 def _head_error(head: Head, max_steps: int | None) -> ProtocolError | None:
-    """Return an error if the numbers in a head are invalid, else None.
+    """Return an error if the numbers in a segment's head (its scalar fields) are invalid or contradict each other, else None.
 
     Args:
         head: The fields of the head, in the order of `HEAD`.

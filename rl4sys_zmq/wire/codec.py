@@ -73,7 +73,7 @@ _SHAPES: dict[int, _MessageFields] = {cls.KIND: _shape(cls) for cls in get_args(
 
 
 def encode(message: Message) -> list[Frame]:
-    """Return the frames of a message: prefix and header, then the body.
+    """Return the frames to send for a message: one with prefix (48 bytes) and msgpack header, then the frames of its body.
 
     Raises:
         ProtocolError: If a field has a value that messages cannot contain.
@@ -89,7 +89,7 @@ def encode(message: Message) -> list[Frame]:
 
 
 def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32, verify: bool = True) -> Message:
-    """Read a message from untrusted bytes.
+    """Decode and check a message. Its frames can come from an untrusted peer.
 
     Args:
         frames: All frames of the message.

@@ -52,7 +52,7 @@ Section = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class EncodedImages:
-    """A column of images as image files, before decoding. It replaces the frame with the pixels.
+    """A column of images as PNG or JPEG files, not decoded. In the body of a `Submit`, it takes the place of the pixels.
 
     Attributes:
         frame: The bytes of the image files.
@@ -69,11 +69,11 @@ class EncodedImages:
 
     @property
     def numbers(self) -> list[int]:
-        """The three numbers that describe the frame's only section: compressed size, plain size, `kind`."""
+        """The frame's entry in `Submit.codings`: size of the files and of the pixels, in bytes, and `kind`."""
         return [len(self.frame), self.nbytes, self.kind]
 
     def decode(self, row: tuple[int, ...], row_bytes: int) -> NDArray[np.uint8]:
-        """Return the decoded column, uint8 ``[rows, *row]``.
+        """Return the pixels of the images, uint8 ``[rows, *row]``.
 
         Args:
             row: Shape of one image.
@@ -93,11 +93,11 @@ BodyFrame = Frame | EncodedImages
 
 
 def code(message: Submit, sections: Sequence[Sequence[Section]]) -> Submit:
-    """Return the message with a compressed body, or the same message if compression saves less than 5 % or exceeds a limit.
+    """Return a message with its body compressed, or unchanged if compression saves less than 5 % or exceeds a limit.
 
     Args:
         message: The message. Its body is plain, except for frames with image files, which stay unchanged.
-        sections: The sections of each frame of the body, in the order of the frames.
+        sections: The sections of each frame of the body, in the order of the frames. A section is the bytes of one column.
     """
     codings, body = [], []
     for n, (frame, parts) in enumerate(zip(message.body, sections, strict=True)):
@@ -163,7 +163,7 @@ def _code_frame(frame: memoryview, parts: Sequence[Section]) -> tuple[list[int],
 
 
 def _shuffled(plain: memoryview, itemsize: int) -> Any:
-    """Reorder bytes: first the first bytes of all elements, then all second bytes, and so on.
+    """Reorder bytes for better compression: first the first bytes of all elements, then all second bytes, and so on.
 
     An incomplete last element stays at the end.
     """
@@ -185,7 +185,8 @@ def _turned_back(turned: bytes, itemsize: int) -> Any:
 def _sections(numbers: Any, size: int) -> list[tuple[int, int, int]]:
     """Check the entry of `Submit.codings` for a frame of `size` bytes. Return the three numbers of each section.
 
-    A section is a part of the frame that is coded by itself. The numbers are those of the table in `Submit.codings`.
+    A section is a part of the frame that is compressed by itself. The numbers are its compressed size, its plain size, and the
+    size of an element, in bytes.
     """
     if type(numbers) is not list or len(numbers) % 3 or not all(type(n) is int and n >= 0 for n in numbers):
         raise ProtocolError(RefusalReason.MALFORMED, f"invalid codings {numbers!r:.80}")

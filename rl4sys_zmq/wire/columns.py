@@ -1,6 +1,7 @@
 """A reader that finds the columns of all segments in the body of the message `Submit`.
 
-The heads give the number of rows of each segment, and the layouts the columns with their dtypes and row shapes.
+A segment is consecutive steps of one episode. Its head (a record of its scalar fields) gives the number of rows, and its layout
+gives the columns with their dtypes and row shapes.
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ __all__ = ["LayoutGroup", "ColumnReader", "ColumnView"]
 
 @dataclass(slots=True)
 class ColumnView:
-    """One column of all segments that share a layout.
+    """The data of one column, such as the rewards, of all segments in a message that have the same columns.
 
     Attributes:
         column: Letter, dtype and row shape of the column.
-        together: The rows of the segments, one segment after the other, ``[rows, *row]``. Segments in `large` and `coded` have
-            no rows here.
+        together: The rows of the segments, one segment after the other, ``[rows, *row]``, without the segments in `large` and
+            `coded`.
         starts: Index in `together` of the first row of each segment, and at the end the number of rows.
-        large: The column of each segment for which it has a separate frame, by the index of the segment in its `LayoutGroup`.
-        coded: The same for a column that consists of image files. `decode` adds the decoded columns to `large`.
+        large: The rows of each segment that has so much data in this column that it has a separate frame. A dict from the
+            segment's index in its `LayoutGroup`.
+        coded: The rows of each segment that were sent as image files, by the same index. `decode` adds the decoded rows to
+            `large`.
     """
 
     column: ColumnLayout
@@ -68,7 +71,7 @@ class ColumnView:
         return views
 
     def arrays(self) -> list[NDArray[Any]]:
-        """Return arrays with the rows of all segments: one array for all small segments, and one for each large segment."""
+        """Return arrays with the rows of all segments: one for all small segments together, and one for each in `large`."""
         return [self.together, *self.large.values()] if self.large else [self.together]
 
 
@@ -88,7 +91,7 @@ class LayoutGroup:
 
 
 class RowCounts:
-    """The number of rows of one column, for each segment.
+    """The number of rows of one column, for each segment of a message, and where each segment's rows begin.
 
     Attributes:
         each: Number of rows of each segment, int64.
@@ -115,13 +118,13 @@ _COUNTED = {"o": 1, "a": 0, "r": 0, "l": 0, "v": 2, "m": 1, "x": 0, "i": 3}
 
 
 class ColumnReader:
-    """A reader that finds the columns of all segments in the body of a message.
+    """A reader that finds the columns (observations, actions, ...) of all segments in the body of a message `Submit`.
 
     Attributes:
-        groups: The segments grouped by layout, with views of their columns.
+        groups: The segments grouped by layout (columns with dtypes and row shapes), with views of their columns.
 
     Raises:
-        ProtocolError: If the body does not have exactly the bytes that heads and layouts require.
+        ProtocolError: If the body does not have exactly the bytes that the segments' numbers of steps and layouts require.
     """
 
     def __init__(

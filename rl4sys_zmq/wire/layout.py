@@ -45,7 +45,7 @@ _DIMENSION = re.compile(r"[1-9][0-9]{0,18}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ColumnLayout:
-    """The description of one column. It applies to any number of rows.
+    """The description of one column of a segment, such as the rewards. It applies to any number of rows.
 
     Attributes:
         letter: Letter of the column: one of `LETTERS`, or ``x`` or ``i`` for an extra column.
@@ -67,7 +67,7 @@ class SegmentLayout:
     Attributes:
         text: The layout as text, as messages contain it. The docstring of this module describes its form.
         columns: Description of each column, in the order ``o a r l v m x i``.
-        leaves: Number of columns of observations.
+        leaves: Number of columns of observations: one for each array of a nested observation.
         has_masks: True if there is a column ``m``.
         standard: Number of columns before the extra columns ``x`` and ``i``.
     """
@@ -84,7 +84,7 @@ class SegmentLayout:
         return self.leaves + 3
 
     def names(self, leaves: Sequence[str] = (), extras: Sequence[str] = ()) -> list[str]:
-        """Return the name of each column.
+        """Return the name of each column, such as ``rewards``.
 
         Args:
             leaves: Names of the columns of observations. If their number does not fit this layout, the names are
@@ -100,12 +100,12 @@ class SegmentLayout:
 
 @functools.lru_cache(maxsize=256)
 def parse_layout(text: str) -> SegmentLayout:
-    """Return the layout that a text from an untrusted peer describes. The text has the form that `describe` returns.
+    """Return the layout (columns of a segment) that a text from an untrusted peer describes, such as ``o<f4:8 a<i8 r<f4 ...``.
 
     Raises:
         ProtocolError: With the code ``malformed`` if the text has another form, ``dtype`` if a dtype is not supported, or
-            ``shape`` if a dimension is invalid. A dimension of 0 is invalid: such rows have no bytes, so a
-            short message could claim any number of them.
+            ``shape`` if a dimension is invalid. A dimension of 0 is invalid: such rows have no bytes, so a short message could
+            claim any number of them.
     """
     found = [_COLUMN.fullmatch(part) for part in text.split(" ")]
     letters = "".join(match[1] if match else "?" for match in found)
@@ -133,7 +133,7 @@ def _column(match: re.Match[str]) -> ColumnLayout:
 
 
 def describe(letters: str, columns: Sequence[NDArray[Any]]) -> str:
-    """Return the layout of columns as text.
+    """Return the layout of a segment's columns as text: letter, dtype and row shape of each, such as ``o<f4:8 a<i8``.
 
     Args:
         letters: One letter for each column.
@@ -163,7 +163,7 @@ def action_dtype(space: Space) -> str:
 
 
 def wanted_layouts(observations: Sequence[LeafSpace], action_space: Space, extras: Sequence[ColumnSpec]) -> tuple[str, ...]:
-    """Return the texts of the layouts that a client's segments can have.
+    """Return the texts of the layouts (columns, dtypes and row shapes) that a client's segments can have.
 
     The first layout has no masks. For discrete actions there is a second layout, with masks.
 

@@ -10,9 +10,10 @@ The base class of a message gives its direction, and `Message` is the union of a
 direction uses a `match` statement with a case for each of them. It refuses the messages of other directions by their base class
 and ends in `assert_never`. The type checker then reports a message without a case.
 
-A *stream* is the numbered segments of one actor for one client. Its *origin* is the incarnation (the number of a start of the
-actor) that began the numbering. A *mark* is a sequence number: all segments below it are received, durable, trained or
-checkpointed. A *generation* is the number of a learner thread; policy versions count within it.
+A *segment* is consecutive steps of one episode. A *client* is a policy with its learner. A *stream* is the numbered segments of
+one actor for one client. Its *origin* is the incarnation (the number of a start of the actor) that began the numbering. A
+*mark* is a sequence number: all segments below it are received, durable, trained or checkpointed. A *verdict* is the result for
+a segment, such as trained. A *generation* is the number of a learner thread; policy versions count within it.
 
 A field named ``body`` holds the frames after the first one. The other fields are in the msgpack header of the first frame, unless
 their description says otherwise. Sequence numbers count the segments of one actor's stream, from 0.
@@ -72,7 +73,7 @@ Document = dict[str, Any]
 
 
 class Verdict:
-    """The possible outcomes of a segment. Actor and learner count each of them.
+    """The possible results for a segment that an actor sent. Actor and learner count the segments with each result.
 
     ``trained``: the segment was trained on. ``stale``: it was too old (over the limit on the policy lag). ``quarantined``: it was
     accepted, but is unfit for training. ``refused``: it was not accepted. ``duplicate``: it had been received before, and this
@@ -124,7 +125,7 @@ class Hello(ToLearner):
         incarnation: Number of this start of the actor; later starts have higher numbers. If a higher number is on record, the
             learner answers with `Refused` and the code ``fenced``.
         first_seq: Lowest sequence number of the segments that the actor still holds.
-        held_generation: Generation of the policy that the actor uses; 0 if it has none.
+        held_generation: Generation (number of the learner thread) of the policy that the actor uses; 0 if it has none.
         held_version: Version of that policy.
         algorithm_name: Name of the algorithm, or empty.
         algorithm_parameters: Parameters of the algorithm, as the user wrote them.
@@ -164,12 +165,12 @@ class Hello(ToLearner):
 
 @dataclass(frozen=True, slots=True)
 class Submit(ToLearner):
-    """Consecutive segments of this actor's stream, numbered from `first_seq`.
+    """A message with segments (consecutive steps of an episode each) of an actor, numbered from `first_seq`.
 
     Attributes:
         first_seq: Sequence number of the first segment. It is sent in the prefix of the message, not in the header.
         count: Number of segments. It is sent in the prefix too.
-        want_steps: Number of steps that the actor wishes to be allowed to send, as in `Heartbeat`.
+        want_steps: Total number of steps that the actor asks to be allowed to send, as in `Heartbeat`.
         layouts: The different column layouts of the segments, each as a text: dtype and row shape of each column
             (`rl4sys_zmq.wire.layout`). The head of a segment has an index into this list.
         heads: The heads of all segments, one after the other. A head is a record of 64 bytes with the numbers of one segment
@@ -194,11 +195,12 @@ class Submit(ToLearner):
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat(ToLearner):
-    """A sign of life of an actor, with the number of steps that it wishes to be allowed to send.
+    """A regular message that shows that an actor is alive, with the number of steps that it asks to be allowed to send.
 
     Attributes:
-        want_steps: Total number of steps of the stream, those already sent included, as in `Ack.credit_steps`. Only the newest
-            value counts. With a smaller value than before, the actor gives up a part of its allowance.
+        want_steps: Total number of steps since the actor's numbering of segments began, including those already sent, as in
+            `Ack.credit_steps`. Only the newest value counts. With a smaller value than before, the actor gives up a part of its
+            allowance.
     """
 
     KIND: ClassVar[int] = 3
@@ -210,7 +212,8 @@ class FetchWeights(ToLearner):
     """A request of an actor for the current weights. The answer is `WeightsReply`.
 
     Attributes:
-        held_generation: Generation of the policy that the actor holds; 0 if it has none. The learner can then answer with a diff.
+        held_generation: Generation (number of the learner thread) of the policy that the actor holds; 0 if it has none. With
+            this field, the learner can answer with a diff.
         held_version: Version of that policy.
     """
 
@@ -235,10 +238,14 @@ class Bye(ToLearner):
 
 @dataclass(frozen=True, slots=True)
 class OperatorCommand(ToLearner):
-    """An operator's request to act on a client. The sender needs no session. The answer is `OperatorCommandDone` or `Refused`.
+    """An operator's command to the learner about one client (a policy with its learner).
+
+    The sender needs no session. The answer is `OperatorCommandDone` or `Refused`.
 
     Attributes:
-        command: ``restart``, ``give-up-pending``, ``forget``, ``drop-actor`` or ``set``.
+        command: ``restart`` the learner thread from the newest checkpoint, ``give-up-pending`` (the same, without the segments
+            accepted after that checkpoint), ``forget`` the client with its data, ``drop-actor`` (close an actor's session, and
+            release its name), or ``set`` parameters.
         client_id: The client to act on.
         actor_id: The actor to drop, for ``drop-actor``; else empty.
         values: New values of parameters of the client's algorithm by name, for ``set``; else empty.
@@ -260,14 +267,14 @@ class Welcome(ToActor):
 
     Attributes:
         policy_id: 8 bytes that identify the policy. They are repeated in the header of each weight update.
-        topic: 8 bytes. A byte for the kind of message and then these bytes are the client's topic on the PUB. The learner
-            replaces them when a user loses the right to read the weights.
+        topic: 8 random bytes. The actor subscribes to the client's messages on the learner's PUB socket by a prefix: a byte for
+            the kind of message, then these bytes. The learner replaces them when a user loses the right to read the weights.
         journal_id: Id of the learner's journal (its record of accepted segments).
         gap: Number of segments that an earlier `Ack` reported as durable, but that are missing in this journal.
-        generation: Generation of the learner's policy.
+        generation: Number of the learner thread that trains the policy. Versions count within it.
         version: Current version of that policy.
-        digest: The xxh3-64 of that version's weights, as in `PolicySnapshot.digest`.
-        spec: The policy spec (`rl4sys_zmq.wire.specs`).
+        digest: Checksum (xxh3-64) of that version's weights, as in `PolicySnapshot.digest`.
+        spec: The policy spec, from which the actor builds the policy (`rl4sys_zmq.wire.specs`).
         pub: URI of the learner's PUB socket. A ``*`` as the host stands for the host to which the actor has connected.
         received: Next sequence number that the learner expects.
         durable: The actor can discard all segments below this sequence number.
@@ -320,10 +327,11 @@ class Ack(ToActor):
     The progress is given as sequence numbers.
 
     Attributes:
-        generation: Generation of the client's policy. The actor ignores an `Ack` of another generation.
+        generation: Number of the present learner thread. The actor ignores the rest of an `Ack` with another number. If the
+            number is higher than the one it knows, it opens its session again.
         received: Next sequence number that the learner expects. It has accepted all segments below.
         durable: All segments below this sequence number are in the learner's journal.
-        trained: All segments below this sequence number have a verdict.
+        trained: All segments below this sequence number have a verdict (trained, stale, ...).
         checkpointed: All segments below this sequence number are covered by a checkpoint.
         accepted_steps: Total number of steps of all segments below `received`.
         credit_steps: The actor can send a segment while `accepted_steps` and the steps in flight are together less than this.
@@ -353,7 +361,8 @@ class Refused(ToActor):
 
     Attributes:
         code: The reason as a code, such as ``fenced``: a value of `rl4sys_zmq.errors.RefusalReason`.
-        field: The configuration field in which actor and learner differ; empty for other reasons.
+        field: The configuration field in which actor and learner differ; ``keys`` if the actor lacks a right; ``rate`` if it
+            exceeded a rate limit; empty for other reasons.
         reason: The reason in one line for a person, with the numbers.
         expected_seq: With the code ``gap``, the sequence number to send next.
         incarnation: With the code ``fenced``, the number of the actor's start on record, if the actor is allowed to take a higher
@@ -382,7 +391,7 @@ class WeightsReply(ToActor):
 
 @dataclass(frozen=True, slots=True)
 class StatusReply(ToActor):
-    """The answer to `StatusRequest`, with the learner's status as a document."""
+    """The answer to `StatusRequest`, with the learner's status: nested dicts and values in the field `report`."""
 
     KIND: ClassVar[int] = 21
     report: Document
@@ -390,12 +399,14 @@ class StatusReply(ToActor):
 
 @dataclass(frozen=True, slots=True)
 class Beacon(ToActor):
-    """The newest version of one policy. The learner sends it on the PUB once a second, so that actors notice lost updates.
+    """A message with the newest version of one policy. With it, actors notice that they have missed updates.
+
+    The learner sends it once a second on its PUB socket.
 
     Attributes:
         generation: Number of the learner thread that trains the policy. Versions count within it.
         version: The newest version.
-        digest: The xxh3-64 of the weights of that version.
+        digest: Checksum (xxh3-64) of the weights of that version.
         alarms: Dict from the kind of an alarm to the number of such alarms of the client since the learner's start.
     """
 
@@ -428,7 +439,7 @@ class AssignClient(ToLearnerThread):
     """The first message to a learner thread. It assigns a client to the thread: the policy to train, with all settings.
 
     Attributes:
-        client_id: Name of the client.
+        client_id: Name of the client (a policy with its learner).
         policy_id: 8 bytes that identify the policy, as in `Welcome`.
         generation: Number of this learner thread. All policy versions that it publishes have this generation.
         algorithm_name: Registered name of the algorithm.
@@ -444,7 +455,8 @@ class AssignClient(ToLearnerThread):
         checkpoints: Folder of this client's checkpoints. The thread resumes from the newest. If empty, no checkpoints are kept.
         checkpoint_every_s: Time between two checkpoints, in seconds.
         journal_id: Id of the journal (the record of accepted segments). The thread stores it in the checkpoints.
-        wire_dtype: Number format of the weights that are sent to the actors: ``fp32``, ``bf16`` or ``grid``.
+        wire_dtype: Number format of the weights that are sent to the actors: ``fp32``, ``bf16`` or ``grid`` (multiples of a
+            power of two).
         weights_level: Compression level of the weights: 0, 1 or 2.
         max_magnitude: Largest absolute value of an observation or a raw action whose space has no bounds.
         max_reward: Largest absolute value of a reward.
@@ -479,11 +491,11 @@ class AssignClient(ToLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class DeliverSegments(ToLearnerThread):
-    """Segments that the gateway has accepted from one actor, for training.
+    """A message to a learner thread with segments from one actor, for training. The gateway (network thread) accepted them.
 
     Attributes:
         actor_id: The actor.
-        origin: Origin of the stream (the incarnation that began its numbering).
+        origin: Number of the actor's start that began the numbering of its segments.
         skip: Number of segments at the beginning of the message that the thread has received before and must skip.
         refused: Number of the other segments that the gateway has refused. The thread finds them with the same check.
         body: The frames of the actor's `Submit`, as they were received.
@@ -510,7 +522,7 @@ class SaveCheckpoint(ToLearnerThread):
 
     Attributes:
         token: A number that the answer repeats.
-        partial: True to train, before that, on the data that has been received but does not fill a batch.
+        partial: True to train first on the received data that does not fill a batch.
     """
 
     KIND: ClassVar[int] = 35
@@ -520,13 +532,14 @@ class SaveCheckpoint(ToLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class StreamEnded(ToLearnerThread):
-    """The end of a stream.
+    """A message to a learner thread that one actor's numbered segments (a *stream*) have ended.
 
-    The journal has no segments of the stream any more, so the thread can leave its sequence number out of the checkpoints.
+    The journal (record of accepted segments) has no segments of the stream any more, so the thread can leave the stream's
+    sequence number out of the checkpoints.
 
     Attributes:
         actor_id: The actor.
-        origin: Origin of the stream.
+        origin: Number of the actor's start that began the numbering of the segments.
     """
 
     KIND: ClassVar[int] = 36
@@ -536,7 +549,7 @@ class StreamEnded(ToLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class ChangeParameters(ToLearnerThread):
-    """New parameters for the algorithm of a learner thread. They are in force from the next update on.
+    """A message to a learner thread with new parameters for its algorithm. They are in force from the next update on.
 
     Attributes:
         parameters: All parameters of the algorithm, as in `AssignClient`.
@@ -554,13 +567,14 @@ class ThreadReady(FromLearnerThread):
     """The report that a learner thread has built its algorithm and restored its state. A `PolicyPublished` follows.
 
     Attributes:
-        spec: The policy spec (`rl4sys_zmq.wire.specs`).
+        spec: The policy spec, from which actors build the policy (`rl4sys_zmq.wire.specs`).
         kind: Kind of the algorithm: ``onpolicy`` or ``offpolicy``.
         rollout_length: Longest segment that an actor should send, in steps.
         max_policy_lag: Largest policy lag in versions, after the algorithm's default was applied; -1 for no limit.
         checkpoint: Number of the checkpoint that the thread resumed from; 0 if it resumed from none.
-        marks: A list ``[actor_id, origin, next_seq, verdicts]`` for each stream. The restored state includes the segments below
-            ``next_seq``; ``verdicts`` counts them by verdict.
+        marks: A list ``[actor_id, origin, next_seq, verdicts]`` for each stream (numbered segments of an actor since its start
+            ``origin``). The restored state includes the segments below ``next_seq``; ``verdicts`` counts them by verdict
+            (trained, stale, ...).
         verdicts: Dict from each verdict to the number of the client's segments with that verdict, in the restored state.
         damaged: Names of newer checkpoints that failed verification.
         body: One frame with the blob of the spec; empty if the spec has no blob.
@@ -588,11 +602,11 @@ class ThreadReady(FromLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class PolicyPublished(FromLearnerThread):
-    """A new version of the policy.
+    """A new version of the policy, which a learner thread has published for the actors.
 
     Attributes:
         version: Version number, without gaps. It starts at 0 for a new policy, and otherwise at the checkpoint's version.
-        digest: The xxh3-64 of the state.
+        digest: Checksum (xxh3-64) of the state (all weights of the version).
         body: Three frames: the complete state, the weights header, and the payload to send to the actors (a diff or the whole
             state). The state has the float32 tensors in the order of the spec, then the bytes of the other tensors. If payload
             and state are equal, the payload is left out.
@@ -606,11 +620,11 @@ class PolicyPublished(FromLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class SegmentVerdicts(FromLearnerThread):
-    """The verdict (the result of processing) on segments of one actor.
+    """The verdict of a learner thread (trained, stale, ...) for segments of one actor.
 
     Attributes:
         actor_id: The actor.
-        origin: Origin of the stream.
+        origin: Number of the actor's start that began the numbering of its segments.
         ranges: The segments: a list of pairs ``[first, end]`` of sequence numbers, ``end`` exclusive.
         verdict: One of the values of `Verdict`.
         reason: The reason, as text for a person.
@@ -645,7 +659,7 @@ class DataDemand(FromLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class ThreadFailed(FromLearnerThread):
-    """The exception that ended a learner thread.
+    """The last message of a learner thread that an exception has ended, with the exception.
 
     Attributes:
         error: Class and message of the exception, as text.
@@ -659,7 +673,7 @@ class ThreadFailed(FromLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class TrainingMetrics(FromLearnerThread):
-    """Figures of the training, for TensorBoard and the status.
+    """Figures of a learner thread's training, for TensorBoard and the learner's status.
 
     Attributes:
         step: Environment steps that the algorithm has observed so far: the x-axis.
@@ -679,14 +693,14 @@ class TrainingMetrics(FromLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointResult(FromLearnerThread):
-    """The result of writing a checkpoint.
+    """The report of a learner thread that it has written a checkpoint, or could not write one.
 
     Attributes:
         token: Token of the `SaveCheckpoint` request; 0 if the thread wrote the checkpoint without a request.
         number: Number of the checkpoint; 0 if none was written.
         version: Policy version in the checkpoint.
-        marks: A list ``[actor_id, origin, next_seq]`` for each stream. The journal can drop the stream's segments below
-            ``next_seq``.
+        marks: A list ``[actor_id, origin, next_seq]`` for each stream (numbered segments of an actor since its start
+            ``origin``). The checkpoint covers the segments below ``next_seq``, so the journal can drop them.
         duration_s: Time that writing took, in seconds.
         error: Reason why the checkpoint could not be written; empty if it was written.
     """
@@ -706,7 +720,7 @@ class QuarantinedSegment(FromLearnerThread):
 
     Attributes:
         actor_id: The actor that sent the segment.
-        origin: Origin of the stream.
+        origin: Number of the actor's start that began the numbering of its segments.
         seq: Sequence number of the segment.
         reason: The fault in the segment, as text for a person.
         body: The frames of a `Submit` with only this segment.
@@ -722,7 +736,7 @@ class QuarantinedSegment(FromLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class OperatorAlarm(FromLearnerThread):
-    """A problem that stops nothing and that an operator should see.
+    """A report of a learner thread about a problem that stops nothing, but that an operator should see.
 
     Attributes:
         name: Kind of the alarm. The learner's status shows the alarms by this name.

@@ -60,7 +60,10 @@ Frame = bytes | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The fields of the 48-byte prefix, as numbers. The table in this module's docstring describes them."""
+    """The 48-byte prefix of every message, as numbers: kind, lengths, first sequence number, count and flags.
+
+    The table in this module's docstring describes the fields.
+    """
 
     kind: int
     frames: int
@@ -109,7 +112,7 @@ class Prefix:
 def pack_prefix(
     kind: int, frames: int, header_bytes: int, body_bytes: int, seq: int = 0, count: int = 0, flags: int = 0, minor: int = MINOR
 ) -> bytes:
-    """Return the same 40 bytes as `Prefix.pack`, without creating a `Prefix`."""
+    """Return the prefix of a message without its checksum, 40 bytes, as `Prefix.pack` does, without creating a `Prefix`."""
     if frames > MAX_BODY_FRAMES:
         raise ProtocolError(RefusalReason.FRAMES, f"{frames} body frames; the limit is {MAX_BODY_FRAMES}")
     try:
@@ -119,7 +122,9 @@ def pack_prefix(
 
 
 def read_prefix(frames: Sequence[Frame], *, verify: bool = True) -> tuple[int, int, int, int, int, int, int, int]:
-    """Read and check a prefix as `Prefix.unpack` does, and return the fields of a `Prefix` as a tuple, in the same order.
+    """Read and check the prefix of a message. Return the fields of a `Prefix` as a tuple, in the same order.
+
+    This is `Prefix.unpack` without creating a `Prefix`.
 
     Raises:
         ProtocolError: With the code of the first rule that is broken.
@@ -160,7 +165,10 @@ def seal(fields: bytes, header: bytes, body: Sequence[Frame], digests: Sequence[
 
 
 def checksum(head: Frame, body: Sequence[Frame], digests: Sequence[int | None] = ()) -> int:
-    """Return the checksum of a message: the xxh3-64 of everything except the 8 bytes of the checksum itself.
+    """Return the checksum of a message: the xxh3-64 of its prefix and header, and of the xxh3-64 of each body frame.
+
+    The 8 bytes of the checksum itself are left out. So are the body frames of the kinds in `WRAPPERS`, which have their own
+    checksums.
 
     Args:
         head: First frame: prefix and header.

@@ -63,7 +63,7 @@ class Call(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The reply to the call of the same number.
+    """The reply of a service to the call of the same number.
 
     Attributes:
         number: Number of the call.
@@ -83,7 +83,7 @@ class Reply(NamedTuple):
 
 
 class Publication(NamedTuple):
-    """A message of a server to all subscribers of a topic.
+    """A message of a service to all subscribers of a topic.
 
     Attributes:
         number: Number of the publication in its topic, from 1 since the server's start; 0 if the message has no content and only
@@ -102,7 +102,7 @@ class Publication(NamedTuple):
 
 
 def encode_call(call: Call) -> list[Frame]:
-    """Return the frames of a call. Large arrays are not copied, so they must not change until the call has returned.
+    """Return the frames to send for a call. Large arrays are not copied, so they must not change until the call has returned.
 
     Raises:
         PayloadError: If the name of the method is invalid, or the payload contains an unsupported value.
@@ -115,7 +115,9 @@ def encode_call(call: Call) -> list[Frame]:
 
 
 def encode_reply(reply: Reply) -> list[Frame]:
-    """Return the frames of a reply. All arrays are copied, because they can change before the server sends the reply again.
+    """Return the frames to send for a reply.
+
+    All arrays are copied, because they can change before the server sends the reply again.
 
     Raises:
         PayloadError: If the payload contains an unsupported value.
@@ -125,7 +127,9 @@ def encode_reply(reply: Reply) -> list[Frame]:
 
 
 def encode_publication(publication: Publication) -> list[Frame]:
-    """Return the frames of a publication. All arrays are copied, because the server sends the frames to later subscribers too.
+    """Return the frames to send for a publication (a message of a service to all subscribers of a topic).
+
+    All arrays are copied, because the server sends the frames to later subscribers too.
 
     Raises:
         PayloadError: If the topic is invalid, or the payload contains an unsupported value.
@@ -142,7 +146,7 @@ def check_topic(topic: object) -> None:
 
 
 def check_size(frames: Sequence[Frame], limit: int) -> None:
-    """Raise `PayloadError` if a frame has more than `limit` bytes. The receiver would close the connection on such a frame."""
+    """Raise `PayloadError` if a frame of a message has more than `limit` bytes, because the receiver would disconnect."""
     if len(frames) == 1 and len(frames[0]) <= limit:
         return
     largest = max([f.nbytes if isinstance(f, memoryview) else len(f) for f in frames])

@@ -1,4 +1,7 @@
-"""The schema of the segments of a client (a policy with its learner): the columns that the segments must have."""
+"""The schema of a client's segments: the columns that they must have.
+
+A segment is consecutive steps of one episode. A client is a policy with its learner.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ __all__ = ["SegmentSchema"]
 @dataclass(frozen=True, slots=True)
 class SegmentSchema:
     """The schema of a client's segments: the columns that a segment must have, and its largest number of steps.
+
+    The learner refuses a segment that does not fit. A client is a policy with its learner.
 
     Attributes:
         observation_space: The space of observations.
@@ -61,7 +66,7 @@ class SegmentSchema:
         return cls(spec.observation_space, spec.action_space, max_steps, spec.columns)
 
     def names(self, layout: SegmentLayout) -> list[str]:
-        """Return the name of each column of a layout, for error messages. The layout can be one that this schema refuses."""
+        """Return the name of each column of a layout (the columns of a segment). The schema can refuse this layout."""
         return layout.names(self.leaves.names, self.extra_names)
 
     def check(self, segment: Segment) -> ProtocolError | None:
@@ -106,7 +111,7 @@ class SegmentSchema:
         return None
 
     def check_layout(self, layout: SegmentLayout) -> ProtocolError | None:
-        """Return an error if segments with this layout do not fit the schema, else None."""
+        """Return an error if segments with this layout (columns, dtypes, row shapes) do not fit the schema, else None."""
         if layout.text in self.layouts:
             return None
         if layout.has_masks and not isinstance(self.action_space, DiscreteSpace):

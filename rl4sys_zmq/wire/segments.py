@@ -1,7 +1,7 @@
 """Packing of segments into bytes, and joining of packed segments into the message `Submit`.
 
-A segment is packed once, when it is finished. It is joined into a message when it is sent. `rl4sys_zmq.wire.batch` reads such a
-message.
+A segment is consecutive steps of one episode. It is packed once, when it is finished. It is joined into a message when it is
+sent. `rl4sys_zmq.wire.batch` reads such a message.
 
 - Each segment has a *head*: a record of 64 bytes with its numbers (`HEAD`). The learner checks the heads of a whole message with
   a few array comparisons.
@@ -79,7 +79,14 @@ assert HEAD.itemsize == HEAD_BYTES == 64
 
 
 class SegmentFlag:
-    """The bits of ``flags`` in the head of a segment. At most one of the first three is set."""
+    """The bits of the field ``flags`` in the 64-byte head of a segment. At most one of the first three is set.
+
+    - `TERMINATED`: the episode ended in a terminal state.
+    - `TRUNCATED`: the episode was ended from outside.
+    - `CAPPED`: the episode continues, but the actor counts a trajectory as complete (`Segment.capped`).
+    - `RETURN`: the head contains the return of the episode.
+    - `VERSIONS`: the steps have different policy versions, which are in a column. Otherwise the version in the head applies.
+    """
 
     TERMINATED = 1
     TRUNCATED = 2
@@ -90,7 +97,7 @@ class SegmentFlag:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedSegment:
-    """A segment as bytes, with the numbers that its sender needs.
+    """A segment (consecutive steps of an episode) as bytes, ready to be sent, with the numbers that its sender needs.
 
     Attributes:
         layout: The dtype and row shape of each column, as text (`rl4sys_zmq.wire.layout`).
@@ -99,7 +106,7 @@ class PackedSegment:
         large: The bytes of the columns of at least `LARGE_BYTES`, in the order of the layout.
         digests: The xxh3-64 of each entry of `large`.
         steps: Number of steps.
-        generation: Generation of the policy that chose the actions.
+        generation: Number of the learner thread whose policy chose the actions.
         oldest_version: Lowest policy version among the steps.
         nbytes: Size of all columns before any compression, in bytes.
         images: The observations as image files, if `with_images` has replaced the first entry of `large` by such files; else
@@ -119,7 +126,7 @@ class PackedSegment:
 
 
 def pack_segment(segment: Segment) -> PackedSegment:
-    """Return a finished segment as bytes.
+    """Return a finished segment (consecutive steps of an episode) as bytes, ready to be joined into a message.
 
     Columns of at least `LARGE_BYTES` are not copied, so the caller must not change them. It can reuse the other columns.
 
@@ -179,11 +186,11 @@ def pack_segment(segment: Segment) -> PackedSegment:
 
 
 def join_submit(first_seq: int, want_steps: int, packed: Sequence[PackedSegment], *, coded: bool = False) -> Submit:
-    """Return one message with consecutive segments of a stream.
+    """Return one message `Submit` with packed segments whose sequence numbers are consecutive.
 
     Args:
         first_seq: Sequence number of the first segment.
-        want_steps: Number of steps that the actor wishes to be allowed to send, as in `Heartbeat`.
+        want_steps: Total number of steps that the actor asks to be allowed to send, as in `Heartbeat`.
         packed: The packed segments, in the order of their sequence numbers.
         coded: True to compress the body if that makes it shorter (`rl4sys_zmq.wire.coding`).
     """
@@ -260,7 +267,7 @@ def _large_sections(packed: PackedSegment) -> list[Section]:
 
 
 def _with_layouts(heads: bytes, layouts: Sequence[str], known: Sequence[str]) -> bytes:
-    """Return the joined heads, with the index of each segment's layout in `known` written into its head."""
+    """Write the index of each segment's layout in `known` into the segment's head. Return the joined heads."""
     if len(known) > MAX_LAYOUTS:
         raise ProtocolError(RefusalReason.RANGE, f"{len(known)} layouts in one message; the limit is {MAX_LAYOUTS}")
     out = bytearray(heads)

@@ -1,5 +1,7 @@
 """The conversion of policy specs to documents for message headers, and back.
 
+A policy spec is the description from which an actor builds a policy.
+
 The blob of a spec (further bytes for the code that builds the policy) is not part of the document. It is sent as the body of the
 message.
 """
@@ -33,7 +35,10 @@ _BLOB = "blob"
 
 
 def spec_to_document(spec: PolicySpec) -> dict[str, Any]:
-    """Return the document of a policy spec: a dict of JSON values, with the length and the digest of the blob."""
+    """Return a policy spec (from which an actor builds a policy) as a document: a dict of JSON values.
+
+    Of the blob (further bytes of the spec), the document has only the length and the digest.
+    """
     form: dict[str, Any] = {
         "observation_space": space_to_json(spec.observation_space),
         "action_space": space_to_json(spec.action_space),
@@ -46,17 +51,17 @@ def spec_to_document(spec: PolicySpec) -> dict[str, Any]:
 
 
 def spec_body(spec: PolicySpec) -> tuple[Frame, ...]:
-    """Return the body of a message with this spec: one frame with the blob, or no frame if the blob is empty."""
+    """Return the body of a message with this policy spec: one frame with the spec's blob, or no frame if the blob is empty."""
     return (spec.blob,) if spec.blob else ()
 
 
 def blob_digest(blob: Frame) -> str:
-    """Return the xxh3-128 of a blob in hexadecimal; an empty string for an empty blob."""
+    """Return the checksum (xxh3-128, hexadecimal) of a policy spec's blob; an empty string for an empty blob."""
     return xxhash.xxh3_128_hexdigest(blob) if len(blob) else ""
 
 
 def spec_from_document(form: dict[str, Any], body: Sequence[Frame] = (), held: PolicySpec | None = None) -> PolicySpec:
-    """Return the policy spec that a received document and body describe.
+    """Return the policy spec (from which an actor builds a policy) that a received document and body describe.
 
     The function that builds the policy checks `PolicySpec.document` and the blob later.
 
@@ -96,7 +101,7 @@ def _tensor(name: object, shape: object, dtype: object = FLOAT32) -> TensorSpec:
 
 
 def _blob(announced: object, body: Sequence[Frame]) -> bytes:
-    """Return the blob from the received body, after checks of its length and digest.
+    """Return the blob of a policy spec from a received message body, after checks of its length and digest.
 
     Args:
         announced: Length and digest of the blob, from the document.

@@ -35,9 +35,9 @@ from rl4sys_zmq.wire.values import elements
 __all__ = ["MAX_TREE_FRAMES", "Tree", "drop_unsupported", "pack_tree", "unpack_tree"]
 
 INLINE_BYTES = 2048
-"""Size in bytes up to which an array, string or bytes is part of the skeleton.
+"""Size in bytes up to which an array, string or bytes is part of the skeleton (the msgpack value of a tree).
 
-All of them together can have at most `INLINE_TOTAL_BYTES` there. What does not fit is sent in a frame.
+All of them together can have at most `INLINE_TOTAL_BYTES` there. A part that does not fit is sent in a frame.
 """
 INLINE_TOTAL_BYTES = 128 * 1024
 OWN_FRAME_BYTES = 64 * 1024
@@ -58,11 +58,13 @@ _ALIGN = 8
 
 
 class _IntegerKeyError(Exception):
-    """A dict has a key that is an integer, so it needs the form ``{k: [keys, values]}``."""
+    """An exception inside `_TreePacker`: a dict has an integer key, so it must be encoded as two lists, keys and values."""
 
 
 class _TreePacker:
-    """A packer of one tree. It builds the skeleton (the structure of the tree with its small values) and collects the frames.
+    """A packer of one tree (nested dicts, lists and tuples of arrays, numbers, strings and bytes).
+
+    It builds the skeleton (the structure of the tree with its small values), and collects the large parts in frames.
 
     Attributes:
         copy: True to copy the large parts, which have a frame each. False to send them from the caller's memory.
@@ -122,7 +124,10 @@ class _TreePacker:
             raise PayloadError(f"[{key!r}]{exc.path}", exc.problem) from None
 
     def rare(self, value: Tree, depth: int) -> Any:
-        """Pack a numpy scalar, or an instance of a subclass of a supported type as that type. Refuse anything else."""
+        """Pack a numpy scalar, an array of PyTorch or JAX, or an instance of a subclass of a supported type as that type.
+
+        Refuse anything else.
+        """
         if isinstance(value, np.generic) and not isinstance(value, (str, bytes)):
             dtype = _DTYPES.get(value.dtype)
             if dtype is not None:
@@ -144,7 +149,7 @@ class _TreePacker:
         return self.array(array)
 
     def numbered(self, value: dict[Any, Tree], depth: int) -> Any:
-        """Pack a dict with integer keys."""
+        """Pack a dict with integer keys as two lists, its keys and its values."""
         for key in value:
             if type(key) is not int or not _LOWEST <= key <= _HIGHEST:
                 raise PayloadError("", f"the key {key!r:.60}; keys must be strings, or all of them integers of at most 64 bits")
@@ -200,7 +205,7 @@ class _TreePacker:
         return True
 
     def place(self, data: Frame, size: int) -> list[int]:
-        """Add bytes to the shared frame 0, or as a separate frame if they are long.
+        """Add bytes to the shared first frame, or to a separate frame if they are long.
 
         Returns:
             The index of the frame, the offset of the bytes in the frame, and their number.
@@ -225,7 +230,10 @@ class _TreePacker:
 
 
 def pack_tree(value: Tree, *, copy: bool = False) -> tuple[Any, list[Frame]]:
-    """Return the skeleton and the frames of a tree. A small tree has no frames.
+    """Encode a payload (nested dicts, lists and tuples of arrays, numbers, strings and bytes).
+
+    Return the skeleton (the structure with the small values, for msgpack) and frames with the large parts. A small tree has no
+    frames.
 
     Args:
         value: The tree.
@@ -247,9 +255,9 @@ def pack_tree(value: Tree, *, copy: bool = False) -> tuple[Any, list[Frame]]:
 
 
 def drop_unsupported(value: Any, path: str, depth: int = 0) -> tuple[Tree, list[str]]:
-    """Return a value without the parts that `pack_tree` does not support, and the paths of the removed parts.
+    """Remove the parts of a value that a message cannot contain (`pack_tree`), so that the rest can be sent.
 
-    An example of a value is the ``info`` of an environment.
+    Return the rest, and the paths of the removed parts. An example of a value is the ``info`` of an environment.
 
     Args:
         value: The value.
@@ -288,10 +296,12 @@ def _drop(value: Any, path: str, depth: int, seen: set[int]) -> tuple[Tree, list
 
 
 def unpack_tree(skeleton: Any, frames: Sequence[Frame]) -> Tree:
-    """Return the tree that `pack_tree` encoded. Skeleton and frames can come from an untrusted peer.
+    """Return the payload that `pack_tree` encoded: nested dicts, lists and tuples of arrays, numbers, strings and bytes.
+
+    Skeleton and frames can come from an untrusted peer.
 
     Args:
-        skeleton: The tree with a reference in place of each array, as msgpack has decoded it.
+        skeleton: The tree with a reference to a frame in place of each large part, as msgpack has decoded it.
         frames: The frames of the tree.
 
     Returns:
@@ -304,7 +314,7 @@ def unpack_tree(skeleton: Any, frames: Sequence[Frame]) -> Tree:
 
 
 class _TreeReader:
-    """A reader of one tree from its skeleton and frames.
+    """A reader of one tree (a payload of nested values) from its skeleton (structure with small values) and frames.
 
     Attributes:
         frames: The frames of the tree.
@@ -379,7 +389,7 @@ class _TreeReader:
         raise ProtocolError(RefusalReason.MALFORMED, f"an unknown form {key!r:.20} in a tree")
 
     def numbered(self, keys: object, values: object, depth: int) -> Tree:
-        """Return a dict with integer keys."""
+        """Return the dict with integer keys that was encoded as two lists, its keys and its values."""
         if (
             type(keys) is not list
             or type(values) is not list

@@ -30,7 +30,7 @@ _SCALAR_KEYS = {b"nd", b"type", b"data"}
 
 
 def pack_header(value: object) -> bytes:
-    """Return a header as msgpack bytes.
+    """Return the header of a message (its fields, except large data) as msgpack bytes.
 
     The header can contain None, booleans, numbers, strings, bytes, numpy arrays and scalars, and nested lists and maps of these
     values. The keys of maps are strings.
@@ -58,7 +58,7 @@ def unpack_header(data: bytes | memoryview) -> Any:
 
 
 def unpack_plain(data: bytes | memoryview, pairs: Callable[[list[tuple[Any, Any]]], Any] | None = None) -> Any:
-    """Return one msgpack value of limited size, as msgpack decodes it. Maps that stand for arrays stay maps.
+    """Decode one msgpack value of limited size from an untrusted peer. Maps that stand for arrays stay maps.
 
     Map keys can be strings or bytes.
 
@@ -143,7 +143,7 @@ def _decode(value: Any, depth: int) -> Any:
 
 
 def _array(form: dict[Any, Any]) -> Any:
-    """Return the array or scalar that a map of msgpack-numpy describes.
+    """Return the numpy array or scalar that a map in a received message describes, in the form of msgpack-numpy.
 
     The dtype is looked up in a table. It is never built from the sender's text.
     """

@@ -5,8 +5,8 @@ duplicates: the next number that the receiver expects, also called the *mark*. `
 numbers.
 
 The calls of a *session* (one connection of a caller) can run in any order, and the reply to a repeated call must be sent again.
-A `SessionReplies` therefore keeps the calls that wait or run, and the replies that the caller possibly did not receive.
-`ServerCalls` limits the memory for all sessions of a server.
+A `SessionCalls` therefore keeps the calls that wait or run, and the replies that the caller possibly did not receive.
+`CallDeduplicator` limits the memory for all sessions of a server.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def count_received(mark: int, first: int, count: int) -> int:
 
 
 @dataclass(slots=True)
-class SessionReplies(Generic[Request, Reply]):
+class SessionCalls(Generic[Request, Reply]):
     """The calls and replies of one session (one connection of a caller), kept to answer a call that arrives again.
 
     Attributes:
@@ -58,14 +58,14 @@ class SessionReplies(Generic[Request, Reply]):
     replies: dict[int, Reply] = field(default_factory=dict)
 
 
-class ServerCalls(Generic[Request, Reply]):
+class CallDeduplicator(Generic[Request, Reply]):
     """The calls and kept replies of all sessions of one server, so that it runs no call twice.
 
     A session is one connection of a caller. The class limits the number of sessions and the memory for kept replies.
     """
 
     def __init__(self) -> None:
-        self._windows: OrderedDict[int, SessionReplies[Request, Reply]] = OrderedDict()
+        self._windows: OrderedDict[int, SessionCalls[Request, Reply]] = OrderedDict()
         self._kept_bytes = 0
 
     def __len__(self) -> int:
@@ -86,10 +86,10 @@ class ServerCalls(Generic[Request, Reply]):
                 break
             self._windows.popitem(last=False)
             self._discard(oldest, 1 << 64)
-        self._windows[session] = SessionReplies(number, now)
+        self._windows[session] = SessionCalls(number, now)
         return number
 
-    def find(self, session: int, acked: int, now: float) -> SessionReplies[Request, Reply] | None:
+    def find(self, session: int, acked: int, now: float) -> SessionCalls[Request, Reply] | None:
         """Return the calls and replies of the session (connection of a caller) of a new call. None if it is not open.
 
         The call contains `acked`: the caller has received the replies to all calls with lower numbers than this. The method
@@ -122,7 +122,7 @@ class ServerCalls(Generic[Request, Reply]):
             while oldest.replies and self._kept_bytes > MAX_KEPT_BYTES:
                 self._discard(oldest, min(oldest.replies) + 1)
 
-    def _discard(self, window: SessionReplies[Request, Reply], below: int) -> None:
+    def _discard(self, window: SessionCalls[Request, Reply], below: int) -> None:
         """Discard the kept replies of one session to calls with numbers below `below`."""
         window.acked = below
         for number in [n for n in window.replies if n < below]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl4sys_zmq import dedup
-from rl4sys_zmq.dedup import ServerCalls, count_received
+from rl4sys_zmq.dedup import CallDeduplicator, count_received
 from rl4sys_zmq.liveness import SESSION_S
 
 
@@ -17,7 +17,7 @@ def test_received_items_are_those_below_the_mark(mark: int, first: int, count: i
 
 
 def test_a_reply_is_kept_until_it_is_acknowledged() -> None:
-    windows: ServerCalls[str, list[bytes]] = ServerCalls()
+    windows: CallDeduplicator[str, list[bytes]] = CallDeduplicator()
     windows.open(1, 0, 0.0)
     window = windows.find(1, 0, 0.0)
     assert window is not None
@@ -32,7 +32,7 @@ def test_a_reply_is_kept_until_it_is_acknowledged() -> None:
 
 
 def test_a_call_without_a_reply_to_keep_is_over() -> None:
-    windows: ServerCalls[str, list[bytes]] = ServerCalls()
+    windows: CallDeduplicator[str, list[bytes]] = CallDeduplicator()
     windows.open(1, 0, 0.0)
     window = windows.find(1, 0, 0.0)
     assert window is not None
@@ -44,7 +44,7 @@ def test_a_call_without_a_reply_to_keep_is_over() -> None:
 
 def test_a_caller_that_never_acknowledges_loses_its_oldest_replies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dedup, "MAX_KEPT_REPLIES", 2)
-    windows: ServerCalls[str, list[bytes]] = ServerCalls()
+    windows: CallDeduplicator[str, list[bytes]] = CallDeduplicator()
     windows.open(1, 0, 0.0)
     for number in (5, 4, 6):
         windows.finish(1, number, [b"reply"])
@@ -54,7 +54,7 @@ def test_a_caller_that_never_acknowledges_loses_its_oldest_replies(monkeypatch: 
 
 def test_sessions_end_after_a_silence_or_beyond_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dedup, "MAX_SESSIONS", 3)
-    windows: ServerCalls[str, list[bytes]] = ServerCalls()
+    windows: CallDeduplicator[str, list[bytes]] = CallDeduplicator()
     for session in (1, 2, 3):
         assert windows.open(session, 10 * session, float(session)) == 10 * session
     assert windows.open(1, 99, 3.0) == 10

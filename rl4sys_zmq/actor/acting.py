@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.actor.action import RL4SysAction, new_action, new_actions
 from rl4sys_zmq.actor.components import AgentComponents
 from rl4sys_zmq.actor.inputs import InputValidator, inputs_for
-from rl4sys_zmq.actor.recorded import ColumnActionSelector
+from rl4sys_zmq.actor.recorded import ExtraColumnActionSelector
 from rl4sys_zmq.actor.segments import PolicyStamp
 from rl4sys_zmq.actor.trajectory import RL4SysTrajectory, TrajectoryManager
 from rl4sys_zmq.errors import ActionError, BadInput, CallError, PolicyStale
@@ -52,7 +52,7 @@ class FallbackActions:
     """
 
     def __init__(
-        self, context: AgentComponents, spec: PolicySpec, baseline: Baseline | None, recorder: ColumnActionSelector | None
+        self, context: AgentComponents, spec: PolicySpec, baseline: Baseline | None, recorder: ExtraColumnActionSelector | None
     ) -> None:
         config = context.config
         self._context = context
@@ -230,7 +230,7 @@ class ActionSelector:
         else:
             self.episodes = before.episodes
             self.episodes.use(spec, self._inputs, rollout)
-        self._recorder = ColumnActionSelector(spec, context.config.explore) if spec.columns else None
+        self._recorder = ExtraColumnActionSelector(spec, context.config.explore) if spec.columns else None
         self._fallback = FallbackActions(context, spec, baseline, self._recorder)
         self._weight_subscriber, self._pending, self._threads = context.io.weight_subscriber, context.pending, context.threads
         self._remote = context.remote

@@ -24,8 +24,8 @@ from rl4sys_zmq.actor.acting import ActionSelector, StartupActionSelector
 from rl4sys_zmq.actor.action import RL4SysAction
 from rl4sys_zmq.actor.components import AgentComponents
 from rl4sys_zmq.actor.io import ActorIOThread
-from rl4sys_zmq.actor.remote import RemotePolicyStub
-from rl4sys_zmq.actor.rl4sys import RL4SysAttributes
+from rl4sys_zmq.actor.remote import PlaceholderPolicy
+from rl4sys_zmq.actor.rl4sys import RL4SysCompatibility
 from rl4sys_zmq.actor.session_parameters import SessionParameters
 from rl4sys_zmq.actor.trajectory import RL4SysTrajectory
 from rl4sys_zmq.config import AgentConfig
@@ -61,7 +61,7 @@ The fork handler marks them as forked in a child process. The exit handler flush
 """
 
 
-class RL4SysAgent(RL4SysAttributes, Resource):
+class RL4SysAgent(RL4SysCompatibility, Resource):
     """An actor: it acts with the learner's newest policy and sends the steps to the learner.
 
     ::
@@ -479,7 +479,7 @@ class RL4SysAgent(RL4SysAttributes, Resource):
         """Create the object that chooses actions until the first policy arrives: by the baseline, or at random. Return it."""
         spaces = cast(ObservationSpace, self.config.observation_space), cast(Space, self.config.action_space)
         spec = self._spec = PolicySpec(*spaces, kind="none", tensors=(TensorSpec("none", (0,)),))
-        self._context.no_policy = RemotePolicyStub(spec, 0, -1, 0)
+        self._context.no_policy = PlaceholderPolicy(spec, 0, -1, 0)
         acting = self._startup = StartupActionSelector(self._context, spec, 0, self._baseline)
         self._episodes = acting.episodes
         return acting

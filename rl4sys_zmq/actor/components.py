@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rl4sys_zmq.actor.io import ActorIOThread
-from rl4sys_zmq.actor.remote import InferenceCaller, RemotePolicyStub
+from rl4sys_zmq.actor.remote import InferenceCaller, PlaceholderPolicy
 from rl4sys_zmq.actor.segment_queue import Outbox
 from rl4sys_zmq.actor.segments import LateRewardQueue, PolicyStamp
 from rl4sys_zmq.config import AgentConfig
@@ -117,7 +117,7 @@ class AgentComponents:
         self.actor_id = config.actor_id or uuid.uuid4().hex
         self.owner: object = object() if parent is None else parent.owner
         self.counters = counters
-        self.no_policy: RemotePolicyStub | None = parent.no_policy if parent is not None else None
+        self.no_policy: PlaceholderPolicy | None = parent.no_policy if parent is not None else None
         self.closed = False
         self._waits = config.overflow == "wait" and config.explore
         self.outbox = Outbox(config.queue_items, config.queue_bytes, drops=config.overflow == "drop_oldest")

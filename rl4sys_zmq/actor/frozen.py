@@ -16,7 +16,7 @@ from rl4sys_zmq.actor.acting import Baseline, idle_action, with_leading_axis
 from rl4sys_zmq.actor.action import RL4SysAction, new_action, new_actions
 from rl4sys_zmq.actor.components import CurrentThreadState
 from rl4sys_zmq.actor.inputs import inputs_for
-from rl4sys_zmq.actor.recorded import ColumnAction, ColumnActionSelector
+from rl4sys_zmq.actor.recorded import ExtraColumnAction, ExtraColumnActionSelector
 from rl4sys_zmq.actor.segments import PolicyStamp
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ActionError, Closed
@@ -96,7 +96,7 @@ class FrozenAgent(Resource):
         self._spec, self._policy = stored.spec, build_policy(stored.spec, stored.snapshot)
         self._explore, self._baseline = explore, baseline
         self._inputs = inputs_for(stored.spec.observation_space, stored.spec.action_space)
-        self._recorder = ColumnActionSelector(stored.spec, explore) if stored.spec.columns else None
+        self._recorder = ExtraColumnActionSelector(stored.spec, explore) if stored.spec.columns else None
         self._counters = Counters()
         self._ids = random.Random()
         seed = seed if seed is not None else random.SystemRandom().getrandbits(128)
@@ -190,7 +190,7 @@ class FrozenAgent(Resource):
             traj.steps += 1
             traj.last = action
             self._counters.add("steps")
-            if isinstance(action, ColumnAction):
+            if isinstance(action, ExtraColumnAction):
                 traj.state = action.state
 
     def update_action_reward(self, action: RL4SysAction, reward: object) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from rl4sys_zmq.actor.batch_sender import BatchSender
 from rl4sys_zmq.actor.io_scheduler import REST_S, IOThrottle
 from rl4sys_zmq.actor.segment_queue import MemorySegmentQueue, Outbox, SegmentQueue
-from rl4sys_zmq.actor.session_parameters import SegmentAdmission, SessionParameters
+from rl4sys_zmq.actor.session_parameters import SegmentStartConditions, SessionParameters
 from rl4sys_zmq.actor.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
@@ -31,8 +31,8 @@ from rl4sys_zmq.delivery import (
     SessionJoined,
     SessionRefused,
     SessionState,
+    SessionTemporarilyRefused,
     StreamRestarted,
-    TemporaryRefusal,
 )
 from rl4sys_zmq.errors import ClientFailed, HandshakeRefused, ProtocolError, RefusalReason, RL4SysError
 from rl4sys_zmq.liveness import IO_RESTART
@@ -94,7 +94,7 @@ class ActorIOThread(Worker):
         self.current_at = self.starting_at = float("-inf")
         self.changed = threading.Condition()
         self.counters = Counters()
-        self.credit_gate = SegmentAdmission(0, 0, 0, None, "the learner to answer")
+        self.credit_gate = SegmentStartConditions(0, 0, 0, None, "the learner to answer")
         self.want_steps = 0
         self.flushing = 0
         self.waiting = 0
@@ -445,7 +445,7 @@ class ActorIOThread(Worker):
                     self._on_raised(incarnation)
                 case SessionRefused(refused):
                     self._on_rejected(refused)
-                case TemporaryRefusal(refused):
+                case SessionTemporarilyRefused(refused):
                     if refused.code == RefusalReason.STARTING:
                         self.starting_at = time.monotonic()
                     if refused.code != RefusalReason.NO_SESSION:
@@ -528,7 +528,7 @@ class ActorIOThread(Worker):
         stage = "credit or newer weights" if joined else self._stage
         if joined and self.policy is None:
             stage = "the first weights"
-        credit_gate = SegmentAdmission(limit, generation, session.min_version, self._error, stage)
+        credit_gate = SegmentStartConditions(limit, generation, session.min_version, self._error, stage)
         if credit_gate != self.credit_gate or self.flushing:
             with self.changed:
                 self.credit_gate = credit_gate
@@ -539,12 +539,12 @@ class ActorIOThread(Worker):
             log.warning("%s: %s", self._config.client_id, error)
         self._error = error
         with self.changed:
-            self.credit_gate = SegmentAdmission(0, self.credit_gate.generation, 0, error, self.credit_gate.stage)
+            self.credit_gate = SegmentStartConditions(0, self.credit_gate.generation, 0, error, self.credit_gate.stage)
             self._notify()
 
     def _set_stage(self, stage: str) -> None:
         self._stage = stage
-        self.credit_gate = SegmentAdmission(0, self.credit_gate.generation, 0, self._error, stage)
+        self.credit_gate = SegmentStartConditions(0, self.credit_gate.generation, 0, self._error, stage)
 
     def _notify(self) -> None:
         """Wake the host threads that wait. The caller holds the lock of `changed`, which requests for actions never take."""
@@ -563,6 +563,6 @@ def _last_policy(config: AgentConfig, weight_subscriber: WeightSubscriber, count
 def _network(config: AgentConfig) -> SocketFactory:
     if not config.sidecar:
         return LocalSocketFactory()
-    from rl4sys_zmq.transports.relay import SidecarSocketFactory
+    from rl4sys_zmq.transports.sidecar_sockets import SidecarSocketFactory
 
     return SidecarSocketFactory()

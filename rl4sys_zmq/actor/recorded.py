@@ -23,10 +23,10 @@ from rl4sys_zmq.values.trees import Tree
 if TYPE_CHECKING:
     from rl4sys_zmq.actor.components import ThreadState
 
-__all__ = ["ColumnSegmentWriter", "ColumnAction", "ColumnActionSelector", "recorded_actions"]
+__all__ = ["ExtraColumnSegmentWriter", "ExtraColumnAction", "ExtraColumnActionSelector", "recorded_actions"]
 
 
-class ColumnAction(RL4SysAction):
+class ExtraColumnAction(RL4SysAction):
     """An action of a policy with extra columns (further values that the policy records with each step).
 
     Attributes:
@@ -47,7 +47,7 @@ class ColumnAction(RL4SysAction):
         return {**super().data, **self.columns}
 
 
-class ColumnActionSelector:
+class ExtraColumnActionSelector:
     """The object that chooses actions by a policy with extra columns (further values that it records with each step).
 
     It calls the policy, and checks the columns that the policy returns. One object serves all versions of the policy.
@@ -61,7 +61,7 @@ class ColumnActionSelector:
 
     def choose(
         self, policy: Policy, thread: ThreadState, state: Any, observation: Tree, mask: NDArray[np.bool_] | None
-    ) -> ColumnAction:
+    ) -> ExtraColumnAction:
         """Choose an action for one observation, with the policy in a given state.
 
         Args:
@@ -85,7 +85,7 @@ class ColumnActionSelector:
         states: Sequence[Any],
         observations: Tree,
         masks: NDArray[np.bool_] | None,
-    ) -> list[ColumnAction]:
+    ) -> list[ExtraColumnAction]:
         """Choose an action for each of ``N`` observations, as `choose` does for one.
 
         Args:
@@ -146,8 +146,8 @@ def _action(
     thread: ThreadState,
     mask: NDArray[np.bool_] | None,
     before: Any,
-) -> ColumnAction:
-    action = ColumnAction()
+) -> ExtraColumnAction:
+    action = ExtraColumnAction()
     action.obs = observation
     action.raw, action.act, action.log_prob, action.columns, action.state = choice
     action.before = before
@@ -158,7 +158,7 @@ def _action(
     return action
 
 
-class ColumnSegmentWriter(SegmentWriter):
+class ExtraColumnSegmentWriter(SegmentWriter):
     """The columns of an unfinished segment (run of steps) of a policy that records further values (extra columns).
 
     `stamp` stays None. So `RL4SysAgent.add_to_trajectory` never uses its fast path, but calls `TrajectoryManager.add`, which
@@ -186,7 +186,7 @@ class ColumnSegmentWriter(SegmentWriter):
 
     def write(self, step: EpisodeStep) -> None:
         """Write one step as the next row of all columns."""
-        assert isinstance(step, ColumnAction)
+        assert isinstance(step, ExtraColumnAction)
         row, columns = self.steps, step.columns
         super().write(step)
         self.stamp = None
@@ -201,11 +201,11 @@ class ColumnSegmentWriter(SegmentWriter):
 
         Otherwise the step belongs into a new segment.
         """
-        return isinstance(step, ColumnAction) and step.before is self.state
+        return isinstance(step, ExtraColumnAction) and step.before is self.state
 
     def read(self, row: int, step: EpisodeStep, owner: object) -> None:
-        """Fill `step`, a new `ColumnAction`, with copies of a row. The policy's states become None, as rows have no states."""
-        assert isinstance(step, ColumnAction)
+        """Fill `step`, a new `ExtraColumnAction`, with copies of a row. The policy's states become None: rows have none."""
+        assert isinstance(step, ExtraColumnAction)
         super().read(row, step, owner)
         step.columns = {name: np.array(column[row]) for name, column in self._extras.items()}
         step.before = step.state = None
@@ -233,7 +233,7 @@ def recorded_actions(writer: SegmentWriter, owner: object, known: Iterable[RL4Sy
 
 
 def _recorded_action(writer: SegmentWriter, row: int, owner: object) -> RL4SysAction:
-    action = ColumnAction() if isinstance(writer, ColumnSegmentWriter) else RL4SysAction()
+    action = ExtraColumnAction() if isinstance(writer, ExtraColumnSegmentWriter) else RL4SysAction()
     writer.read(row, action, owner)
     action.act, action.done = action.raw, False
     return action

@@ -31,7 +31,7 @@ from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 if TYPE_CHECKING:
     from rl4sys_zmq.rpc import Caller
 
-__all__ = ["Answer", "RemotePolicyStub", "InferenceCaller"]
+__all__ = ["Answer", "PlaceholderPolicy", "InferenceCaller"]
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ Answer = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], tuple[int, int]]
 log-probabilities ``[N]``, and the (generation, version) of the policy that chose them."""
 
 
-class RemotePolicyStub:
+class PlaceholderPolicy:
     """A placeholder for the policy of an actor without weights.
 
     An actor with ``inference: remote`` gets all its actions from the learner. The placeholder then has the version of the

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec
 
-__all__ = ["KeywordLogger", "RL4SysAttributes"]
+__all__ = ["KeywordLogger", "RL4SysCompatibility"]
 
 if TYPE_CHECKING:
     _Adapter = logging.LoggerAdapter[logging.Logger]
@@ -31,7 +31,7 @@ class KeywordLogger(_Adapter):
         return (f"{msg} ({pairs})" if pairs else msg), known
 
 
-class RL4SysAttributes:
+class RL4SysCompatibility:
     """The attributes that programs written for RL4Sys (an earlier library with the same calls) read from an agent.
 
     Each access reads the configuration and the policy.

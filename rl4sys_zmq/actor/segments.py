@@ -21,7 +21,7 @@ from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space
 from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire import action_dtype
 
-__all__ = ["EpisodePendingSegments", "LateRewardQueue", "SegmentWriter", "PolicyStamp", "EpisodeStep"]
+__all__ = ["PendingEpisodeSegments", "LateRewardQueue", "SegmentWriter", "PolicyStamp", "EpisodeStep"]
 
 log = logging.getLogger(__name__)
 
@@ -326,7 +326,7 @@ class SegmentWriter:
         self._reward_cells: Any = self.rewards.data
 
 
-class EpisodePendingSegments:
+class PendingEpisodeSegments:
     """The segments (runs of steps) of one episode that get no more steps and wait for late rewards.
 
     Only `LateRewardQueue` changes this object, under its lock.
@@ -369,11 +369,11 @@ class LateRewardQueue:
         self._wake = wake
         self._lock = threading.RLock()
         self._warned = False
-        self.late: list[tuple[float, EpisodePendingSegments, SegmentWriter]] = []
+        self.late: list[tuple[float, PendingEpisodeSegments, SegmentWriter]] = []
         self.episodes = 0
         self.returns: deque[float] = deque(maxlen=RECENT_EPISODES)
 
-    def close(self, closed: EpisodePendingSegments, writer: SegmentWriter) -> None:
+    def close(self, closed: PendingEpisodeSegments, writer: SegmentWriter) -> None:
         """Add the next closed segment (run of steps) of an episode.
 
         It goes to the outbox (the queue for sending) at once, if it has all rewards and no earlier segment waits.
@@ -441,7 +441,7 @@ class LateRewardQueue:
                 self._outbox.dropped.add("reward_timeout")
                 self._release(closed)
 
-    def _release(self, closed: EpisodePendingSegments) -> None:
+    def _release(self, closed: PendingEpisodeSegments) -> None:
         """Queue the episode's closed segments (runs of steps) for sending, in order, up to the first with a missing reward."""
         while closed.writers and not closed.writers[0].missing:
             writer = closed.writers.pop(0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rl4sys_zmq.errors import RL4SysError
 from rl4sys_zmq.wire.messages import Welcome
 
-__all__ = ["SegmentAdmission", "SessionParameters"]
+__all__ = ["SegmentStartConditions", "SessionParameters"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class SessionParameters:
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentAdmission:
+class SegmentStartConditions:
     """The conditions under which a host thread can start a new segment (run of steps), with ``overflow: wait``. Immutable.
 
     Attributes:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from rl4sys_zmq.actor.action import RL4SysAction
 from rl4sys_zmq.actor.components import AgentComponents
 from rl4sys_zmq.actor.inputs import InputValidator
-from rl4sys_zmq.actor.recorded import ColumnAction, ColumnSegmentWriter, recorded_actions
-from rl4sys_zmq.actor.segments import EpisodePendingSegments, SegmentWriter
+from rl4sys_zmq.actor.recorded import ExtraColumnAction, ExtraColumnSegmentWriter, recorded_actions
+from rl4sys_zmq.actor.segments import PendingEpisodeSegments, SegmentWriter
 from rl4sys_zmq.errors import ActionError, ObservationError, RewardError
 from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.values import PolicySpec
@@ -65,7 +65,7 @@ class RL4SysTrajectory:
         self.completed = False
         self.steps_before = 0
         self.writer = writer
-        self.closed = EpisodePendingSegments(episode_id)
+        self.closed = PendingEpisodeSegments(episode_id)
         self.last: RL4SysAction | None = None
         self.marked: RL4SysAction | None = None
         self.policy: Policy | None = None
@@ -271,7 +271,7 @@ class TrajectoryManager:
     def _new_writer(self, max_steps: int, segment_index: int) -> SegmentWriter:
         spec = self._spec
         if spec.columns:
-            return ColumnSegmentWriter(spec.observation_space, spec.action_space, max_steps, segment_index, spec.columns)
+            return ExtraColumnSegmentWriter(spec.observation_space, spec.action_space, max_steps, segment_index, spec.columns)
         return SegmentWriter(spec.observation_space, spec.action_space, max_steps, segment_index)
 
     def add(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
@@ -300,7 +300,7 @@ class TrajectoryManager:
             self._add_late(traj, action)
             return
         traj.last = action
-        if isinstance(action, ColumnAction):
+        if isinstance(action, ExtraColumnAction):
             traj.state = action.state
         if not self._stores:
             return

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from rl4sys_zmq.actor.remote import RemotePolicyStub
+from rl4sys_zmq.actor.remote import PlaceholderPolicy
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused, ProtocolError, RefusalReason, RL4SysError, WeightsError
@@ -73,7 +73,7 @@ class WeightSubscriber:
             fetch: A function that sends a `FetchWeights` message to the learner if there is a session. It must not raise.
             swapped: A function that is called after each change to a new policy.
             config: The actor's configuration, with which the policy must agree. With ``inference: remote`` the actor needs no
-                weights (`RemotePolicyStub`).
+                weights (`PlaceholderPolicy`).
         """
         self.policy: Policy | None = None
         self.spec: PolicySpec | None = None
@@ -305,13 +305,13 @@ class WeightSubscriber:
         Any thread can call this method. It has an effect only for an actor with ``inference: remote``.
         """
         policy = self.policy
-        if isinstance(policy, RemotePolicyStub) and stamp[0] == policy.generation and stamp[1] > policy.version:
-            self.policy = RemotePolicyStub(policy.spec, *stamp, 0)
+        if isinstance(policy, PlaceholderPolicy) and stamp[0] == policy.generation and stamp[1] > policy.version:
+            self.policy = PlaceholderPolicy(policy.spec, *stamp, 0)
 
     def _note(self, generation: int, version: int, digest: int) -> None:
         """Record the newest version that the learner announces, for an actor without weights (``inference: remote``)."""
         assert self.spec is not None
-        self.policy = RemotePolicyStub(self.spec, generation, version, digest)
+        self.policy = PlaceholderPolicy(self.spec, generation, version, digest)
         self._swapped()
 
     def _before(self) -> PolicySnapshot | None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.images import ImageFormat
 from rl4sys_zmq.values import Segment
-from rl4sys_zmq.wire import SubmitReader, join_submit, pack_segment, with_images
+from rl4sys_zmq.wire import SegmentBatchReader, join_submit, pack_segment, with_images
 
 __all__ = ["CODECS", "SCENES", "CodingResult", "measure_coding", "measure_images"]
 
@@ -65,8 +65,8 @@ def measure_coding(env_id: str, batch: int, seed: int) -> CodingResult:
     parts = [packed[i : i + batch] for i in range(0, SEGMENTS, batch)]
     plain_s, plain = _timed(lambda: [join_submit(0, 0, part) for part in parts])
     coded_s, coded = _timed(lambda: [join_submit(0, 0, part, coded=True) for part in parts])
-    read_plain_s, _ = _timed(lambda: [SubmitReader(message) for message in plain])
-    read_coded_s, _ = _timed(lambda: [SubmitReader(message) for message in coded])
+    read_plain_s, _ = _timed(lambda: [SegmentBatchReader(message) for message in plain])
+    read_coded_s, _ = _timed(lambda: [SegmentBatchReader(message) for message in coded])
     plain_bytes, coded_bytes = (sum(len(f) for message in sent for f in message.body) / SEGMENTS for sent in (plain, coded))
     each_us = 1e6 / SEGMENTS
     return CodingResult(plain_bytes, coded_bytes, each_us * (coded_s - plain_s), each_us * (read_coded_s - read_plain_s))
@@ -91,8 +91,8 @@ def measure_images(scene: str, codec: ImageFormat | None, seed: int) -> CodingRe
         coded_s, coded = _timed(lambda: join_submit(0, 0, [packed], coded=True), 3)
     else:
         coded_s, coded = _timed(lambda: join_submit(0, 0, [with_images(packed, codec)]), 3)
-    read_plain_s, _ = _timed(lambda: SubmitReader(plain).segments())
-    read_coded_s, (got,) = _timed(lambda: SubmitReader(coded).segments(), 3)
+    read_plain_s, _ = _timed(lambda: SegmentBatchReader(plain).segments())
+    read_coded_s, (got,) = _timed(lambda: SegmentBatchReader(coded).segments(), 3)
     error = float(np.abs(got.observations.astype(np.int16) - images).mean())
     each_us = 1e6 / IMAGES
     plain_bytes, coded_bytes = (sum(map(len, message.body)) / IMAGES for message in (plain, coded))

@@ -25,7 +25,7 @@ from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
 from rl4sys_zmq.values import BoxSpace, ObservationSpace, Segment, Space, space_to_json
 
-__all__ = ["IngressRate", "append_rate", "ours", "raw"]
+__all__ = ["IngressMeasurement", "append_rate", "ours", "raw"]
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ ALGORITHM = "COUNTS"
 
 
 @dataclass(frozen=True)
-class IngressRate:
+class IngressMeasurement:
     """The measured speed of a process that receives trajectories.
 
     Attributes:
@@ -78,7 +78,7 @@ def _build(
 
 def ours(
     payload: TrajectoryKind, *, batch: int, actors: int, seconds: float, fsync: str = "", folder: Path | None = None
-) -> IngressRate:
+) -> IngressMeasurement:
     """Measure the steps per second that a learner of this library receives from several sending processes.
 
     Args:
@@ -113,10 +113,10 @@ def ours(
             journal = learner.status()["journal"] if fsync else None
         per = counting.segments / journal["commits"] if journal else 0.0
     IngressCountingAlgorithm.made.clear()
-    return IngressRate(*rate, per)
+    return IngressMeasurement(*rate, per)
 
 
-def raw(payload: TrajectoryKind, *, batch: int, actors: int, seconds: float) -> IngressRate:
+def raw(payload: TrajectoryKind, *, batch: int, actors: int, seconds: float) -> IngressMeasurement:
     """Measure the reference for a learner that keeps its data in memory: a plain ROUTER loop that receives the same messages.
 
     The messages have the same number of bytes and frames.
@@ -140,7 +140,7 @@ def raw(payload: TrajectoryKind, *, batch: int, actors: int, seconds: float) -> 
     try:
         with _processes([(send_raw, (f"tcp://127.0.0.1:{port}", sizes))] * actors, seconds):
             _wait_for(lambda: messages[0])
-            return IngressRate(*_measure(lambda: messages[0] * batch * payload.steps, seconds))
+            return IngressMeasurement(*_measure(lambda: messages[0] * batch * payload.steps, seconds))
     finally:
         ending.set()
         thread.join()
@@ -150,7 +150,7 @@ def raw(payload: TrajectoryKind, *, batch: int, actors: int, seconds: float) -> 
 
 def append_rate(
     payload: TrajectoryKind, *, batch: int, items_per_commit: float, seconds: float, folder: Path | None = None
-) -> IngressRate:
+) -> IngressMeasurement:
     """Measure the reference for a learner that records received data on disk: a loop that appends the same bytes to a file.
 
     The loop calls `fdatasync` after each `items_per_commit` trajectories, as many as the learner writes together.
@@ -164,7 +164,7 @@ def append_rate(
             done += 1
         took = time.monotonic() - began
     steps = done * items_per_commit * payload.steps
-    return IngressRate(steps / took, (time.process_time() - cpu) / took, items_per_commit)
+    return IngressMeasurement(steps / took, (time.process_time() - cpu) / took, items_per_commit)
 
 
 def _measure(count: Callable[[], int], seconds: float) -> tuple[float, float]:

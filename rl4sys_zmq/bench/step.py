@@ -20,7 +20,7 @@ from rl4sys_zmq.bench.counting import ALGORITHM, HIDDEN, ROLLOUT
 from rl4sys_zmq.bench.pairs import PairedFigures
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
-__all__ = ["ACTIONS", "OBSERVATION", "StepTimes", "forward_only", "measure_step", "plain_step"]
+__all__ = ["ACTIONS", "OBSERVATION", "StepTimeComparison", "forward_only", "measure_step", "plain_step"]
 
 OBSERVATION, ACTIONS = 8, 4
 SEED = 1
@@ -31,7 +31,7 @@ Step = Callable[[NDArray[np.float32], float], object]
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class StepTimeComparison:
     """The times of a step with this library and with a plain function, in microseconds.
 
     Attributes:
@@ -163,7 +163,7 @@ def times_us(step: Step, count: int, pause_s: float = 0.0) -> NDArray[np.float64
     return (taken - empty) / 1000
 
 
-def measure_step(address: str, pairs: int, steps: int, pause_s: float = 0.0) -> StepTimes:
+def measure_step(address: str, pairs: int, steps: int, pause_s: float = 0.0) -> StepTimeComparison:
     """Measure a step with an agent and a step with the plain function alternately.
 
     Args:
@@ -183,7 +183,7 @@ def measure_step(address: str, pairs: int, steps: int, pause_s: float = 0.0) -> 
             medians.append((float(np.median(taken[ours])), float(np.median(taken[plain]))))
             p99.append((float(np.percentile(taken[ours], 99)), float(np.percentile(taken[plain], 99))))
             alone.append(float(np.median(times_us(forward, steps // 4))))
-    return StepTimes(_pairs(medians), _pairs(p99), float(np.median(alone)))
+    return StepTimeComparison(_pairs(medians), _pairs(p99), float(np.median(alone)))
 
 
 def _pairs(figures: list[tuple[float, float]]) -> PairedFigures:

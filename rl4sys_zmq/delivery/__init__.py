@@ -4,8 +4,8 @@
 - `SegmentStream`: the learner's record of the segments of one actor. `StreamTable`: the streams of one client.
 - `take_submit`: separates the new, duplicate and malformed segments of a message. `replay_entry`: prepares segments of the
   journal for the learner thread after a rollback to a checkpoint.
-- `CreditPool`: divides the steps that a learner thread can use among its actors. `TransitCounts`: counts the data between the
-  gateway and that thread.
+- `CreditAllocator`: divides the steps that a learner thread can use among its actors. `LearnerThreadBacklog`: counts the data
+  between the gateway and that thread.
 - `StallTimer`: detects a client that makes no progress although it could.
 - `Journal`: the interface of the record of accepted segments. `DiskJournal` writes a file, in a thread. `MemoryJournal` stores
   nothing and reports every segment as committed at once.
@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING
 from rl4sys_zmq._lazy import lazy_getattr
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.delivery.credit import CreditPool
-    from rl4sys_zmq.delivery.intake import JournalEntryPart, SubmitResult, replay_entry, take_submit
+    from rl4sys_zmq.delivery.credit import CreditAllocator
+    from rl4sys_zmq.delivery.intake import ReplayPart, SubmitResult, replay_entry, take_submit
     from rl4sys_zmq.delivery.journal import (
         ClientRow,
         Journal,
@@ -51,13 +51,13 @@ if TYPE_CHECKING:
         SessionJoined,
         SessionRefused,
         SessionState,
+        SessionTemporarilyRefused,
         StreamRestarted,
-        TemporaryRefusal,
     )
     from rl4sys_zmq.delivery.stall import STALL_S, StallTimer, stall_reason
     from rl4sys_zmq.delivery.stream import Key, SegmentStream
-    from rl4sys_zmq.delivery.table import AcceptedHello, StreamTable
-    from rl4sys_zmq.delivery.transit import DataAmount, TransitCounts
+    from rl4sys_zmq.delivery.table import OpenedSession, StreamTable
+    from rl4sys_zmq.delivery.transit import DataAmount, LearnerThreadBacklog
 
 __all__ = [
     "FIELD_RATE",
@@ -65,7 +65,7 @@ __all__ = [
     "Action",
     "ActorSession",
     "ClientRow",
-    "CreditPool",
+    "CreditAllocator",
     "JournalEntry",
     "SubmitResult",
     "SessionJoined",
@@ -74,13 +74,13 @@ __all__ = [
     "JournalHealth",
     "DataAmount",
     "MemoryJournal",
-    "AcceptedHello",
+    "OpenedSession",
     "JournalPage",
     "ReplaceSockets",
     "Reconnect",
     "SessionRefused",
     "StreamRestarted",
-    "JournalEntryPart",
+    "ReplayPart",
     "JournalContent",
     "SendMessage",
     "SessionState",
@@ -88,8 +88,8 @@ __all__ = [
     "SegmentStream",
     "StreamRow",
     "StreamTable",
-    "TransitCounts",
-    "TemporaryRefusal",
+    "LearnerThreadBacklog",
+    "SessionTemporarilyRefused",
     "replay_entry",
     "stall_reason",
     "take_submit",
@@ -98,10 +98,10 @@ __all__ = [
 __getattr__ = lazy_getattr(
     __name__,
     {
-        "credit": ("CreditPool",),
+        "credit": ("CreditAllocator",),
         "intake": (
             "SubmitResult",
-            "JournalEntryPart",
+            "ReplayPart",
             "replay_entry",
             "take_submit",
         ),
@@ -126,7 +126,7 @@ __getattr__ = lazy_getattr(
             "StreamRestarted",
             "SendMessage",
             "SessionState",
-            "TemporaryRefusal",
+            "SessionTemporarilyRefused",
         ),
         "stall": (
             "STALL_S",
@@ -138,12 +138,12 @@ __getattr__ = lazy_getattr(
             "SegmentStream",
         ),
         "table": (
-            "AcceptedHello",
+            "OpenedSession",
             "StreamTable",
         ),
         "transit": (
             "DataAmount",
-            "TransitCounts",
+            "LearnerThreadBacklog",
         ),
     },
 )

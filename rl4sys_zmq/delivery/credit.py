@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rl4sys_zmq.delivery.stream import SegmentStream
-from rl4sys_zmq.delivery.transit import TransitCounts
+from rl4sys_zmq.delivery.transit import LearnerThreadBacklog
 
-__all__ = ["IDLE_S", "CreditPool"]
+__all__ = ["IDLE_S", "CreditAllocator"]
 
 IDLE_S = 1.0
 """The time in seconds after which unused credit (permission to send) of an actor is granted to another actor as well."""
 
 
-class CreditPool:
+class CreditAllocator:
     """The credit (permission to send steps) that one learner thread grants to its actors, from the thread's start to its end.
 
     Attributes:
@@ -29,7 +29,7 @@ class CreditPool:
     """
 
     def __init__(self) -> None:
-        self.transit = TransitCounts()
+        self.transit = LearnerThreadBacklog()
         self.limit_steps = 0
         self.min_version = 0
 

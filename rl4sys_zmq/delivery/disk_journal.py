@@ -28,13 +28,13 @@ from rl4sys_zmq.delivery.journal_file import (
 )
 from rl4sys_zmq.delivery.journal_loss import JournalLoss
 from rl4sys_zmq.delivery.journal_rows import (
-    CountMissingSegments,
+    CountSegmentsLostByJournal,
+    DeleteCoveredEntries,
     DropClient,
     DropClientEntries,
     DropStream,
     PageRequest,
     RetireActorStreams,
-    TrimEntries,
     Write,
 )
 from rl4sys_zmq.errors import JournalError
@@ -204,14 +204,14 @@ class DiskJournal(Worker):
 
         If `stream` is given, add or update this stream in the same transaction.
         """
-        self._enqueue(CountMissingSegments(client_id, count, stream))
+        self._enqueue(CountSegmentsLostByJournal(client_id, count, stream))
 
     def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
         """Remove entries that are no longer needed: those whose segments are all below a sequence number.
 
         `marks` maps the (actor_id, origin) of a stream to this number.
         """
-        self._enqueue(TrimEntries(client_id, tuple(marks.items())), hurry=True)
+        self._enqueue(DeleteCoveredEntries(client_id, tuple(marks.items())), hurry=True)
 
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
         """Request a `JournalPage` of a client's entries after the row number `after_row`. `committed` returns it later."""
@@ -382,7 +382,7 @@ class DiskJournal(Worker):
     def _do(self, group: Sequence[Operation]) -> None:
         """Do a group of operations: one transaction or one read. Then remove them from the queue and report the results."""
         fresh: list[JournalEntry | JournalPage]
-        rest: list[TrimEntries] = []
+        rest: list[DeleteCoveredEntries] = []
         if isinstance(group[0], PageRequest):
             fresh, grown, seconds = [self._file.tables.read(group[0])], 0, None
         else:
@@ -405,7 +405,7 @@ class DiskJournal(Worker):
                 self._commit_s = seconds
         self._report()
 
-    def _transact(self, group: Sequence[Write]) -> tuple[int, list[TrimEntries]]:
+    def _transact(self, group: Sequence[Write]) -> tuple[int, list[DeleteCoveredEntries]]:
         db, tables = self._file.db, self._file.tables
         db.execute("BEGIN IMMEDIATE")
         try:

@@ -13,10 +13,10 @@ from rl4sys_zmq.delivery.stream import SegmentStream
 from rl4sys_zmq.delivery.transit import DataAmount
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
-from rl4sys_zmq.wire import SegmentSchema, SubmitReader, decode
+from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, decode
 from rl4sys_zmq.wire.messages import Frame, Submit
 
-__all__ = ["SubmitResult", "JournalEntryPart", "replay_entry", "take_submit"]
+__all__ = ["SubmitResult", "ReplayPart", "replay_entry", "take_submit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def take_submit(stream: SegmentStream, schema: SegmentSchema, message: Submit, f
             (a duplicate has other content), ``FEATURE`` (the message has images, and Pillow is not installed), or the code for
             a malformed message. `SegmentStream.received` is then unchanged.
     """
-    batch = SubmitReader(message)
+    batch = SegmentBatchReader(message)
     if batch.has_images and not has_pillow():
         raise ProtocolError(RefusalReason.FEATURE, f"this learner cannot decode image_codec: {NEEDS_PILLOW}")
     checks = batch.checks.tolist()
@@ -77,7 +77,7 @@ def take_submit(stream: SegmentStream, schema: SegmentSchema, message: Submit, f
 
 
 @dataclass(frozen=True, slots=True)
-class JournalEntryPart:
+class ReplayPart:
     """The part of a journal entry (record of accepted segments) that is sent again to a learner thread, after a rollback.
 
     Attributes:
@@ -89,7 +89,7 @@ class JournalEntryPart:
     load: DataAmount
 
 
-def replay_entry(stream: SegmentStream, schema: SegmentSchema, entry: JournalEntry) -> JournalEntryPart | None:
+def replay_entry(stream: SegmentStream, schema: SegmentSchema, entry: JournalEntry) -> ReplayPart | None:
     """Prepare a journal entry (accepted segments) for a learner thread that was rolled back to a checkpoint.
 
     The thread trains again on the segments that the checkpoint does not cover. If the checkpoint covers the first segments of
@@ -103,13 +103,13 @@ def replay_entry(stream: SegmentStream, schema: SegmentSchema, entry: JournalEnt
         return None
     skip = entry.skip + known
     if not entry.refused and not known:
-        return JournalEntryPart(skip, DataAmount(entry.steps, entry.accepted, entry.nbytes))
+        return ReplayPart(skip, DataAmount(entry.steps, entry.accepted, entry.nbytes))
     message = decode(entry.frames, verify=False)
     assert isinstance(message, Submit)  # it was one when it was accepted, and the journal has verified the checksum
-    batch = SubmitReader(message)
+    batch = SegmentBatchReader(message)
     refused = [place for place in (batch.errors(schema) if entry.refused else ()) if place >= skip]
     for place in refused:
         stream.refuse_again(message.first_seq + place)
     steps = batch.steps
     load = DataAmount(int(steps[skip:].sum()) - int(steps[refused].sum()), len(batch) - skip - len(refused), entry.nbytes)
-    return JournalEntryPart(skip, load)
+    return ReplayPart(skip, load)

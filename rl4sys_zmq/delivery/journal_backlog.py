@@ -8,12 +8,12 @@ from itertools import islice
 
 from rl4sys_zmq.delivery.journal import JournalEntry, StreamRow
 from rl4sys_zmq.delivery.journal_rows import (
+    DeleteCoveredEntries,
     DropClient,
     DropClientEntries,
     DropStream,
     PageRequest,
     RetireActorStreams,
-    TrimEntries,
     Write,
     stored_bytes,
 )
@@ -85,7 +85,7 @@ class JournalQueue:
         for operation in self._operations:
             if isinstance(operation, PageRequest) and operation.client_id not in held:
                 return [operation]
-            if isinstance(operation, TrimEntries):
+            if isinstance(operation, DeleteCoveredEntries):
                 frees.append(operation)
             elif isinstance(operation, RetireActorStreams):
                 held.add(operation.client_id)  # a read behind it confirms that it is done

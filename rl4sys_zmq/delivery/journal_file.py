@@ -19,7 +19,7 @@ from rl4sys_zmq.delivery.journal import new_journal_id
 from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows
 from rl4sys_zmq.delivery.journal_lock import JournalLock
 from rl4sys_zmq.delivery.journal_loss import CheckpointSummary, JournalLoss, find_loss, merge
-from rl4sys_zmq.delivery.journal_marks import MarksContent, MarksWriter, marks_path, read_marks
+from rl4sys_zmq.delivery.journal_marks import JournalMarksFileContent, JournalMarksFileWriter, marks_path, read_marks
 from rl4sys_zmq.delivery.journal_rows import SCHEMA_VERSION, JournalTables
 from rl4sys_zmq.errors import JournalError, JournalLost
 from rl4sys_zmq.private import create_private, make_private, sync_folder
@@ -115,7 +115,7 @@ class JournalFile:
     lock: JournalLock
     db: sqlite3.Connection
     tables: JournalTables
-    marks: MarksWriter
+    marks: JournalMarksFileWriter
     used_bytes: int
     loss: JournalLoss | None = None
     repaired: int = 0
@@ -242,7 +242,7 @@ def _examine(opening: JournalOpenOptions) -> JournalInspection:
         OSError, sqlite3.Error: If the file cannot be opened.
     """
     path, recovery = opening.path, opening.recovery
-    remembered = read_marks(marks_path(path)) or MarksContent()
+    remembered = read_marks(marks_path(path)) or JournalMarksFileContent()
     if remembered.damaged:
         log.warning("%s: %d lines are damaged and are ignored", marks_path(path), remembered.damaged)
     found = look_into(path)
@@ -371,7 +371,7 @@ def _open(opening: JournalOpenOptions, lock: JournalLock, found: JournalInspecti
             sync_folder(opening.path.parent)
         if not path.exists() and found.known.clients and not found.loss:
             log.warning("%s is missing; it is written again from the journal", path)
-        marks = MarksWriter(path, tables.cache.rows, flush=opening.fsync == "always")
+        marks = JournalMarksFileWriter(path, tables.cache.rows, flush=opening.fsync == "always")
         stack.callback(marks.close)
         opened = JournalFile(opening, lock, db, tables, marks, used_bytes, found.loss, found.repaired)
         opened.record_identities()

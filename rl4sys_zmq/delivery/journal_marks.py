@@ -24,7 +24,7 @@ import xxhash
 from rl4sys_zmq.delivery.journal import ClientRow, StreamRow
 from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, RowChanges
 
-__all__ = ["MarksWriter", "MarksContent", "marks_path", "read_marks"]
+__all__ = ["JournalMarksFileWriter", "JournalMarksFileContent", "marks_path", "read_marks"]
 
 SPARE_BYTES = 256 << 10
 """The smallest number of bytes that a new file reserves for later changes, after the lines with all clients and streams."""
@@ -34,7 +34,7 @@ _DIGITS = 16
 
 
 @dataclass(slots=True)
-class MarksContent:
+class JournalMarksFileContent:
     """The content of ``journal.marks``, a second record of the clients and streams (numbered segments) of a journal.
 
     Attributes:
@@ -51,7 +51,7 @@ def marks_path(journal: Path) -> Path:
     return journal.with_suffix(".marks")
 
 
-def read_marks(path: Path) -> MarksContent | None:
+def read_marks(path: Path) -> JournalMarksFileContent | None:
     """Return the clients and streams that a file ``journal.marks`` records, or None if there is no such file.
 
     Raises:
@@ -61,7 +61,7 @@ def read_marks(path: Path) -> MarksContent | None:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
-    found = MarksContent()
+    found = JournalMarksFileContent()
     for line in data.rstrip(b"\0").split(b"\n"):
         if line:
             found.damaged += not _read_line(line, found.rows)
@@ -86,7 +86,7 @@ def _read_line(line: bytes, rows: ClientAndStreamRows) -> bool:
     return True
 
 
-class MarksWriter:
+class JournalMarksFileWriter:
     """The writer of ``journal.marks``, a second record of a journal's clients and streams, to detect lost data.
 
     Only the journal's thread uses this object. Each change is written at once, so that it survives the end of the process. With

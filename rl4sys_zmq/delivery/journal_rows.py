@@ -24,11 +24,11 @@ __all__ = [
     "DropClient",
     "DropClientEntries",
     "DropStream",
-    "CountMissingSegments",
+    "CountSegmentsLostByJournal",
     "PageRequest",
     "RetireActorStreams",
     "JournalTables",
-    "TrimEntries",
+    "DeleteCoveredEntries",
     "Write",
     "stored_bytes",
 ]
@@ -106,7 +106,7 @@ class RetireActorStreams:
 
 
 @dataclass(frozen=True, slots=True)
-class CountMissingSegments:
+class CountSegmentsLostByJournal:
     """The journal operation that counts segments as accepted that an earlier journal acknowledged and that this journal lacks.
 
     If `stream` is given, the operation adds or updates this stream in the same transaction.
@@ -118,7 +118,7 @@ class CountMissingSegments:
 
 
 @dataclass(frozen=True, slots=True)
-class TrimEntries:
+class DeleteCoveredEntries:
     """The journal operation that removes entries that are no longer needed, such as those that a checkpoint covers.
 
     Each element of `marks` is ((actor_id, origin), mark). The pair identifies a stream. In this stream, the entries whose
@@ -147,8 +147,8 @@ Write = (
     | DropClient
     | DropClientEntries
     | RetireActorStreams
-    | CountMissingSegments
-    | TrimEntries
+    | CountSegmentsLostByJournal
+    | DeleteCoveredEntries
 )
 
 
@@ -288,7 +288,7 @@ class JournalTables:
             places = ", ".join([f"({', '.join('?' * len(chunk[0]))})"] * len(chunk))
             self._db.execute(f"REPLACE INTO {table} VALUES {places}", [value for row in chunk for value in row])
 
-    def apply(self, operations: Sequence[Write]) -> tuple[int, list[TrimEntries]]:
+    def apply(self, operations: Sequence[Write]) -> tuple[int, list[DeleteCoveredEntries]]:
         """Carry out operations on the tables, in order, within the present transaction.
 
         The changes to clients and streams stay in ``cache.changes`` until the caller calls ``cache.commit`` or ``cache.revert``.
@@ -309,7 +309,7 @@ class JournalTables:
                     self.cache.put_client(operation)
                 case StreamRow():
                     self.cache.put_stream(operation)
-                case CountMissingSegments():
+                case CountSegmentsLostByJournal():
                     self.cache.add_to_client(operation.client_id, operation.count, 0, operation.count)
                     if operation.stream is not None:
                         self.cache.put_stream(operation.stream)
@@ -324,7 +324,7 @@ class JournalTables:
                     grown -= self._drop_entries(operation.client_id)
                 case RetireActorStreams():
                     self.cache.retire_actor(operation.client_id, operation.actor_id)
-                case TrimEntries():
+                case DeleteCoveredEntries():
                     freed, rest = self._trim(operation)
                     grown -= freed
                     left.extend(rest)
@@ -384,7 +384,7 @@ class JournalTables:
         self._db.execute("DELETE FROM entries WHERE client_id = ?", (client_id,))
         return int(freed)
 
-    def _trim(self, trim: TrimEntries) -> tuple[int, list[TrimEntries]]:
+    def _trim(self, trim: DeleteCoveredEntries) -> tuple[int, list[DeleteCoveredEntries]]:
         """Delete at most `TRIM_ROWS` old entries. Return the number of bytes freed, and an operation for the rest, if any."""
         freed, room = 0, TRIM_ROWS
         for place, ((actor_id, origin), mark) in enumerate(trim.marks):
@@ -399,7 +399,7 @@ class JournalTables:
                 self._db.execute(f"DELETE FROM entries WHERE {_OF_STREAM} AND end_seq <= ?", (*key, end))
                 freed += sum(gone)
             if len(found) > room:
-                return freed, [TrimEntries(trim.client_id, trim.marks[place:])]
+                return freed, [DeleteCoveredEntries(trim.client_id, trim.marks[place:])]
             room -= len(found)
         return freed, []
 

@@ -73,7 +73,7 @@ __all__ = [
     "StreamRestarted",
     "SendMessage",
     "SessionState",
-    "TemporaryRefusal",
+    "SessionTemporarilyRefused",
 ]
 
 MAX_BATCH_ITEMS = 64
@@ -138,7 +138,7 @@ class SessionRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class TemporaryRefusal:
+class SessionTemporarilyRefused:
     """An event that `ActorSession` reports: the learner temporarily refuses this actor. The session retries by itself."""
 
     refused: Refused
@@ -173,7 +173,7 @@ class ReplaceSockets:
     incarnation: int
 
 
-Action = SendMessage | SessionJoined | SessionRefused | TemporaryRefusal | Reconnect | StreamRestarted | ReplaceSockets
+Action = SendMessage | SessionJoined | SessionRefused | SessionTemporarilyRefused | Reconnect | StreamRestarted | ReplaceSockets
 
 
 @dataclass(slots=True)
@@ -497,7 +497,7 @@ class ActorSession:
             if code in _SESSION_LOST and self.state is SessionState.REFUSED:
                 self.state = SessionState.JOINING  # the reason for the permanent refusal is gone
                 self._next_hello = now
-            return [TemporaryRefusal(refused)]
+            return [SessionTemporarilyRefused(refused)]
         self.state = SessionState.REFUSED
         self._next_hello = now + REFUSED_RETRY_S
         return [SessionRefused(refused)]

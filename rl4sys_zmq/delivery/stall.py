@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rl4sys_zmq.delivery.credit import CreditPool
+from rl4sys_zmq.delivery.credit import CreditAllocator
 from rl4sys_zmq.delivery.stream import SegmentStream
 
 __all__ = ["STALL_S", "StallTimer", "stall_reason"]
@@ -17,7 +17,7 @@ STALL_S = 1.0
 """The time in seconds without progress after which a client (a policy with its learner) counts as stalled."""
 
 
-def stall_reason(pool: CreditPool, live: Sequence[SegmentStream]) -> str:
+def stall_reason(pool: CreditAllocator, live: Sequence[SegmentStream]) -> str:
     """Return the reason why a client (policy with its learner) can make no progress, as text; empty if it can.
 
     A client is stalled if its learner thread can use data and its actors request credit, but none may send.

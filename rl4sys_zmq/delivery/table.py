@@ -18,7 +18,7 @@ from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.liveness import is_silent
 from rl4sys_zmq.wire.messages import Hello
 
-__all__ = ["AcceptedHello", "StreamTable"]
+__all__ = ["OpenedSession", "StreamTable"]
 
 MAX_DROPPED = 1_024
 """The largest number of streams of dropped actors whose next sequence numbers are still kept in memory."""
@@ -39,7 +39,7 @@ MAX_GAP = 1 << 40
 """The largest number of missing segments that an actor can report when it opens a session. A larger number is refused."""
 
 
-class AcceptedHello:
+class OpenedSession:
     """The result of an accepted HELLO, the message with which an actor opens a session.
 
     Attributes:
@@ -125,7 +125,7 @@ class StreamTable:
             mark, verdicts = marks.get(stream.key, (0, {}))
             stream.rewind(mark, verdicts)
 
-    def open(self, hello: Hello, peer: bytes, now: float) -> AcceptedHello:
+    def open(self, hello: Hello, peer: bytes, now: float) -> OpenedSession:
         """Open a session for the actor that sent a HELLO. Continue its stream (numbered segments), or create a new one.
 
         Args:
@@ -160,7 +160,7 @@ class StreamTable:
         old = self._peers.get(actor_id)
         self._peers[actor_id] = peer
         self._slots.take(stream)
-        return AcceptedHello(stream, old if old != peer else None, gap, fresh=fresh, evicted=evicted)
+        return OpenedSession(stream, old if old != peer else None, gap, fresh=fresh, evicted=evicted)
 
     def _check_turn(self, hello: Hello, origin: int, current: SegmentStream, now: float) -> None:
         """Raise ProtocolError if a HELLO (the message that opens a session) does not come from the latest start of its actor.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 
-__all__ = ["DataAmount", "TransitCounts"]
+__all__ = ["DataAmount", "LearnerThreadBacklog"]
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class DataAmount:
         return f"{self.steps} steps in {self.items} segments of {self.nbytes} bytes"
 
 
-class TransitCounts:
+class LearnerThreadBacklog:
     """The counts of the data between the gateway (the learner's network thread) and one learner thread, since its start.
 
     Attributes:

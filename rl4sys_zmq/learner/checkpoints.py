@@ -48,7 +48,7 @@ __all__ = [
     "CheckpointStore",
     "MANIFEST",
     "CheckpointManifest",
-    "CheckpointMark",
+    "CheckpointedStreamProgress",
     "STATE",
     "encode_checkpoint",
     "read_checkpoint",
@@ -68,7 +68,7 @@ _TYPES = {"str": str, "int": int, "float": float, "dict[str, int]": dict}
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointMark:
+class CheckpointedStreamProgress:
     """The position of a checkpoint in one stream, the numbered segments (pieces of episodes) of one actor.
 
     Attributes:
@@ -120,7 +120,7 @@ class CheckpointManifest:
     updates: int
     steps: int
     verdicts: dict[str, int]
-    marks: tuple[CheckpointMark, ...]
+    marks: tuple[CheckpointedStreamProgress, ...]
     grid: tuple[int, ...] = ()
     blob: str = ""
     saved_unix_s: float = 0.0
@@ -218,7 +218,7 @@ def _manifest(path: Path, document: Mapping[str, Any]) -> CheckpointManifest:
         values["blob"] = document.get("blob", "")
         values["episodes"] = document.get("episodes", 0)
         values["recent"] = tuple((float(total), operator.index(length)) for total, length in document.get("recent", ()))
-        values["marks"] = tuple(CheckpointMark(**mark) for mark in values["marks"])
+        values["marks"] = tuple(CheckpointedStreamProgress(**mark) for mark in values["marks"])
         for thing in (CheckpointManifest(**values), *values["marks"]):
             for field in fields(thing):
                 expected = _TYPES.get(str(field.type))

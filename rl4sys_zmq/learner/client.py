@@ -13,7 +13,7 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import (
     ClientRow,
-    CreditPool,
+    CreditAllocator,
     DataAmount,
     Journal,
     JournalEntry,
@@ -151,7 +151,7 @@ class ClientState:
         self.max_policy_lag = -1
         self.schema: SegmentSchema | None = None
         self.weight_history = WeightHistory(generation)
-        self.pool = CreditPool()
+        self.pool = CreditAllocator()
         self._stall = StallTimer()
         self.stalled_s = 0.0
         self.worker: LearnerThreadHandle | None = None
@@ -297,7 +297,7 @@ class ClientState:
         self.page_after = None
         self.state, self.error = LearnerThreadState.STARTING, ""
         self.started_at = self._clock.monotonic()
-        self.pool = CreditPool()
+        self.pool = CreditAllocator()
         assign = self.settings.assign(
             self.policy_id, self.weight_history.generation, config, checkpoints=self.checkpoints, journal_id=journal.journal_id
         )
@@ -331,7 +331,7 @@ class ClientState:
         lost = self.table.roll_back()
         self.rolled_back += lost
         for stream in self.table.all():
-            CreditPool.reclaim(stream)
+            CreditAllocator.reclaim(stream)
         return lost
 
     def ready(self, message: ThreadReady) -> None:
@@ -373,7 +373,7 @@ class ClientState:
                 self.verdicts[verdict] = message.verdicts.get(verdict, 0)
         self._older_marks = self._newer_marks = {}
         for stream in self.table.all():
-            CreditPool.reclaim(stream)
+            CreditAllocator.reclaim(stream)
         self.replayed = 0
         self.page_after = 0
         if message.checkpoint:

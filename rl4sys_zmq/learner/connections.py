@@ -19,12 +19,12 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import FIELD_RATE
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
-from rl4sys_zmq.learner.endpoint import ActorEndpoint
+from rl4sys_zmq.learner.endpoint import ActorSessionHandler
 from rl4sys_zmq.learner.train_loop import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.transports import Socket, TooManyFrames
 from rl4sys_zmq.wire.messages import Frame
 
-__all__ = ["ConnectionUsage", "RouterReader", "ConnectionRateLimits"]
+__all__ = ["ConnectionRateState", "RouterReader", "ConnectionRateLimits"]
 
 
 BURST_S = 2.0
@@ -56,7 +56,7 @@ FORGET_S, MAX_CONNECTIONS = 60.0, 1 << 16
 `MAX_CONNECTIONS` is the number of records above which the oldest are discarded earlier."""
 
 
-class ConnectionUsage:
+class ConnectionRateState:
     """The usage record of one connection, for its rate limit. All times are on the monotonic clock, in seconds.
 
     Each message adds its cost to the *debt* of the connection. The debt falls with time, at the rate that the limit permits.
@@ -95,13 +95,13 @@ class ConnectionRateLimits:
                 (permission) do not count.
             bytes_per_s: Limit for one connection, in bytes per second of the same messages. Infinity for no limit.
         """
-        self.rates: dict[bytes, ConnectionUsage] = {}
+        self.rates: dict[bytes, ConnectionRateState] = {}
         self._message_s, self._byte_s = 1 / messages_per_s, 1 / bytes_per_s
         self._sessionless_owe_until = 0.0
         self._rests_until = 0.0
         self._first_seen_s: dict[int, float] = {}
 
-    def add(self, peer: bytes, descriptor: int, now: float) -> ConnectionUsage:
+    def add(self, peer: bytes, descriptor: int, now: float) -> ConnectionRateState:
         """Add a connection, and return its record.
 
         Args:
@@ -109,10 +109,10 @@ class ConnectionRateLimits:
             descriptor: The file descriptor of the connection; -1 if unknown.
             now: Time on the monotonic clock, in seconds.
         """
-        rate = self.rates[peer] = ConnectionUsage(descriptor, now)
+        rate = self.rates[peer] = ConnectionRateState(descriptor, now)
         return rate
 
-    def exceeds(self, rate: ConnectionUsage, now: float, *, sessionless: bool) -> bool:
+    def exceeds(self, rate: ConnectionRateState, now: float, *, sessionless: bool) -> bool:
         """Return True if a message exceeds the rate limit of its connection, so that it must be dropped before it is decoded.
 
         All connections without a session (before an accepted handshake) also have a joint limit. The first `FREE_MESSAGES`
@@ -130,7 +130,7 @@ class ConnectionRateLimits:
         rate.sessionless_messages += 1
         return rate.sessionless_messages > FREE_MESSAGES and self._sessionless_owe_until > now + BURST_S
 
-    def charge(self, rate: ConnectionUsage, messages: float, nbytes: int, now: float, *, sessionless: bool) -> None:
+    def charge(self, rate: ConnectionRateState, messages: float, nbytes: int, now: float, *, sessionless: bool) -> None:
         """Add the cost of a message to the debt of its connection. Messages are dropped while the debt is too high.
 
         The debt is the cost of past messages. It falls with time, at the rate that the limit permits.
@@ -148,7 +148,7 @@ class ConnectionRateLimits:
             self._sessionless_owe_until = max(self._sessionless_owe_until, now) + cost_s / SESSIONLESS_FACTOR
 
     @staticmethod
-    def count_excess(rate: ConnectionUsage, nbytes: int) -> bool:
+    def count_excess(rate: ConnectionRateState, nbytes: int) -> bool:
         """Count a dropped message, and return True if its connection must be closed.
 
         That is the case if the message is large, or if many messages of the connection were dropped (`CUT_BYTES`, `CUT_AFTER`).
@@ -164,7 +164,7 @@ class ConnectionRateLimits:
         return True
 
     @staticmethod
-    def should_reply(rate: ConnectionUsage, now: float) -> bool:
+    def should_reply(rate: ConnectionRateState, now: float) -> bool:
         """Return True if a refusal must be sent for a dropped message, and count the refusal.
 
         A connection receives at most `REPLIES_PER_S` refusals a second on average.
@@ -258,7 +258,7 @@ class RouterReader:
     It drops messages over the limit and passes on the others. Only the gateway (the learner's network thread) uses this object.
     """
 
-    def __init__(self, config: LearnerConfig, router: Socket, endpoint: ActorEndpoint, counters: Counters) -> None:
+    def __init__(self, config: LearnerConfig, router: Socket, endpoint: ActorSessionHandler, counters: Counters) -> None:
         """Create a reader for a bound ROUTER.
 
         Args:
@@ -320,7 +320,7 @@ class RouterReader:
             now = time.monotonic()
             self._shares.rest_after(now - began - useful_s, now)
 
-    def _handle(self, peer: bytes, rate: ConnectionUsage | None, frames: Sequence[Frame], now: float) -> float | None:
+    def _handle(self, peer: bytes, rate: ConnectionRateState | None, frames: Sequence[Frame], now: float) -> float | None:
         """Check the sender of a message, and pass the message to the endpoint, which handles it.
 
         Returns:
@@ -346,7 +346,7 @@ class RouterReader:
             rate = rate or self._shares.add(exc.first, self._router.descriptor(), now)
             self._shares.charge(rate, exc.count / FRAMES_PER_MESSAGE, 0, now, sessionless=sessionless)
 
-    def _drop(self, peer: bytes, rate: ConnectionUsage, frames: Sequence[Frame], now: float, reason: str = "") -> None:
+    def _drop(self, peer: bytes, rate: ConnectionRateState, frames: Sequence[Frame], now: float, reason: str = "") -> None:
         """Drop a message over the rate limit. Refuse some of these messages, and close a connection that floods."""
         self._excess += 1
         if self._shares.count_excess(rate, sum(len(f) for f in frames)) and self._router.cut_off():

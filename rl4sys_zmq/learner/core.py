@@ -23,9 +23,9 @@ from rl4sys_zmq.learner.client import ClientState, LearnerThreadState, new_topic
 from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
-from rl4sys_zmq.learner.endpoint import ActorEndpoint
+from rl4sys_zmq.learner.endpoint import ActorSessionHandler
 from rl4sys_zmq.learner.log_files import CLIENT_READY
-from rl4sys_zmq.learner.operator import PARAMETERS_CHANGED, CommandContext, CommandExecutor
+from rl4sys_zmq.learner.operator import PARAMETERS_CHANGED, OperatorCommandContext, OperatorCommandExecutor
 from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.liveness import BEACON_TOPIC, WEIGHTS_TOPIC
 from rl4sys_zmq.security import AccessList, Authorizer
@@ -91,9 +91,9 @@ class LearnerCore:
         self._journal, self._sink, self._authorizer, self._callbacks = journal, sink, authorizer, callbacks
         self.registry = ClientRegistry(config, journal, callbacks)
         self._dispatcher = SegmentDispatcher(self.registry, journal, self.counters, sink)
-        self.endpoint = ActorEndpoint(config, self.registry, journal, authorizer, self.counters, sink, callbacks)
-        self._operator = CommandExecutor(
-            CommandContext(
+        self.endpoint = ActorSessionHandler(config, self.registry, journal, authorizer, self.counters, sink, callbacks)
+        self._operator = OperatorCommandExecutor(
+            OperatorCommandContext(
                 registry=self.registry,
                 endpoint=self.endpoint,
                 dispatcher=self._dispatcher,
@@ -333,7 +333,7 @@ class LearnerCore:
     def do(self, command: OperatorCommand) -> Future[OperatorCommandDone]:
         """Start an operator's command, such as a restart of a client, and return a future for its result.
 
-        See `CommandExecutor.do`.
+        See `OperatorCommandExecutor.do`.
         """
         return self._operator.do(command)
 

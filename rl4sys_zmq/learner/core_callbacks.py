@@ -15,7 +15,7 @@ from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.wire.messages import Frame
 
-__all__ = ["SYSTEM_CLOCK", "Clock", "CoreCallbacks", "LearnerThreadHandle", "CheckpointRenameTask"]
+__all__ = ["SYSTEM_CLOCK", "Clock", "CoreCallbacks", "LearnerThreadHandle", "AbandonCheckpointsTask"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class LearnerThreadHandle(Protocol):
         """
 
 
-class CheckpointRenameTask(Protocol):
+class AbandonCheckpointsTask(Protocol):
     """A background task that renames the checkpoints of a removed client, after the client's learner threads have ended.
 
     The folders are renamed to ``NUMBER.abandoned``, so that no later start resumes from them.
@@ -98,7 +98,7 @@ class CoreCallbacks:
         start_worker: Starts a learner thread. Arguments: the client's id, and a key, which becomes the first frame of each
             message that the thread sends.
         poll_workers: Reads all messages that learner threads have sent so far, and passes them to the core.
-        abandon_checkpoints: Starts a `CheckpointRenameTask`. Arguments: the client's id, its learner threads, and the folder of
+        abandon_checkpoints: Starts a `AbandonCheckpointsTask`. Arguments: the client's id, its learner threads, and the folder of
             its checkpoints.
         offer_policy: Gives the inference service a new version of a client's policy. Returns True if the service has ever
             received a call for this client.
@@ -111,7 +111,7 @@ class CoreCallbacks:
     publish: Callable[[bytes, Sequence[Frame]], None]
     start_worker: Callable[[str, bytes], LearnerThreadHandle]
     poll_workers: Callable[[], None]
-    abandon_checkpoints: Callable[[str, Sequence[LearnerThreadHandle], str], CheckpointRenameTask]
+    abandon_checkpoints: Callable[[str, Sequence[LearnerThreadHandle], str], AbandonCheckpointsTask]
     offer_policy: Callable[[str, PolicySpec, PolicySnapshot], bool]
     forget_policy: Callable[[str], None]
     status: Callable[[], dict[str, Any]]

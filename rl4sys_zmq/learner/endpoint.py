@@ -44,7 +44,7 @@ from rl4sys_zmq.wire.messages import (
     Welcome,
 )
 
-__all__ = ["MAX_MESSAGE_BYTES", "ActorEndpoint"]
+__all__ = ["MAX_MESSAGE_BYTES", "ActorSessionHandler"]
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ that the system suspended for 250 ms granted no credit for a second.
 """
 
 
-class ActorEndpoint:
+class ActorSessionHandler:
     """The learner's side of all sessions with actors. `receive` handles a message of an actor or an operator.
 
     Attributes:

@@ -25,7 +25,7 @@ from rl4sys_zmq.learner.core import LearnerCore
 from rl4sys_zmq.learner.core_callbacks import SYSTEM_CLOCK, CoreCallbacks, LearnerThreadHandle
 from rl4sys_zmq.learner.endpoint import MAX_MESSAGE_BYTES
 from rl4sys_zmq.learner.inference import InferenceService
-from rl4sys_zmq.learner.learner_thread import CheckpointRenamer, LearnerThreadPipe
+from rl4sys_zmq.learner.learner_thread import AbandonCheckpointsThread, InProcessLearnerThread
 from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.learner.weight_history import WeightHistory
 from rl4sys_zmq.liveness import BEACON_S, SilenceTimer
@@ -94,12 +94,12 @@ class Gateway(Worker):
         self._bind_error: RL4SysError | None = None
         self._started_at = time.monotonic()
         self._up = f"inproc://rl4sys-up-{os.getpid()}-{next(_unique)}"
-        self._tasks: list[CheckpointRenamer] = []
+        self._tasks: list[AbandonCheckpointsThread] = []
         callbacks = CoreCallbacks(
             clock=SYSTEM_CLOCK,
             send=self._send,
             publish=self._publish,
-            start_worker=lambda client_id, key: LearnerThreadPipe(client_id, key, self._up),
+            start_worker=lambda client_id, key: InProcessLearnerThread(client_id, key, self._up),
             poll_workers=self._read_upstream,
             abandon_checkpoints=self._abandon_checkpoints,
             offer_policy=self._offer_policy,
@@ -325,8 +325,10 @@ class Gateway(Worker):
     def _publish(self, topic: bytes, frames: Sequence[Frame]) -> None:
         self._xpub.send([topic, *frames])
 
-    def _abandon_checkpoints(self, client_id: str, workers: Sequence[LearnerThreadHandle], folder: str) -> CheckpointRenamer:
-        task = CheckpointRenamer(client_id, workers, Path(folder), self.wake)
+    def _abandon_checkpoints(
+        self, client_id: str, workers: Sequence[LearnerThreadHandle], folder: str
+    ) -> AbandonCheckpointsThread:
+        task = AbandonCheckpointsThread(client_id, workers, Path(folder), self.wake)
         self._tasks = [*(other for other in self._tasks if not other.done), task]
         task.start()
         return task

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.values import Segment
-from rl4sys_zmq.wire import SubmitReader, encode
+from rl4sys_zmq.wire import SegmentBatchReader, encode
 from rl4sys_zmq.wire.messages import QuarantinedSegment
 
-__all__ = ["RecentSegments", "SegmentInTraining", "SegmentMessage", "streams_of", "to_ranges"]
+__all__ = ["RecentSegments", "SegmentInTraining", "DecodedSegmentMessage", "streams_of", "to_ranges"]
 
 
 @dataclass(slots=True, eq=False)
-class SegmentMessage:
+class DecodedSegmentMessage:
     """A decoded message with segments (consecutive steps of an episode) of one actor.
 
     A learner thread keeps the message while one of its segments can still turn out to be unfit for training (quarantined).
@@ -39,7 +39,7 @@ class SegmentMessage:
     """
 
     key: Key
-    batch: SubmitReader
+    batch: SegmentBatchReader
     segments: list[Segment]
     refused: dict[int, ProtocolError]
     bad: dict[int, str]
@@ -74,7 +74,7 @@ class SegmentInTraining:
         correct: The argument `correct` for `Algorithm.observe`: True if the segment is so old that it needs importance weights.
     """
 
-    message: SegmentMessage | None
+    message: DecodedSegmentMessage | None
     place: int
     key: Key
     seq: int
@@ -103,7 +103,7 @@ class _ObservedMessage:
     first: int
     key: Key
     first_seq: int
-    message: SegmentMessage | None
+    message: DecodedSegmentMessage | None
     places: list[int] = field(default_factory=list)
 
 
@@ -133,7 +133,7 @@ class RecentSegments:
         self._messages: deque[_ObservedMessage] = deque()
         self._kept: deque[_ObservedMessage] = deque()  # those of `_messages` that still have their message
 
-    def add(self, message: SegmentMessage, place: int) -> None:
+    def add(self, message: DecodedSegmentMessage, place: int) -> None:
         """Record that the segment with the index `place` in a message was observed."""
         if not self._messages or self._messages[-1].message is not message:
             self._begin(message)
@@ -154,7 +154,7 @@ class RecentSegments:
             return None
         return SegmentInTraining(observed.message, place, observed.key, observed.first_seq + place, False)
 
-    def _begin(self, message: SegmentMessage) -> None:
+    def _begin(self, message: DecodedSegmentMessage) -> None:
         observed = _ObservedMessage(self._next, message.key, message.batch.first_seq, message)
         self._messages.append(observed)
         self._kept.append(observed)

@@ -17,7 +17,7 @@ from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal_loss import JournalLoss
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, LearnerUnavailable, MemoryExceeded
 from rl4sys_zmq.learner.gateway import Gateway
-from rl4sys_zmq.learner.memory_watch import MemoryWatch
+from rl4sys_zmq.learner.memory_watch import MemoryLimitThread
 from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, GIVE_UP, RESTART, SET
 from rl4sys_zmq.learner.recorder import EventSink, NullEventSink, Recorder
 from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL, RollbackSummary, open_journal, return_to_checkpoint
@@ -75,7 +75,7 @@ class Learner(Resource):
         self._authenticator: Authenticator | None = None
         self._journal: DiskJournal | MemoryJournal | None = None
         self._recorder: Recorder | None = None
-        self._memory: MemoryWatch | None = None
+        self._memory: MemoryLimitThread | None = None
         self._closed = False
         self._lock = threading.Lock()
 
@@ -125,7 +125,7 @@ class Learner(Resource):
                 if self._authenticator is not None:
                     self._authenticator.open(self._change_access)
                 if self.config.max_memory_bytes is not None:
-                    self._memory = MemoryWatch(self.config.max_memory_bytes, self._relieve, self._gateway.stop)
+                    self._memory = MemoryLimitThread(self.config.max_memory_bytes, self._relieve, self._gateway.stop)
                     self._memory.start()
             except BaseException:
                 self._end()

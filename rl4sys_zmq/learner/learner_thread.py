@@ -23,7 +23,7 @@ from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Frame, StopThread, ThreadFailed
 
-__all__ = ["CheckpointRenamer", "LearnerThread", "LearnerThreadPipe"]
+__all__ = ["AbandonCheckpointsThread", "LearnerThread", "InProcessLearnerThread"]
 
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class LearnerThread(Worker):
 LOOK_S = 0.05
 
 
-class LearnerThreadPipe:
+class InProcessLearnerThread:
     """A handle to a learner thread (which trains one client), with the PUSH socket that sends messages to the thread.
 
     It implements `LearnerThreadHandle`. Only the gateway (the learner's network thread) uses this object, except that any
@@ -151,11 +151,11 @@ class LearnerThreadPipe:
         return self._thread.join(timeout_s)
 
 
-class CheckpointRenamer(Worker):
+class AbandonCheckpointsThread(Worker):
     """A thread that renames the checkpoints of a removed client, after the client's learner threads have ended.
 
     The folders are renamed to ``NUMBER.abandoned``, so that no later start resumes from them. A separate thread does this,
-    because the gateway (the learner's network thread) must not wait for a disk. This class implements `CheckpointRenameTask`.
+    because the gateway (the learner's network thread) must not wait for a disk. This class implements `AbandonCheckpointsTask`.
 
     Attributes:
         done: True if the task has ended, with or without an error.

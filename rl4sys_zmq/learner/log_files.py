@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rl4sys_zmq.errors import ConfigError, RunDirectoryError
-from rl4sys_zmq.learner.record_series import Record, RecordFormat, RecordSeries, list_parts
+from rl4sys_zmq.learner.record_series import FileSeriesRecord, RecordFormat, RecordSeries, list_parts
 from rl4sys_zmq.names import folder_name
 
 __all__ = [
@@ -51,7 +51,7 @@ _LENGTH, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
 class EventFileFormat(RecordFormat):
     """The format of a TensorBoard event file: TFRecords, each with one `Event` message of TensorBoard.
 
-    The kind of a record (see `Record.kind`), by which records are grouped, is the list of the tags in the event.
+    The kind of a record (see `FileSeriesRecord.kind`), by which records are grouped, is the list of the tags in the event.
 
     Raises:
         ConfigError: If TensorBoard is not installed.
@@ -95,7 +95,7 @@ class EventFileFormat(RecordFormat):
         """
         return self.record(wall_time_s, step + 1, {}, session_log=self._restarted)
 
-    def read(self, file: BinaryIO) -> Iterator[Record]:
+    def read(self, file: BinaryIO) -> Iterator[FileSeriesRecord]:
         """Yield the complete records of a file. Stop at an incomplete record, and skip a record that cannot be decoded."""
         while len(start := file.read(_LENGTH.size + _CHECKSUM.size)) == _LENGTH.size + _CHECKSUM.size:
             (size,) = _LENGTH.unpack_from(start)
@@ -109,7 +109,7 @@ class EventFileFormat(RecordFormat):
             except self._unreadable:
                 continue
             if not event.file_version:
-                yield Record("\n".join(value.tag for value in event.summary.value), start + rest)
+                yield FileSeriesRecord("\n".join(value.tag for value in event.summary.value), start + rest)
 
     def dropped_record(self, dropped: Mapping[str, int]) -> bytes:
         """Return empty bytes, because event files contain no note about records that were dropped to save space.
@@ -147,21 +147,21 @@ _START = re.compile(rb'\{"t": [0-9.e+-]+, "event": "([a-z_]+)"(?:, "client_id": 
 class JsonLineFormat(RecordFormat):
     """The format of a run directory's log: one event per line, as a JSON object.
 
-    The kind of a record (see `Record.kind`), by which records are grouped, is the name of its event and the id of its client.
-    All events but ``metrics`` are lasting: they are kept in preference to metrics when old records are dropped.
+    The kind of a record (see `FileSeriesRecord.kind`), by which records are grouped, is the name of its event and the id of its
+    client. All events but ``metrics`` are lasting: they are kept in preference to metrics when old records are dropped.
     """
 
     suffix = ".jsonl"
     notice_bytes = 2048
 
-    def read(self, file: BinaryIO) -> Iterator[Record]:
+    def read(self, file: BinaryIO) -> Iterator[FileSeriesRecord]:
         """Yield the complete lines of a file as records."""
         for line in file:
             match = _START.match(line)
             if match is not None and line.endswith(b"}\n"):
                 event = match[1].decode()
                 kind = event if match[2] is None else f"{event} {match[2].decode(errors='replace')}"
-                yield Record(kind, line, lasting=event != "metrics")
+                yield FileSeriesRecord(kind, line, lasting=event != "metrics")
 
     def dropped_record(self, dropped: Mapping[str, int]) -> bytes:
         """Return a line for the log that notes how many records were dropped to save space.
@@ -174,7 +174,7 @@ class JsonLineFormat(RecordFormat):
             by_event[event] = by_event.get(event, 0) + count
         return json.dumps({"t": 0.0, "event": THINNED, "dropped": by_event}).encode() + b"\n"
 
-    def earlier(self, record: Record) -> Mapping[str, int] | None:
+    def earlier(self, record: FileSeriesRecord) -> Mapping[str, int] | None:
         """Read the counts of dropped records from a line that `dropped_record` made, so that they can be added to newer counts.
 
         Returns:

@@ -21,7 +21,7 @@ __all__ = [
     "CUT_ALL_S",
     "END_S",
     "KEPT_BYTES",
-    "MemoryWatch",
+    "MemoryLimitThread",
     "available_bytes",
     "give_back_memory",
     "keep_freed_memory",
@@ -88,7 +88,7 @@ END_S = 6.0
 """Time for which the memory must be over the limit before the learner ends, in seconds."""
 
 
-class MemoryWatch(Worker):
+class MemoryLimitThread(Worker):
     """A thread that checks the resident memory of the process every `LOOK_S` seconds and reacts if it exceeds a limit.
 
     While the memory is over the limit, each check closes the connections that have completed no message for a while: libzmq

@@ -71,7 +71,7 @@ def command_on_directory(run_dir: Path, command: OperatorCommand) -> OperatorCom
     return done
 
 
-class _OpenRunDirectory:
+class _OfflineCommandExecutor:
     """The files of a learner that is not running, opened for one operator's command.
 
     The journal, the record of accepted segments, stays open meanwhile, so no learner can start on the files.
@@ -174,7 +174,7 @@ class _OpenRunDirectory:
 
 
 @contextmanager
-def _opened(run_dir: Path) -> Iterator[_OpenRunDirectory]:
+def _opened(run_dir: Path) -> Iterator[_OfflineCommandExecutor]:
     if not (run_dir / JOURNAL).is_file():
         raise RunDirectoryError(f"{run_dir} is not a run directory: it has no {JOURNAL}; give a run directory or an address")
     news = threading.Event()
@@ -187,7 +187,7 @@ def _opened(run_dir: Path) -> Iterator[_OpenRunDirectory]:
         ) from exc
     assert isinstance(journal, DiskJournal) and restored is not None  # since there is a run directory
     try:
-        yield _OpenRunDirectory(run_dir, journal, restored, news)
+        yield _OfflineCommandExecutor(run_dir, journal, restored, news)
     finally:
         journal.stop()
         journal.join()

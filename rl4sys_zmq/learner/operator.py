@@ -22,9 +22,9 @@ from rl4sys_zmq.delivery import Journal, JournalPage
 from rl4sys_zmq.errors import CheckpointError, ClientFailed, ConfigError, ProtocolError, RefusalReason
 from rl4sys_zmq.learner.client import ClientState, LearnerThreadState
 from rl4sys_zmq.learner.client_registry import ClientRegistry
-from rl4sys_zmq.learner.core_callbacks import CheckpointRenameTask, CoreCallbacks
+from rl4sys_zmq.learner.core_callbacks import AbandonCheckpointsTask, CoreCallbacks
 from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
-from rl4sys_zmq.learner.endpoint import ActorEndpoint
+from rl4sys_zmq.learner.endpoint import ActorSessionHandler
 from rl4sys_zmq.learner.parameters import ParameterChanges, change_text
 from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.wire.messages import OperatorCommand, OperatorCommandDone
@@ -37,8 +37,8 @@ __all__ = [
     "PARAMETERS_CHANGED",
     "RESTART",
     "SET",
-    "CommandExecutor",
-    "CommandContext",
+    "OperatorCommandExecutor",
+    "OperatorCommandContext",
     "set_done",
     "unknown_name_error",
 ]
@@ -71,8 +71,8 @@ Steps = Generator[Callable[[], bool], None, OperatorCommandDone]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommandContext:
-    """The parts of a running learner on which operators' commands act, for a `CommandExecutor`.
+class OperatorCommandContext:
+    """The parts of a running learner on which operators' commands act, for a `OperatorCommandExecutor`.
 
     Attributes:
         registry: The registry of all clients (policies with their learner threads).
@@ -87,7 +87,7 @@ class CommandContext:
     """
 
     registry: ClientRegistry
-    endpoint: ActorEndpoint
+    endpoint: ActorSessionHandler
     dispatcher: SegmentDispatcher
     journal: Journal
     counters: Counters
@@ -138,17 +138,17 @@ class _RunningCommand:
     future: Future[OperatorCommandDone]
 
 
-class CommandExecutor:
+class OperatorCommandExecutor:
     """The executor of operators' commands. It also removes idle clients (policies with a learner thread).
 
     A command can wait for the journal or for a learner thread, so it continues over several calls of `turn`. Only the gateway
     thread (the learner's network thread) uses this object.
     """
 
-    def __init__(self, parts: CommandContext) -> None:
+    def __init__(self, parts: OperatorCommandContext) -> None:
         self._parts = parts
         self._running: list[_RunningCommand] = []
-        self._tasks: list[CheckpointRenameTask] = []
+        self._tasks: list[AbandonCheckpointsTask] = []
         self._tokens = itertools.count(FIRST_TOKEN)
         self._safe: set[int] = set()
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl4sys_zmq.delivery import Key
-from rl4sys_zmq.learner.checkpoints import CheckpointMark
+from rl4sys_zmq.learner.checkpoints import CheckpointedStreamProgress
 from rl4sys_zmq.wire.messages import Verdict
 
-__all__ = ["ObservedData", "CheckpointProgress"]
+__all__ = ["ObservedDataCounts", "CheckpointProgress"]
 
 _COUNTED = (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED, Verdict.REFUSED)
 
 
 @dataclass(frozen=True, slots=True)
-class ObservedData:
+class ObservedDataCounts:
     """Counts of the steps and episodes that an algorithm has received so far, as a checkpoint stores them.
 
     Attributes:
@@ -35,7 +35,7 @@ class ObservedData:
     recent: tuple[tuple[float, int], ...] = ()
 
 
-class _ProgressOfStream:
+class _StreamProgress:
     """The position in one stream (the numbered segments of one actor), and counts of the results of its segments.
 
     Attributes:
@@ -66,18 +66,18 @@ class CheckpointProgress:
             checkpoint.
     """
 
-    def __init__(self, marks: Iterable[CheckpointMark] = (), verdicts: Mapping[str, int] | None = None) -> None:
+    def __init__(self, marks: Iterable[CheckpointedStreamProgress] = (), verdicts: Mapping[str, int] | None = None) -> None:
         self.verdicts = {verdict: (verdicts or {}).get(verdict, 0) for verdict in _COUNTED}
-        self._marks = {(m.actor_id, m.origin): _ProgressOfStream(m.next_seq, m.verdicts) for m in marks}
-        self._since: dict[Key, _ProgressOfStream] = {}
-        self.observed = ObservedData()
+        self._marks = {(m.actor_id, m.origin): _StreamProgress(m.next_seq, m.verdicts) for m in marks}
+        self._since: dict[Key, _StreamProgress] = {}
+        self.observed = ObservedDataCounts()
         self.moved = False
 
     def take(self, key: Key, first: int, end: int) -> None:
         """Record that segments with the numbers ``[first, end)`` were received. They are the next ones of their actor."""
         since = self._since.get(key)
         if since is None:
-            since = self._since[key] = _ProgressOfStream(first, {})
+            since = self._since[key] = _StreamProgress(first, {})
         since.next_seq = end
 
     def record_verdict(self, key: Key, verdict: str, count: int = 1, replaces: str = "") -> None:
@@ -111,7 +111,7 @@ class CheckpointProgress:
         """
         self.moved |= bool(self._since)
         for key, since in self._since.items():
-            tally = self._marks.setdefault(key, _ProgressOfStream(0, {}))
+            tally = self._marks.setdefault(key, _StreamProgress(0, {}))
             tally.next_seq = since.next_seq
             for verdict, count in since.verdicts.items():
                 tally.verdicts[verdict] += count
@@ -122,9 +122,11 @@ class CheckpointProgress:
         """Remove the mark (next sequence number) of an actor's segments, because the learner has deleted their records."""
         self._marks.pop(key, None)
 
-    def marks(self) -> tuple[CheckpointMark, ...]:
+    def marks(self) -> tuple[CheckpointedStreamProgress, ...]:
         """Return the next sequence number (mark) of each actor's segments at the last call of `barrier`, for a checkpoint."""
-        return tuple(CheckpointMark(actor, origin, t.next_seq, dict(t.verdicts)) for (actor, origin), t in self._marks.items())
+        return tuple(
+            CheckpointedStreamProgress(actor, origin, t.next_seq, dict(t.verdicts)) for (actor, origin), t in self._marks.items()
+        )
 
     def as_documents(self) -> list[Any]:
         """Return `marks` as lists, for the message with which a learner thread reports that it is ready.

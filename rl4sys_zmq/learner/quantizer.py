@@ -5,7 +5,7 @@ from __future__ import annotations
 from rl4sys_zmq.values import FlatWeights, PolicySpec
 from rl4sys_zmq.weights import EncodingOptions, Steps, WireDtype, choose_steps, round_to
 
-__all__ = ["GRID_NOISE", "Quantizer"]
+__all__ = ["GRID_NOISE", "WeightQuantizer"]
 
 GRID_NOISE = 2.0
 """The distance of neighbouring rounded values, in multiples of an update's size (the root mean square of its changes).
@@ -16,7 +16,7 @@ of an update are not. On LunarLander, rounding changes the policy a thousand tim
 """
 
 
-class Quantizer:
+class WeightQuantizer:
     """The rounding of one policy's weights, so that messages with them are smaller. Call `round` once per version, in order.
 
     The algorithm's own weights are not changed, so rounding errors do not add up over versions.

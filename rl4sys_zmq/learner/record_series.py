@@ -25,14 +25,14 @@ from typing import BinaryIO
 from rl4sys_zmq.private import make_private, open_private, sync_folder
 from rl4sys_zmq.resource import Resource
 
-__all__ = ["Record", "RecordFormat", "RecordSeries", "SeriesPart", "list_parts", "thin"]
+__all__ = ["FileSeriesRecord", "RecordFormat", "RecordSeries", "SeriesPart", "list_parts", "thin"]
 
 
 _TARGETS = (1.0, 0.98, 0.95, 0.9, 0.8, *(0.5**n for n in range(1, 32)))
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class FileSeriesRecord:
     """One record, such as a line of a log, in a series of files of limited size.
 
     Attributes:
@@ -46,7 +46,7 @@ class Record:
     lasting: bool = False
 
 
-def thin(records: Sequence[Record], limit: int) -> tuple[list[Record], Counter[str]]:
+def thin(records: Sequence[FileSeriesRecord], limit: int) -> tuple[list[FileSeriesRecord], Counter[str]]:
     """Choose records that fit into a number of bytes together, evenly spread over the sequence.
 
     Lasting records can use half of the bytes, and more if the other records leave space. Within the lasting records, and within
@@ -62,7 +62,7 @@ def thin(records: Sequence[Record], limit: int) -> tuple[list[Record], Counter[s
     """
     if sum(len(record.content) for record in records) <= limit:
         return list(records), Counter()
-    kept: list[Record] = []
+    kept: list[FileSeriesRecord] = []
     dropped: Counter[str] = Counter()
     for target in _TARGETS:  # records differ in length, so an even choice can be a little too long
         kept, dropped = _evenly(records, _shares(records, int(limit * target)))
@@ -71,7 +71,7 @@ def thin(records: Sequence[Record], limit: int) -> tuple[list[Record], Counter[s
     return _newest(kept, limit, dropped)  # one record of each kind is too much
 
 
-def _evenly(records: Iterable[Record], shares: Mapping[str, float]) -> tuple[list[Record], Counter[str]]:
+def _evenly(records: Iterable[FileSeriesRecord], shares: Mapping[str, float]) -> tuple[list[FileSeriesRecord], Counter[str]]:
     """Keep a fraction of the records of each kind, evenly spread.
 
     Args:
@@ -93,7 +93,7 @@ def _evenly(records: Iterable[Record], shares: Mapping[str, float]) -> tuple[lis
     return kept, dropped
 
 
-def _newest(records: list[Record], limit: int, dropped: Counter[str]) -> tuple[list[Record], Counter[str]]:
+def _newest(records: list[FileSeriesRecord], limit: int, dropped: Counter[str]) -> tuple[list[FileSeriesRecord], Counter[str]]:
     total, start = 0, len(records)
     while start and total + len(records[start - 1].content) <= limit:
         start -= 1
@@ -102,7 +102,7 @@ def _newest(records: list[Record], limit: int, dropped: Counter[str]) -> tuple[l
     return records[start:], dropped
 
 
-def _shares(records: Iterable[Record], limit: int) -> dict[str, float]:
+def _shares(records: Iterable[FileSeriesRecord], limit: int) -> dict[str, float]:
     """Return the fraction of the records to keep of each kind, so that all fit into `limit` bytes: above 0 and at most 1."""
     sizes: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
     for record in records:
@@ -179,7 +179,7 @@ class RecordFormat(ABC):
     notice_bytes = 0
 
     @abstractmethod
-    def read(self, file: BinaryIO) -> Iterator[Record]:
+    def read(self, file: BinaryIO) -> Iterator[FileSeriesRecord]:
         """Yield the complete records of a file, without the bytes of `head`."""
 
     @abstractmethod
@@ -190,7 +190,7 @@ class RecordFormat(ABC):
             dropped: The number of dropped records by kind.
         """
 
-    def earlier(self, record: Record) -> Mapping[str, int] | None:
+    def earlier(self, record: FileSeriesRecord) -> Mapping[str, int] | None:
         """Read back a record made by `dropped_record`: return its counts by kind. Return None for any other record."""
         return None
 
@@ -412,13 +412,13 @@ class RecordSeries(Resource):
                 part.path.unlink()
         return SeriesPart(path, parts[0].stamp, first, last, path.stat().st_size)
 
-    def _read(self, parts: Sequence[SeriesPart]) -> tuple[list[Record], Counter[str]]:
+    def _read(self, parts: Sequence[SeriesPart]) -> tuple[list[FileSeriesRecord], Counter[str]]:
         """Return the records of some parts, and the number of records by kind that were dropped from these parts.
 
         Earlier versions of this library left files of any length. If such parts would take too much memory, only a sample of
         the records of each large kind is returned, and the rest counts as dropped.
         """
-        records: list[Record] = []
+        records: list[FileSeriesRecord] = []
         dropped: Counter[str] = Counter()
         places: Counter[str] = Counter()
         sizes: Counter[str] = Counter()
@@ -438,7 +438,7 @@ class RecordSeries(Resource):
             places[record.kind] += 1
         return records, dropped
 
-    def _records(self, parts: Sequence[SeriesPart]) -> Iterator[Record]:
+    def _records(self, parts: Sequence[SeriesPart]) -> Iterator[FileSeriesRecord]:
         for part in parts:
             with part.path.open("rb") as file:
                 yield from self._form.read(file)

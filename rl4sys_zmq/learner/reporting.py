@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import Closed
-from rl4sys_zmq.learner.progress import ObservedData
+from rl4sys_zmq.learner.progress import ObservedDataCounts
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import DataDemand, Message, SegmentVerdicts, TrainingMetrics
@@ -94,7 +94,7 @@ class LearnerThreadReporter:
         scalars: Metrics for the next report, by name.
     """
 
-    def __init__(self, send: Callable[[Message], None], observed: ObservedData) -> None:
+    def __init__(self, send: Callable[[Message], None], observed: ObservedDataCounts) -> None:
         """Create a reporter with nothing to send.
 
         Args:

@@ -32,7 +32,7 @@ from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.learner.held_segments import SegmentInTraining, streams_of
 from rl4sys_zmq.private import make_private
 
-__all__ = ["ENDS_ALONE", "ENDS_TOGETHER", "CrashSuspects"]
+__all__ = ["ENDS_ALONE", "ENDS_TOGETHER", "CrashSuspectRecord"]
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ SegmentRange = tuple[Key, int, int]
 Number = tuple[str, int, int]
 
 
-class CrashSuspects:
+class CrashSuspectRecord:
     """The record of the segments (parts of episodes) in training, and of those that may have crashed earlier processes.
 
     The segments that may have crashed a process are called suspects. The record is kept in files, so that the next process can

@@ -21,19 +21,19 @@ from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, TunableAlgorith
 from rl4sys_zmq.learner.algorithms.base import PACING_LAG
 from rl4sys_zmq.learner.algorithms.entry import readings
 from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore
-from rl4sys_zmq.learner.held_segments import SegmentMessage, streams_of, to_ranges
-from rl4sys_zmq.learner.progress import CheckpointProgress, ObservedData
-from rl4sys_zmq.learner.quantizer import Quantizer
+from rl4sys_zmq.learner.held_segments import DecodedSegmentMessage, streams_of, to_ranges
+from rl4sys_zmq.learner.progress import CheckpointProgress, ObservedDataCounts
+from rl4sys_zmq.learner.quantizer import WeightQuantizer
 from rl4sys_zmq.learner.reporting import GatewaySender, LearnerThreadReporter, plain_text
-from rl4sys_zmq.learner.suspects import CrashSuspects
+from rl4sys_zmq.learner.suspects import CrashSuspectRecord
 from rl4sys_zmq.learner.training import UpdateOutcome, UpdateRunner
-from rl4sys_zmq.learner.validation import ContentRules, SegmentValueLimits, content_errors
+from rl4sys_zmq.learner.validation import SegmentContentRules, SegmentValueLimits, content_errors
 from rl4sys_zmq.policies import PolicyOrigin, StoredPolicy
 from rl4sys_zmq.policies.initial_weights import read_weights
 from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.values import FlatWeights, PolicySnapshot, PolicySpec, observation_space_from, space_from
 from rl4sys_zmq.weights import digest, encode_update
-from rl4sys_zmq.wire import SegmentSchema, SubmitReader, blob_digest, decode, spec_body, spec_to_document
+from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, blob_digest, decode, spec_body, spec_to_document
 from rl4sys_zmq.wire.messages import (
     AssignClient,
     ChangeParameters,
@@ -94,7 +94,7 @@ class TrainLoop:
         self._snapshot: PolicySnapshot | None = None
         self._before: PolicySnapshot | None = None
         self._published_master_digest = 0
-        self._quantizer = Quantizer(self._assign.wire_dtype, self._assign.weights_level, self._spec)
+        self._quantizer = WeightQuantizer(self._assign.wire_dtype, self._assign.weights_level, self._spec)
         self._version = self._resumed_version = -1
         self._lag_sum = self._lag_steps = 0
         self._slack_steps = 0
@@ -106,7 +106,7 @@ class TrainLoop:
         self._ready = self._resume()
         # A journal in memory ends with the process, and so do the segments that could have ended it.
         noted = self._assign.checkpoints and not self._replaced.is_set()
-        self._suspects = CrashSuspects(Path(self._assign.checkpoints) if noted else None)
+        self._suspects = CrashSuspectRecord(Path(self._assign.checkpoints) if noted else None)
         self._trainer = UpdateRunner(self._algorithm, self._suspects, max(0, self._saved_updates))
         self._reporter = LearnerThreadReporter(self._send, self._progress.observed)
 
@@ -247,7 +247,7 @@ class TrainLoop:
             else:
                 words = "client %s: checkpoint %d belongs to another journal; its weights are used, its counts are not"
                 log.warning(words, self._assign.client_id, manifest.number)
-            self._progress.observed = ObservedData(manifest.steps, manifest.episodes, manifest.recent)
+            self._progress.observed = ObservedDataCounts(manifest.steps, manifest.episodes, manifest.recent)
             self._version, self._resumed_version = manifest.version - 1, manifest.version
             self._saved_updates = manifest.updates
         elif self._assign.init:
@@ -369,15 +369,15 @@ class TrainLoop:
         nbytes = sum(len(frame) for frame in message.body)
         self._reporter.taken_bytes += nbytes
         submit = cast(Submit, decode(message.body, verify=False))
-        batch = SubmitReader(submit, self._schema)
+        batch = SegmentBatchReader(submit, self._schema)
         segments = batch.segments()
         refused = batch.errors(self._schema) if message.refused else {}  # the same check as in the gateway
         bad = content_errors(
-            batch, segments, refused, ContentRules(self._schema, self._bounds, self._assign.generation, self._version)
+            batch, segments, refused, SegmentContentRules(self._schema, self._bounds, self._assign.generation, self._version)
         )
         oldest = batch.oldest(self._assign.generation, self._first_version)
         key = (message.actor_id, message.origin)
-        read = SegmentMessage(key, batch, segments, refused, bad, oldest, nbytes)
+        read = DecodedSegmentMessage(key, batch, segments, refused, bad, oldest, nbytes)
         place = message.skip
         while place < len(batch):
             if place > message.skip:
@@ -391,7 +391,7 @@ class TrainLoop:
         if not self._trainer.held:
             self._barrier()
 
-    def _take_some(self, message: SegmentMessage, start: int) -> int:
+    def _take_some(self, message: DecodedSegmentMessage, start: int) -> int:
         """Pass the segments of a message to the algorithm until its batch is full or the message ends.
 
         Args:
@@ -443,7 +443,7 @@ class TrainLoop:
         self._note(key, batch, lags, observed)
         return place + 1
 
-    def _note(self, key: Key, batch: SubmitReader, lags: NDArray[np.int64], observed: Sequence[int]) -> None:
+    def _note(self, key: Key, batch: SegmentBatchReader, lags: NDArray[np.int64], observed: Sequence[int]) -> None:
         """Update counts and metrics for segments that the algorithm has accepted. Off-policy, they also count as trained now.
 
         Args:
@@ -464,7 +464,7 @@ class TrainLoop:
             self._reporter.ended((at[place], total, length) for place, total, length in ended)
         self._reporter.observed_steps += int(steps.sum())
 
-    def _quarantine(self, message: SegmentMessage, place: int, reason: str) -> None:
+    def _quarantine(self, message: DecodedSegmentMessage, place: int, reason: str) -> None:
         """Exclude a segment from training: count it as quarantined, and send it with the reason to the gateway, which keeps it.
 
         Args:
@@ -480,9 +480,9 @@ class TrainLoop:
         reporter, before = self._reporter, self._progress.observed
         recent = before.recent if reporter.observed_episodes == before.episodes else tuple(reporter.recent)
         self._progress.barrier()
-        self._progress.observed = ObservedData(reporter.observed_steps, reporter.observed_episodes, recent)
+        self._progress.observed = ObservedDataCounts(reporter.observed_steps, reporter.observed_episodes, recent)
 
-    def _reject(self, message: SegmentMessage, place: int, exc: Exception) -> None:
+    def _reject(self, message: DecodedSegmentMessage, place: int, exc: Exception) -> None:
         """Quarantine a segment for which the algorithm has raised an exception.
 
         Without the exclusion (quarantine), each new learner thread would receive the segment again from the journal on disk. If

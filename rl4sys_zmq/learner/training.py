@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import TrainingDiverged
 from rl4sys_zmq.learner.algorithms import Algorithm, UndoableAlgorithm
-from rl4sys_zmq.learner.held_segments import RecentSegments, SegmentInTraining, SegmentMessage
-from rl4sys_zmq.learner.suspects import CrashSuspects
+from rl4sys_zmq.learner.held_segments import DecodedSegmentMessage, RecentSegments, SegmentInTraining
+from rl4sys_zmq.learner.suspects import CrashSuspectRecord
 from rl4sys_zmq.learner.validation import is_finite
 from rl4sys_zmq.weights import digest
 
@@ -72,7 +72,7 @@ class UpdateRunner:
         updates: Number of updates done in all, without those that were undone.
     """
 
-    def __init__(self, algorithm: Algorithm, suspects: CrashSuspects, updates: int = 0) -> None:
+    def __init__(self, algorithm: Algorithm, suspects: CrashSuspectRecord, updates: int = 0) -> None:
         """Keep the algorithm's current state, to return to it if the first update fails.
 
         Args:
@@ -92,7 +92,7 @@ class UpdateRunner:
 
     # ---- observing
 
-    def observe(self, message: SegmentMessage, place: int, *, correct: bool = False) -> None:
+    def observe(self, message: DecodedSegmentMessage, place: int, *, correct: bool = False) -> None:
         """Give a segment to the algorithm, and remember it. An exception of the algorithm is raised unchanged.
 
         Args:
@@ -295,7 +295,7 @@ class UpdateRunner:
         """Make trial updates on the suspects: those waiting segments that may have crashed an earlier process.
 
         Each trial uses half of the suspects. If it crashes the process, the next process knows that this half contains the
-        cause. The results of the trials are thrown away. See `CrashSuspects`.
+        cause. The results of the trials are thrown away. See `CrashSuspectRecord`.
         """
         parts = self._suspects.parts(self.held)
         if not parts:

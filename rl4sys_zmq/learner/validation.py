@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 from rl4sys_zmq.values.observations import integer_bounds
 from rl4sys_zmq.values.spaces import LeafSpace
-from rl4sys_zmq.wire import SegmentSchema, SubmitReader
+from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema
 
 __all__ = [
     "SegmentValueLimits",
-    "ContentRules",
+    "SegmentContentRules",
     "MAX_LOG_PROB",
     "ColumnValueLimits",
     "content_error",
@@ -172,7 +172,7 @@ CHUNK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class ContentRules:
+class SegmentContentRules:
     """The conditions that the numbers in segments (steps of an episode) must meet to be trained on.
 
     Attributes:
@@ -188,7 +188,9 @@ class ContentRules:
     version: int
 
 
-def content_errors(batch: SubmitReader, segments: Sequence[Segment], skip: Container[int], rules: ContentRules) -> dict[int, str]:
+def content_errors(
+    batch: SegmentBatchReader, segments: Sequence[Segment], skip: Container[int], rules: SegmentContentRules
+) -> dict[int, str]:
     """Check the numbers in all segments (parts of episodes) of a message before they are trained on.
 
     Args:
@@ -210,7 +212,7 @@ def content_errors(batch: SubmitReader, segments: Sequence[Segment], skip: Conta
     return {**{place: reason for place, reason in found if reason}, **undecodable, **unfit}
 
 
-def _is_sound(batch: SubmitReader, rules: ContentRules) -> bool:
+def _is_sound(batch: SegmentBatchReader, rules: SegmentContentRules) -> bool:
     """Check a whole message at once, which is fast. True means that no segment has an error; False means that one can have."""
     heads, generation, version = batch.heads, rules.generation, rules.version
     made, by = heads["generation"], heads["version"]
@@ -223,7 +225,7 @@ def _is_sound(batch: SubmitReader, rules: ContentRules) -> bool:
     return all(_is_sound_column(name, column, rules) for name, column in batch.columns())
 
 
-def _is_sound_column(name: str, column: NDArray[Any], rules: ContentRules) -> bool:
+def _is_sound_column(name: str, column: NDArray[Any], rules: SegmentContentRules) -> bool:
     if name == "versions":
         return int(column.max(initial=0)) <= rules.version
     if name == "masks":
@@ -251,7 +253,7 @@ def is_finite(column: NDArray[Any]) -> bool:
     return all(np.isfinite(flat[start : start + CHUNK]).all() for start in range(0, flat.size, CHUNK))
 
 
-def content_error(segment: Segment, rules: ContentRules) -> str:
+def content_error(segment: Segment, rules: SegmentContentRules) -> str:
     """Return the reason why a segment must not be trained on; empty if there is none.
 
     The possible reasons are a number that is not finite or out of range, a mask that forbids every action, and a policy version

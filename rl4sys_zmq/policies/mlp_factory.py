@@ -15,7 +15,8 @@ __all__ = ["build_mlp"]
 def build_mlp(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
     """Build the policy that a spec of the kind ``mlp`` (multilayer perceptron) describes.
 
-    The policy uses views of the weights. For a small network, it also makes a copy for faster inference (`FusedNetwork`).
+    The policy uses views of the weights. For a small network, it also makes a copy for faster inference
+    (`SingleObservationNetwork`).
 
     Raises:
         ConfigError: If the spec is not a valid ``mlp`` spec, or `snapshot` has another size than the spec.

@@ -1,7 +1,7 @@
 """The forward pass of a multilayer perceptron in numpy.
 
-`PolicyNetwork` computes it from views of the weights. `FusedNetwork` is a faster form for a single observation and a small
-network, whose cost is mainly the number of numpy calls.
+`PolicyNetwork` computes it from views of the weights. `SingleObservationNetwork` is a faster form for a single observation and
+a small network, whose cost is mainly the number of numpy calls.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rl4sys_zmq.policies.mlp import OBS_CLIP, MLPParameters
 from rl4sys_zmq.values import DiscreteSpace, PolicySpec, feature_size
 from rl4sys_zmq.values.observations import flat_space
 
-__all__ = ["Forward", "FusedNetwork", "MOST_WEIGHTS", "PolicyNetwork", "Tensors"]
+__all__ = ["Forward", "SingleObservationNetwork", "MOST_WEIGHTS", "PolicyNetwork", "Tensors"]
 
 
 MOST_WEIGHTS = 1 << 17
-"""The largest number of weights for which a `FusedNetwork` is built. It needs a copy of the weights.
+"""The largest number of weights for which a `SingleObservationNetwork` is built. It needs a copy of the weights.
 
 In a larger network the arithmetic takes most of the time, so fewer numpy calls would save little.
 """
@@ -33,7 +33,7 @@ Forward = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FusedNetwork:
+class SingleObservationNetwork:
     """A fast form of a small multilayer perceptron, for one observation at a time.
 
     The bias of each layer is one more column of the weights, whose input is always 1. So a layer takes one product and one
@@ -56,7 +56,7 @@ class FusedNetwork:
         shape: tuple[int, ...],
         prepare: Forward | None,
         activation: str,
-    ) -> FusedNetwork | None:
+    ) -> SingleObservationNetwork | None:
         """Build the fast form with a copy of the weights. Return None if there are more than `MOST_WEIGHTS` weights.
 
         Args:
@@ -115,7 +115,7 @@ class PolicyNetwork:
             observations are discrete.
     """
 
-    fused: FusedNetwork | None
+    fused: SingleObservationNetwork | None
     _prepare: _Step | None
     _hidden: tuple[tuple[_Step, NDArray[np.float32]], ...]
     _output: _Step
@@ -148,7 +148,7 @@ class PolicyNetwork:
             # Without normalisation, filling the input buffer flattens and casts.
             plain = not document.normalise_observations
             shape = space.shape if plain else (feature_size(space),)
-            fused = FusedNetwork.of(weights, biases, shape, None if plain else prepare, document.activation)
+            fused = SingleObservationNetwork.of(weights, biases, shape, None if plain else prepare, document.activation)
         return cls(
             fused=fused,
             _prepare=prepare,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.dedup import ServerCalls
+from rl4sys_zmq.dedup import CallDeduplicator
 from rl4sys_zmq.errors import CallRefusalReason, ConfigError
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import MAX_NAME, Call, is_name
@@ -71,7 +71,7 @@ class ServerMethod:
         role: The role (a right in the server's access list) that the caller's key must have.
         max_batch: The largest number of calls in one job (one run of the callback).
         max_wait_s: The longest time that the first call of a job waits for further calls, in seconds. 0: no wait. None: the time
-            is computed from the last batches, as described in `_ExclusiveGroup`.
+            is computed from the last batches, as described in `_ConcurrencyGroupQueue`.
         max_queue: The largest number of calls that wait in the concurrency group. Further calls are refused (``busy``).
         client_id: The client (a policy with its learner) for which the caller's key must be valid. Empty: any client.
     """
@@ -126,7 +126,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class _ExclusiveGroup:
+class _ConcurrencyGroupQueue:
     """The waiting calls of one concurrency group (methods that never run at the same time), and the size of the next batch.
 
     Callers often call again as soon as they get a reply. A batch that began at once would miss these calls, and the callers
@@ -170,8 +170,8 @@ class CallQueue:
         self.counters = counters
         self.methods: dict[str, ServerMethod] = {}
         self.run_now = False
-        self._concurrency_groups: dict[str, _ExclusiveGroup] = {}
-        self.windows: ServerCalls[QueuedCall, list[Frame]] = ServerCalls()
+        self._concurrency_groups: dict[str, _ConcurrencyGroupQueue] = {}
+        self.windows: CallDeduplicator[QueuedCall, list[Frame]] = CallDeduplicator()
 
     def register(self, method: ServerMethod) -> None:
         """Add a method.
@@ -194,7 +194,7 @@ class CallQueue:
             )
         # Both dicts are replaced, not changed: another thread can be iterating over them.
         if method.concurrency_group not in self._concurrency_groups:
-            self._concurrency_groups = {**self._concurrency_groups, method.concurrency_group: _ExclusiveGroup()}
+            self._concurrency_groups = {**self._concurrency_groups, method.concurrency_group: _ConcurrencyGroupQueue()}
         self.methods = {**self.methods, method.name: method}
 
     def unregister(self, name: str) -> None:
@@ -318,7 +318,7 @@ class CallQueue:
         """True while the callback of a call, or of a batch of calls, runs."""
         return any(concurrency_group.busy for concurrency_group in self._concurrency_groups.values())
 
-    def _due(self, concurrency_group: _ExclusiveGroup) -> float:
+    def _due(self, concurrency_group: _ConcurrencyGroupQueue) -> float:
         """Return the time at which the next job of a concurrency group (methods that never run at the same time) can start.
 
         A job of a method with batching can wait for more calls, to serve them together.

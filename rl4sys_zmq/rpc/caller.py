@@ -22,7 +22,7 @@ from typing import Any
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallTimeout, Closed, ConfigError
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.rpc.caller_thread import CallerThread, Subscription
+from rl4sys_zmq.rpc.caller_thread import AsyncCallThread, Subscription
 from rl4sys_zmq.rpc.session import HELLO, CallerSession
 from rl4sys_zmq.security import curve_client, read_user_keys
 from rl4sys_zmq.transports import Address, Secure, SendResult, Socket, TooManyFrames
@@ -37,7 +37,7 @@ CLOSE_CHECK_S = 0.5
 MAX_TIMEOUT_S = 86_400.0
 
 
-class _Connection(Resource):
+class _ServerConnection(Resource):
     """One connection to a server, for one call at a time. The socket is created at the first call."""
 
     def __init__(self, address: Address, session: CallerSession, secure: Secure | None) -> None:
@@ -139,8 +139,8 @@ class Caller(Resource):
         self._secure = curve_client(read_user_keys(Path(keys))[1]) if keys is not None else None
         self.counters = Counters()
         self._lock = threading.Lock()
-        self._idle: list[_Connection] = []
-        self._caller_thread: CallerThread | None = None
+        self._idle: list[_ServerConnection] = []
+        self._caller_thread: AsyncCallThread | None = None
         self._closed = threading.Event()
         _clients.add(self)
 
@@ -236,26 +236,26 @@ class Caller(Resource):
         self._lock = threading.Lock()
         self._idle, self._caller_thread = [], None
 
-    def _acquire(self) -> _Connection:
+    def _acquire(self) -> _ServerConnection:
         with self._lock:
             if self._closed.is_set():
                 raise Closed(f"the caller of {self._address.uri} is closed")
             line = self._idle.pop() if self._idle else None
-        return line if line is not None else _Connection(self._address, self.new_session(), self._secure)
+        return line if line is not None else _ServerConnection(self._address, self.new_session(), self._secure)
 
-    def _give_back(self, line: _Connection) -> None:
+    def _give_back(self, line: _ServerConnection) -> None:
         with self._lock:
             if not self._closed.is_set():
                 self._idle.append(line)
                 return
         line.close()
 
-    def _thread(self) -> CallerThread:
+    def _thread(self) -> AsyncCallThread:
         with self._lock:
             if self._closed.is_set():
                 raise Closed(f"the caller of {self._address.uri} is closed")
             if self._caller_thread is None:
-                self._caller_thread = CallerThread(self._address, self.new_session(), self._secure)
+                self._caller_thread = AsyncCallThread(self._address, self.new_session(), self._secure)
                 self._caller_thread.start()
             return self._caller_thread
 

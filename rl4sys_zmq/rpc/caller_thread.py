@@ -18,7 +18,7 @@ from rl4sys_zmq.transports import Address, Frame, Poller, Secure, SendResult, So
 from rl4sys_zmq.wire.rpc import Publication, decode_call
 from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES, Tree
 
-__all__ = ["CallerThread", "Subscription"]
+__all__ = ["AsyncCallThread", "Subscription"]
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Subscription(Worker):
             self._ready.notify()
 
 
-class CallerThread(Worker, Resource):
+class AsyncCallThread(Worker, Resource):
     """The background thread of a `Caller`, with a DEALER socket for calls and, after the first subscription, a SUB socket."""
 
     def __init__(self, address: Address, session: CallerSession, secure: Secure | None) -> None:

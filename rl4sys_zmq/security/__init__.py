@@ -19,7 +19,7 @@ from rl4sys_zmq._lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from rl4sys_zmq.security.access import USERS_FILE, AccessList, User, load_access
-    from rl4sys_zmq.security.authenticator import AccessWatcher, Authenticator
+    from rl4sys_zmq.security.authenticator import AccessListWatcher, Authenticator
     from rl4sys_zmq.security.authorizer import Authorizer
     from rl4sys_zmq.security.keys import (
         LEARNER_PUBLIC,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AccessList",
-    "AccessWatcher",
+    "AccessListWatcher",
     "Authenticator",
     "Authorizer",
     "Check",
@@ -77,7 +77,7 @@ __getattr__ = lazy_getattr(
     __name__,
     {
         "access": ("USERS_FILE", "AccessList", "User", "load_access"),
-        "authenticator": ("AccessWatcher", "Authenticator"),
+        "authenticator": ("AccessListWatcher", "Authenticator"),
         "authorizer": ("Authorizer",),
         "keys": (
             "LEARNER_PUBLIC",

@@ -22,7 +22,7 @@ from rl4sys_zmq.security.keys import LEARNER_SECRET, curve_server, read_server_k
 from rl4sys_zmq.security.zap import Denied, PeerCredentials, register_domain
 from rl4sys_zmq.transports import Secure
 
-__all__ = ["AccessWatcher", "Authenticator"]
+__all__ = ["AccessListWatcher", "Authenticator"]
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ JOIN_S = 2.0
 _numbers = itertools.count()
 
 
-class AccessWatcher(Worker):
+class AccessListWatcher(Worker):
     """The access list (the users that a server accepts), and the thread that reads it again when its file changes.
 
     Attributes:
@@ -129,7 +129,7 @@ class Authenticator(Resource):
             ConfigError: If a file is missing or invalid, or if other accounts can read the secret.
         """
         pair = read_server_keys(keys / LEARNER_SECRET)
-        self.watcher = AccessWatcher(users_file or keys / USERS_FILE)
+        self.watcher = AccessListWatcher(users_file or keys / USERS_FILE)
         name = f"rl4sys-{os.getpid()}-{next(_numbers)}"
         self._domain = register_domain(name, self.watcher.check)
         self.secure: Secure = curve_server(pair, name)

@@ -20,7 +20,7 @@ from rl4sys_zmq.errors import CallRefusalReason
 from rl4sys_zmq.liveness import is_silent
 from rl4sys_zmq.rpc import CallRefusedByCallback
 
-__all__ = ["LeasedEnvironments", "LeaseTable"]
+__all__ = ["ServerEnvironmentLease", "LeaseTable"]
 
 LONG_CALL_S = 1.0
 ENDED_LEASES = 1024
@@ -28,7 +28,7 @@ ENDED_LEASES = 1024
 
 
 @dataclass(slots=True)
-class LeasedEnvironments:
+class ServerEnvironmentLease:
     """A lease: the right of one remote caller to use one or more environments of a server.
 
     Times are those of `time.monotonic`, in seconds.
@@ -62,8 +62,8 @@ class LeaseTable:
         self.count = count
         self.lease_s = lease_s
         self._lock = threading.Lock()
-        self._slots: list[LeasedEnvironments | None] = [None] * count
-        self._leases: dict[int, LeasedEnvironments] = {}
+        self._slots: list[ServerEnvironmentLease | None] = [None] * count
+        self._leases: dict[int, ServerEnvironmentLease] = {}
         self._ended: OrderedDict[int, tuple[int, ...]] = OrderedDict()
 
     @property
@@ -76,7 +76,7 @@ class LeaseTable:
         """True while a call of any caller runs on one of the environments."""
         return any(lease is not None and lease.call_started_s is not None for lease in self._slots)
 
-    def holders(self) -> list[LeasedEnvironments | None]:
+    def holders(self) -> list[ServerEnvironmentLease | None]:
         """Return a list with, for each environment, the lease of the caller that may use it, or None if it is free."""
         return list(self._slots)
 
@@ -120,14 +120,14 @@ class LeaseTable:
                 before = self._slots[i]
                 if before is not None:
                     self._end(before)
-            lease = LeasedEnvironments(token, slots, now)
+            lease = ServerEnvironmentLease(token, slots, now)
             self._leases[token] = lease
             for i in slots:
                 self._slots[i] = lease
             return slots
 
     @contextmanager
-    def use(self, token: int) -> Iterator[LeasedEnvironments]:
+    def use(self, token: int) -> Iterator[ServerEnvironmentLease]:
         """Mark a lease (a caller's right to environments) as in use while one of its calls runs in the ``with`` block.
 
         Until the end of the block, the lease does not end, and no second call of the same lease can begin.
@@ -173,15 +173,15 @@ class LeaseTable:
                 if lease.call_started_s is None:
                     self._end(lease)
 
-    def _held(self, token: int) -> LeasedEnvironments | None:
+    def _held(self, token: int) -> ServerEnvironmentLease | None:
         """Return the lease with this token (identifying number), or None if none exists or its caller has returned it."""
         lease = self._leases.get(token)
         return lease if lease is not None and not lease.returned else None
 
-    def _free(self, lease: LeasedEnvironments | None, now: float) -> bool:
+    def _free(self, lease: ServerEnvironmentLease | None, now: float) -> bool:
         return lease is None or (lease.call_started_s is None and is_silent(now, lease.last_message_s, self.lease_s))
 
-    def _end(self, lease: LeasedEnvironments) -> None:
+    def _end(self, lease: ServerEnvironmentLease) -> None:
         del self._leases[lease.token]
         self._ended[lease.token] = lease.slots
         if len(self._ended) > ENDED_LEASES:

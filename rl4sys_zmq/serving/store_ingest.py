@@ -30,7 +30,7 @@ from rl4sys_zmq.delivery import StreamRow
 from rl4sys_zmq.errors import CallRefusalReason, Closed, StoreFileError
 from rl4sys_zmq.rpc import CallRefusedByCallback
 from rl4sys_zmq.serving.data import DataStoreBase
-from rl4sys_zmq.serving.trainer_journal import JournaledItems, StoreInsertPosition, StoreJournal, StreamKey
+from rl4sys_zmq.serving.trainer_journal import JournaledItems, NextItemPosition, StoreJournal, StreamKey
 
 __all__ = ["InsertRequest", "StoreInserter", "InsertResult"]
 
@@ -68,7 +68,7 @@ class InsertRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ClientInsertions:
+class InsertedItems:
     """Items of one trainer client (an actor's connection to the trainer) that were inserted into a data store.
 
     Attributes:
@@ -99,7 +99,7 @@ class InsertResult:
     fresh: int = 0
     dropped: int = 0
     error: Exception | None = None
-    arrival: ClientInsertions | None = None
+    arrival: InsertedItems | None = None
 
 
 class StoreInserter:
@@ -168,7 +168,7 @@ class StoreInserter:
         """Return the number of the last item that the server has from a stream (one data store of an actor), or -1 for none."""
         return self._marks.get(stream, -1)
 
-    def insert_waiting(self) -> ClientInsertions | None:
+    def insert_waiting(self) -> InsertedItems | None:
         """Insert accepted items that the store could not take earlier, for example because its disk was full.
 
         Returns:
@@ -286,7 +286,7 @@ class StoreInserter:
             self.store.gap()
             self._gap_pending = False
 
-    def _arrival(self) -> ClientInsertions | None:
+    def _arrival(self) -> InsertedItems | None:
         """Return the items that were inserted since the last call, to report them to the trainer's callback.
 
         Returns:
@@ -299,7 +299,7 @@ class StoreInserter:
         if not items:
             return None
         assert self._sender is not None
-        return ClientInsertions(self._sender[0], self.mark(self._sender), items)
+        return InsertedItems(self._sender[0], self.mark(self._sender), items)
 
     # ---- the journal
 
@@ -310,8 +310,8 @@ class StoreInserter:
             self._journal.note(JournaledItems(self.name, stream, end, [], self._place()))
             self._unsure = False
 
-    def _place(self) -> StoreInsertPosition:
-        return StoreInsertPosition(self.store.lineage, self.store.latest_data_id() + 1)
+    def _place(self) -> NextItemPosition:
+        return NextItemPosition(self.store.lineage, self.store.latest_data_id() + 1)
 
     def _keep(self, update: JournaledItems, nbytes: int) -> None:
         """Count an entry (a list of items) that the journal has, and delete old entries that the store no longer needs.

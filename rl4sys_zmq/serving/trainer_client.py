@@ -34,7 +34,7 @@ from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.trainer_config import TrainerConfig, check_config
 from rl4sys_zmq.serving.trainer_items import pack_items
 from rl4sys_zmq.serving.trainer_server import INSERT, MARK, NETWORK, REQUEST, STORES
-from rl4sys_zmq.serving.trainer_transfer import StoreTransfer, UpdateResult
+from rl4sys_zmq.serving.trainer_transfer import StoreUploadState, UpdateResult
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
 __all__ = ["TrainerClient"]
@@ -119,7 +119,7 @@ class TrainerClient(Resource):
         self.last_error: RL4SysError | None = None
         self._failing: dict[str, type[RL4SysError]] = {}  # the class of the last error of updates and of requests
         self.counters = Counters()
-        self._feeds = {key: StoreTransfer(store) for key, store in stores.items()}
+        self._feeds = {key: StoreUploadState(store) for key, store in stores.items()}
         self._lock = threading.Lock()
         self._bucket = TokenBucket(config.rate_limit, time.monotonic()) if config.rate_limit is not None else None
         self._on_network: Callable[[Any], object] | None = None
@@ -386,14 +386,14 @@ class TrainerClient(Resource):
         with feed.lock:
             return self._send_all(name, feed, acked if from_id is None else max(-1, min(from_id, acked)))
 
-    def _feed(self, name: str) -> StoreTransfer:
+    def _feed(self, name: str) -> StoreUploadState:
         feed = self._feeds.get(name)
         if feed is None:
             known = ", ".join(sorted(self._feeds)) or "none"
             raise ConfigError(f"this trainer client has no data store {name!r:.60}; it has: {known}", key=str(name)[:100])
         return feed
 
-    def _send_all(self, name: str, feed: StoreTransfer, from_id: int) -> UpdateResult:
+    def _send_all(self, name: str, feed: StoreUploadState, from_id: int) -> UpdateResult:
         """Send all items after `from_id` that the store holds at the start of this call.
 
         Returns:
@@ -426,7 +426,7 @@ class TrainerClient(Resource):
         self._count("dropped_at_source", dropped)
         return UpdateResult(items, {name: acked}, dropped, trouble)
 
-    def _send(self, name: str, feed: StoreTransfer, after: int, first: int, batch: list[Any]) -> dict[str, Any]:
+    def _send(self, name: str, feed: StoreUploadState, after: int, first: int, batch: list[Any]) -> dict[str, Any]:
         payload = {
             **pack_items(batch),
             "client": self.name,

@@ -31,7 +31,7 @@ from rl4sys_zmq.rpc import CallRefusedByCallback
 from rl4sys_zmq.serving.trainer_items import pack_items, unpack_items
 from rl4sys_zmq.wire.rpc import Call, decode_call, encode_call
 
-__all__ = ["StoreInsertPosition", "StoreJournal", "StreamKey", "JournaledItems"]
+__all__ = ["NextItemPosition", "StoreJournal", "StreamKey", "JournaledItems"]
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ StreamKey = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class StoreInsertPosition:
+class NextItemPosition:
     """The position in a data store of the server: the number that the next inserted item gets.
 
     Attributes:
@@ -72,7 +72,7 @@ class JournaledItems:
     stream: StreamKey
     first_id: int
     items: list[Any]
-    place: StoreInsertPosition
+    place: NextItemPosition
 
 
 class StoreJournal(Resource):
@@ -226,7 +226,7 @@ def _decode(entry: JournalEntry) -> JournaledItems:
     """
     try:
         payload = decode_call(entry.frames).payload
-        place = StoreInsertPosition(*payload["place"])
+        place = NextItemPosition(*payload["place"])
         return JournaledItems(entry.client_id, (entry.actor_id, entry.origin), entry.first_seq, unpack_items(payload), place)
     except (ProtocolError, CallRefusedByCallback, KeyError, TypeError) as exc:
         raise JournalError(

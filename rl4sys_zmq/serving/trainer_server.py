@@ -18,7 +18,7 @@ from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import CallRefusedByCallback, Server
 from rl4sys_zmq.security import TokenBucket
 from rl4sys_zmq.serving.data import DataStoreBase
-from rl4sys_zmq.serving.store_ingest import ClientInsertions, InsertRequest, StoreInserter
+from rl4sys_zmq.serving.store_ingest import InsertedItems, InsertRequest, StoreInserter
 from rl4sys_zmq.serving.trainer_config import TrainerConfig, check_config
 from rl4sys_zmq.serving.trainer_items import payload_bytes, unpack_items
 from rl4sys_zmq.serving.trainer_journal import StoreJournal, StreamKey
@@ -313,7 +313,7 @@ class TrainerServer(Resource):
         said_error = None if error is None else [type(error).__name__, str(error)[:1000]]
         return {"acked": taken.acked, "fresh": taken.fresh, "dropped": taken.dropped, "error": said_error}
 
-    def _tell(self, ingest: StoreInserter, arrival: ClientInsertions | None) -> Exception | None:
+    def _tell(self, ingest: StoreInserter, arrival: InsertedItems | None) -> Exception | None:
         """Call the data callback with new items. Return the exception that the callback raises, or None.
 
         The items are already in the data store and stay there, even if the callback raises an exception.

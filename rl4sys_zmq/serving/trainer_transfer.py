@@ -12,7 +12,7 @@ from rl4sys_zmq.errors import RL4SysError, StoreFileError
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.trainer_items import payload_bytes
 
-__all__ = ["StoreTransfer", "UpdateResult"]
+__all__ = ["StoreUploadState", "UpdateResult"]
 
 MESSAGE_BYTES = 4 << 20
 """Approximate largest size of a message, in bytes. More items are sent in several messages."""
@@ -42,7 +42,7 @@ class UpdateResult:
         return self.error is None
 
 
-class StoreTransfer:
+class StoreUploadState:
     """The state of the transfer of one data store's items from an actor to a `TrainerServer`.
 
     Attributes:

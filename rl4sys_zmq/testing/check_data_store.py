@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-__all__ = ["DataStore", "check_data_store"]
+__all__ = ["DataStoreUnderTest", "check_data_store"]
 
 Item = TypeVar("Item")
 
@@ -14,7 +14,7 @@ _ITEMS = 2_000
 """Number of items in the test in which one thread inserts and another reads."""
 
 
-class DataStore(Protocol[Item]):
+class DataStoreUnderTest(Protocol[Item]):
     """The methods of `rl4sys_zmq.serving.DataStoreBase` that `check_data_store` calls."""
 
     def insert(self, data: Item) -> None:
@@ -39,7 +39,9 @@ class DataStore(Protocol[Item]):
         """Return the number of items in the store."""
 
 
-def check_data_store(make: Callable[[int], DataStore[Item]], item: Callable[[int], Item], number: Callable[[Item], int]) -> None:
+def check_data_store(
+    make: Callable[[int], DataStoreUnderTest[Item]], item: Callable[[int], Item], number: Callable[[Item], int]
+) -> None:
     """Check that a data store behaves as `rl4sys_zmq.serving.DataStoreBase` requires.
 
     The check covers the numbers and the order of items, items that are dropped from a full store, and reading while another
@@ -67,7 +69,7 @@ def check_data_store(make: Callable[[int], DataStore[Item]], item: Callable[[int
     _check_threads(make(50), item, number)
 
 
-def _check_state(store: DataStore[Item], twin: list[int], capacity: int, number: Callable[[Item], int]) -> None:
+def _check_state(store: DataStoreUnderTest[Item], twin: list[int], capacity: int, number: Callable[[Item], int]) -> None:
     """Compare the contents of a store with `twin`, the list of the integers of all inserted items."""
     held = twin[-capacity:]
     oldest = len(twin) - len(held)
@@ -86,7 +88,7 @@ def _check_state(store: DataStore[Item], twin: list[int], capacity: int, number:
             )
 
 
-def _check_threads(store: DataStore[Item], item: Callable[[int], Item], number: Callable[[Item], int]) -> None:
+def _check_threads(store: DataStoreUnderTest[Item], item: Callable[[int], Item], number: Callable[[Item], int]) -> None:
     """Check that a thread that reads during inserts gets each item at most once, in order and with the correct number."""
     errors: list[BaseException] = []
 

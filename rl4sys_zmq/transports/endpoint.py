@@ -15,7 +15,7 @@ from rl4sys_zmq.transports.binding import SocketBinding
 from rl4sys_zmq.transports.context import TrackedResource, track, untrack
 from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, MAX_FRAMES, Frame, Frames, SendResult, TooManyFrames
 from rl4sys_zmq.transports.monitor import MAX_EVENTS, Monitor, MonitorEvent
-from rl4sys_zmq.transports.peers import PendingSubscriptions, connections, cut_off, descriptor_of, user_of
+from rl4sys_zmq.transports.peers import SubscriptionControl, connections, cut_off, descriptor_of, user_of
 
 __all__ = ["Endpoint"]
 
@@ -50,7 +50,7 @@ class Endpoint(TrackedResource):
         self._authenticated = False
         self._first: zmq.Frame | None = None
         self._monitor: Monitor | None = None
-        self._grants: PendingSubscriptions | None = None
+        self._grants: SubscriptionControl | None = None
         self._closed = False
         self._timeout_ms = -1
         track(self)

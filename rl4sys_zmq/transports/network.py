@@ -1,7 +1,7 @@
 """One interface for the connecting sockets of an actor. A separate process, the *sidecar*, can hold the sockets.
 
 The program that embeds the actor then survives if libzmq aborts the sidecar. `LocalSocketFactory` creates sockets in this
-process, `relay.SidecarSocketFactory` creates them in a sidecar.
+process, `sidecar_sockets.SidecarSocketFactory` creates them in a sidecar.
 """
 
 from __future__ import annotations

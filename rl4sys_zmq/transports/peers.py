@@ -14,7 +14,7 @@ import zmq
 from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.transports.address import Address
 
-__all__ = ["MAX_UNGRANTED", "PendingSubscriptions", "connections", "cut_off", "descriptor_of", "user_of"]
+__all__ = ["MAX_UNGRANTED", "SubscriptionControl", "connections", "cut_off", "descriptor_of", "user_of"]
 
 MAX_UNGRANTED = 64
 """The number of subscriptions that can be refused on one connection before the connection is closed.
@@ -24,7 +24,7 @@ topics of 100 bytes take 257 MiB.
 """
 
 
-class PendingSubscriptions:
+class SubscriptionControl:
     """The control of subscriptions on an XPUB (publishing) socket: a subscription takes effect only if `grant` allows it.
 
     A subscription that was not granted before the next message counts as refused. A connection with more than `MAX_UNGRANTED`
@@ -95,7 +95,7 @@ def cut_off(fd: int, bound: Address) -> bool:
         True if a connection was shut down.
     """
     with suppress(OSError), _socket_of(fd) as connection:
-        if _is_store_file(connection, bound):
+        if _is_connection_to(connection, bound):
             connection.shutdown(socket.SHUT_RDWR)
             return True
     return False
@@ -112,7 +112,7 @@ def connections(bound: Address) -> list[int]:
     with suppress(FileNotFoundError):
         for name in os.listdir("/proc/self/fd"):
             with suppress(OSError), _socket_of(int(name)) as connection:
-                if _is_store_file(connection, bound) and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                if _is_connection_to(connection, bound) and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     found.append(int(name))
     return found
 
@@ -136,7 +136,7 @@ def _socket_of(fd: int) -> Iterator[socket.socket]:
         yield connection
 
 
-def _is_store_file(connection: socket.socket, bound: Address) -> bool:
+def _is_connection_to(connection: socket.socket, bound: Address) -> bool:
     name = connection.getsockname()
     if bound.scheme == "tcp":
         return connection.family in (socket.AF_INET, socket.AF_INET6) and name[1] == bound.port

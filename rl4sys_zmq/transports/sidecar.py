@@ -23,7 +23,7 @@ from rl4sys_zmq.errors import ProtocolError, TransportError
 from rl4sys_zmq.liveness import PING_S, PING_TIMEOUT_S, SIDECAR_START_S, is_silent
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.frames import Frames
-from rl4sys_zmq.transports.relay_pipe import RelayMessage, RelayMessageKind, SidecarCommandQueue, SidecarCommandReader
+from rl4sys_zmq.transports.sidecar_pipe import SidecarCommand, SidecarCommandKind, SidecarCommandQueue, SidecarCommandReader
 
 __all__ = ["Sidecar"]
 
@@ -34,7 +34,7 @@ CLOSE_WAIT_S = 0.5
 TERMINATE_WAIT_S = 0.25
 KILL_WAIT_S = 0.5
 
-_MODULE = "rl4sys_zmq.transports.relay_process"
+_MODULE = "rl4sys_zmq.transports.sidecar_process"
 _LOWEST_FD = 3
 
 
@@ -75,13 +75,13 @@ class Sidecar(Resource):
         if self._death is not None:
             raise TransportError(self._death)
 
-    def send_command(self, command: RelayMessageKind, line: int, frames: Frames = ()) -> None:
+    def send_command(self, command: SidecarCommandKind, line: int, frames: Frames = ()) -> None:
         """Queue one command with copies of its frames, and write as many bytes as the socketpair accepts.
 
         Args:
             command: The command.
             line: The number of the socket in the sidecar; 0 for the sidecar itself.
-            frames: The frames of the command (`RelayMessageKind`).
+            frames: The frames of the command (`SidecarCommandKind`).
 
         Raises:
             TransportError: If the sidecar has ended.
@@ -93,14 +93,14 @@ class Sidecar(Resource):
         except ConnectionError:
             self._die()
 
-    def exchange(self) -> list[RelayMessage]:
+    def exchange(self) -> list[SidecarCommand]:
         """Write queued commands to the process and read from it without blocking. Return the commands that were received.
 
         Raises:
             TransportError: If the sidecar has ended.
         """
         self.check()
-        heard: list[RelayMessage] = []
+        heard: list[SidecarCommand] = []
         progress = False
         try:
             self._output.flush(self._pair)
@@ -120,7 +120,7 @@ class Sidecar(Resource):
             self._heard_at, self._answer_by = now, None
         elif self._answer_by is None and is_silent(now, self._heard_at, PING_S):
             self._answer_by = now + PING_TIMEOUT_S
-            self.send_command(RelayMessageKind.PING, 0)
+            self.send_command(SidecarCommandKind.PING, 0)
         elif self._answer_by is not None and now >= self._answer_by:
             self._die("it did not reply, and was killed")
 
@@ -159,7 +159,7 @@ class Sidecar(Resource):
         """
         room = select.poll()
         room.register(self._pair, select.POLLOUT)
-        self._output.put(RelayMessageKind.QUIT, 0)
+        self._output.put(SidecarCommandKind.QUIT, 0)
         with contextlib.suppress(ConnectionError):
             while self._output.nbytes and (left_s := deadline - time.monotonic()) > 0:
                 room.poll(math.ceil(left_s * 1000))

@@ -12,7 +12,7 @@ from rl4sys_zmq.transports.binding import bind_socket, connect_socket
 from rl4sys_zmq.transports.endpoint import Endpoint
 from rl4sys_zmq.transports.monitor import Monitor
 from rl4sys_zmq.transports.options import MAX_FRAME_BYTES, ROUTER_MAX_FRAME_BYTES, Options, Secure, configured
-from rl4sys_zmq.transports.peers import PendingSubscriptions
+from rl4sys_zmq.transports.peers import SubscriptionControl
 
 __all__ = ["Socket"]
 
@@ -89,7 +89,7 @@ class Socket(Endpoint):
             options = {**options, zmq.XPUB_MANUAL: 1, zmq.RCVHWM: _PUBLICATION_HWM}
         made = cls._make("xpub", options, bind=bind, secure=secure, watch=watch)
         if grants:
-            made._grants = PendingSubscriptions(made.raw, made.bound)
+            made._grants = SubscriptionControl(made.raw, made.bound)
         return made
 
     @classmethod

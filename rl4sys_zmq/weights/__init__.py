@@ -14,9 +14,9 @@ The modules: `coder` chooses the form of a diff, with the help of `forms` (state
 not float32.
 """
 
-from rl4sys_zmq.weights.coder import DecodedState, Diff, PayloadForm, decode_diff, encode_diff
+from rl4sys_zmq.weights.coder import DecodedState, Diff, PayloadEncoding, decode_diff, encode_diff
 from rl4sys_zmq.weights.digest import digest
-from rl4sys_zmq.weights.forms import BF16, FP32, GridMapping, IntegerMapping, WireDtype, form_of
+from rl4sys_zmq.weights.forms import BF16, FP32, FixedPointMapping, IntegerMapping, WireDtype, form_of
 from rl4sys_zmq.weights.header import HEADER_BYTES, WeightsHeader
 from rl4sys_zmq.weights.others import TRAILER_BYTES, verify_others
 from rl4sys_zmq.weights.rounding import Steps, choose_steps, round_to
@@ -27,11 +27,11 @@ __all__ = [
     "FP32",
     "HEADER_BYTES",
     "TRAILER_BYTES",
-    "PayloadForm",
+    "PayloadEncoding",
     "DecodedState",
     "Diff",
     "IntegerMapping",
-    "GridMapping",
+    "FixedPointMapping",
     "Steps",
     "WeightsHeader",
     "WireDtype",

@@ -25,11 +25,11 @@ from rl4sys_zmq.values import FlatWeights
 from rl4sys_zmq.weights import blocks, contexts, planes
 from rl4sys_zmq.weights.bits import BitReader, Buffer, Integers, bad
 from rl4sys_zmq.weights.choice import PREDICTION_GAIN, estimated_bits, prediction_helps
-from rl4sys_zmq.weights.forms import FP32, GridMapping, IntegerMapping
+from rl4sys_zmq.weights.forms import FP32, FixedPointMapping, IntegerMapping
 from rl4sys_zmq.weights.integers import SPARSE_SHARE_OF_UNITS, is_sparse, pack_integers, unpack_integers
 from rl4sys_zmq.weights.planes import Words
 
-__all__ = ["PayloadForm", "DecodedState", "Diff", "Payload", "decode_diff", "encode_diff"]
+__all__ = ["PayloadEncoding", "DecodedState", "Diff", "Payload", "decode_diff", "encode_diff"]
 
 Payload = bytes | memoryview
 
@@ -40,7 +40,7 @@ _LEAST = 64
 """The smallest number of elements for which the state before the base is used as a prediction."""
 
 
-class PayloadForm(IntEnum):
+class PayloadEncoding(IntEnum):
     """The form in which the payload of a weight update is encoded: one of several kinds of diff, or a whole state.
 
     The *base* is the state that the receiver holds, to which a diff is applied. A *state* is all float32 weights of a policy
@@ -50,7 +50,7 @@ class PayloadForm(IntEnum):
     `UNCHANGED`        a diff of zeros: no payload
     `SPARSE`           a diff: the list of changed blocks, then integers
     `PLANES`           a diff: the list of changed blocks, then the planes of the differences, lowest byte first
-    `GROUPS`           a diff: the list of changed blocks, a byte with the `DifferenceUse`, then integers for each group
+    `GROUPS`           a diff: the list of changed blocks, a byte with the `PreviousDiffUse`, then integers for each group
     `RAW`              a diff: the plain differences, with bf16 in 2 bytes each, else in 4 bytes
     `SNAPSHOT`         a whole state: its elements
     `SNAPSHOT_PLANES`  a whole state: the planes of its diff from a state of zeros
@@ -68,11 +68,11 @@ class PayloadForm(IntEnum):
     @property
     def is_diff(self) -> bool:
         """True if the payload is a diff, so that the receiver needs the base to decode it."""
-        return self < PayloadForm.SNAPSHOT
+        return self < PayloadEncoding.SNAPSHOT
 
 
-class DifferenceUse(IntEnum):
-    """The use that a diff of the form `PayloadForm.GROUPS` makes of the last difference of the weights, to save bytes.
+class PreviousDiffUse(IntEnum):
+    """The use that a diff of the form `PayloadEncoding.GROUPS` makes of the last difference of the weights, to save bytes.
 
     The base is the state (all weights) to which the diff applies. The last difference is the one that led to the base. In all
     cases, elements are grouped by the floating-point exponent that they have in the base.
@@ -96,7 +96,7 @@ class Diff:
         predicted: True if the receiver needs, besides the base, the state before the base to decode the diff.
     """
 
-    codec: PayloadForm
+    codec: PayloadEncoding
     payload: Payload
     predicted: bool = False
 
@@ -138,7 +138,7 @@ def encode_diff(
     different = canonical_base.view(np.int32) != new.view(np.int32)
     count = int(np.count_nonzero(different))
     if not count and (canonical_base is base or np.array_equal(base.view(np.int32), new.view(np.int32))):
-        return Diff(PayloadForm.UNCHANGED, b"")
+        return Diff(PayloadEncoding.UNCHANGED, b"")
     where, head = blocks.active(different, count)
     if where is None:
         coded = _encode(canonical_base, new, form, level, before, different, count)
@@ -147,12 +147,12 @@ def encode_diff(
         coded = _encode(canonical_base[where], new[where], form.select(where), level, inner, different[where], count)
     raw = _raw_form(form)
     if len(prefix) + len(head) + coded.size >= base.size * np.dtype(raw.word).itemsize:
-        return Diff(PayloadForm.RAW, _wrapped(raw.integers(new) - raw.integers(base), raw).tobytes())
+        return Diff(PayloadEncoding.RAW, _wrapped(raw.integers(new) - raw.integers(base), raw).tobytes())
     return Diff(coded.codec, b"".join((prefix, head, *coded.parts)), coded.predicted)
 
 
 def decode_diff(
-    codec: PayloadForm,
+    codec: PayloadEncoding,
     payload: Payload,
     base: FlatWeights,
     *,
@@ -174,16 +174,16 @@ def decode_diff(
         WeightsError: If the payload is not a diff of ``n`` elements (``reason="payload"``).
     """
     reader = BitReader(payload)
-    if codec == PayloadForm.UNCHANGED:
+    if codec == PayloadEncoding.UNCHANGED:
         reader.end()
         return DecodedState(base.copy(), base[:0])
-    if codec == PayloadForm.RAW:
+    if codec == PayloadEncoding.RAW:
         raw = _raw_form(form)
         word = np.dtype(raw.word).newbyteorder("<")
         difference = np.frombuffer(reader.take(base.size * word.itemsize), dtype=word)
         reader.end()
         return _fresh(raw.flat(_wrapped(raw.integers(base) + difference, raw)))
-    if codec not in (PayloadForm.SPARSE, PayloadForm.PLANES, PayloadForm.GROUPS):
+    if codec not in (PayloadEncoding.SPARSE, PayloadEncoding.PLANES, PayloadEncoding.GROUPS):
         raise bad(f"codec {codec} is not a diff")
     canonical_base = form.canonical(base)
     where = blocks.read(reader, base.size)
@@ -201,7 +201,7 @@ def decode_diff(
 class _DiffParts:
     """A `Diff` whose payload is a list of parts. The parts can be long, so they are joined only once, at the end."""
 
-    codec: PayloadForm
+    codec: PayloadEncoding
     parts: Sequence[Buffer]
     predicted: bool = False
 
@@ -249,7 +249,7 @@ def _encode_fast(
         integers[positions] = values
         if dense.size < estimated_bits(integers, None) / 8:
             return dense
-    sparse = _DiffParts(PayloadForm.SPARSE, [pack_integers(positions, values, size)])
+    sparse = _DiffParts(PayloadEncoding.SPARSE, [pack_integers(positions, values, size)])
     return sparse if dense is None or sparse.size <= dense.size else dense
 
 
@@ -268,11 +268,11 @@ def _encode_planes(base: FlatWeights, new: FlatWeights, form: IntegerMapping, be
         return _wrapped(now, form)
 
     packed = planes.pack(map(difference, planes.pieces(base.size)), base.size, form.word)
-    return _DiffParts(PayloadForm.PLANES, packed, predicted=before is not None)
+    return _DiffParts(PayloadEncoding.PLANES, packed, predicted=before is not None)
 
 
 def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, form: IntegerMapping) -> _DiffParts:
-    known, groups = DifferenceUse.NOTHING, contexts.group(base.view(np.int32), None)
+    known, groups = PreviousDiffUse.NOTHING, contexts.group(base.view(np.int32), None)
     if moves is not None:
         least = PREDICTION_GAIN * estimated_bits(difference, groups)
         further = contexts.group(base.view(np.int32), moves)
@@ -280,7 +280,7 @@ def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, fo
         by_moves, by_both = estimated_bits(difference, further), estimated_bits(predicted, further)
         if min(by_moves, by_both) < least:
             groups = further
-            known = DifferenceUse.LAST_DIFFERENCE if by_moves <= by_both else DifferenceUse.PREDICTED
+            known = PreviousDiffUse.LAST_DIFFERENCE if by_moves <= by_both else PreviousDiffUse.PREDICTED
             difference = difference if by_moves <= by_both else predicted
     ordered = difference[groups.order()]
     parts = [bytes([known])]
@@ -288,17 +288,17 @@ def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, fo
         part = ordered[begin:end]
         positions = np.flatnonzero(part)
         parts.append(pack_integers(positions, part[positions].astype(np.int64), end - begin))
-    return _DiffParts(PayloadForm.GROUPS, parts, predicted=known != DifferenceUse.NOTHING)
+    return _DiffParts(PayloadEncoding.GROUPS, parts, predicted=known != PreviousDiffUse.NOTHING)
 
 
 def _decode(
-    reader: BitReader, codec: PayloadForm, base: FlatWeights, form: IntegerMapping, before: FlatWeights | None
+    reader: BitReader, codec: PayloadEncoding, base: FlatWeights, form: IntegerMapping, before: FlatWeights | None
 ) -> DecodedState:
     match codec:
-        case PayloadForm.SPARSE:
+        case PayloadEncoding.SPARSE:
             _require_needed(before, needed=False)
             return _decode_sparse(reader, base, form)
-        case PayloadForm.PLANES:
+        case PayloadEncoding.PLANES:
             return _fresh(_decode_planes(reader, base, form, before))
         case _:
             return _fresh(_decode_groups(reader, base, form, before))
@@ -336,7 +336,7 @@ def _decode_groups(reader: BitReader, base: FlatWeights, form: IntegerMapping, b
     was = form.integers(base)
     moves = _wrapped(was - form.integers(before), form) if before is not None else None
     known = _read_context(reader)
-    _require_needed(before, needed=known != DifferenceUse.NOTHING)
+    _require_needed(before, needed=known != PreviousDiffUse.NOTHING)
     difference = np.zeros(base.size, dtype=np.int32)
     groups = contexts.group(base.view(np.int32), moves)
     order = groups.order()
@@ -345,16 +345,16 @@ def _decode_groups(reader: BitReader, base: FlatWeights, form: IntegerMapping, b
         difference[order[begin:end][positions]] = values.astype(np.int32)
     reader.end()
     was += difference
-    if known == DifferenceUse.PREDICTED and moves is not None:
+    if known == PreviousDiffUse.PREDICTED and moves is not None:
         was += moves
     return form.flat(_wrapped(was, form))
 
 
-def _read_context(reader: BitReader) -> DifferenceUse:
+def _read_context(reader: BitReader) -> PreviousDiffUse:
     value = reader.byte()
-    if value > max(DifferenceUse):
+    if value > max(PreviousDiffUse):
         raise bad(f"unknown coding context {value}")
-    return DifferenceUse(value)
+    return PreviousDiffUse(value)
 
 
 def _require_needed(before: FlatWeights | None, *, needed: bool) -> None:
@@ -363,11 +363,11 @@ def _require_needed(before: FlatWeights | None, *, needed: bool) -> None:
 
 
 def _raw_form(form: IntegerMapping) -> IntegerMapping:
-    """Return the mapping of weights to integers for a diff of uncompressed differences (`PayloadForm.RAW`).
+    """Return the mapping of weights to integers for a diff of uncompressed differences (`PayloadEncoding.RAW`).
 
-    Instead of a `GridMapping` (multiples of a step) this is `FP32`, because such a diff does not contain the steps.
+    Instead of a `FixedPointMapping` (multiples of a step) this is `FP32`, because such a diff does not contain the steps.
     """
-    return FP32 if isinstance(form, GridMapping) else form
+    return FP32 if isinstance(form, FixedPointMapping) else form
 
 
 def _wrapped(integers: Integers, form: IntegerMapping) -> Words:

@@ -18,7 +18,7 @@ from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.values import FlatWeights
 from rl4sys_zmq.weights.bits import Integers
 
-__all__ = ["BF16", "FP32", "IntegerMapping", "GridMapping", "WireDtype", "form_of"]
+__all__ = ["BF16", "FP32", "IntegerMapping", "FixedPointMapping", "WireDtype", "form_of"]
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _LOW_HALF = np.int32(0xFFFF)
@@ -65,7 +65,7 @@ class IntegerMapping(ABC):
     def canonical(self, flat: FlatWeights) -> FlatWeights:
         """Return the weights, each rounded to a value that this mapping can represent.
 
-        Mappings other than `GridMapping` do not round and return the same array.
+        Mappings other than `FixedPointMapping` do not round and return the same array.
         """
 
     def select(self, where: Integers | slice) -> IntegerMapping:
@@ -119,7 +119,7 @@ class Bf16Mapping(Fp32Mapping):
         return upper.view(np.float32)
 
 
-class GridMapping(IntegerMapping):
+class FixedPointMapping(IntegerMapping):
     """The mapping for weights that are multiples of a power of two. The integer is the weight divided by this power.
 
     Each tensor has its own power of two.
@@ -150,9 +150,9 @@ class GridMapping(IntegerMapping):
         """Return the weights, each rounded to the nearest multiple of the power of two of its tensor."""
         return self.flat(self.integers(flat))
 
-    def select(self, where: Integers | slice) -> GridMapping:
+    def select(self, where: Integers | slice) -> FixedPointMapping:
         """Return the same mapping for a part of the weights, given by indices or a slice."""
-        return GridMapping(self._exponents[where])
+        return FixedPointMapping(self._exponents[where])
 
 
 FP32, BF16 = Fp32Mapping(), Bf16Mapping()
@@ -172,7 +172,7 @@ def form_of(dtype: WireDtype, exponents: Sequence[int] = (), sizes: Sequence[int
         case WireDtype.BF16:
             return BF16
         case WireDtype.GRID:
-            return GridMapping(np.repeat(np.array(exponents, dtype=np.int32), np.array(sizes, dtype=np.int64)))
+            return FixedPointMapping(np.repeat(np.array(exponents, dtype=np.int32), np.array(sizes, dtype=np.int64)))
 
 
 def _ordered(bits: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -7,7 +7,7 @@ offset  size  field         meaning
 4       1     format        3; another format is refused: ``version``
 5       1     flags         1: decoding also needs the version before the base version; 2: the payload ends with the tensors
                             that are not float32 (`rl4sys_zmq.weights.others`); other bits are refused: ``feature``
-6       1     codec         form of the payload (`PayloadForm`); other values are refused: ``kind``
+6       1     codec         form of the payload (`PayloadEncoding`); other values are refused: ``kind``
 7       1     wire dtype    number format of the elements (`WireDtype`); other values are refused: ``dtype``
 8       8     policy id     identifies the policy; the learner assigns it in the handshake
 16      8     generation    generation of base version and new version
@@ -35,7 +35,7 @@ from dataclasses import dataclass
 import xxhash
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
-from rl4sys_zmq.weights.coder import PayloadForm
+from rl4sys_zmq.weights.coder import PayloadEncoding
 from rl4sys_zmq.weights.forms import WireDtype
 
 __all__ = ["FORMAT", "HEADER_BYTES", "MAGIC", "WeightsHeader"]
@@ -49,7 +49,7 @@ _CHECK_AT = 52
 _PREDICTED, _OTHERS = 1, 2
 
 # Before Python 3.12, `in` raises an error for a plain number and an enumeration.
-_CODECS = frozenset(int(codec) for codec in PayloadForm)
+_CODECS = frozenset(int(codec) for codec in PayloadEncoding)
 _DTYPES = frozenset(int(dtype) for dtype in WireDtype)
 
 
@@ -66,7 +66,7 @@ class WeightsHeader:
     generation: int
     base_version: int
     new_version: int
-    codec: PayloadForm
+    codec: PayloadEncoding
     elements: int
     payload_bytes: int
     payload_hash: int
@@ -117,7 +117,7 @@ class WeightsHeader:
             raise ProtocolError(RefusalReason.KIND, f"unknown weights codec {codec}")
         if dtype not in _DTYPES:
             raise ProtocolError(RefusalReason.DTYPE, f"unknown weights dtype {dtype}")
-        header = cls(policy_id, generation, base, new, PayloadForm(codec), elements, payload_bytes, payload_hash, state_hash,
+        header = cls(policy_id, generation, base, new, PayloadEncoding(codec), elements, payload_bytes, payload_hash, state_hash,
                      WireDtype(dtype), chunk, chunks, bool(flags & _PREDICTED), bool(flags & _OTHERS))  # fmt: skip
         header._check()
         return header

@@ -2,7 +2,7 @@
 
 All such tensors of a policy version are in one buffer (`PolicySnapshot.others`). The buffer is treated as an array of words of
 4 bytes. It is encoded as if the words were float32 elements with the wire dtype ``fp32``. In the payload, the result follows
-the float32 elements. The payload ends with the number of bytes of the result (u32) and its `PayloadForm` (u8)::
+the float32 elements. The payload ends with the number of bytes of the result (u32) and its `PayloadEncoding` (u8)::
 
     the float32 elements | the words of the other tensors | number of bytes of the words | codec of the words
 """
@@ -17,7 +17,7 @@ import numpy as np
 from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.values import FlatWeights, TensorSpec, other_bytes, other_views
 from rl4sys_zmq.weights.bits import bad
-from rl4sys_zmq.weights.coder import Payload, PayloadForm, decode_diff, encode_diff
+from rl4sys_zmq.weights.coder import Payload, PayloadEncoding, decode_diff, encode_diff
 from rl4sys_zmq.weights.forms import WireDtype
 from rl4sys_zmq.weights.snapshots import decode_snapshot, encode_snapshot
 
@@ -25,7 +25,7 @@ __all__ = ["TRAILER_BYTES", "append_others", "decode_others", "split_payload", "
 
 _TRAILER = struct.Struct("<IB")
 TRAILER_BYTES = _TRAILER.size
-_CODECS = frozenset(int(codec) for codec in PayloadForm)
+_CODECS = frozenset(int(codec) for codec in PayloadEncoding)
 
 
 def append_others(payload: Payload, base: bytes | None, new: bytes, level: int) -> bytes:
@@ -47,7 +47,7 @@ def append_others(payload: Payload, base: bytes | None, new: bytes, level: int) 
 def split_payload(payload: Payload) -> tuple[Payload, Payload, int]:
     """Split the payload of a weight update: the float32 elements, the other tensors, and the codec of the other tensors.
 
-    The codec is the `PayloadForm` in which they are encoded, as a number.
+    The codec is the `PayloadEncoding` in which they are encoded, as a number.
 
     Raises:
         WeightsError: If the payload is shorter than it says (``reason="payload"``).
@@ -64,7 +64,7 @@ def decode_others(codec: int, coded: Payload, size: int, base: bytes | None) -> 
     """Return the buffer of the tensors that are not float32 (`PolicySnapshot.others`), from its part of a payload.
 
     Args:
-        codec: Form of the part (`PayloadForm`).
+        codec: Form of the part (`PayloadEncoding`).
         coded: The part, as `split_payload` returns it.
         size: Size of the buffer in bytes, a multiple of 4.
         base: The buffer to which a diff applies; None if the update is a whole snapshot.
@@ -72,11 +72,11 @@ def decode_others(codec: int, coded: Payload, size: int, base: bytes | None) -> 
     Raises:
         WeightsError: If the part cannot be decoded to a buffer of this size (``reason="payload"``).
     """
-    if codec not in _CODECS or PayloadForm(codec).is_diff == (base is None):
+    if codec not in _CODECS or PayloadEncoding(codec).is_diff == (base is None):
         raise bad(f"the other tensors have the codec {codec} in a {'snapshot' if base is None else 'diff'}")
     if base is None:
-        return decode_snapshot(PayloadForm(codec), coded, size // 4, WireDtype.FP32).tobytes()
-    return decode_diff(PayloadForm(codec), coded, _words(base)).flat.tobytes()
+        return decode_snapshot(PayloadEncoding(codec), coded, size // 4, WireDtype.FP32).tobytes()
+    return decode_diff(PayloadEncoding(codec), coded, _words(base)).flat.tobytes()
 
 
 def verify_others(tensors: Sequence[TensorSpec], others: bytes) -> None:
@@ -103,7 +103,7 @@ def verify_others(tensors: Sequence[TensorSpec], others: bytes) -> None:
         raise bad("the padding of the other tensors is not 0")
 
 
-def _diff(base: bytes, new: bytes, level: int) -> tuple[PayloadForm, Payload]:
+def _diff(base: bytes, new: bytes, level: int) -> tuple[PayloadEncoding, Payload]:
     diff = encode_diff(_words(base), _words(new), level=level)
     return diff.codec, diff.payload
 

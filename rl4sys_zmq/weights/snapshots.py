@@ -9,7 +9,7 @@ import numpy as np
 from rl4sys_zmq.values import FlatWeights
 from rl4sys_zmq.weights import planes
 from rl4sys_zmq.weights.bits import BitReader, bad
-from rl4sys_zmq.weights.coder import Payload, PayloadForm
+from rl4sys_zmq.weights.coder import Payload, PayloadEncoding
 from rl4sys_zmq.weights.forms import BF16, FP32, IntegerMapping, WireDtype
 
 __all__ = ["decode_snapshot", "encode_snapshot"]
@@ -27,7 +27,7 @@ def _snapshot_form(dtype: WireDtype) -> IntegerMapping:
     return BF16 if dtype is WireDtype.BF16 else FP32
 
 
-def encode_snapshot(flat: FlatWeights, dtype: WireDtype, level: int) -> tuple[PayloadForm, Payload]:
+def encode_snapshot(flat: FlatWeights, dtype: WireDtype, level: int) -> tuple[PayloadEncoding, Payload]:
     """Encode all weights of a policy version, compressed if that saves enough bytes. Return the form and the payload.
 
     Compression must reduce the size below the share in `SNAPSHOT_GAIN`. The weights are sent as floating-point numbers. So the
@@ -44,10 +44,10 @@ def encode_snapshot(flat: FlatWeights, dtype: WireDtype, level: int) -> tuple[Pa
     if most and len(_planes_of(sample, dtype)) <= most * dtype.itemsize * sample.size:
         packed = _planes_of(flat, dtype)
         if len(packed) <= most * dtype.itemsize * flat.size:
-            return PayloadForm.SNAPSHOT_PLANES, packed
+            return PayloadEncoding.SNAPSHOT_PLANES, packed
     if dtype is WireDtype.BF16:
-        return PayloadForm.SNAPSHOT, (flat.view(np.uint32) >> np.uint32(16)).astype("<u2").view(np.uint8).data
-    return PayloadForm.SNAPSHOT, flat.astype("<f4", copy=False).view(np.uint8).data
+        return PayloadEncoding.SNAPSHOT, (flat.view(np.uint32) >> np.uint32(16)).astype("<u2").view(np.uint8).data
+    return PayloadEncoding.SNAPSHOT, flat.astype("<f4", copy=False).view(np.uint8).data
 
 
 def _planes_of(flat: FlatWeights, dtype: WireDtype) -> bytes:
@@ -58,7 +58,7 @@ def _planes_of(flat: FlatWeights, dtype: WireDtype) -> bytes:
     return b"".join(planes.pack(words, flat.size, form.word))
 
 
-def decode_snapshot(codec: PayloadForm, payload: Payload, size: int, dtype: WireDtype) -> FlatWeights:
+def decode_snapshot(codec: PayloadEncoding, payload: Payload, size: int, dtype: WireDtype) -> FlatWeights:
     """Return all weights of a policy version that `encode_snapshot` encoded, float32 ``[size]``.
 
     The array is in a new buffer or in the buffer of the payload.
@@ -66,7 +66,7 @@ def decode_snapshot(codec: PayloadForm, payload: Payload, size: int, dtype: Wire
     Raises:
         WeightsError: If the payload does not have `size` weights (``reason="payload"``).
     """
-    if codec == PayloadForm.SNAPSHOT_PLANES:
+    if codec == PayloadEncoding.SNAPSHOT_PLANES:
         form, reader = _snapshot_form(dtype), BitReader(payload)
         parts = planes.unpack(reader, size, form.word)
         reader.end()

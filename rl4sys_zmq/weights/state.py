@@ -15,7 +15,7 @@ import xxhash
 from rl4sys_zmq.errors import ProtocolError, WeightsError
 from rl4sys_zmq.values import FlatWeights, PolicySnapshot, TensorSpec, other_bytes
 from rl4sys_zmq.weights.bits import BitReader
-from rl4sys_zmq.weights.coder import DecodedState, Diff, Payload, PayloadForm, decode_diff, encode_diff
+from rl4sys_zmq.weights.coder import DecodedState, Diff, Payload, PayloadEncoding, decode_diff, encode_diff
 from rl4sys_zmq.weights.digest import digest
 from rl4sys_zmq.weights.forms import WireDtype, form_of
 from rl4sys_zmq.weights.header import WeightsHeader
@@ -25,7 +25,7 @@ from rl4sys_zmq.weights.snapshots import decode_snapshot, encode_snapshot
 
 __all__ = ["EncodingOptions", "apply_update", "encode_update"]
 
-_WITH_STEP_TABLE = (PayloadForm.SPARSE, PayloadForm.PLANES, PayloadForm.GROUPS)
+_WITH_STEP_TABLE = (PayloadEncoding.SPARSE, PayloadEncoding.PLANES, PayloadEncoding.GROUPS)
 """The forms whose payload begins with a table of steps if the wire dtype is ``grid`` (multiples of a step for each tensor)."""
 
 

@@ -12,7 +12,7 @@
 Nothing here is pickled or unpickled.
 """
 
-from rl4sys_zmq.wire.batch import SubmitReader, read_heads, read_submit
+from rl4sys_zmq.wire.batch import SegmentBatchReader, read_heads, read_submit
 from rl4sys_zmq.wire.codec import decode, encode
 from rl4sys_zmq.wire.layout import action_dtype
 from rl4sys_zmq.wire.schema import SegmentSchema
@@ -20,7 +20,7 @@ from rl4sys_zmq.wire.segments import PackedSegment, join_submit, pack_segment, w
 from rl4sys_zmq.wire.specs import blob_digest, spec_body, spec_from_document, spec_to_document
 
 __all__ = [
-    "SubmitReader",
+    "SegmentBatchReader",
     "PackedSegment",
     "SegmentSchema",
     "action_dtype",

@@ -5,7 +5,7 @@ become views into the received frames, so nothing is copied. If the bytes are ma
 head or the columns of one segment have invalid values, only that segment is refused.
 
 Images are decoded only when columns or segments are requested. The gateway (the learner's network thread) never requests them,
-because `SubmitReader.errors` needs only their sizes.
+because `SegmentBatchReader.errors` needs only their sizes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rl4sys_zmq.wire.messages import AnyBytes, Frame, Submit
 from rl4sys_zmq.wire.schema import SegmentSchema
 from rl4sys_zmq.wire.segments import ALIGN, HEAD, HEAD_BYTES, LAYOUT_AT, MAX_LAYOUTS, SegmentFlag, head_struct
 
-__all__ = ["SubmitReader", "read_heads", "read_submit"]
+__all__ = ["SegmentBatchReader", "read_heads", "read_submit"]
 
 _ENDED = SegmentFlag.TERMINATED | SegmentFlag.TRUNCATED
 _ODD_FLAGS = [
@@ -39,14 +39,14 @@ _ODD_FLAGS = [
 _ODD = np.array(_ODD_FLAGS)
 """For each of the 256 values of ``flags`` in the head of a segment: True if its bits contradict each other or are unknown."""
 FEW = 8
-"""Largest number of segments whose scalar fields `SubmitReader.errors` checks in a loop. For more, it uses arrays."""
+"""Largest number of segments whose scalar fields `SegmentBatchReader.errors` checks in a loop. For more, it uses arrays."""
 
 _NEVER = (1 << 64) - 1
 
 Head = tuple[int, int, int, int, float, int, int, int, int, int, int]
 
 
-class SubmitReader:
+class SegmentBatchReader:
     """A reader of the segments in one message `Submit`. Its methods identify a segment by its index in the message.
 
     Attributes:
@@ -349,7 +349,7 @@ def read_submit(message: Submit) -> list[Segment | ProtocolError]:
     Raises:
         ProtocolError: If the message is malformed, so that none of its segments can be trusted.
     """
-    batch = SubmitReader(message)
+    batch = SegmentBatchReader(message)
     undecodable = {place: ProtocolError(RefusalReason.MALFORMED, reason) for place, reason in batch.decode_images().items()}
     errors = {**undecodable, **batch.errors()}
     return [errors.get(place, segment) for place, segment in enumerate(batch.segments())]

@@ -72,7 +72,7 @@ class SegmentSchema:
     def check(self, segment: Segment) -> ProtocolError | None:
         """Return an error if a segment does not fit this schema, else None. The values in the columns are not checked.
 
-        `SubmitReader.errors` does the same for the segments of a message.
+        `SegmentBatchReader.errors` does the same for the segments of a message.
         """
         steps = segment.steps
         rows = steps + (0 if segment.terminated else 1)

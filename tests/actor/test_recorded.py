@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.actor.recorded import ColumnAction, ColumnSegmentWriter
+from rl4sys_zmq.actor.recorded import ExtraColumnAction, ExtraColumnSegmentWriter
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.policies import ExtraColumnPolicy, register_policy
@@ -138,7 +138,7 @@ def test_an_action_from_another_state_begins_a_segment(agent: RL4SysAgent, kept:
 def test_a_fallback_action_keeps_the_state(agent: RL4SysAgent, kept: Kept) -> None:
     traj, _ = act(agent, None)
     traj, action = agent.request_for_action(traj, np.full(2, np.nan, np.float32))
-    assert not isinstance(action, ColumnAction)
+    assert not isinstance(action, ExtraColumnAction)
     agent.add_to_trajectory(traj, action)
     traj, action = act(agent, traj)
     agent.mark_end_of_trajectory(traj, action)
@@ -149,7 +149,7 @@ def test_a_policy_without_a_finite_action_starts_anew(agent: RL4SysAgent, kept: 
     traj, _ = act(agent, None)
     monkeypatch.setattr(Counter, "bad_versions", {agent.version})
     traj, action = act(agent, traj, add=False)
-    assert not isinstance(action, ColumnAction), "there is no version before it, so a fallback acts"
+    assert not isinstance(action, ExtraColumnAction), "there is no version before it, so a fallback acts"
     monkeypatch.setattr(Counter, "bad_versions", set())
     traj, action = act(agent, traj)
     agent.mark_end_of_trajectory(traj, action)
@@ -210,12 +210,12 @@ def test_other_columns_than_the_spec_has_are_an_error(
 
 @pytest.mark.parametrize("steps", [127, 128, 129, 300])
 def test_columns_grow_with_their_segment(steps: int) -> None:
-    writer = ColumnSegmentWriter(BoxSpace((2,)), DiscreteSpace(2), 1000, 0, COLUMNS)
+    writer = ExtraColumnSegmentWriter(BoxSpace((2,)), DiscreteSpace(2), 1000, 0, COLUMNS)
     from rl4sys_zmq.actor.segments import PolicyStamp
 
     stamp = PolicyStamp(1, 0, None)
     for row in range(steps):
-        action = ColumnAction()
+        action = ExtraColumnAction()
         action.obs, action.raw, action.log_prob, action.stamp, action.mask = OBSERVATION, 0, 0.0, stamp, None
         action.known_reward, action.writer, action.before, action.state = 0.0, None, row, row + 1
         action.columns = {"before": np.array(7 + row), "count": np.array(row), "pair": np.array([row, -row])}

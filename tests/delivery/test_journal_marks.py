@@ -15,7 +15,7 @@ from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, StreamRow
 from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, JournalCache, RowChanges
 from rl4sys_zmq.delivery.journal_file import NO_RECOVERY, JournalLossPolicy
 from rl4sys_zmq.delivery.journal_loss import CheckpointSummary
-from rl4sys_zmq.delivery.journal_marks import MarksWriter, read_marks
+from rl4sys_zmq.delivery.journal_marks import JournalMarksFileWriter, read_marks
 from rl4sys_zmq.errors import JournalError, JournalLost
 
 DEADLINE_S = 10.0
@@ -65,7 +65,7 @@ def rows(received: int = 5, streams: int = 1) -> ClientAndStreamRows:
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     path, known = tmp_path / "journal.marks", rows(streams=200)
-    marks = MarksWriter(path, known, flush=True)
+    marks = JournalMarksFileWriter(path, known, flush=True)
     changes = RowChanges(
         {"c": ClientRow("c", 4, {"seed": 8}, 2_000, 1, 0)}, {("c", "a0", 1): StreamRow("c", "a0", 1, 2, 3, 4, 5, 6, True, True)}
     )
@@ -82,7 +82,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_a_dropped_client_is_forgotten_with_its_streams(tmp_path: Path) -> None:
-    marks = MarksWriter(tmp_path / "journal.marks", rows(), flush=False)
+    marks = JournalMarksFileWriter(tmp_path / "journal.marks", rows(), flush=False)
     marks.drop(RowChanges(dropped_clients={"c"}))
     marks.close()
     found = read_marks(tmp_path / "journal.marks")
@@ -104,7 +104,7 @@ def test_a_client_that_is_dropped_and_made_again_in_one_transaction_is_new() -> 
 def test_a_full_file_is_made_anew_and_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_marks, "SPARE_BYTES", 4_096)
     path, known = tmp_path / "journal.marks", rows()
-    marks = MarksWriter(path, known, flush=False)
+    marks = JournalMarksFileWriter(path, known, flush=False)
     for received in range(6, 500):
         changes = RowChanges(dict(rows(received).clients), dict(rows(received).streams))
         changes.apply_to(known.clients, known.streams)
@@ -118,7 +118,7 @@ def test_a_full_file_is_made_anew_and_stays_small(tmp_path: Path, monkeypatch: p
 
 def test_a_damaged_line_costs_itself(tmp_path: Path) -> None:
     path = tmp_path / "journal.marks"
-    MarksWriter(path, rows(), flush=False).close()
+    JournalMarksFileWriter(path, rows(), flush=False).close()
     raw = bytearray(path.read_bytes())
     raw[raw.index(b'"a0"') + 1] ^= 1
     path.write_bytes(raw)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import DTypeLike
 
 from rl4sys_zmq.delivery import (
-    CreditPool,
+    CreditAllocator,
     DataAmount,
     JournalEntry,
     JournalPage,
@@ -923,7 +923,7 @@ def test_a_roll_back_of_all_streams() -> None:
     assert streams.pending == 0
 
 
-# ---- CreditPool
+# ---- CreditAllocator
 
 
 def wanting(want: int, accepted: int = 0, actor_id: str = "a") -> SegmentStream:
@@ -933,7 +933,7 @@ def wanting(want: int, accepted: int = 0, actor_id: str = "a") -> SegmentStream:
 
 
 def test_credit_is_granted_to_those_who_want_up_to_the_demand() -> None:
-    pool, first, second = CreditPool(), wanting(30), wanting(100, accepted=50)
+    pool, first, second = CreditAllocator(), wanting(30), wanting(100, accepted=50)
     pool.demand(60, 0, 0)
     assert pool.grant([second, first], 0.0) == [first, second]
     assert (first.credit_steps, second.credit_steps) == (30, 80)
@@ -944,7 +944,7 @@ def test_credit_is_granted_to_those_who_want_up_to_the_demand() -> None:
 
 @given(st.integers(0, 200), st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), max_size=5))
 def test_promises_never_exceed_the_demand(limit: int, actors: list[tuple[int, int]]) -> None:
-    pool = CreditPool()
+    pool = CreditAllocator()
     pool.demand(limit, 0, 0)
     streams = [wanting(want, accepted) for want, accepted in actors]
     pool.grant(streams, 0.0)
@@ -955,7 +955,7 @@ def test_promises_never_exceed_the_demand(limit: int, actors: list[tuple[int, in
 
 
 def test_idle_credit_is_offered_once_more() -> None:
-    pool, idle, busy = CreditPool(), wanting(10), wanting(10)
+    pool, idle, busy = CreditAllocator(), wanting(10), wanting(10)
     pool.demand(10, 0, 0)
     pool.grant([idle, busy], 0.0)
     assert (idle.credit_steps, busy.credit_steps) == (10, 0)
@@ -973,12 +973,12 @@ def test_who_wants_less_gives_credit_back() -> None:
     stream.accepted_steps = 6
     stream.request_credit(2)
     assert stream.credit_steps == 4
-    CreditPool.reclaim(stream)
+    CreditAllocator.reclaim(stream)
     assert (stream.want_steps, stream.credit_steps) == (2, 4)
 
 
 def test_an_overshoot_is_paid_back_by_all() -> None:
-    pool, stream = CreditPool(), wanting(100)
+    pool, stream = CreditAllocator(), wanting(100)
     pool.demand(10, 0, 0)
     pool.grant([stream], 0.0)
     pool.transit.accept(DataAmount(13, 1, 100))
@@ -988,7 +988,7 @@ def test_an_overshoot_is_paid_back_by_all() -> None:
 
 
 def test_an_idle_actor_is_not_granted_its_own_credit_again() -> None:
-    pool, idle = CreditPool(), wanting(10)
+    pool, idle = CreditAllocator(), wanting(10)
     pool.demand(10, 0, 0)
     pool.grant([idle], 0.0)
     idle.request_credit(30)

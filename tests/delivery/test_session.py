@@ -19,9 +19,9 @@ from rl4sys_zmq.delivery import (
     SessionJoined,
     SessionRefused,
     SessionState,
+    SessionTemporarilyRefused,
     StreamRestarted,
     StreamTable,
-    TemporaryRefusal,
 )
 from rl4sys_zmq.delivery.session import FIELD_RATE
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
@@ -139,7 +139,7 @@ def test_a_client_that_starts_is_asked_for_again_on_the_same_sockets(counters: C
         now = session.next_deadline()
         assert isinstance(sent(session.tick(now, (0, 0)))[0], Hello)
         starting = Refused(RefusalReason.STARTING.value, "", "it starts", 0, 0)
-        assert session.on_message(now, starting) == [TemporaryRefusal(starting)]
+        assert session.on_message(now, starting) == [SessionTemporarilyRefused(starting)]
         assert session.state is SessionState.JOINING
     session.on_message(now, welcome())
     assert session.on_message(now, Refused(RefusalReason.STARTING.value, "", "it was late", 0, 0)) == []
@@ -739,7 +739,7 @@ def test_an_equivocation_does_not_end_a_session(session: ActorSession, counters:
 def test_a_place_that_is_taken_is_waited_for(counters: Counters) -> None:
     session = ActorSession(HELLO, counters, random.Random(1))
     session.open(0.0, (0, 0))
-    assert session.on_message(0.0, refused("conflict")) == [TemporaryRefusal(refused("conflict"))]
+    assert session.on_message(0.0, refused("conflict")) == [SessionTemporarilyRefused(refused("conflict"))]
 
 
 def test_a_hello_that_came_too_fast_is_said_again(counters: Counters) -> None:
@@ -747,7 +747,7 @@ def test_a_hello_that_came_too_fast_is_said_again(counters: Counters) -> None:
     session = ActorSession(HELLO, counters, random.Random(1))
     session.open(0.0, (0, 0))
     too_fast = Refused("quota", FIELD_RATE, "this connection exceeds its rate limit")
-    assert session.on_message(0.0, too_fast) == [TemporaryRefusal(too_fast)]
+    assert session.on_message(0.0, too_fast) == [SessionTemporarilyRefused(too_fast)]
     assert [type(message) for message in sent(session.tick(1.0, (0, 0)))] == [Hello]
     assert isinstance(session.on_message(1.0, refused("quota"))[0], SessionRefused)
 

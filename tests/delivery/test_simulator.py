@@ -21,31 +21,31 @@ from simulation.simulator import ActorParts, Schedule, Simulation, simulate
 
 from rl4sys_zmq.delivery import (
     ActorSession,
-    CreditPool,
+    CreditAllocator,
     DataAmount,
     Journal,
     JournalContent,
     JournalEntry,
     JournalPage,
+    LearnerThreadBacklog,
     MemoryJournal,
     Reconnect,
     SegmentStream,
     StreamRow,
     StreamTable,
-    TransitCounts,
 )
-from rl4sys_zmq.delivery.journal_rows import CountMissingSegments, PageRequest
+from rl4sys_zmq.delivery.journal_rows import CountSegmentsLostByJournal, PageRequest
 from rl4sys_zmq.delivery.session import Action
 from rl4sys_zmq.delivery.stream import Key
-from rl4sys_zmq.delivery.table import AcceptedHello
+from rl4sys_zmq.delivery.table import OpenedSession
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.learner import LearnerConfig
 from rl4sys_zmq.learner.client import ClientState
 from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
-from rl4sys_zmq.learner.endpoint import ActorEndpoint
-from rl4sys_zmq.learner.operator import CommandExecutor, Steps
+from rl4sys_zmq.learner.endpoint import ActorSessionHandler
+from rl4sys_zmq.learner.operator import OperatorCommandExecutor, Steps
 from rl4sys_zmq.learner.restored import RestoredClient
 from rl4sys_zmq.transports import Frame
 from rl4sys_zmq.wire import PackedSegment
@@ -162,7 +162,7 @@ def table_of(stream_class: type[SegmentStream]) -> LearnerParts:
     """A table whose streams are of another class."""
 
     class Table(StreamTable):
-        def open(self, hello: Hello, peer: bytes, now: float) -> AcceptedHello:
+        def open(self, hello: Hello, peer: bytes, now: float) -> OpenedSession:
             opened = super().open(hello, peer, now)
             opened.stream.__class__ = stream_class
             return opened
@@ -171,12 +171,12 @@ def table_of(stream_class: type[SegmentStream]) -> LearnerParts:
 
 
 class TakesTheExpired(StreamTable):
-    def open(self, hello: Hello, peer: bytes, now: float) -> AcceptedHello:
+    def open(self, hello: Hello, peer: bytes, now: float) -> OpenedSession:
         return super().open(replace(hello, journal_id=0), peer, now)
 
 
 class NoFencing(StreamTable):
-    def open(self, hello: Hello, peer: bytes, now: float) -> AcceptedHello:
+    def open(self, hello: Hello, peer: bytes, now: float) -> OpenedSession:
         stream = self._current.get(hello.actor_id)
         if stream is not None and stream.incarnation != hello.incarnation:
             self._peers.pop(hello.actor_id, None)
@@ -185,7 +185,7 @@ class NoFencing(StreamTable):
 
 
 class OneStreamForAllIncarnations(StreamTable):
-    def open(self, hello: Hello, peer: bytes, now: float) -> AcceptedHello:
+    def open(self, hello: Hello, peer: bytes, now: float) -> OpenedSession:
         stream = self._current.get(hello.actor_id)
         if stream is not None:
             stream.incarnation = hello.incarnation
@@ -224,7 +224,7 @@ class ForgetsBeforeTheLease(StreamTable):
         return super().expire(now + self._lease_s - 1.0, trimmed)
 
 
-class GrantsTwice(CreditPool):
+class GrantsTwice(CreditAllocator):
     def grant(self, streams: Iterable[SegmentStream], now: float) -> list[SegmentStream]:
         for stream in (granted := list(streams)):
             stream.credit_steps = max(stream.credit_steps, min(stream.want_steps, stream.accepted_steps + 24))
@@ -232,7 +232,7 @@ class GrantsTwice(CreditPool):
         return granted
 
 
-class LeaksCredit(CreditPool):
+class LeaksCredit(CreditAllocator):
     """Counts what is accepted twice, so that the demand is used up too soon."""
 
     def __init__(self) -> None:
@@ -240,7 +240,7 @@ class LeaksCredit(CreditPool):
         self.transit = CountsTwice()
 
 
-class CountsTwice(TransitCounts):
+class CountsTwice(LearnerThreadBacklog):
     def accept(self, load: DataAmount) -> None:
         super().accept(DataAmount(2 * load.steps, load.items, load.nbytes))
 
@@ -401,7 +401,8 @@ class PartsAGap(SimJournal):
             self.pause_turns -= 1
             return []
         gap = next(
-            (place for place, operation in enumerate(self._backlog) if isinstance(operation, CountMissingSegments)), self._due
+            (place for place, operation in enumerate(self._backlog) if isinstance(operation, CountSegmentsLostByJournal)),
+            self._due,
         )
         if gap < self._due:
             self._due, self.pause_turns = gap + 1, 20
@@ -439,7 +440,7 @@ class DoesNotGoBack(ClientState):
 # ---- planted bugs: the learner's core
 
 
-class AcksBeforeTheLedger(ActorEndpoint):
+class AcksBeforeTheLedger(ActorSessionHandler):
     """A message counts as durable as soon as it is taken."""
 
     def _on_submit(
@@ -449,7 +450,7 @@ class AcksBeforeTheLedger(ActorEndpoint):
         stream.commit(stream.received)
 
 
-class HandsOnAtOnce(ActorEndpoint):
+class HandsOnAtOnce(ActorSessionHandler):
     """The learner thread gets a message before the journal has it."""
 
     def _on_submit(
@@ -467,14 +468,14 @@ class HandsOnAtOnce(ActorEndpoint):
             super()._on_submit(peer, client, stream, message, frames)
 
 
-class PromisesWhatItReceived(ActorEndpoint):
+class PromisesWhatItReceived(ActorSessionHandler):
     """A HELLO is answered with a durable mark that is the received one."""
 
     def _send(self, peer: bytes, message: Message) -> None:
         super()._send(peer, replace(message, durable=message.received) if isinstance(message, Welcome) else message)
 
 
-class HearsTheOvertaken(ActorEndpoint):
+class HearsTheOvertaken(ActorSessionHandler):
     """A session survives its end, and that another process has taken over."""
 
     def close_session(self, peer: bytes, client: ClientState, stream: SegmentStream) -> None:
@@ -482,7 +483,7 @@ class HearsTheOvertaken(ActorEndpoint):
         self.sessions[peer] = client, stream
 
 
-class KeepsNoGap(ActorEndpoint):
+class KeepsNoGap(ActorSessionHandler):
     """A gap is announced and counted, and the journal is told of the mark alone."""
 
     def _on_gap(self, client: ClientState, stream: SegmentStream, gap: int) -> None:
@@ -490,7 +491,7 @@ class KeepsNoGap(ActorEndpoint):
         self._journal.put_stream(client.stream_row(stream))
 
 
-class AnnouncesNoGap(ActorEndpoint):
+class AnnouncesNoGap(ActorSessionHandler):
     def _send(self, peer: bytes, message: Message) -> None:
         super()._send(peer, replace(message, gap=0) if isinstance(message, Welcome) else message)
 
@@ -601,7 +602,7 @@ class RestoresNoTotals(ClientRegistry):
         return super().restore(replace(restored, clients=clients), rolled_back)
 
 
-class GivesUpPending(CommandExecutor):
+class GivesUpPending(OperatorCommandExecutor):
     """A restart gives up what is pending, though nobody asked for that."""
 
     def _restart(self, client_id: str, *, give_up_pending: bool) -> Steps:
@@ -885,7 +886,7 @@ def test_a_planted_bug_is_caught(name: str, seed: int) -> None:
 def test_what_no_account_shows_stands_still_and_is_noticed(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The watch finds by itself what leaves the learner thread and the actors waiting for each other."""
     monkeypatch.setattr(SimLearner, "_check_transit", lambda self: None)
-    monkeypatch.setattr(TransitCounts, "correct_waiting", lambda self: None)  # nor is the count put right
+    monkeypatch.setattr(LearnerThreadBacklog, "correct_waiting", lambda self: None)  # nor is the count put right
     planted = MUTANTS[name][0]
     rules: Counter[str] = Counter()
     for offset in range(MUTANT_SCHEDULES):

@@ -6,14 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl4sys_zmq.delivery import STALL_S, CreditPool, DataAmount, SegmentStream, StallTimer, TransitCounts, stall_reason
+from rl4sys_zmq.delivery import (
+    STALL_S,
+    CreditAllocator,
+    DataAmount,
+    LearnerThreadBacklog,
+    SegmentStream,
+    StallTimer,
+    stall_reason,
+)
 from rl4sys_zmq.errors import ProtocolError
 
 ONE = DataAmount(10, 1, 500)
 
 
 def test_data_wait_then_travel_then_are_taken() -> None:
-    transit = TransitCounts()
+    transit = LearnerThreadBacklog()
     transit.accept(ONE)
     assert (transit.waiting, transit.steps, transit.items, transit.nbytes) == (ONE, 10, 1, 500)
     transit.send(DataAmount(10, 1, 500), waited=True)
@@ -29,14 +37,14 @@ def test_data_wait_then_travel_then_are_taken() -> None:
 
 @pytest.mark.parametrize("messages", [-1, 2, 1 << 62])
 def test_more_than_was_sent_can_not_be_taken(messages: int) -> None:
-    transit = TransitCounts()
+    transit = LearnerThreadBacklog()
     transit.send(DataAmount(1, 1, 1), waited=False)
     with pytest.raises(ProtocolError, match="1 are on the way"):
         transit.take(messages)
 
 
 def test_a_wrong_count_is_corrected_and_said() -> None:
-    transit = TransitCounts()
+    transit = LearnerThreadBacklog()
     transit.accept(ONE)
     wrong = transit.correct_waiting()
     assert str(wrong) == "10 steps in 1 segments of 500 bytes"
@@ -48,7 +56,7 @@ loads = st.builds(DataAmount, st.integers(0, 50), st.integers(0, 9), st.integers
 
 @given(st.lists(st.tuples(st.sampled_from(["accept", "send", "again", "take"]), loads), max_size=60))
 def test_nothing_is_lost_between_the_ends(moves: list[tuple[str, DataAmount]]) -> None:
-    transit, waiting, in_transit, taken = TransitCounts(), [], [], []
+    transit, waiting, in_transit, taken = LearnerThreadBacklog(), [], [], []
     for move, load in moves:
         if move == "accept":
             transit.accept(load)
@@ -73,7 +81,7 @@ def actor(want: int = 100, accepted: int = 0, credit: int = 0) -> SegmentStream:
 
 
 def test_a_client_stands_still_only_if_nobody_can_do_anything() -> None:
-    pool = CreditPool()
+    pool = CreditAllocator()
     assert stall_reason(pool, [actor()]) == ""  # the learner thread wants nothing
     pool.demand(50, 0, 0)
     assert stall_reason(pool, []) == ""

@@ -273,7 +273,7 @@ def test_sockets_in_a_sidecar(lab: Lab) -> None:
     assert agent.wait_version(1, 20.0) >= 1
     children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
     pids = {int(pid) for path in children for pid in path.read_text().split()}
-    (sidecar,) = [pid for pid in pids if b"relay_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    (sidecar,) = [pid for pid in pids if b"sidecar_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     os.kill(sidecar, signal.SIGKILL)
     lab.episode(agent, 4)
     agent.flush(30.0)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq.delivery import DataAmount, TransitCounts
+from rl4sys_zmq.delivery import DataAmount, LearnerThreadBacklog
 
 BATCH_STEPS = 16
 
@@ -39,14 +39,14 @@ def play(agent: Any, episodes: int, stop: threading.Event) -> None:
 def test_credit_that_would_never_come_back_is_corrected(inproc_lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     learner = inproc_lab.learner()
     agent = inproc_lab.agent(learner, overflow="wait", rollout_length=4)
-    accept, wrong = TransitCounts.accept, [DataAmount(5 * BATCH_STEPS, 3, 1000)]
+    accept, wrong = LearnerThreadBacklog.accept, [DataAmount(5 * BATCH_STEPS, 3, 1000)]
 
-    def miscount(transit: TransitCounts, load: DataAmount) -> None:
+    def miscount(transit: LearnerThreadBacklog, load: DataAmount) -> None:
         accept(transit, load)
         if wrong:
             transit.waiting.add(wrong.pop())
 
-    monkeypatch.setattr(TransitCounts, "accept", miscount)
+    monkeypatch.setattr(LearnerThreadBacklog, "accept", miscount)
     play(agent, 200, threading.Event())  # it would wait for ever, after some
     learner.wait(client_id="lab", version=20, timeout_s=20.0)
     alarms = until(lambda: learner.status()["clients"]["lab"]["alarms"], "an alarm")
@@ -59,10 +59,10 @@ def test_credit_that_would_never_come_back_is_corrected(inproc_lab: Any, monkeyp
 def test_a_client_that_stands_still_is_seen_before_anybody_asks(inproc_lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     learner = inproc_lab.learner()
     agent = inproc_lab.agent(learner, overflow="wait", rollout_length=4, wait_timeout_s=60.0)
-    accept = TransitCounts.accept
-    monkeypatch.setattr(TransitCounts, "correct_waiting", lambda transit: None)
+    accept = LearnerThreadBacklog.accept
+    monkeypatch.setattr(LearnerThreadBacklog, "correct_waiting", lambda transit: None)
     monkeypatch.setattr(
-        TransitCounts, "accept", lambda transit, load: accept(transit, DataAmount(2 * load.steps, load.items, load.nbytes))
+        LearnerThreadBacklog, "accept", lambda transit, load: accept(transit, DataAmount(2 * load.steps, load.items, load.nbytes))
     )
     stop = threading.Event()
     host = threading.Thread(target=play, args=(agent, 200, stop))

@@ -15,7 +15,7 @@ from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.testing import fake_spec, fake_weights
 from rl4sys_zmq.transports import Poller, Socket, Wakeup
 from rl4sys_zmq.values import PolicySnapshot
-from rl4sys_zmq.weights import PayloadForm, WeightsHeader, digest, encode_update
+from rl4sys_zmq.weights import PayloadEncoding, WeightsHeader, digest, encode_update
 from rl4sys_zmq.weights.bits import varint
 from rl4sys_zmq.wire import decode, encode, spec_to_document
 from rl4sys_zmq.wire.messages import Ack, FetchWeights, Heartbeat, Hello, Message, Submit, Verdict, WeightsReply, Welcome
@@ -38,7 +38,7 @@ def sound(version: int) -> tuple[bytes, bytes | memoryview]:
 
 
 def update(
-    version: int, payload: bytes, *, codec: PayloadForm = PayloadForm.SNAPSHOT, elements: int = SPEC.size, **fields: Any
+    version: int, payload: bytes, *, codec: PayloadEncoding = PayloadEncoding.SNAPSHOT, elements: int = SPEC.size, **fields: Any
 ) -> Any:
     """A well-formed header for whatever payload."""
     given: dict[str, Any] = {

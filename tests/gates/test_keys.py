@@ -15,7 +15,7 @@ from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused, LearnerUnavailable, WorkerDied
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.security import UserKeys, new_key_pair, write_user_keys, zap
-from rl4sys_zmq.security.authenticator import AccessWatcher
+from rl4sys_zmq.security.authenticator import AccessListWatcher
 from rl4sys_zmq.testing import ChaosProxy, NetworkFaults
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.weights import WeightsHeader
@@ -426,9 +426,9 @@ def test_an_expired_key_hears_no_more_diffs(siege: Siege) -> None:
 def test_a_check_that_stands_still_lets_nobody_in(siege: Siege, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody who is in notices, and nobody who is not gets in."""
     asked, answer = threading.Event(), threading.Event()
-    check = AccessWatcher.check
+    check = AccessListWatcher.check
 
-    def slow(self: AccessWatcher, credentials: Any) -> Any:
+    def slow(self: AccessListWatcher, credentials: Any) -> Any:
         asked.set()
         answer.wait(PATIENCE_S)
         return check(self, credentials)

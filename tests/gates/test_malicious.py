@@ -76,7 +76,7 @@ from rl4sys_zmq.security import UserKeys, new_key_pair
 from rl4sys_zmq.testing import fake_spec
 from rl4sys_zmq.transports import MonitorEvent, options
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
-from rl4sys_zmq.weights import PayloadForm, digest
+from rl4sys_zmq.weights import PayloadEncoding, digest
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment, spec_to_document
 from rl4sys_zmq.wire import messages as m
 from rl4sys_zmq.wire.segments import HEAD
@@ -828,7 +828,7 @@ def bombs() -> dict[str, bytes]:
 
 def squeezed(*planes: bytes, version: int = 1, base: int | None = None) -> list[Any]:
     """An update for the PUB, of these planes."""
-    codec = PayloadForm.SNAPSHOT_PLANES if base is None else PayloadForm.PLANES
+    codec = PayloadEncoding.SNAPSHOT_PLANES if base is None else PayloadEncoding.PLANES
     fields = {} if base is None else {"base_version": base}
     payload = (b"" if base is None else evil.ALL_BLOCKS) + evil.planes(*planes)
     return [b"W" + evil.TOPIC, *evil.update(version, payload, codec=codec, **fields)]
@@ -919,7 +919,7 @@ def weights(host: Host) -> None:
         ("payload", evil.update(1, flat.tobytes(), chunk=1, chunks=2)),
         ("digest", evil.update(1, flat.tobytes(), state_hash=1)),
         ("finite", evil.update(1, nan.tobytes(), state_hash=digest(nan))),
-        ("gap", evil.update(9, flat.tobytes(), codec=PayloadForm.RAW, base_version=8)),
+        ("gap", evil.update(9, flat.tobytes(), codec=PayloadEncoding.RAW, base_version=8)),
     ]
     for reason, update in bad:
         counts: dict[str, Any] = {f"weights_refused__{reason}": 1}

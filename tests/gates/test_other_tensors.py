@@ -16,7 +16,7 @@ from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.errors import HandshakeRefused
 from rl4sys_zmq.policies import POLICIES, PolicyEntry
 from rl4sys_zmq.values import MAX_BLOB_BYTES, PolicySnapshot, PolicySpec, TensorSpec
-from rl4sys_zmq.weights import EncodingOptions, PayloadForm, WeightsHeader, digest, encode_update
+from rl4sys_zmq.weights import EncodingOptions, PayloadEncoding, WeightsHeader, digest, encode_update
 from rl4sys_zmq.wire import spec_body, spec_to_document
 from rl4sys_zmq.wire.messages import Hello, Refused
 
@@ -126,18 +126,18 @@ def test_updates_that_lie_change_nothing(liar: evil.Evil) -> None:
     trailer = struct.Struct("<IB")
 
     def raw(flat: Any, others: bytes, **changes: Any) -> tuple[bytes, bytes]:
-        payload = flat.tobytes() + others + trailer.pack(len(others), PayloadForm.SNAPSHOT)
-        return lie(whole, payload, codec=PayloadForm.SNAPSHOT, **changes)
+        payload = flat.tobytes() + others + trailer.pack(len(others), PayloadEncoding.SNAPSHOT)
+        return lie(whole, payload, codec=PayloadEncoding.SNAPSHOT, **changes)
 
     others = len(state(0).others)
     unsound = SPEC.flatten({"bias": np.zeros(2), "ids": np.zeros(3, np.int64), "half": np.full(5, np.inf, np.float16)})
     without = encode_update(evil.POLICY, None, PolicySnapshot(evil.GENERATION, 1, 1, state(1).flat), EncodingOptions())
     bad = [
         ("size", (without[0], bytes(without[1]))),
-        ("payload", lie(whole, whole[1][:-5] + trailer.pack(1 << 31, PayloadForm.SNAPSHOT))),
+        ("payload", lie(whole, whole[1][:-5] + trailer.pack(1 << 31, PayloadEncoding.SNAPSHOT))),
         ("payload", lie(whole, whole[1][:-5] + trailer.pack(others, 9))),
-        ("payload", lie(whole, whole[1][:-5] + trailer.pack(others, PayloadForm.UNCHANGED))),
-        ("payload", lie(whole, whole[1][:-5] + trailer.pack(others - 4, PayloadForm.SNAPSHOT))),
+        ("payload", lie(whole, whole[1][:-5] + trailer.pack(others, PayloadEncoding.UNCHANGED))),
+        ("payload", lie(whole, whole[1][:-5] + trailer.pack(others - 4, PayloadEncoding.SNAPSHOT))),
         ("payload", lie(whole, bytes(10_000) + whole[1])),
         ("payload", lie(whole, b"")),
         ("payload", (diff[0], diff[1][:-1])),

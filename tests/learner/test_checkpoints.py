@@ -26,12 +26,21 @@ from hypothesis.extra import numpy as npst
 
 from rl4sys_zmq.errors import CheckpointError
 from rl4sys_zmq.learner import checkpoints
-from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointMark, CheckpointStore, read_checkpoint, read_manifest
+from rl4sys_zmq.learner.checkpoints import (
+    CheckpointedStreamProgress,
+    CheckpointManifest,
+    CheckpointStore,
+    read_checkpoint,
+    read_manifest,
+)
 from rl4sys_zmq.learner.state_tree import pack_state, unpack_state
 
 pytest.importorskip("safetensors")
 
-MARKS = (CheckpointMark("a1", 3, 17, {"trained": 16, "refused": 1}), CheckpointMark("ä ctor", 2**63 - 1, 0, {}))
+MARKS = (
+    CheckpointedStreamProgress("a1", 3, 17, {"trained": 16, "refused": 1}),
+    CheckpointedStreamProgress("ä ctor", 2**63 - 1, 0, {}),
+)
 MANIFEST = CheckpointManifest(
     client_id="control/ä", journal_id=2**63 - 1, generation=1_700_000_000_000, version=7, digest=2**64 - 1, algorithm_name="PPO",
     updates=8, steps=1000, verdicts={"trained": 16, "refused": 1}, marks=MARKS,

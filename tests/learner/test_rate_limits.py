@@ -13,15 +13,21 @@ from rl4sys_zmq.learner.connections import (
     FREE_MESSAGES,
     MAX_REST_S,
     ConnectionRateLimits,
-    ConnectionUsage,
+    ConnectionRateState,
 )
-from rl4sys_zmq.learner.memory_watch import CUT_ALL_S, END_S, MemoryWatch, available_bytes, resident_bytes
+from rl4sys_zmq.learner.memory_watch import CUT_ALL_S, END_S, MemoryLimitThread, available_bytes, resident_bytes
 
 RATE = 8.0
 
 
 def say(
-    limits: ConnectionRateLimits, rate: ConnectionUsage, now: float, count: int, *, sessionless: bool = False, cost: float = 1.0
+    limits: ConnectionRateLimits,
+    rate: ConnectionRateState,
+    now: float,
+    count: int,
+    *,
+    sessionless: bool = False,
+    cost: float = 1.0,
 ) -> int:
     """How many of so many messages at one time are handled."""
     handled = 0
@@ -115,7 +121,7 @@ def test_the_watch_goes_from_one_means_to_the_next(monkeypatch: pytest.MonkeyPat
         cuts.append(all_connections)
         return 1
 
-    watch = MemoryWatch(100, cut, lambda: ends.append(True))
+    watch = MemoryLimitThread(100, cut, lambda: ends.append(True))
     watch.look(100, 0.0)
     assert not cuts
     for now in (1.0, 1.2, 1.0 + CUT_ALL_S, 1.2 + CUT_ALL_S):

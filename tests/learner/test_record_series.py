@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rl4sys_zmq.errors import RunDirectoryError
 from rl4sys_zmq.learner import log_files
 from rl4sys_zmq.learner.log_files import EventFileFormat, JsonLineFormat, event_series, log_series, read_log
-from rl4sys_zmq.learner.record_series import Record, RecordSeries, list_parts, thin
+from rl4sys_zmq.learner.record_series import FileSeriesRecord, RecordSeries, list_parts, thin
 
 BOUND = 1 << 20
 WORDS = "x" * 400
@@ -48,7 +48,7 @@ def steps(run_dir: Path, event: str = "metrics") -> list[int]:
 @given(
     records=st.lists(
         st.builds(
-            lambda kind, size, lasting: Record(f"{kind}{lasting}", b"x" * size, lasting),
+            lambda kind, size, lasting: FileSeriesRecord(f"{kind}{lasting}", b"x" * size, lasting),
             *(st.sampled_from("abcdef"), st.integers(1, 200), st.booleans()),
         ),
         max_size=200,
@@ -56,7 +56,7 @@ def steps(run_dir: Path, event: str = "metrics") -> list[int]:
     limit=st.integers(0, 5_000),
 )
 @settings(max_examples=300)
-def test_what_stays_fits_in_order_and_everything_is_accounted_for(records: list[Record], limit: int) -> None:
+def test_what_stays_fits_in_order_and_everything_is_accounted_for(records: list[FileSeriesRecord], limit: int) -> None:
     kept, dropped = thin(records, limit)
     assert sum(len(record.content) for record in kept) <= limit
     rest = iter(records)
@@ -67,9 +67,9 @@ def test_what_stays_fits_in_order_and_everything_is_accounted_for(records: list[
 
 
 def test_a_flood_of_one_kind_leaves_the_others_where_they_are() -> None:
-    flood = [Record("flood", b"x" * 100, lasting=True) for _ in range(10_000)]
-    rare = [Record("rare", b"y" * 100, lasting=True) for _ in range(5)]
-    figures = [Record("metrics", b"z" * 100) for _ in range(10_000)]
+    flood = [FileSeriesRecord("flood", b"x" * 100, lasting=True) for _ in range(10_000)]
+    rare = [FileSeriesRecord("rare", b"y" * 100, lasting=True) for _ in range(5)]
+    figures = [FileSeriesRecord("metrics", b"z" * 100) for _ in range(10_000)]
     records = [*itertools.chain.from_iterable(zip(flood, figures, strict=True)), *rare]
     kept, dropped = thin(records, 100_000)
     found = Counter(record.kind for record in kept)
@@ -78,8 +78,8 @@ def test_a_flood_of_one_kind_leaves_the_others_where_they_are() -> None:
 
 
 def test_figures_make_room_for_events_and_not_the_other_way_round() -> None:
-    events = [Record(f"event {n}", b"x" * 100, lasting=True) for n in range(400)]
-    figures = [Record("metrics", b"z" * 100) for _ in range(10_000)]
+    events = [FileSeriesRecord(f"event {n}", b"x" * 100, lasting=True) for n in range(400)]
+    figures = [FileSeriesRecord("metrics", b"z" * 100) for _ in range(10_000)]
     kept, _ = thin([*figures, *events], 100_000)
     assert sum(record.lasting for record in kept) == 400 and 500 <= sum(not record.lasting for record in kept) <= 600
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq.learner import reporting
-from rl4sys_zmq.learner.progress import ObservedData
+from rl4sys_zmq.learner.progress import ObservedDataCounts
 from rl4sys_zmq.learner.reporting import GATHER_BYTES, GATHER_ITEMS, GATHER_S, LearnerThreadReporter
 from rl4sys_zmq.wire.messages import DataDemand, SegmentVerdicts, TrainingMetrics, Verdict
 
@@ -37,7 +37,7 @@ def said() -> list[Any]:
 @pytest.fixture
 def reporter(clock: Clock, said: list[Any]) -> LearnerThreadReporter:
     """One that has said that 1000 steps are usable, just now."""
-    reporter = LearnerThreadReporter(said.append, ObservedData(50, 7, ((1.0, 5),)))
+    reporter = LearnerThreadReporter(said.append, ObservedDataCounts(50, 7, ((1.0, 5),)))
     reporter.report(1000, 3)
     assert said == [DataDemand(1000, 0, 3)]
     said.clear()

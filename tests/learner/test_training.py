@@ -9,7 +9,7 @@ import pytest
 
 from rl4sys_zmq.errors import TrainingDiverged
 from rl4sys_zmq.learner.held_segments import RecentSegments
-from rl4sys_zmq.learner.suspects import CrashSuspects
+from rl4sys_zmq.learner.suspects import CrashSuspectRecord
 from rl4sys_zmq.learner.training import MAX_DIVERGED, UpdateRunner
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.testing.fakes import FakeParameters, fake_spec
@@ -46,7 +46,7 @@ def segment(seq: int, **changes: Any) -> Segment:
 
 
 class Message:
-    """Stands in for a `SegmentMessage` with one segment."""
+    """Stands in for a `DecodedSegmentMessage` with one segment."""
 
     key = KEY
 
@@ -90,7 +90,7 @@ def test_the_culprits_of_an_on_policy_update_are_found_and_nothing_of_them_stays
     culprits: tuple[int, ...], normalise: bool
 ) -> None:
     algorithm, twin = ppo(normalise_observations=normalise), ppo(normalise_observations=normalise)
-    trainer, clean = UpdateRunner(algorithm, CrashSuspects(None)), UpdateRunner(twin, CrashSuspects(None))
+    trainer, clean = UpdateRunner(algorithm, CrashSuspectRecord(None)), UpdateRunner(twin, CrashSuspectRecord(None))
     for seq in range(32):
         observe(trainer, seq, bad_segment(seq, "nan") if seq in culprits else segment(seq))
         if seq not in culprits:
@@ -111,7 +111,7 @@ def test_the_culprits_of_an_on_policy_update_are_found_and_nothing_of_them_stays
 
 def test_a_log_probability_that_no_ratio_can_stand_is_found() -> None:
     algorithm = ppo()
-    trainer = UpdateRunner(algorithm, CrashSuspects(None))
+    trainer = UpdateRunner(algorithm, CrashSuspectRecord(None))
     for seq in range(32):
         spoilt = {"log_probs": np.full(STEPS, -99.0, np.float32)} if seq == 11 else {}
         observe(trainer, seq, segment(seq, **spoilt))
@@ -146,7 +146,7 @@ def test_segments_of_one_message_are_found_by_the_order_of_observation() -> None
 
 def test_culprits_in_a_replay_are_found_and_the_weights_go_back() -> None:
     algorithm = dqn()
-    trainer = UpdateRunner(algorithm, CrashSuspects(None))
+    trainer = UpdateRunner(algorithm, CrashSuspectRecord(None))
     for seq in range(40):
         observe(trainer, seq, segment(seq))
         while trainer.update() is not None:
@@ -167,7 +167,7 @@ def test_culprits_in_a_replay_are_found_and_the_weights_go_back() -> None:
 
 def test_a_replay_of_nothing_but_poison_is_emptied_and_filled_again() -> None:
     algorithm = dqn()
-    trainer = UpdateRunner(algorithm, CrashSuspects(None))
+    trainer = UpdateRunner(algorithm, CrashSuspectRecord(None))
     found = []
     for seq in range(30):
         observe(trainer, seq, bad_segment(seq, "3e38") if seq < 3 else segment(seq))
@@ -179,7 +179,7 @@ def test_a_replay_of_nothing_but_poison_is_emptied_and_filled_again() -> None:
 
 def test_an_off_policy_run_without_poison_is_bit_for_bit_as_without_the_net() -> None:
     one, other = dqn(), dqn()
-    trainer = UpdateRunner(one, CrashSuspects(None))
+    trainer = UpdateRunner(one, CrashSuspectRecord(None))
     for seq in range(60):
         observe(trainer, seq, segment(seq))
         other.observe(segment(seq))
@@ -194,7 +194,7 @@ def test_updates_that_change_nothing_are_noticed_unless_they_are_meant_to() -> N
     for rate, expected in ((0.0, False), (3e-4, True)):
         algorithm = ppo(learning_rate=rate)
         algorithm._optimizer.step = lambda *_, **__: None  # type: ignore[method-assign]
-        trainer = UpdateRunner(algorithm, CrashSuspects(None))
+        trainer = UpdateRunner(algorithm, CrashSuspectRecord(None))
         for seq in range(32):
             observe(trainer, seq, segment(seq))
         outcome = trainer.update()
@@ -222,20 +222,20 @@ def fed(trainer: UpdateRunner, first: int = 0) -> Any:
 
 
 def test_an_exception_of_some_data_is_undone_and_of_all_data_is_raised() -> None:
-    outcome = fed(UpdateRunner(Touchy({3, 4}), CrashSuspects(None)))
+    outcome = fed(UpdateRunner(Touchy({3, 4}), CrashSuspectRecord(None)))
     assert [one.seq for one in outcome.culprits] == [3, 4] and "FloatingPointError" in outcome.reason
     with pytest.raises(FloatingPointError):
-        fed(UpdateRunner(Touchy(set(range(16))), CrashSuspects(None)))
+        fed(UpdateRunner(Touchy(set(range(16))), CrashSuspectRecord(None)))
 
 
 def test_what_fails_only_together_is_taken_out_together() -> None:
-    outcome = fed(UpdateRunner(Touchy(set(), {4, 5}), CrashSuspects(None)))
+    outcome = fed(UpdateRunner(Touchy(set(), {4, 5}), CrashSuspectRecord(None)))
     assert {4, 5} <= {one.seq for one in outcome.culprits} and len(outcome.culprits) < 16
 
 
 def test_an_algorithm_that_diverges_on_any_data_fails_in_the_end() -> None:
     algorithm = ppo(steps_per_epoch=16 * STEPS)
-    trainer = UpdateRunner(algorithm, CrashSuspects(None))
+    trainer = UpdateRunner(algorithm, CrashSuspectRecord(None))
     algorithm._network.flat.fill_(float("nan"))
     trainer._keep()
     with pytest.raises(TrainingDiverged, match="restart the client"):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rl4sys_zmq.learner.validation import CHUNK, ContentRules, SegmentValueLimits, content_error, content_errors, is_finite
+from rl4sys_zmq.learner.validation import CHUNK, SegmentContentRules, SegmentValueLimits, content_error, content_errors, is_finite
 from rl4sys_zmq.values import BoxSpace, ColumnSpec, DiscreteSpace, Segment
-from rl4sys_zmq.wire import SegmentSchema, SubmitReader, decode, encode, join_submit, pack_segment
+from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, decode, encode, join_submit, pack_segment
 from rl4sys_zmq.wire.messages import Submit
 
 GENERATION, VERSION = 1000, 5
@@ -20,8 +20,8 @@ NAN, INF = float("nan"), float("inf")
 FLT_MAX = float(np.finfo(np.float32).max)
 
 
-def standard(schema: SegmentSchema, magnitude: float = 1e15, reward: float = 1e12) -> ContentRules:
-    return ContentRules(schema, SegmentValueLimits(schema, magnitude, reward), GENERATION, VERSION)
+def standard(schema: SegmentSchema, magnitude: float = 1e15, reward: float = 1e12) -> SegmentContentRules:
+    return SegmentContentRules(schema, SegmentValueLimits(schema, magnitude, reward), GENERATION, VERSION)
 
 
 STANDARD = standard(SCHEMA)
@@ -93,7 +93,7 @@ GOOD: dict[str, dict[str, Any]] = {
 def judged(*segments: Segment, skip: Collection[int] = ()) -> dict[int, str]:
     message = decode(encode(join_submit(0, 0, [pack_segment(s) for s in segments])))
     assert isinstance(message, Submit)
-    batch = SubmitReader(message)
+    batch = SegmentBatchReader(message)
     with np.errstate(all="raise"):
         return content_errors(batch, batch.segments(), skip, STANDARD)
 
@@ -126,7 +126,7 @@ def test_discrete_observations_and_continuous_actions() -> None:
         segment(observations=np.array([0, 4, 1]), actions=moves),
         segment(observations=np.array([0, 3, 1]), actions=replaces(NAN, 2, 0, of=moves)),
     ]
-    batch = SubmitReader(join_submit(0, 0, [pack_segment(s) for s in cases]))
+    batch = SegmentBatchReader(join_submit(0, 0, [pack_segment(s) for s in cases]))
     assert list(content_errors(batch, batch.segments(), (), standard(schema))) == [1, 2]
 
 
@@ -162,7 +162,7 @@ def test_the_bounds_of_a_box_are_taken_at_their_word_and_its_infinities_are_not(
     def with_row(*row: float) -> str:
         rows = replaces(row, steps // 2, of=np.zeros((steps, 4), np.float32))
         one = segment(steps, observations=rows, actions=np.zeros(steps, np.int64))
-        batch = SubmitReader(join_submit(0, 0, [pack_segment(one)]))
+        batch = SegmentBatchReader(join_submit(0, 0, [pack_segment(one)]))
         found = content_errors(batch, batch.segments(), (), given)
         assert bool(found) == bool(content_error(one, given))
         return found.get(0, "")
@@ -219,11 +219,11 @@ SOUND: dict[str, Any] = {
 def test_extra_columns_are_looked_at(changes: dict[str, Any], reason: str) -> None:
     given = standard(WITH_EXTRAS)
     good, bad = segment(**SOUND), segment(**{**SOUND, **changes})
-    batch = SubmitReader(join_submit(0, 0, [pack_segment(s) for s in (good, bad, good)]), WITH_EXTRAS)
+    batch = SegmentBatchReader(join_submit(0, 0, [pack_segment(s) for s in (good, bad, good)]), WITH_EXTRAS)
     with np.errstate(all="raise"):
         found = content_errors(batch, batch.segments(), (), given)
         assert list(found) == [1] and reason in found[1]
         assert content_errors(batch, batch.segments(), {1}, given) == {}
-    only = SubmitReader(join_submit(0, 0, [pack_segment(good)]), WITH_EXTRAS)
+    only = SegmentBatchReader(join_submit(0, 0, [pack_segment(good)]), WITH_EXTRAS)
     assert content_errors(only, only.segments(), (), given) == {}
     assert content_error(good, given) == ""

@@ -14,7 +14,7 @@ from rl4sys_zmq.values import PolicySnapshot, TensorSpec
 from rl4sys_zmq.values.tensors import other_tensors
 from rl4sys_zmq.weights import (
     EncodingOptions,
-    PayloadForm,
+    PayloadEncoding,
     WeightsHeader,
     WireDtype,
     apply_update,
@@ -148,11 +148,11 @@ def test_at_level_0_everybody_gets_the_whole_uncoded() -> None:
     learner = Learner(writing=EncodingOptions(level=0, sizes=SIZES))
     for count in (1, 3):
         frames = learner.publish(count)
-        assert WeightsHeader.unpack(frames[0]).codec is PayloadForm.SNAPSHOT
+        assert WeightsHeader.unpack(frames[0]).codec is PayloadEncoding.SNAPSHOT
         assert bytes(frames[1]) == learner.states[-1].flat.tobytes()
     for version in (0, 2, 3):
         (header,) = learner.answer(version)
-        assert header.codec is PayloadForm.SNAPSHOT
+        assert header.codec is PayloadEncoding.SNAPSHOT
 
 
 def test_many_who_ask_at_once_are_answered_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field, replace
 from rl4sys_zmq.delivery import ClientRow, JournalEntry, JournalHealth, JournalPage, Key, MemoryJournal, StreamRow
 from rl4sys_zmq.delivery.journal_backlog import JournalQueue, Operation
 from rl4sys_zmq.delivery.journal_rows import (
-    CountMissingSegments,
+    CountSegmentsLostByJournal,
+    DeleteCoveredEntries,
     DropClient,
     DropClientEntries,
     DropStream,
     PageRequest,
     RetireActorStreams,
-    TrimEntries,
     Write,
 )
-from rl4sys_zmq.learner.checkpoints import CheckpointMark
+from rl4sys_zmq.learner.checkpoints import CheckpointedStreamProgress
 
 __all__ = ["Checkpoint", "SimDisk", "SimJournal", "SlowJournal"]
 
@@ -40,7 +40,7 @@ class Checkpoint:
 
     number: int
     judged: tuple[tuple[int, str], ...]
-    marks: tuple[CheckpointMark, ...]
+    marks: tuple[CheckpointedStreamProgress, ...]
     verdicts: Mapping[str, int]
 
 
@@ -104,7 +104,7 @@ class SimDisk:
                 self.clients[c.client_id] = replace(totals, generation=c.generation, settings=c.settings)
             case StreamRow() as s:
                 self._put_stream(s)
-            case CountMissingSegments():
+            case CountSegmentsLostByJournal():
                 self._count(operation.count, 0, operation.count)
                 if operation.stream is not None:
                     self._put_stream(operation.stream)
@@ -123,7 +123,7 @@ class SimDisk:
                 for key, row in self.streams.items():
                     if key[0] == operation.actor_id:
                         self.streams[key] = replace(row, incarnation=0, spooled=False, owner="")
-            case TrimEntries():
+            case DeleteCoveredEntries():
                 marks = dict(operation.marks)
                 self.entries = [(row, e) for row, e in self.entries if e.end_seq > marks.get((e.actor_id, e.origin), 0)]
 
@@ -216,11 +216,11 @@ class SimJournal:
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
         """Queues a count."""
-        self._backlog.extend([CountMissingSegments(client_id, count, stream)])
+        self._backlog.extend([CountSegmentsLostByJournal(client_id, count, stream)])
 
     def trim(self, client_id: str, marks: Mapping[Key, int]) -> None:
         """Queues a deletion."""
-        self._backlog.extend([TrimEntries(client_id, tuple(marks.items()))])
+        self._backlog.extend([DeleteCoveredEntries(client_id, tuple(marks.items()))])
 
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
         """Queues a read, of pages of any size."""

@@ -20,7 +20,7 @@ import rl4sys_zmq.learner.dispatcher as feeding_module
 import rl4sys_zmq.learner.endpoint as endpoint_module
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import (
-    CreditPool,
+    CreditAllocator,
     DataAmount,
     Journal,
     JournalContent,
@@ -34,7 +34,7 @@ from rl4sys_zmq.delivery import (
     stall_reason,
 )
 from rl4sys_zmq.delivery.credit import IDLE_S
-from rl4sys_zmq.delivery.journal_rows import CountMissingSegments, DropStream, Write
+from rl4sys_zmq.delivery.journal_rows import CountSegmentsLostByJournal, DropStream, Write
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
 from rl4sys_zmq.learner.client import ClientState, LearnerThreadState
@@ -42,8 +42,8 @@ from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.core import LearnerCore
 from rl4sys_zmq.learner.core_callbacks import Clock, CoreCallbacks, LearnerThreadHandle
 from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
-from rl4sys_zmq.learner.endpoint import ActorEndpoint
-from rl4sys_zmq.learner.operator import RESTART, CommandExecutor
+from rl4sys_zmq.learner.endpoint import ActorSessionHandler
+from rl4sys_zmq.learner.operator import RESTART, OperatorCommandExecutor
 from rl4sys_zmq.learner.recorder import NullEventSink
 from rl4sys_zmq.security import Authorizer
 from rl4sys_zmq.transports import SendResult
@@ -90,13 +90,13 @@ class LearnerParts:
     """What a learner is built from; a test plants a bug by giving another part."""
 
     core: type[LearnerCore] = LearnerCore
-    endpoint: type[ActorEndpoint] = ActorEndpoint
+    endpoint: type[ActorSessionHandler] = ActorSessionHandler
     dispatcher: type[SegmentDispatcher] = SegmentDispatcher
-    operator: type[CommandExecutor] = CommandExecutor
+    operator: type[OperatorCommandExecutor] = OperatorCommandExecutor
     registry: type[ClientRegistry] = ClientRegistry
     client: type[ClientState] = ClientState
     table: type[StreamTable] = StreamTable
-    pool: type[CreditPool] = CreditPool
+    pool: type[CreditAllocator] = CreditAllocator
     journal: Callable[[], Journal] = SlowJournal
     disk_journal: type[SimJournal] = SimJournal
     thread: type[SimThread] = SimThread
@@ -106,13 +106,13 @@ class LearnerParts:
 def planted(parts: LearnerParts) -> Iterator[None]:
     """Build learners from these parts meanwhile, with small queues and short segments."""
     places: list[tuple[Any, str, Any]] = [
-        (core_module, "ActorEndpoint", parts.endpoint),
+        (core_module, "ActorSessionHandler", parts.endpoint),
         (core_module, "SegmentDispatcher", parts.dispatcher),
-        (core_module, "CommandExecutor", parts.operator),
+        (core_module, "OperatorCommandExecutor", parts.operator),
         (core_module, "ClientRegistry", parts.registry),
         (roster_module, "ClientState", parts.client),
         (roster_module, "StreamTable", parts.table),
-        (client_module, "CreditPool", parts.pool),
+        (client_module, "CreditAllocator", parts.pool),
         (client_module, "CREDIT_ITEMS", CREDIT_ITEMS),
         (client_module, "MAX_SEGMENT_STEPS", MAX_STEPS),
         (endpoint_module, "MAX_SEGMENT_STEPS", MAX_STEPS),
@@ -306,7 +306,7 @@ class SimLearner:
         match operation:
             case JournalEntry():
                 self._history.write((operation.actor_id, operation.origin), operation.first_seq, operation.end_seq)
-            case CountMissingSegments():
+            case CountSegmentsLostByJournal():
                 self._history.write_gap()
                 if operation.stream is not None:
                     self._written(operation.stream)

@@ -14,7 +14,7 @@ from rl4sys_zmq.learner.progress import CheckpointProgress
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
 from rl4sys_zmq.weights import EncodingOptions, digest, encode_update
-from rl4sys_zmq.wire import SegmentSchema, SubmitReader, decode, encode, spec_to_document
+from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, decode, encode, spec_to_document
 from rl4sys_zmq.wire.messages import (
     AssignClient,
     CheckpointResult,
@@ -83,7 +83,7 @@ class Given:
         assert isinstance(submit, Submit)
         self.key: Key = message.actor_id, message.origin
         self.skip, self.first_seq = message.skip, submit.first_seq
-        self.batch = SubmitReader(submit)
+        self.batch = SegmentBatchReader(submit)
         self.refused = self.batch.errors(SCHEMA)
         taken = [int(steps) for place, steps in enumerate(self.batch.steps) if place >= self.skip and place not in self.refused]
         self.load = DataAmount(sum(taken), len(taken), sum(len(frame) for frame in message.body))

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import WeightsError
-from rl4sys_zmq.weights import BF16, FP32, GridMapping, PayloadForm, decode_diff, digest, encode_diff
+from rl4sys_zmq.weights import BF16, FP32, FixedPointMapping, PayloadEncoding, decode_diff, digest, encode_diff
 from rl4sys_zmq.weights.bits import varint
 from rl4sys_zmq.weights.planes import PIECE
 
@@ -62,7 +62,7 @@ def test_exact_beyond_one_piece(form: Any, itemsize: Any, size: Any, momentum: f
         states = [(bits_of(s) & np.uint32(0xFFFF0000)).view(np.float32) for s in states]
     before, base, new = states
     diff = check(before, base, new, form, itemsize, 1)
-    assert diff.codec == PayloadForm.PLANES and diff.predicted == bool(momentum)
+    assert diff.codec == PayloadEncoding.PLANES and diff.predicted == bool(momentum)
 
 
 def test_where_few_change_and_by_any_amount_planes_are_shorter() -> None:
@@ -71,7 +71,7 @@ def test_where_few_change_and_by_any_amount_planes_are_shorter() -> None:
     new = base.copy()
     there = np.repeat(rng.random(1200) < 0.4, 50)  # in runs, as the rows of a matrix whose inputs were 0 do not change
     new[there] += (10.0 ** rng.uniform(-6, 0, there.sum())).astype(np.float32)
-    assert check(None, base, new, FP32, 4, 1).codec == PayloadForm.PLANES
+    assert check(None, base, new, FP32, 4, 1).codec == PayloadEncoding.PLANES
 
 
 @forms
@@ -94,7 +94,7 @@ def test_a_grid_is_exact_and_settles_what_lies_between(states: Any, level: Any) 
     base, new = (np.nan_to_num(s, nan=0.5, posinf=3e38, neginf=-3e38) for s in states)
     rng = np.random.default_rng(0)
     exponents = rng.integers(-10, 3, new.size).astype(np.int32)
-    grid = GridMapping(exponents)
+    grid = FixedPointMapping(exponents)
     new = np.clip(new, -1000, 1000)
     wanted = [float(round(float(v) / 2.0**e) * 2.0**e) for v, e in zip(new, exponents.tolist(), strict=True)]
     on_grid = grid.canonical(new)
@@ -125,19 +125,19 @@ def test_the_integers_follow_the_order_of_the_floats() -> None:
 
 def test_codecs_are_chosen_by_what_is_shorter() -> None:
     base = np.random.default_rng(0).standard_normal(4000).astype(np.float32)
-    assert encode_diff(base, base.copy()).codec == PayloadForm.UNCHANGED
+    assert encode_diff(base, base.copy()).codec == PayloadEncoding.UNCHANGED
     near = (bits_of(base) + 1).view(np.float32)
     diff = encode_diff(base, near)
-    assert diff.codec == PayloadForm.PLANES and len(diff.payload) < 1000
+    assert diff.codec == PayloadEncoding.PLANES and len(diff.payload) < 1000
     few = base.copy()
     few[::100] += 1
-    assert encode_diff(base, few).codec == PayloadForm.SPARSE
-    assert encode_diff(base, few, level=2).codec == PayloadForm.SPARSE  # nothing is known of which they are
+    assert encode_diff(base, few).codec == PayloadEncoding.SPARSE
+    assert encode_diff(base, few, level=2).codec == PayloadEncoding.SPARSE  # nothing is known of which they are
     small = np.where(np.abs(base) < 0.1, base + np.float32(1e-4), base)
-    assert encode_diff(base, small, level=2).codec == PayloadForm.GROUPS
+    assert encode_diff(base, small, level=2).codec == PayloadEncoding.GROUPS
     noise = np.random.default_rng(1).integers(0, 2**32, 4000, dtype=np.uint32).view(np.float32)
     for level in (1, 2):
-        assert encode_diff(base, noise, level=level).codec == PayloadForm.RAW
+        assert encode_diff(base, noise, level=level).codec == PayloadEncoding.RAW
 
 
 def test_a_frozen_half_costs_next_to_nothing() -> None:
@@ -151,7 +151,7 @@ def test_a_frozen_half_costs_next_to_nothing() -> None:
 def test_minus_zero_is_a_change() -> None:
     zero = np.zeros(3, dtype=np.float32)
     diff = check(None, zero, -zero, FP32, 4, 1)
-    assert diff.codec != PayloadForm.UNCHANGED
+    assert diff.codec != PayloadEncoding.UNCHANGED
 
 
 def test_sizes_and_values_must_agree() -> None:
@@ -176,10 +176,10 @@ def planes_of(*frames: Any) -> Any:
 
 
 @pytest.mark.parametrize("declare", [1, 0])
-@pytest.mark.parametrize("codec", [PayloadForm.PLANES, PayloadForm.GROUPS])
+@pytest.mark.parametrize("codec", [PayloadEncoding.PLANES, PayloadEncoding.GROUPS])
 def test_bombs_are_refused_before_they_expand(declare: int, codec: Any) -> None:
     bomb = compressed(bytes(200_000_000), write_content_size=declare)
-    payload = planes_of(*[bomb] * 4) if codec == PayloadForm.PLANES else b"\x00\x00\x05" + varint(len(bomb)) + bomb
+    payload = planes_of(*[bomb] * 4) if codec == PayloadEncoding.PLANES else b"\x00\x00\x05" + varint(len(bomb)) + bomb
     size = 100_000
     tracemalloc.start()
     try:
@@ -192,12 +192,12 @@ def test_bombs_are_refused_before_they_expand(declare: int, codec: Any) -> None:
 def test_frames_that_lie_about_their_size_are_refused() -> None:
     n = 1000
     good, short = compressed(b"\x80" * n), compressed(b"\x80" * (n - 1))
-    assert not decode_diff(PayloadForm.PLANES, planes_of(*[good] * 4), np.zeros(n, np.float32)).flat.any()
+    assert not decode_diff(PayloadEncoding.PLANES, planes_of(*[good] * 4), np.zeros(n, np.float32)).flat.any()
     for plane in (short, good + b"x", good + good, good[:-1], b"", b"\x00" * 10, compressed(bytes(n), write_content_size=0)[:-1]):
-        refused(PayloadForm.PLANES, planes_of(good, good, plane, good), n)
+        refused(PayloadEncoding.PLANES, planes_of(good, good, plane, good), n)
 
 
-@pytest.mark.parametrize("codec", list(PayloadForm))
+@pytest.mark.parametrize("codec", list(PayloadEncoding))
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 39, 41, 4000])
 def test_wrong_lengths_are_refused(codec: Any, length: int) -> None:
     refused(codec, bytes(length), 10)
@@ -216,8 +216,8 @@ def test_a_diff_must_agree_with_its_header_on_what_is_needed() -> None:
 @settings(max_examples=200)
 def test_any_bytes_give_a_state_or_our_error(payload: bytes, size: int, known: bool) -> None:
     base = np.zeros(size, dtype=np.float32)
-    for codec in PayloadForm:
-        for form in (FP32, BF16, GridMapping(np.zeros(size, dtype=np.int32))):
+    for codec in PayloadEncoding:
+        for form in (FP32, BF16, FixedPointMapping(np.zeros(size, dtype=np.int32))):
             try:
                 out = decode_diff(codec, payload, base, form=form, before=base if known else None).flat
             except WeightsError as exc:

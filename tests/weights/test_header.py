@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
-from rl4sys_zmq.weights import HEADER_BYTES, PayloadForm, WeightsHeader, WireDtype
+from rl4sys_zmq.weights import HEADER_BYTES, PayloadEncoding, WeightsHeader, WireDtype
 
-HEADER = WeightsHeader(b"policy-1", 1_700_000_000_000, 6, 7, PayloadForm.PLANES, 1000, 321, 2**64 - 1, 2**63)
+HEADER = WeightsHeader(b"policy-1", 1_700_000_000_000, 6, 7, PayloadEncoding.PLANES, 1000, 321, 2**64 - 1, 2**63)
 u64 = st.integers(0, 2**64 - 1)
 
 
@@ -36,7 +36,7 @@ def code_of(data: Any) -> Any:
 def test_layout_is_the_documented_one() -> None:
     data = HEADER.pack()
     assert len(data) == HEADER_BYTES == 72
-    assert data[:8] == b"R4SW" + bytes([3, 0, PayloadForm.PLANES, 0])
+    assert data[:8] == b"R4SW" + bytes([3, 0, PayloadEncoding.PLANES, 0])
     assert data[8:16] == b"policy-1"
     assert struct.unpack_from("<3Q2H2I", data, 16) == (1_700_000_000_000, 6, 7, 0, 1, 1000, 321)
     assert struct.unpack_from("<2Q", data, 56) == (2**64 - 1, 2**63)
@@ -50,11 +50,11 @@ def test_golden_bytes() -> None:
 
 
 @given(
-    st.binary(min_size=8, max_size=8), u64, u64, u64, st.sampled_from(PayloadForm), st.sampled_from(WireDtype),
+    st.binary(min_size=8, max_size=8), u64, u64, u64, st.sampled_from(PayloadEncoding), st.sampled_from(WireDtype),
     st.integers(0, 2**30), u64, u64, st.data(),
 )  # fmt: skip
 def test_round_trip(
-    policy_id: bytes, generation: int, a: int, b: int, codec: PayloadForm, dtype: WireDtype,
+    policy_id: bytes, generation: int, a: int, b: int, codec: PayloadEncoding, dtype: WireDtype,
     elements: int, payload_hash: int, state_hash: int, data: st.DataObject,
 ) -> None:  # fmt: skip
     base, new = (min(a, b), max(a, b) + (a == b and a < 2**64 - 1)) if codec.is_diff else (a, a)
@@ -89,7 +89,7 @@ def test_every_flipped_bit_is_detected() -> None:
         (repacked(7, "B", 3), RefusalReason.DTYPE),
         (repacked(24, "<Q", 7), RefusalReason.RANGE),
         (repacked(32, "<Q", 5), RefusalReason.RANGE),
-        (repacked(6, "B", PayloadForm.SNAPSHOT), RefusalReason.RANGE),
+        (repacked(6, "B", PayloadEncoding.SNAPSHOT), RefusalReason.RANGE),
         (repacked(40, "<H", 1), RefusalReason.RANGE),
         (repacked(42, "<H", 0), RefusalReason.RANGE),
         (repacked(48, "<I", 4001), RefusalReason.TOO_LARGE),
@@ -110,7 +110,7 @@ def test_pack_refuses_what_does_not_fit(field: dict[str, Any]) -> None:
     ("field", "code"),
     [
         ({"wire_dtype": WireDtype.BF16, "payload_bytes": 2001}, RefusalReason.TOO_LARGE),
-        ({"codec": PayloadForm.SNAPSHOT, "base_version": 7, "predicted": True}, RefusalReason.RANGE),
+        ({"codec": PayloadEncoding.SNAPSHOT, "base_version": 7, "predicted": True}, RefusalReason.RANGE),
     ],
 )
 def test_pack_refuses_what_cannot_be(field: dict[str, Any], code: Any) -> None:

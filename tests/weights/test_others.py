@@ -18,7 +18,7 @@ from rl4sys_zmq.values.tensors import TENSOR_DTYPES
 from rl4sys_zmq.weights import (
     TRAILER_BYTES,
     EncodingOptions,
-    PayloadForm,
+    PayloadEncoding,
     WeightsHeader,
     WireDtype,
     apply_update,
@@ -138,7 +138,7 @@ def test_what_does_not_change_costs_nothing_and_halves_are_diffed() -> None:
     publisher = Publisher(spec_of(MIXED), WireDtype.FP32, 1)
     v0 = publisher.snapshot(drawn(publisher.spec, 0), 0)
     same = publisher.encode(v0, dataclasses.replace(v0, version=1))
-    assert WeightsHeader.unpack(same[0]).codec is PayloadForm.UNCHANGED and len(same[1]) == TRAILER_BYTES
+    assert WeightsHeader.unpack(same[0]).codec is PayloadEncoding.UNCHANGED and len(same[1]) == TRAILER_BYTES
     wide = Publisher(spec_of((TensorSpec("half", (200, 200), "float16"),)), WireDtype.FP32, 1)
     old = drawn(wide.spec, 0)
     new = moved(old, "small", 1)
@@ -162,7 +162,7 @@ def test_the_layout_is_the_documented_one() -> None:
     new = publisher.snapshot(tensors, 3)
     header, payload = publisher.encode(None, new)
     assert payload == bytes.fromhex("0000803f 000000c0 0201000000000000 07000000 0c000000 05")
-    assert header[4:8] == bytes([3, 2, PayloadForm.SNAPSHOT, WireDtype.FP32])
+    assert header[4:8] == bytes([3, 2, PayloadEncoding.SNAPSHOT, WireDtype.FP32])
     assert struct.unpack_from("<2I", header, 44) == (2, len(payload))
     assert new.digest == xxhash.xxh3_64_intdigest(payload[:-TRAILER_BYTES])
 
@@ -202,7 +202,7 @@ def test_lies_about_the_other_tensors_are_refused(publisher: Publisher, whole: b
     assert publisher.apply(resealed(header, payload), v0).digest == v1.digest
     for wrong in (0, count - 1, count + 1, len(body), len(body) + 1, 2**32 - 1):
         assert lying(wrong, codec) in ("payload", "digest")
-    for other in (7, 255, *[c for c in PayloadForm if c.is_diff == whole]):
+    for other in (7, 255, *[c for c in PayloadEncoding if c.is_diff == whole]):
         assert lying(count, other) == "payload"
     assert lying(count, codec, body + bytes(len(v1.others) + 4 * v1.flat.size)) == "payload"
     assert lying(count, codec, state_hash=v1.digest ^ 1) == "digest"
@@ -220,7 +220,7 @@ def test_a_giant_is_refused_before_it_is_read(publisher: Publisher) -> None:
     """More bytes than the policy can have, whatever they would expand to."""
     zeros = bytes(1 << 20)
     header, _ = publisher.encode(None, publisher.snapshot(drawn(publisher.spec, 0), 0))
-    update = resealed(header, zeros + struct.pack("<IB", len(zeros) - 4 * publisher.spec.size, PayloadForm.SNAPSHOT_PLANES))
+    update = resealed(header, zeros + struct.pack("<IB", len(zeros) - 4 * publisher.spec.size, PayloadEncoding.SNAPSHOT_PLANES))
     assert reason_of(publisher, update, None) == "payload"
 
 
@@ -253,9 +253,9 @@ def test_contents_are_checked_on_both_sides(publisher: Publisher, case: str) -> 
     with pytest.raises(WeightsError) as caught:
         publisher.encode(None, bad)
     assert caught.value.reason == reason
-    payload = bad.flat.tobytes() + bad.others + struct.pack("<IB", len(bad.others), PayloadForm.SNAPSHOT)
+    payload = bad.flat.tobytes() + bad.others + struct.pack("<IB", len(bad.others), PayloadEncoding.SNAPSHOT)
     header, _ = publisher.encode(None, sound)
-    update = resealed(header, payload, codec=PayloadForm.SNAPSHOT, state_hash=bad.digest)
+    update = resealed(header, payload, codec=PayloadEncoding.SNAPSHOT, state_hash=bad.digest)
     assert reason_of(publisher, update, None) == reason
 
 

@@ -17,7 +17,7 @@ from rl4sys_zmq.values import PolicySnapshot
 from rl4sys_zmq.weights import (
     HEADER_BYTES,
     EncodingOptions,
-    PayloadForm,
+    PayloadEncoding,
     WeightsHeader,
     WireDtype,
     apply_update,
@@ -85,10 +85,10 @@ def test_snapshots_are_compressed_when_it_pays() -> None:
     sparse = np.zeros(5000, dtype=np.float32)
     sparse[::50] = 1.5
     header, payload = encode_update(POLICY, None, snapshot(sparse, 3))
-    assert WeightsHeader.unpack(header).codec == PayloadForm.SNAPSHOT_PLANES and len(payload) < 2000
+    assert WeightsHeader.unpack(header).codec == PayloadEncoding.SNAPSHOT_PLANES and len(payload) < 2000
     assert np.array_equal(apply_update(header, payload, None, [5000]).flat, sparse)
     noise = np.random.default_rng(0).integers(0, 0x7F000000, 5000, dtype=np.uint32).view(np.float32)
-    assert WeightsHeader.unpack(encode_update(POLICY, None, snapshot(noise, 3))[0]).codec == PayloadForm.SNAPSHOT
+    assert WeightsHeader.unpack(encode_update(POLICY, None, snapshot(noise, 3))[0]).codec == PayloadEncoding.SNAPSHOT
 
 
 def test_gaps() -> None:
@@ -132,18 +132,20 @@ def test_weights_that_are_not_finite_are_refused_on_both_sides(bad: Any) -> None
         assert caught.value.reason == "finite"
     raw = flat.tobytes()
     header, _ = encode_update(POLICY, None, v0)
-    header = resealed(header, raw, codec=PayloadForm.SNAPSHOT, state_hash=digest(flat))
+    header = resealed(header, raw, codec=PayloadEncoding.SNAPSHOT, state_hash=digest(flat))
     assert reason_of(header, raw, None, [30]) == "finite"
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize(("codec", "share"), [(PayloadForm.SPARSE, 0.01), (PayloadForm.PLANES, 1.0), (PayloadForm.RAW, 1.0)])
+@pytest.mark.parametrize(
+    ("codec", "share"), [(PayloadEncoding.SPARSE, 0.01), (PayloadEncoding.PLANES, 1.0), (PayloadEncoding.RAW, 1.0)]
+)
 def test_a_diff_that_writes_what_is_not_finite_is_refused(bad: Any, codec: Any, share: float) -> None:
     """From a sender that does not look: everything else about it is right."""
     rng = np.random.default_rng(0)
     v0 = snapshot(rng.standard_normal(5000), 0)
     changed = np.where(rng.random(5000) < share, v0.flat + np.float32(1e-3), v0.flat)
-    if codec == PayloadForm.RAW:
+    if codec == PayloadEncoding.RAW:
         changed = np.nan_to_num(rng.integers(0, 2**32, 5000, dtype=np.uint32).view(np.float32))
     changed[np.flatnonzero(changed != v0.flat)[3]] = bad
     diff = encode_diff(v0.flat, changed)

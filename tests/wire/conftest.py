@@ -9,7 +9,7 @@ import pytest
 
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, space_to_json
-from rl4sys_zmq.weights import PayloadForm, WeightsHeader
+from rl4sys_zmq.weights import PayloadEncoding, WeightsHeader
 from rl4sys_zmq.wire import join_submit, pack_segment, spec_to_document
 from rl4sys_zmq.wire import messages as m
 
@@ -44,7 +44,7 @@ def update() -> tuple[bytes, bytes]:
     """A weights header and its payload."""
     payload = np.arange(4, dtype=np.float32).tobytes()
     header = WeightsHeader(
-        b"\x01" + bytes(7), GENERATION, 3, 3, PayloadForm(min(int(c) for c in PayloadForm if not c.is_diff)), 4, 16, 1, 2
+        b"\x01" + bytes(7), GENERATION, 3, 3, PayloadEncoding(min(int(c) for c in PayloadEncoding if not c.is_diff)), 4, 16, 1, 2
     )
     return header.pack(), payload
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.images import ImageFormat, has_pillow
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
-from rl4sys_zmq.wire import SegmentSchema, SubmitReader, decode, encode, join_submit, pack_segment, read_submit, with_images
+from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, decode, encode, join_submit, pack_segment, read_submit, with_images
 from rl4sys_zmq.wire.coding import MAX_IMAGE_BYTES, MAX_PLAIN_BYTES, EncodedImages, is_shorter
 
 pytest.importorskip("PIL")
@@ -88,7 +88,8 @@ def test_jpeg_is_shorter_still_and_changes_only_pixels() -> None:
         same(got, was, "actions", "rewards", "log_probs", "versions")
         assert np.abs(got.observations.astype(int) - was.observations).mean() < 10.0
     assert (
-        SubmitReader(message).checks.tolist() == SubmitReader(join_submit(5, 9, [pack_segment(s) for s in sent])).checks.tolist()
+        SegmentBatchReader(message).checks.tolist()
+        == SegmentBatchReader(join_submit(5, 9, [pack_segment(s) for s in sent])).checks.tolist()
     )
 
 
@@ -128,7 +129,7 @@ def test_sizes_are_all_that_a_gateway_needs(monkeypatch: pytest.MonkeyPatch) -> 
         raise AssertionError("decoded")
 
     monkeypatch.setattr(EncodedImages, "decode", never)
-    batch = SubmitReader(message)
+    batch = SegmentBatchReader(message)
     assert batch.has_images and batch.errors(SCHEMA) == {}
     assert batch.oldest(1, 0).tolist() == [7, 7, 7]
     batch.checks.tolist()
@@ -142,13 +143,13 @@ def test_sizes_are_all_that_a_gateway_needs(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_poisoned_image_costs_its_segment_alone(codec: Any) -> None:
     sent = [segment(seed=n, masks=n == 2) for n in range(4)]
     poisoned = forged(submit(sent, codec), 3, b"\x10\0\0\0not an image, no")
-    batch = SubmitReader(poisoned)
+    batch = SegmentBatchReader(poisoned)
     assert batch.errors(SCHEMA) == {}
     assert list(batch.decode_images()) == [3 if submit(sent, codec).layouts[0].endswith("m") else 2]
 
 
 def test_released_images_are_decoded_again() -> None:
-    batch = SubmitReader(submit([segment(seed=n) for n in range(3)], PNG))
+    batch = SegmentBatchReader(submit([segment(seed=n) for n in range(3)], PNG))
     first = [np.array(one.observations) for one in batch.segments()]
     batch.release_images()
     assert not any(group.columns[0].large for group in batch._groups)
@@ -159,7 +160,7 @@ def test_released_images_are_decoded_again() -> None:
 def test_what_is_poisoned_is_kept_as_it_came() -> None:
     sent = [segment(seed=n) for n in range(3)]
     message = forged(submit(sent), 2, b"\x10\0\0\0not an image, no")
-    batch = SubmitReader(message)
+    batch = SegmentBatchReader(message)
     (place, reason), *rest = batch.decode_images().items()
     assert (place, rest) == (1, []) and reason.startswith("image 1 of 9, png: 16 bytes are too short for a PNG")
     got = batch.segments()
@@ -174,14 +175,14 @@ def test_what_is_poisoned_is_kept_as_it_came() -> None:
     assert letter.body[1] == message.body[2] and letter.first_seq == 6
     (error,) = read_submit(letter)
     assert isinstance(error, ProtocolError) and reason in str(error)
-    assert SubmitReader(letter).checks.tolist() == batch.checks.tolist()[1:2]
+    assert SegmentBatchReader(letter).checks.tolist() == batch.checks.tolist()[1:2]
 
 
 @pytest.mark.parametrize("codec", [None, PNG])
 def test_any_segment_can_be_kept_alone(codec: Any) -> None:
     sent = [segment(2), segment(20, masks=True), segment(2, masks=True), segment(30)]
     packed = [pack_segment(s) if codec is None else with_images(pack_segment(s), codec) for s in sent]
-    batch = SubmitReader(join_submit(5, 9, packed, coded=True))
+    batch = SegmentBatchReader(join_submit(5, 9, packed, coded=True))
     for place, was in enumerate(sent):
         letter = batch.alone(place)
         kept: Any = decode([bytes(frame) for frame in encode(letter)])
@@ -193,7 +194,7 @@ def test_any_segment_can_be_kept_alone(codec: Any) -> None:
 
 def refusal(message: Any) -> RefusalReason:
     with pytest.raises(ProtocolError) as caught:
-        SubmitReader(message)
+        SegmentBatchReader(message)
     return caught.value.code
 
 
@@ -217,7 +218,7 @@ def test_images_where_none_can_be() -> None:
     layouts = [message.layouts[0].replace("o|u1:64x64x3", "o<f4:32x32x3")]
     assert refusal(dataclasses.replace(message, layouts=layouts)) is RefusalReason.SHAPE
     bomb = forged(message, 1, bytes(files[:100]))
-    assert SubmitReader(bomb).decode_images().keys() == {0}
+    assert SegmentBatchReader(bomb).decode_images().keys() == {0}
 
 
 @given(st.data())
@@ -246,7 +247,7 @@ def test_without_pillow_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     has_pillow.cache_clear()
     try:
-        batch = SubmitReader(message)
+        batch = SegmentBatchReader(message)
         assert batch.errors(SCHEMA) == {}
         with pytest.raises(ProtocolError, match=r"rl4sys-zmq\[images\]") as caught:
             batch.segments()

@@ -34,8 +34,8 @@ from rl4sys_zmq.values.space_conversion import MAX_LEAVES
 from rl4sys_zmq.values.trees import flatten
 from rl4sys_zmq.wire import (
     PackedSegment,
+    SegmentBatchReader,
     SegmentSchema,
-    SubmitReader,
     decode,
     encode,
     join_submit,
@@ -187,7 +187,7 @@ def test_other_dtypes_are_refused_before_they_are_packed(make_segment: Any, dtyp
 def checksums(*packed: Any, first_seq: int = 0, want_steps: int = 0) -> list[int]:
     """As the learner has them: of what came from the network."""
     frames = [bytes(f) for f in encode(join_submit(first_seq, want_steps, packed))]
-    return SubmitReader(decode(frames)).checks.tolist()  # type: ignore[arg-type, no-any-return]
+    return SegmentBatchReader(decode(frames)).checks.tolist()  # type: ignore[arg-type, no-any-return]
 
 
 @settings(max_examples=60)
@@ -200,7 +200,7 @@ def test_a_segment_has_one_checksum_whatever_batch_it_travels_in(batch: Any, dat
     shared_out = [checksums(*part, first_seq=7, want_steps=9) for part in parts]
     assert list(itertools.chain.from_iterable(shared_out)) == whole
     assert len(whole) == len(batch)
-    assert SubmitReader(join_submit(0, 0, packed)).checks.tolist() == whole  # before and after the journey
+    assert SegmentBatchReader(join_submit(0, 0, packed)).checks.tolist() == whole  # before and after the journey
 
 
 @pytest.mark.parametrize("size", [64, LARGE_BYTES - 16, LARGE_BYTES, LARGE_BYTES + 16])
@@ -372,7 +372,7 @@ def test_segments_that_are_laid_out_otherwise_share_a_message(make_segment: Any)
     assert len(message.layouts) == 3
     assert all(same(a, b) for a, b in zip(read_submit(decode(encode(message))), base, strict=True))  # type: ignore[arg-type]
     schema = SegmentSchema(BoxSpace((2,)), DiscreteSpace(2), 3)
-    assert {place: e.code for place, e in SubmitReader(message).errors(schema).items()} == {
+    assert {place: e.code for place, e in SegmentBatchReader(message).errors(schema).items()} == {
         2: RefusalReason.SPEC,
         4: RefusalReason.RANGE,
     }
@@ -392,7 +392,7 @@ def test_layouts_are_limited(make_segment: Any) -> None:
 def test_the_oldest_version_and_the_returns(make_segment: Any) -> None:
     mixed = dataclasses.replace(make_segment(3), versions=np.array([9, 7, 8], np.uint64))
     older = dataclasses.replace(make_segment(2), generation=1, versions=np.full(2, 6, np.uint64))
-    batch = SubmitReader(
+    batch = SegmentBatchReader(
         join_submit(0, 0, [pack_segment(s) for s in (make_segment(), mixed, older, make_segment(terminated=False))])
     )
     generation = make_segment().generation
@@ -440,7 +440,7 @@ def test_a_segment_must_fit_the_spaces(make_segment: Any, changes: dict[str, Any
 def test_a_whole_message_is_judged_as_its_segments_are(batch: Any, dtype: Any, longest: int) -> None:
     for act in (DiscreteSpace(3), BoxSpace((2,))):
         schema = SegmentSchema(BoxSpace((2,), dtype, 0, 1), act, longest)
-        errors = SubmitReader(join_submit(0, 0, [pack_segment(s) for s in batch])).errors(schema)
+        errors = SegmentBatchReader(join_submit(0, 0, [pack_segment(s) for s in batch])).errors(schema)
         slow = {place: error.code for place, s in enumerate(batch) if (error := schema.check(s)) is not None}
         assert {place: error.code for place, error in errors.items()} == slow
         assert list(errors) == sorted(errors)
@@ -492,7 +492,7 @@ def test_extra_columns_follow_the_others_and_have_no_names(make_segment: Any) ->
         "0000803f000000400000404000008040"  # state: one row
     )
     assert bytes(body).hex().endswith(columns)
-    batch = SubmitReader(decode(encode(message)), WITH_EXTRAS)  # type: ignore[arg-type]
+    batch = SegmentBatchReader(decode(encode(message)), WITH_EXTRAS)  # type: ignore[arg-type]
     assert batch.errors(WITH_EXTRAS) == {}
     for sent, got in zip((plain, masked), batch.segments(), strict=True):
         assert same(sent, got)
@@ -522,7 +522,7 @@ def test_large_extra_columns_travel_in_frames_of_their_own(make_segment: Any, si
         message = join_submit(0, 0, [pack_segment(small), packed, packed, pack_segment(small)], coded=coded)
         back = read_submit(decode(encode(message)))  # type: ignore[arg-type]
         assert all(same(a, b) for a, b in zip((small, big, big, small), back, strict=True))  # type: ignore[arg-type]
-    (alone,) = read_submit(SubmitReader(message).alone(2))
+    (alone,) = read_submit(SegmentBatchReader(message).alone(2))
     assert same(alone, big)  # type: ignore[arg-type]
 
 
@@ -541,7 +541,7 @@ def test_a_segment_with_other_extra_columns_is_refused_alone(make_segment: Any, 
     other = with_extras(make_segment(), **changes)
     error = WITH_EXTRAS.check(other)
     assert error is not None and words in error.detail
-    batch = SubmitReader(join_submit(0, 0, [pack_segment(with_extras(make_segment())), pack_segment(other)]), WITH_EXTRAS)
+    batch = SegmentBatchReader(join_submit(0, 0, [pack_segment(with_extras(make_segment())), pack_segment(other)]), WITH_EXTRAS)
     assert {place: e.code for place, e in batch.errors(WITH_EXTRAS).items()} == {1: RefusalReason.SPEC}
     assert batch.layout_errors(WITH_EXTRAS).keys() == {1}
     assert len(batch.segments()) == 2, "the others can be read"
@@ -550,7 +550,7 @@ def test_a_segment_with_other_extra_columns_is_refused_alone(make_segment: Any, 
 def test_a_segment_with_or_without_extra_columns_is_refused_by_the_other_client(make_segment: Any) -> None:
     for segment, schema in ((make_segment(), WITH_EXTRAS), (with_extras(make_segment()), SCHEMA)):
         assert schema.check(segment).code is RefusalReason.SPEC  # type: ignore[union-attr]
-        errors = SubmitReader(join_submit(0, 0, [pack_segment(segment)])).errors(schema)
+        errors = SegmentBatchReader(join_submit(0, 0, [pack_segment(segment)])).errors(schema)
         assert "the columns are o<f4:2" in errors[0].detail
 
 
@@ -634,19 +634,19 @@ def test_a_tree_of_observations_has_a_column_for_each_array_in_sorted_order(make
         assert TREES.check(sent) is None
         message = join_submit(0, 0, [pack_segment(sent), pack_segment(with_tree(make_segment(3)))], coded=terminated)
         assert message.layouts[0] == "o|u1:8x8 o|i1:3 o<i8 o<f4:2 o<i8:2 a<i8 r<f4 l<f4 v<u8 m|b1:2" == TREES.layouts[1]
-        batch = SubmitReader(decode(encode(message)), TREES)  # type: ignore[arg-type]
+        batch = SegmentBatchReader(decode(encode(message)), TREES)  # type: ignore[arg-type]
         assert batch.errors(TREES) == {}
         got, _ = batch.segments()
         assert same(sent, got)
         assert list(got.observations) == ["camera", "flags", "mode", "state"]
         assert sent.nbytes == got.nbytes
         assert same(dataclasses.replace(sent, observations=tuple(sent.observation_leaves)), read_submit(message)[0])  # type: ignore[arg-type]
-        assert same(SubmitReader(batch.alone(0), TREES).segments()[0], sent)
+        assert same(SegmentBatchReader(batch.alone(0), TREES).segments()[0], sent)
 
 
 def test_versions_of_a_tree_of_observations(make_segment: Any) -> None:
     mixed = dataclasses.replace(with_tree(make_segment(3)), versions=np.array([4, 2, 9], np.uint64))
-    batch = SubmitReader(join_submit(0, 0, [pack_segment(with_tree(make_segment(3))), pack_segment(mixed)]), TREES)
+    batch = SegmentBatchReader(join_submit(0, 0, [pack_segment(with_tree(make_segment(3))), pack_segment(mixed)]), TREES)
     assert batch.oldest(1_700_000_000_000, 0).tolist() == [3, 2]
     assert batch.segments()[1].versions.tolist() == [4, 2, 9]
 
@@ -676,7 +676,7 @@ def test_large_leaves_travel_in_frames_of_their_own(make_segment: Any, size: int
 def test_another_tree_is_refused_alone(make_segment: Any, changes: Any) -> None:
     other = with_tree(make_segment(), **changes)
     assert TREES.check(other).code is RefusalReason.SPEC  # type: ignore[union-attr]
-    batch = SubmitReader(join_submit(0, 0, [pack_segment(with_tree(make_segment())), pack_segment(other)]), TREES)
+    batch = SegmentBatchReader(join_submit(0, 0, [pack_segment(with_tree(make_segment())), pack_segment(other)]), TREES)
     assert {place: e.code for place, e in batch.errors(TREES).items()} == {1: RefusalReason.SPEC}
     assert len(batch.segments()) == 2
 

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.learner.algorithms.returns import discounted_sums
 
-__all__ = ["RewardScale", "RunningMoments"]
+__all__ = ["RewardScaler", "RunningMoments"]
 
 Column = NDArray[np.float64]
 
 MAX_EPISODES = 4096
-"""Largest number of unfinished episodes whose return a `RewardScale` remembers.
+"""Largest number of unfinished episodes whose return a `RewardScaler` remembers.
 
 If there are more, the oldest one is forgotten, because its actor has probably ended.
 """
@@ -66,7 +66,7 @@ class RunningMoments:
         self.variance = np.array(state["variance"], dtype=np.float64)
 
 
-class RewardScale:
+class RewardScaler:
     """The scaling of rewards: division by the running standard deviation of the discounted return, then clipping.
 
     Gymnasium's wrapper NormalizeReward does the same. The discounted return is a sum over the past rewards of an episode. It

@@ -15,12 +15,12 @@ from torch import Tensor
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.entry import read_parameters
 from rl4sys_zmq.learner.algorithms.networks import Categorical, DiagonalGaussian, Distribution, FlatAdam, MLPStack, standardise
-from rl4sys_zmq.learner.algorithms.normalise import RewardScale, RunningMoments
+from rl4sys_zmq.learner.algorithms.normalise import RewardScaler, RunningMoments
 from rl4sys_zmq.learner.algorithms.ppo_parameters import PPOParameters, plan_ppo
 from rl4sys_zmq.learner.algorithms.returns import explained_variance, vtrace
 from rl4sys_zmq.learner.algorithms.rollout import (
     RolloutBatch,
-    TrainingColumns,
+    TrainingTensors,
     clipped_objective,
     equal_sizes,
     half_square_error,
@@ -148,7 +148,7 @@ class PPO:
         self._entropy_weight = 0.0 if p.in_turn else p.entropy(action_space)
         self._moments = RunningMoments(features)
         self._mean, self._scale = torch.zeros(features), torch.ones(features)
-        self._reward_scale = RewardScale(p.gamma) if p.normalise_rewards else None
+        self._reward_scale = RewardScaler(p.gamma) if p.normalise_rewards else None
         self._steps = 0
         self._trajectory_length = FIRST_LENGTH_GUESS
         self._taken: list[tuple[Segment, bool]] = []
@@ -359,7 +359,7 @@ class PPO:
         change = float(torch.linalg.vector_norm(self._network.flat - before))
         return {**last.scalars(clip), **metrics, "losses/weight_change": change, "charts/learning_rate": policy_rate}
 
-    def _prepare(self, rollout: RolloutBatch, clip: float) -> tuple[TrainingColumns, dict[str, float]]:
+    def _prepare(self, rollout: RolloutBatch, clip: float) -> tuple[TrainingTensors, dict[str, float]]:
         """Compute the inputs of all gradient steps of an update, by one forward pass over all observations.
 
         Args:
@@ -393,7 +393,7 @@ class PPO:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         weights = torch.from_numpy(advantages.astype(np.float32))
         low, high = ratio_bounds(weights, clip)
-        columns = TrainingColumns(
+        columns = TrainingTensors(
             features=acted,
             actions=rollout.actions,
             log_probs=rollout.log_probs,
@@ -408,7 +408,7 @@ class PPO:
 
     def _pass(
         self,
-        columns: TrainingColumns,
+        columns: TrainingTensors,
         sizes: list[int],
         trains: tuple[bool, bool],
         rates: Sequence[float | None],

@@ -30,7 +30,7 @@ later, and their first steps are older.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchRule:
+class BatchCompletionRule:
     """The condition under which the data for one update (a batch) are complete.
 
     Attributes:
@@ -205,13 +205,13 @@ class PPOParameters:
         """True if the networks are trained in turn, as in RL4Sys: first the policy, then the value network."""
         return self.train_pi_iters is not None or self.train_v_iters is not None
 
-    def batch(self) -> BatchRule:
+    def batch(self) -> BatchCompletionRule:
         """Return the condition under which the data for one update (a batch) are complete."""
         if self.episodes_per_update is not None:
-            return BatchRule(trajectories=self.episodes_per_update)
+            return BatchCompletionRule(trajectories=self.episodes_per_update)
         if self.steps_per_update is None and self.traj_per_epoch is not None:
-            return BatchRule(steps=self.traj_per_epoch + 1, ends_trajectory=True)
-        return BatchRule(steps=self.steps_per_update or DEFAULT_STEPS)
+            return BatchCompletionRule(steps=self.traj_per_epoch + 1, ends_trajectory=True)
+        return BatchCompletionRule(steps=self.steps_per_update or DEFAULT_STEPS)
 
     def segment_length(self) -> int:
         """Return the largest number of steps that an actor should put into one segment."""

@@ -15,7 +15,7 @@ from rl4sys_zmq.values import DiscreteSpace, Segment, Space
 
 __all__ = [
     "RolloutBatch",
-    "TrainingColumns",
+    "TrainingTensors",
     "clipped_objective",
     "equal_sizes",
     "half_square_error",
@@ -25,7 +25,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TrainingColumns:
+class TrainingTensors:
     """The inputs of a gradient step for ``N`` environment steps, as tensors.
 
     Attributes:
@@ -50,7 +50,7 @@ class TrainingColumns:
     targets: Tensor
     forbidden: Tensor | None
 
-    def minibatches(self, sizes: list[int], generator: torch.Generator) -> Iterator[TrainingColumns]:
+    def minibatches(self, sizes: list[int], generator: torch.Generator) -> Iterator[TrainingTensors]:
         """Yield minibatches of the given sizes, which must add up to ``N``.
 
         Each call uses a new random order of the steps. A single minibatch is the batch as it is.
@@ -68,7 +68,7 @@ class TrainingColumns:
         )  # fmt: skip
         forbidden = None if self.forbidden is None else torch.split_with_sizes(self.forbidden.index_select(0, order), sizes)
         for k in range(len(sizes)):
-            yield TrainingColumns(
+            yield TrainingTensors(
                 features[k], actions[k], log_probs[k], advantages[k], low[k], high[k], values[k], targets[k],
                 None if forbidden is None else forbidden[k],
             )  # fmt: skip

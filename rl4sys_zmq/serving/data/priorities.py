@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import DataError
 from rl4sys_zmq.serving.data.ring import Ids, RowRingBuffer
-from rl4sys_zmq.serving.data.spans import SampleableRows
+from rl4sys_zmq.serving.data.spans import DrawableSteps
 from rl4sys_zmq.serving.data.sum_tree import SumTree
 
 __all__ = ["RowPriorities"]
@@ -87,7 +87,7 @@ class RowPriorities:
         self._greatest = max(self._greatest, float(masses[held].max(initial=0.0)))
         return int(np.count_nonzero(held))
 
-    def draw(self, ring: RowRingBuffer, count: int, allowed: SampleableRows, rng: np.random.Generator) -> Ids:
+    def draw(self, ring: RowRingBuffer, count: int, allowed: DrawableSteps, rng: np.random.Generator) -> Ids:
         """Draw `count` rows (steps) that can be sampled, in proportion to their masses, ``(priority + epsilon) ** alpha``.
 
         `allowed` says which rows can be sampled. At least one row must be allowed.

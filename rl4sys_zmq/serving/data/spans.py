@@ -8,11 +8,11 @@ import numpy as np
 
 from rl4sys_zmq.serving.data.ring import Ids
 
-__all__ = ["SampleableRows", "TrajectorySpans"]
+__all__ = ["DrawableSteps", "TrajectorySpans"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SampleableRows:
+class DrawableSteps:
     """The steps that can be drawn for a sample, for the ``K`` trajectories of a buffer. A *row* is the number of a step.
 
     Attributes:
@@ -95,7 +95,7 @@ class TrajectorySpans:
         starts = self._numbers[self._first : self._last].copy()
         return starts, np.append(starts[1:], end) if len(starts) else starts
 
-    def allowed(self, begin: int, end: int, sample_range: tuple[int, int], min_length: int) -> SampleableRows:
+    def allowed(self, begin: int, end: int, sample_range: tuple[int, int], min_length: int) -> DrawableSteps:
         """Return the rows (numbers of steps) that can be drawn for a sample.
 
         A row can be drawn if its trajectory has at least `min_length` stored rows, and contains all rows at the offsets
@@ -112,4 +112,4 @@ class TrajectorySpans:
         begins = np.maximum(starts, begin)
         lengths = ends - begins
         counts = np.where(lengths >= min_length, np.maximum(lengths - (high - low) + 1, 0), 0)
-        return SampleableRows(begins, ends, begins - low, counts)
+        return DrawableSteps(begins, ends, begins - low, counts)

@@ -31,12 +31,12 @@ from harness.trace import TraceWriter
 import rl4sys_zmq.learner.checkpoints as checkpoints
 from rl4sys_zmq.delivery import JournalEntry
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
-from rl4sys_zmq.delivery.journal_marks import MarksWriter
+from rl4sys_zmq.delivery.journal_marks import JournalMarksFileWriter
 from rl4sys_zmq.delivery.journal_rows import JournalTables
 from rl4sys_zmq.errors import AddressInUse, RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.client import ClientState
-from rl4sys_zmq.learner.endpoint import ActorEndpoint
+from rl4sys_zmq.learner.endpoint import ActorSessionHandler
 from rl4sys_zmq.learner.gateway import Gateway
 from rl4sys_zmq.learner.train_loop import TrainLoop
 from rl4sys_zmq.policies.mlp import mlp_spec
@@ -161,8 +161,8 @@ POINTS: dict[str, Callable[[Fuse], None]] = {
     "checkpoint.untold": after(checkpoints.CheckpointStore, "write"),
     "commit.applied": after(JournalTables, "apply"),
     "commit.done": after(DiskJournal, "_transact"),
-    "marks.note": after(MarksWriter, "note"),
-    "marks.renew": before(MarksWriter, "renew"),
+    "marks.note": after(JournalMarksFileWriter, "note"),
+    "marks.renew": before(JournalMarksFileWriter, "renew"),
     "trim": after(JournalTables, "_trim"),
     "page": after(JournalTables, "read"),
     "start.open": after(DiskJournal, "open"),
@@ -172,9 +172,9 @@ POINTS: dict[str, Callable[[Fuse], None]] = {
     "start.rewind": after(ClientState, "rewind"),
     "replay": before_segments,
     "replayed": before(ClientState, "caught_up"),
-    "join": before(ActorEndpoint, "_welcome"),
-    "joined": after(ActorEndpoint, "_welcome"),
-    "submit": after(ActorEndpoint, "_on_submit"),
+    "join": before(ActorSessionHandler, "_welcome"),
+    "joined": after(ActorSessionHandler, "_welcome"),
+    "submit": after(ActorSessionHandler, "_on_submit"),
 }
 
 

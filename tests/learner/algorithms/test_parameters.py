@@ -8,7 +8,7 @@ import pytest
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.entry import parameter_table, read_parameters
-from rl4sys_zmq.learner.algorithms.ppo_parameters import ENTRY, BatchRule, PPOParameters
+from rl4sys_zmq.learner.algorithms.ppo_parameters import ENTRY, BatchCompletionRule, PPOParameters
 from rl4sys_zmq.learner.algorithms.registry import make_algorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
@@ -38,7 +38,7 @@ def test_rl4sys_names() -> None:
     assert (p.learning_rate, p.value_learning_rate, p.clip_coef, p.gae_lambda) == (3e-4, 1e-3, 0.2, 0.95)
     assert (p.batch_size, p.traj_per_epoch, p.target_kl) == (64, 128, 0.015)
     assert p.in_turn and p.iterations() == (10, 10) and p.minibatches(512) == 1 and not p.clip_values()
-    assert p.batch() == BatchRule(steps=129, ends_trajectory=True)
+    assert p.batch() == BatchCompletionRule(steps=129, ends_trajectory=True)
     assert p.readings() == [
         "traj_per_epoch 128: an update at the end of the trajectory that holds step 129",
         "train_pi_iters 10, train_v_iters 10: passes over the whole batch, the policy's first, each network with its own Adam",
@@ -46,7 +46,7 @@ def test_rl4sys_names() -> None:
         "ent_coef and clip_vloss: ignored, as by RL4Sys's PPO",
     ]
     ours = read_ppo_parameters({**RL4SYS, "minibatch_size": 32, "episodes_per_update": 4})
-    assert ours.batch() == BatchRule(trajectories=4) and ours.minibatches(512) == 16
+    assert ours.batch() == BatchCompletionRule(trajectories=4) and ours.minibatches(512) == 16
 
 
 def test_cleanrl_names() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import Algorithm
-from rl4sys_zmq.learner.algorithms.normalise import RewardScale, RunningMoments
+from rl4sys_zmq.learner.algorithms.normalise import RewardScaler, RunningMoments
 from rl4sys_zmq.learner.algorithms.ppo import PPO
 from rl4sys_zmq.learner.algorithms.rollout import clipped_objective, equal_sizes, half_square_error, join_segments, ratio_bounds
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
@@ -550,11 +550,11 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return() -> None
         if end:
             del running[episode]
         at += length
-    scale = RewardScale(0.9)
+    scale = RewardScaler(0.9)
     np.testing.assert_allclose(scale(rewards, lengths, episodes, ended), np.clip(rewards / np.std(slow), -10, 10), rtol=1e-6)
-    again = RewardScale(0.9)
+    again = RewardScaler(0.9)
     again(rewards[:4], [4], [1], [False])
-    third = RewardScale(0.9)
+    third = RewardScaler(0.9)
     third.load(again.state())
     assert again(rewards[4:], lengths[1:], episodes[1:], ended[1:]).tolist() == third(
         rewards[4:], lengths[1:], episodes[1:], ended[1:]

@@ -11,7 +11,7 @@ import pytest
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, AlgorithmEntry
-from rl4sys_zmq.learner.suspects import CrashSuspects
+from rl4sys_zmq.learner.suspects import CrashSuspectRecord
 from rl4sys_zmq.learner.training import UpdateRunner
 from rl4sys_zmq.testing.check_algorithm import _RandomEnvironment
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
@@ -36,7 +36,7 @@ UPDATES = 6
 
 
 class Message:
-    """Stands in for a `SegmentMessage` with one segment."""
+    """Stands in for a `DecodedSegmentMessage` with one segment."""
 
     key = ("a", 1)
 
@@ -75,7 +75,7 @@ def make(entry: AlgorithmEntry, parameters: dict[str, Any]) -> Any:
 
 def moves(algorithm: Any) -> list[tuple[bool, bool]]:
     """For each of `UPDATES` updates: whether a weight has moved, and whether the runner found that none had."""
-    runner, world = UpdateRunner(algorithm, CrashSuspects(None)), _RandomEnvironment(algorithm, 5)
+    runner, world = UpdateRunner(algorithm, CrashSuspectRecord(None)), _RandomEnvironment(algorithm, 5)
     found: list[tuple[bool, bool]] = []
     for seq in range(1000):
         segment = world.segment()

@@ -13,7 +13,7 @@ import pytest
 
 from rl4sys_zmq.errors import ConfigError, DataError
 from rl4sys_zmq.serving import DataStoreBase, QueuedDataStore, ReplayBuffer, TrajectoryBuffer
-from rl4sys_zmq.testing import DataStore, check_data_store
+from rl4sys_zmq.testing import DataStoreUnderTest, check_data_store
 
 
 def transition(number: int) -> dict[str, Any]:
@@ -113,20 +113,20 @@ class Unbounded(UsersStore):
 
 
 @pytest.mark.parametrize("kind", [Reusing, Inclusive, Unbounded])
-def test_a_store_that_breaks_it_is_found(kind: Callable[[int], DataStore[Any]]) -> None:
+def test_a_store_that_breaks_it_is_found(kind: Callable[[int], DataStoreUnderTest[Any]]) -> None:
     with pytest.raises(AssertionError):
         check_data_store(kind, int, int)
 
 
 @pytest.mark.parametrize("kind", [QueuedDataStore, ReplayBuffer, TrajectoryBuffer])
 @pytest.mark.parametrize("capacity", [0, -1, 1.5, True, "10", 1 << 70])
-def test_a_capacity_is_a_positive_integer(kind: Callable[[Any], DataStore[Any]], capacity: object) -> None:
+def test_a_capacity_is_a_positive_integer(kind: Callable[[Any], DataStoreUnderTest[Any]], capacity: object) -> None:
     with pytest.raises(ConfigError, match="capacity"):
         kind(capacity)
 
 
 @pytest.mark.parametrize("kind", [QueuedDataStore, ReplayBuffer, TrajectoryBuffer])
-def test_a_batch_that_is_none_and_a_limit_below_none(kind: Callable[[Any], DataStore[Any]]) -> None:
+def test_a_batch_that_is_none_and_a_limit_below_none(kind: Callable[[Any], DataStoreUnderTest[Any]]) -> None:
     store = kind(3)
     with pytest.raises(DataError, match="batch_data"):
         store.batch_insert(5)  # type: ignore[arg-type]

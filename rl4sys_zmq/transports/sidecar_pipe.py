@@ -30,10 +30,10 @@ __all__ = [
     "RECEIVE_WINDOW_BYTES",
     "SEND_WINDOW_BYTES",
     "TOTAL",
-    "RelayMessageKind",
+    "SidecarCommandKind",
     "SidecarCommandReader",
     "SidecarCommandQueue",
-    "RelayMessage",
+    "SidecarCommand",
     "cost_bytes",
     "frame_bytes",
     "size_fault",
@@ -65,7 +65,7 @@ _MESSAGE_COST_BYTES = 64
 _MAX_CHUNKS = 64
 
 
-class RelayMessageKind(IntEnum):
+class SidecarCommandKind(IntEnum):
     """The commands between a host program and its sidecar, the process that holds the program's ZeroMQ sockets.
 
     The comment of each command gives the sender and the frames.
@@ -84,11 +84,11 @@ class RelayMessageKind(IntEnum):
     FAILED = 11  # from the sidecar: the error that ended this socket
 
 
-class RelayMessage(NamedTuple):
+class SidecarCommand(NamedTuple):
     """A command received over the socketpair between a host program and the sidecar process that holds its ZeroMQ sockets.
 
     Attributes:
-        command: A value of `RelayMessageKind`.
+        command: A value of `SidecarCommandKind`.
         line: The number of the socket in the sidecar; 0 for the sidecar itself.
         frames: The frames of the command.
     """
@@ -128,7 +128,7 @@ class SidecarCommandQueue:
         self.nbytes = 0
         self._chunks: deque[memoryview] = deque()
 
-    def put(self, command: RelayMessageKind, line: int, frames: Frames = ()) -> None:
+    def put(self, command: SidecarCommandKind, line: int, frames: Frames = ()) -> None:
         """Add one command to the queue, with copies of its frames.
 
         `line` is the number of the socket in the sidecar process that the command concerns, or 0 for the process itself.
@@ -171,12 +171,12 @@ class SidecarCommandReader:
     def __init__(self) -> None:
         self._stage = memoryview(bytearray(_STAGE_BYTES))
         self._begin = self._end = 0
-        self._said: RelayMessage | None = None
+        self._said: SidecarCommand | None = None
         self._sizes: tuple[int, ...] = ()
         self._large: memoryview | None = None
         self._filled = 0
 
-    def read(self, pair: socket.socket) -> list[RelayMessage] | None:
+    def read(self, pair: socket.socket) -> list[SidecarCommand] | None:
         """Read from the socketpair once, without blocking.
 
         Returns:
@@ -200,7 +200,7 @@ class SidecarCommandReader:
             raise EOFError from exc
         if not got:
             raise EOFError
-        done: list[RelayMessage] = []
+        done: list[SidecarCommand] = []
         while (said := self._next()) is not None:
             done.append(said)
         return done
@@ -211,7 +211,7 @@ class SidecarCommandReader:
             self._stage[:left] = bytes(self._stage[self._begin : self._end])
             self._begin, self._end = 0, left
 
-    def _next(self) -> RelayMessage | None:
+    def _next(self) -> SidecarCommand | None:
         if self._said is None and not self._read_head():
             return None
         said = self._said
@@ -237,7 +237,7 @@ class SidecarCommandReader:
         if fault := size_fault(self._sizes):
             raise ProtocolError(RefusalReason.TOO_LARGE, fault)
         self._begin += _HEAD.size + 4 * count
-        self._said = RelayMessage(command, line, [])
+        self._said = SidecarCommand(command, line, [])
         return True
 
     def _read_frame(self, size: int) -> Frame | None:

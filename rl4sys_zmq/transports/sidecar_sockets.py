@@ -15,9 +15,9 @@ from rl4sys_zmq.transports.context import TrackedResource, track, untrack
 from rl4sys_zmq.transports.frames import Frames
 from rl4sys_zmq.transports.network import Keys, SocketFactory, SocketPoller
 from rl4sys_zmq.transports.options import MAX_FRAME_BYTES
-from rl4sys_zmq.transports.relay_pipe import LIMITS, RelayMessageKind
-from rl4sys_zmq.transports.relayed_connection import RelayedSocket, RelayPoller
 from rl4sys_zmq.transports.sidecar import Sidecar
+from rl4sys_zmq.transports.sidecar_handles import SidecarPoller, SidecarSocket
+from rl4sys_zmq.transports.sidecar_pipe import LIMITS, SidecarCommandKind
 
 __all__ = ["SidecarSocketFactory"]
 
@@ -43,7 +43,7 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
             TransportError: If no process can be started.
         """
         self.owner = threading.get_ident()
-        self._connections: dict[int, RelayedSocket] = {}
+        self._connections: dict[int, SidecarSocket] = {}
         self._opened = 0
         self._closed = False
         self._sidecar = Sidecar()
@@ -62,7 +62,7 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
         recv_hwm: int = 64,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         keys: Keys | None = None,
-    ) -> RelayedSocket:
+    ) -> SidecarSocket:
         """Create a connecting DEALER in the sidecar process, as `SocketFactory.dealer` describes.
 
         The process connects the socket later. If that fails, later calls of the socket's methods raise.
@@ -74,15 +74,15 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
 
     def sub(
         self, connect: Address | str, *, hwm: int = 16, max_frame_bytes: int = MAX_FRAME_BYTES, keys: Keys | None = None
-    ) -> RelayedSocket:
+    ) -> SidecarSocket:
         """Create a connecting SUB in the sidecar process, as `SocketFactory.sub` describes. Errors are as for `dealer`."""
         return self._open("sub", connect, (0, hwm, max_frame_bytes), keys)
 
     def poller(self) -> SocketPoller:
         """Create a poller for the sockets of this factory and for file descriptors."""
-        return RelayPoller(self)
+        return SidecarPoller(self)
 
-    def _open(self, role: str, connect: Address | str, limits: tuple[int, int, int], keys: Keys | None) -> RelayedSocket:
+    def _open(self, role: str, connect: Address | str, limits: tuple[int, int, int], keys: Keys | None) -> SidecarSocket:
         self.check_owner()
         address = Address.parse(connect)
         if address.is_fresh or address.host == "*" or address.scheme == "inproc":
@@ -92,13 +92,13 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
         if keys is not None and any(len(key.encode()) != _KEY_BYTES for key in keys):
             raise TransportError(f"the CURVE keys are not three Z85 texts of {_KEY_BYTES} characters")
         self._opened += 1
-        line = RelayedSocket(self, self._opened, role, address)
+        line = SidecarSocket(self, self._opened, role, address)
         frames = [role.encode(), address.uri.encode(), LIMITS.pack(*limits), *(key.encode() for key in keys or ())]
-        self.send_command(RelayMessageKind.OPEN, line.number, frames)
+        self.send_command(SidecarCommandKind.OPEN, line.number, frames)
         self._connections[line.number] = line
         return line
 
-    # ---- for the sockets and pollers of this relay
+    # ---- for the sockets and pollers of this sidecar
 
     def fileno(self) -> int:
         """Return the file descriptor of the socketpair to the sidecar process, for a poller."""
@@ -109,13 +109,13 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
         """The number of bytes that this process has queued because the socketpair to the sidecar process is full."""
         return self._sidecar.unsent_bytes
 
-    def send_command(self, command: RelayMessageKind, line: int, frames: Frames = ()) -> None:
+    def send_command(self, command: SidecarCommandKind, line: int, frames: Frames = ()) -> None:
         """Send a command to the sidecar, the separate process that holds the sockets.
 
         Args:
             command: The command.
             line: The number of the socket in the sidecar; 0 for the sidecar itself.
-            frames: The frames of the command (`RelayMessageKind`).
+            frames: The frames of the command (`SidecarCommandKind`).
         """
         self.check_owner()
         self._sidecar.send_command(command, line, frames)
@@ -135,7 +135,7 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
         self._connections.pop(number, None)
         if not self._closed:
             with contextlib.suppress(TransportError):  # the sidecar has ended, so its sockets are closed
-                self._sidecar.send_command(RelayMessageKind.CLOSE, number)
+                self._sidecar.send_command(SidecarCommandKind.CLOSE, number)
 
     def check_thread(self) -> None:
         """Raise TransportError if the calling thread did not create this object, or the process is a forked child."""

@@ -16,22 +16,22 @@ from rl4sys_zmq.transports.frames import MAX_FRAMES, Frame, Frames, SendResult, 
 from rl4sys_zmq.transports.monitor import MonitorEvent
 from rl4sys_zmq.transports.network import ConnectingSocket
 from rl4sys_zmq.transports.poller import HasFileno
-from rl4sys_zmq.transports.relay_pipe import (
+from rl4sys_zmq.transports.sidecar_pipe import (
     MAX_MESSAGE_BYTES,
     RECEIVE_WINDOW_BYTES,
     SEND_WINDOW_BYTES,
     TOTAL,
-    RelayMessage,
-    RelayMessageKind,
+    SidecarCommand,
+    SidecarCommandKind,
     cost_bytes,
     frame_bytes,
     size_fault,
 )
 
-__all__ = ["RelayInterface", "RelayPoller", "RelayedSocket"]
+__all__ = ["SidecarLink", "SidecarPoller", "SidecarSocket"]
 
 
-class RelayInterface(Protocol):
+class SidecarLink(Protocol):
     """The interface to the sidecar, a separate process that holds ZeroMQ sockets, for the handles and pollers of these sockets.
 
     `SidecarSocketFactory` implements it. A socketpair between the host and the sidecar carries the messages of all sockets.
@@ -47,7 +47,7 @@ class RelayInterface(Protocol):
     def check_owner(self) -> None:
         """Raise TransportError if the sidecar process has ended or belongs to another thread, and Closed if it is closed."""
 
-    def send_command(self, command: RelayMessageKind, line: int, frames: Frames = ()) -> None:
+    def send_command(self, command: SidecarCommandKind, line: int, frames: Frames = ()) -> None:
         """Send a command to the sidecar process. `line` is the number of the socket there, or 0 for the process itself."""
 
     def exchange(self) -> None:
@@ -57,7 +57,7 @@ class RelayInterface(Protocol):
         """Close the socket with this number in the sidecar process."""
 
 
-class RelayedSocket(Resource):
+class SidecarSocket(Resource):
     """A handle of a ZeroMQ socket in the sidecar, a separate process. Its methods behave as those of `Socket`.
 
     `send` returns `FULL` when `SEND_WINDOW_BYTES` of messages were sent to the sidecar and the ZeroMQ socket has not accepted
@@ -67,15 +67,15 @@ class RelayedSocket(Resource):
         role: ``dealer`` or ``sub``.
         address: The address to which the socket connects.
         number: The number of the socket in the sidecar.
-        relay: The `SidecarSocketFactory` that passes the messages.
+        link: The `SidecarSocketFactory` that passes the messages.
     """
 
-    def __init__(self, relay: RelayInterface, number: int, role: str, address: Address) -> None:
+    def __init__(self, link: SidecarLink, number: int, role: str, address: Address) -> None:
         self.role = role
         self.address = address
         self.number = number
-        self.relay = relay
-        self._inbox: deque[RelayMessage] = deque()
+        self.link = link
+        self._inbox: deque[SidecarCommand] = deque()
         self._error: str | None = None
         self._closed = False
         self._sent_bytes = self._confirmed_bytes = 0
@@ -89,7 +89,7 @@ class RelayedSocket(Resource):
     @property
     def writable(self) -> bool:
         """True if `send` would accept a message."""
-        return self._sent_bytes - self._confirmed_bytes < SEND_WINDOW_BYTES and self.relay.unsent_bytes < SEND_WINDOW_BYTES
+        return self._sent_bytes - self._confirmed_bytes < SEND_WINDOW_BYTES and self.link.unsent_bytes < SEND_WINDOW_BYTES
 
     def send(self, frames: Frames) -> SendResult:
         """Queue one message, as a whole or not at all, without blocking. Frames are copied.
@@ -105,11 +105,11 @@ class RelayedSocket(Resource):
         if fault := size_fault([frame_bytes(frame) for frame in frames]):
             raise TransportError(fault)
         if not self.writable:
-            self.relay.exchange()
+            self.link.exchange()
             if not self.writable:
                 return SendResult.FULL
         self._sent_bytes += cost_bytes(frames)
-        self.relay.send_command(RelayMessageKind.MESSAGE, self.number, frames)
+        self.link.send_command(SidecarCommandKind.MESSAGE, self.number, frames)
         return SendResult.OK
 
     def recv(self, max_frames: int = MAX_FRAMES) -> list[Frame] | None:
@@ -123,7 +123,7 @@ class RelayedSocket(Resource):
         """
         self._check()
         if not self._inbox:
-            self.relay.exchange()
+            self.link.exchange()
             self._check()
             if not self._inbox:
                 return None
@@ -132,8 +132,8 @@ class RelayedSocket(Resource):
         self._taken_bytes += cost_bytes(frames)
         if self._taken_bytes - self._reported_bytes >= RECEIVE_WINDOW_BYTES // 2:
             self._reported_bytes = self._taken_bytes
-            self.relay.send_command(RelayMessageKind.TAKEN, self.number, [TOTAL.pack(self._taken_bytes)])
-        if said.command == RelayMessageKind.REFUSED:
+            self.link.send_command(SidecarCommandKind.TAKEN, self.number, [TOTAL.pack(self._taken_bytes)])
+        if said.command == SidecarCommandKind.REFUSED:
             (count,) = TOTAL.unpack(frames[0])
             if not count:
                 raise ProtocolError(RefusalReason.TOO_LARGE, f"a message of more than {MAX_MESSAGE_BYTES} bytes")
@@ -144,23 +144,23 @@ class RelayedSocket(Resource):
 
     def subscribe(self, prefix: bytes) -> None:
         """Subscribe to all messages whose first frame starts with `prefix`. Only for a SUB socket."""
-        self._set_topic(RelayMessageKind.SUBSCRIBE, prefix)
+        self._set_topic(SidecarCommandKind.SUBSCRIBE, prefix)
 
     def unsubscribe(self, prefix: bytes) -> None:
         """Cancel one earlier `subscribe` of the same prefix. The prefix stays subscribed if it was subscribed several times."""
-        self._set_topic(RelayMessageKind.UNSUBSCRIBE, prefix)
+        self._set_topic(SidecarCommandKind.UNSUBSCRIBE, prefix)
 
     def events(self) -> list[MonitorEvent]:
         """Return an empty list. The sidecar process does not report the events of connections."""
         return []
 
-    def on_command(self, said: RelayMessage) -> None:
-        """Process a command from the sidecar process for this socket. `relay` calls this in its thread."""
-        if said.command in (RelayMessageKind.MESSAGE, RelayMessageKind.REFUSED):
+    def on_command(self, said: SidecarCommand) -> None:
+        """Process a command from the sidecar process for this socket. `link` calls this in its thread."""
+        if said.command in (SidecarCommandKind.MESSAGE, SidecarCommandKind.REFUSED):
             self._inbox.append(said)
-        elif said.command == RelayMessageKind.TAKEN:
+        elif said.command == SidecarCommandKind.TAKEN:
             (self._confirmed_bytes,) = TOTAL.unpack(said.frames[0])
-        elif said.command == RelayMessageKind.FAILED:
+        elif said.command == SidecarCommandKind.FAILED:
             self._error = bytes(said.frames[0]).decode(errors="replace")
 
     def close(self) -> None:
@@ -170,18 +170,18 @@ class RelayedSocket(Resource):
             TransportError: If the calling thread is not the one that created the socket.
         """
         if not self._closed:
-            self.relay.close_connection(self.number)
+            self.link.close_connection(self.number)
             self._closed = True
             self._inbox.clear()
 
-    def _set_topic(self, command: RelayMessageKind, prefix: bytes) -> None:
+    def _set_topic(self, command: SidecarCommandKind, prefix: bytes) -> None:
         self._check()
         if self.role != "sub":
             raise TransportError(f"a {self.role} has no subscriptions; only a sub has")
-        self.relay.send_command(command, self.number, [prefix])
+        self.link.send_command(command, self.number, [prefix])
 
     def _check(self) -> None:
-        self.relay.check_owner()
+        self.link.check_owner()
         if self._closed:
             raise Closed(f"the {self.role} at {self.address.uri} is closed")
         if self._error is not None:
@@ -198,16 +198,16 @@ class _Interest(NamedTuple):
     write: bool
 
 
-class RelayPoller(Resource):
+class SidecarPoller(Resource):
     """A poller for sockets of a `SidecarSocketFactory` and for file descriptors. It uses poll(2).
 
     Closing the poller does not close the sockets and descriptors.
     """
 
-    def __init__(self, relay: RelayInterface) -> None:
-        self._relay = relay
+    def __init__(self, link: SidecarLink) -> None:
+        self._link = link
         self._raw = select.poll()
-        self._connections: dict[RelayedSocket, _Interest] = {}
+        self._connections: dict[SidecarSocket, _Interest] = {}
         self._sources: dict[int, HasFileno | int] = {}
 
     def register(self, source: ConnectingSocket | HasFileno | int, *, read: bool = True, write: bool = False) -> None:
@@ -221,8 +221,8 @@ class RelayPoller(Resource):
         Raises:
             TransportError: If the source is a ZeroMQ socket of this process, or a socket of another `SidecarSocketFactory`.
         """
-        self._relay.check_owner()
-        if isinstance(source, RelayedSocket) and source.relay is self._relay:
+        self._link.check_owner()
+        if isinstance(source, SidecarSocket) and source.link is self._link:
             self._connections[source] = _Interest(read, write)
             return
         fd = _descriptor(source)
@@ -231,7 +231,7 @@ class RelayPoller(Resource):
 
     def unregister(self, source: ConnectingSocket | HasFileno | int) -> None:
         """Remove a source. Do this before it is closed. An unknown source is ignored."""
-        if isinstance(source, RelayedSocket):
+        if isinstance(source, SidecarSocket):
             self._connections.pop(source, None)
             return
         fd = _descriptor(source)
@@ -270,9 +270,9 @@ class RelayPoller(Resource):
 
         The sidecar's sockets are not in the result. The exchange delivers their messages, and `_ready_lines` then finds them.
         """
-        self._relay.check_owner()
-        pair = self._relay.fileno()
-        self._raw.register(pair, select.POLLIN | (select.POLLOUT if self._relay.unsent_bytes else 0))
+        self._link.check_owner()
+        pair = self._link.fileno()
+        self._raw.register(pair, select.POLLIN | (select.POLLOUT if self._link.unsent_bytes else 0))
         events = self._raw.poll(math.ceil(timeout_s * 1000))
         self._raw.unregister(pair)
         ready: set[ConnectingSocket | HasFileno | int] = set()
@@ -282,7 +282,7 @@ class RelayPoller(Resource):
             if event & select.POLLNVAL:
                 raise TransportError("cannot poll: unregister a source before closing it")
             ready.add(self._sources[fd])
-        self._relay.exchange()
+        self._link.exchange()
         return ready
 
     def _ready_lines(self) -> set[ConnectingSocket | HasFileno | int]:

@@ -20,8 +20,8 @@ import zmq
 from rl4sys_zmq.errors import Closed, TransportError
 from rl4sys_zmq.transports import Poller, SendResult, Socket, TooManyFrames, Wakeup, open_sockets, read_subscription
 from rl4sys_zmq.transports.network import LocalSocketFactory
-from rl4sys_zmq.transports.relay import SidecarSocketFactory
-from rl4sys_zmq.transports.relay_pipe import SEND_WINDOW_BYTES, RelayMessageKind, SidecarCommandQueue, SidecarCommandReader
+from rl4sys_zmq.transports.sidecar_pipe import SEND_WINDOW_BYTES, SidecarCommandKind, SidecarCommandQueue, SidecarCommandReader
+from rl4sys_zmq.transports.sidecar_sockets import SidecarSocketFactory
 
 DEADLINE_S = 20.0
 NETWORKS = pytest.mark.parametrize("make", [LocalSocketFactory, SidecarSocketFactory])
@@ -43,9 +43,9 @@ def router() -> Iterator[Any]:
 
 
 @pytest.fixture
-def relay() -> Iterator[Any]:
-    with SidecarSocketFactory() as relay:
-        yield relay
+def factory() -> Iterator[Any]:
+    with SidecarSocketFactory() as factory:
+        yield factory
 
 
 def until(condition: Any, timeout_s: Any = DEADLINE_S) -> Any:
@@ -63,9 +63,9 @@ def receive(socket: Any, max_frames: int = 32, timeout_s: Any = DEADLINE_S) -> A
     return socket.recv(max_frames)
 
 
-def carried(relay: Any, socket: Any) -> Any:
-    """What comes to a socket of the test while the relay's thread turns, as an actor's does."""
-    return until(lambda: relay.exchange() or socket.recv())
+def carried(factory: Any, socket: Any) -> Any:
+    """What comes to a socket of the test while the factory's thread turns, as an actor's does."""
+    return until(lambda: factory.exchange() or socket.recv())
 
 
 def receive_line(network: Any, line: Any, max_frames: int = 32) -> Any:
@@ -155,19 +155,19 @@ def test_one_poller_for_both_and_a_wakeup(make: Any, router: Any) -> None:
         dealer.close()
 
 
-def test_many_small_messages_in_order(relay: Any, router: Any) -> None:
-    dealer, peer = met(relay, router)
+def test_many_small_messages_in_order(factory: Any, router: Any) -> None:
+    dealer, peer = met(factory, router)
     numbers = [b"%d" % n for n in range(10_000)]
     for number in numbers:
         assert dealer.send([number, b"x"])
-    assert [carried(relay, router)[1] for _ in numbers] == numbers
+    assert [carried(factory, router)[1] for _ in numbers] == numbers
     for number in numbers:
         assert router.send([peer, number])
-    assert [receive_line(relay, dealer)[0] for _ in numbers] == numbers
+    assert [receive_line(factory, dealer)[0] for _ in numbers] == numbers
 
 
-def test_large_messages_both_ways(relay: Any, router: Any) -> None:
-    dealer, peer = met(relay, router)
+def test_large_messages_both_ways(factory: Any, router: Any) -> None:
+    dealer, peer = met(factory, router)
     bodies = [bytes([n]) * (4_000_000 + n) for n in range(20)]
 
     for body in bodies[:10]:
@@ -175,36 +175,36 @@ def test_large_messages_both_ways(relay: Any, router: Any) -> None:
     for body in bodies[10:]:
         assert router.send([peer, b"back", body])
     for body in bodies[:10]:
-        assert carried(relay, router) == [peer, b"head", body, b"tail"]
+        assert carried(factory, router) == [peer, b"head", body, b"tail"]
     for body in bodies[10:]:
-        head, got = receive_line(relay, dealer)
+        head, got = receive_line(factory, dealer)
         assert head == b"back" and got == body and isinstance(got, memoryview) and got.readonly
     for body in bodies[10:]:
         assert dealer.send([body])
     for body in bodies[:10]:
         assert router.send([peer, body])
-    assert [carried(relay, router)[1] for _ in range(10)] == bodies[10:]
-    assert [receive_line(relay, dealer)[0] for _ in range(10)] == bodies[:10]
+    assert [carried(factory, router)[1] for _ in range(10)] == bodies[10:]
+    assert [receive_line(factory, dealer)[0] for _ in range(10)] == bodies[:10]
 
 
-def test_unread_messages_stay_in_the_network_and_none_is_lost(relay: Any, router: Any) -> None:
-    dealer, peer = met(relay, router)
+def test_unread_messages_stay_in_the_network_and_none_is_lost(factory: Any, router: Any) -> None:
+    dealer, peer = met(factory, router)
     body = bytes(1_000_000)
     for n in range(60):
         assert router.send([peer, b"%d" % n, body])
     for n in range(60):
-        assert receive_line(relay, dealer) == [b"%d" % n, body]
+        assert receive_line(factory, dealer) == [b"%d" % n, body]
 
 
 @pytest.mark.parametrize("sent", [40, 2000])
-def test_too_many_frames(relay: Any, router: Any, sent: int) -> None:
-    dealer, peer = met(relay, router)
+def test_too_many_frames(factory: Any, router: Any, sent: int) -> None:
+    dealer, peer = met(factory, router)
     assert router.send([peer, b"first", *[b""] * (sent - 1)])
     assert router.send([peer, b"next"])
     with pytest.raises(TooManyFrames) as caught:
-        receive_line(relay, dealer)
+        receive_line(factory, dealer)
     assert caught.value.first == b"first"
-    assert receive_line(relay, dealer) == [b"next"]
+    assert receive_line(factory, dealer) == [b"next"]
     with pytest.raises(TransportError, match="2000 frames"):
         dealer.send([b""] * 2000)
     with pytest.raises(TransportError, match="0 frame"):
@@ -213,8 +213,8 @@ def test_too_many_frames(relay: Any, router: Any, sent: int) -> None:
 
 def test_a_full_window_says_full_and_blocks_nothing() -> None:
     chunk = bytes(1_000_000)
-    with Socket.xpub("tcp://127.0.0.1:0") as xpub, SidecarSocketFactory() as relay:
-        full = relay.dealer("tcp://127.0.0.1:1", send_hwm=1)  # nobody listens there
+    with Socket.xpub("tcp://127.0.0.1:0") as xpub, SidecarSocketFactory() as factory:
+        full = factory.dealer("tcp://127.0.0.1:1", send_hwm=1)  # nobody listens there
         longest_s, sent = 0.0, 0
         while sent < 1000:
             before = time.monotonic()
@@ -225,68 +225,68 @@ def test_a_full_window_says_full_and_blocks_nothing() -> None:
             sent += 1
         assert result is SendResult.FULL and sent <= SEND_WINDOW_BYTES // len(chunk) + 2
         assert longest_s < 0.5
-        sub = relay.sub(xpub.bound)  # another line is not held up
+        sub = factory.sub(xpub.bound)  # another line is not held up
         sub.subscribe(b"")
-        carried(relay, xpub)
+        carried(factory, xpub)
         assert xpub.send([b"news"])
-        assert receive_line(relay, sub) == [b"news"]
+        assert receive_line(factory, sub) == [b"news"]
         assert full.send([chunk]) is SendResult.FULL
         full.close()
-        with relay.dealer("tcp://127.0.0.1:1") as again:
+        with factory.dealer("tcp://127.0.0.1:1") as again:
             assert until(lambda: again.send([chunk]))
 
 
-def test_a_window_opens_again(relay: Any) -> None:
+def test_a_window_opens_again(factory: Any) -> None:
     with Socket.router("tcp://127.0.0.1:0", recv_hwm=1, max_frame_bytes=2**24) as router:
-        dealer = relay.dealer(router.bound, send_hwm=1)
+        dealer = factory.dealer(router.bound, send_hwm=1)
         chunk = bytes(8_000_000)
         sent = 0
         while dealer.send([b"%d" % sent, chunk]):
             sent += 1
-        with relay.poller() as poller:
+        with factory.poller() as poller:
             poller.register(dealer, read=False, write=True)
             assert poller.poll(0.0) == set()
             for n in range(sent):
-                assert carried(relay, router)[1] == b"%d" % n
+                assert carried(factory, router)[1] == b"%d" % n
             assert poller.poll(DEADLINE_S) == {dealer}
         assert dealer.send([b"more"])
         assert receive(router)[1] == b"more"
 
 
 def test_a_stopped_sidecar_fills_up_and_blocks_nothing(router: Any) -> None:
-    with SidecarSocketFactory() as relay:
-        dealer, _ = met(relay, router)
-        os.kill(relay.pid, signal.SIGSTOP)
+    with SidecarSocketFactory() as factory:
+        dealer, _ = met(factory, router)
+        os.kill(factory.pid, signal.SIGSTOP)
         chunk, before = bytes(1_000_000), time.monotonic()
         while dealer.send([chunk]):
             assert time.monotonic() - before < 5
-        with relay.poller() as poller:
+        with factory.poller() as poller:
             poller.register(dealer)
             assert poller.poll(0.05) == set()
         before = time.monotonic()
     assert time.monotonic() - before < 1.5
-    assert not alive(relay.pid)
+    assert not alive(factory.pid)
 
 
 @pytest.mark.parametrize("call", ["send", "recv", "poll", "open", "subscribe"])
 def test_a_killed_sidecar_is_an_error_of_every_call_and_a_new_one_works(router: Any, call: str) -> None:
-    with SidecarSocketFactory() as relay:
-        dealer, _ = met(relay, router)
-        sub = relay.sub(router.bound)
-        poller = relay.poller()
+    with SidecarSocketFactory() as factory:
+        dealer, _ = met(factory, router)
+        sub = factory.sub(router.bound)
+        poller = factory.poller()
         poller.register(dealer)
         calls = {
             "send": lambda: dealer.send([b"lost"]),
             "recv": dealer.recv,
             "poll": lambda: poller.poll(DEADLINE_S),
-            "open": lambda: relay.dealer(router.bound),
+            "open": lambda: factory.dealer(router.bound),
             "subscribe": lambda: sub.subscribe(b"x"),
         }
-        os.kill(relay.pid, signal.SIGKILL)
+        os.kill(factory.pid, signal.SIGKILL)
         with pytest.raises(TransportError, match=r"the sidecar \(pid \d+\) ended: signal 9"):
             while True:
                 calls[call]()
-        assert not alive(relay.pid)  # no zombie either
+        assert not alive(factory.pid)  # no zombie either
         for again in calls.values():
             with pytest.raises(TransportError, match="signal 9"):
                 again()
@@ -294,43 +294,43 @@ def test_a_killed_sidecar_is_an_error_of_every_call_and_a_new_one_works(router: 
         dealer.close()
         sub.close()
         poller.close()
-    with SidecarSocketFactory() as relay:
-        met(relay, router)
+    with SidecarSocketFactory() as factory:
+        met(factory, router)
 
 
 def test_a_kill_amid_large_messages(router: Any) -> None:
-    with SidecarSocketFactory() as relay:
-        dealer, _ = met(relay, router)
+    with SidecarSocketFactory() as factory:
+        dealer, _ = met(factory, router)
         for _ in range(5):
             assert dealer.send([bytes(4_000_000)])
-        os.kill(relay.pid, signal.SIGABRT)
-        with pytest.raises(TransportError, match="signal 6"), relay.poller() as poller:
+        os.kill(factory.pid, signal.SIGABRT)
+        with pytest.raises(TransportError, match="signal 6"), factory.poller() as poller:
             poller.register(dealer)
             while True:
                 poller.poll(DEADLINE_S)
 
 
 def test_a_silent_sidecar_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch, router: Any) -> None:
-    for name, value in (("sidecar.PING_S", 0.05), ("relayed_connection.PING_S", 0.05), ("sidecar.PING_TIMEOUT_S", 1.0)):
+    for name, value in (("sidecar.PING_S", 0.05), ("sidecar_handles.PING_S", 0.05), ("sidecar.PING_TIMEOUT_S", 1.0)):
         monkeypatch.setattr(f"rl4sys_zmq.transports.{name}", value)
-    with SidecarSocketFactory() as relay:
-        dealer, _ = met(relay, router)
-        with relay.poller() as poller:
+    with SidecarSocketFactory() as factory:
+        dealer, _ = met(factory, router)
+        with factory.poller() as poller:
             poller.register(dealer)
             assert poller.poll(0.3) == set()  # it answers
-            os.kill(relay.pid, signal.SIGSTOP)
+            os.kill(factory.pid, signal.SIGSTOP)
             with pytest.raises(TransportError, match="did not reply"):
                 poller.poll(DEADLINE_S)
-        assert not alive(relay.pid)
+        assert not alive(factory.pid)
 
 
 HOST = """
     import sys, time
-    from rl4sys_zmq.transports.relay import SidecarSocketFactory
-    relay = SidecarSocketFactory()
-    dealer = relay.dealer(sys.argv[1] if len(sys.argv) > 1 else "tcp://127.0.0.1:1")
+    from rl4sys_zmq.transports.sidecar_sockets import SidecarSocketFactory
+    factory = SidecarSocketFactory()
+    dealer = factory.dealer(sys.argv[1] if len(sys.argv) > 1 else "tcp://127.0.0.1:1")
     dealer.send([b"hello"])
-    print(relay.pid, flush=True)
+    print(factory.pid, flush=True)
     {then}
 """
 
@@ -362,7 +362,7 @@ def test_a_killed_hosts_forked_child_does_not_keep_the_sidecar(router: Any) -> N
 
 def test_a_killed_host_whose_end_of_the_pair_was_copied(router: Any) -> None:
     then = """import subprocess
-    held = subprocess.Popen(["sleep", "60"], pass_fds=(relay.fileno(),))
+    held = subprocess.Popen(["sleep", "60"], pass_fds=(factory.fileno(),))
     print(held.pid, flush=True)
     time.sleep(60)"""
     code = HOST.format(then=then).replace('"tcp://127.0.0.1:1"', repr(router.bound.uri))
@@ -381,13 +381,13 @@ def test_a_forked_child_leaves_the_sidecar_alone(router: Any) -> None:
     code = """
         import os, sys
         from rl4sys_zmq.errors import TransportError
-        from rl4sys_zmq.transports.relay import SidecarSocketFactory
-        with SidecarSocketFactory() as relay:
-            poller = relay.poller()
-            dealer = relay.dealer(sys.stdin.readline().strip())
+        from rl4sys_zmq.transports.sidecar_sockets import SidecarSocketFactory
+        with SidecarSocketFactory() as factory:
+            poller = factory.poller()
+            dealer = factory.dealer(sys.stdin.readline().strip())
             child = os.fork()
             if not child:
-                for call in (dealer.recv, lambda: dealer.send([b"lost"]), lambda: poller.poll(0), lambda: relay.dealer("a:1")):
+                for call in (dealer.recv, lambda: dealer.send([b"lost"]), lambda: poller.poll(0), lambda: factory.dealer("a:1")):
                     try:
                         call()
                     except TransportError as exc:
@@ -395,7 +395,7 @@ def test_a_forked_child_leaves_the_sidecar_alone(router: Any) -> None:
                     else:
                         raise AssertionError("it was usable")
                 dealer.close()
-                relay.close()
+                factory.close()
                 sys.exit(0)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
             dealer.send([b"hello"])
@@ -417,16 +417,16 @@ def test_the_host_makes_no_context_and_the_sidecar_imports_little(router: Any) -
         import sys
         from rl4sys_zmq.transports import Wakeup
         from rl4sys_zmq.transports import context
-        from rl4sys_zmq.transports.relay import SidecarSocketFactory
+        from rl4sys_zmq.transports.sidecar_sockets import SidecarSocketFactory
         address = sys.stdin.readline().strip()
-        with SidecarSocketFactory() as relay, relay.poller() as poller, relay.dealer(address) as dealer, Wakeup() as bell:
+        with SidecarSocketFactory() as factory, factory.poller() as poller, factory.dealer(address) as dealer, Wakeup() as bell:
             poller.register(dealer)
             poller.register(bell)
             dealer.send([b"hello"])
             assert poller.poll(20)
             dealer.recv()
         assert sys.modules["rl4sys_zmq.transports.context"]._process.context is None
-        import rl4sys_zmq.transports.relay_process
+        import rl4sys_zmq.transports.sidecar_process
         print(sorted({"numpy", "torch", "msgpack", "gymnasium", "asyncio", "multiprocessing"} & set(sys.modules)))
     """
     alone = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}  # coverage imports much
@@ -440,7 +440,7 @@ def test_the_host_makes_no_context_and_the_sidecar_imports_little(router: Any) -
 
 def test_exit_without_close(router: Any) -> None:
     code = HOST.format(then="sys.exit(0)").replace(
-        "relay = SidecarSocketFactory()", "relay = SidecarSocketFactory(); sys.relay = relay"
+        "factory = SidecarSocketFactory()", "factory = SidecarSocketFactory(); sys.factory = factory"
     )
     with python(code, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as host:
         out, _ = host.communicate(timeout=DEADLINE_S)
@@ -451,32 +451,32 @@ def test_exit_without_close(router: Any) -> None:
 def test_close_at_once_leaves_nothing_and_is_quick() -> None:
     before = time.monotonic()
     for _ in range(3):
-        relay = SidecarSocketFactory()
-        relay.close()
-        relay.close()
-        assert not alive(relay.pid)
+        factory = SidecarSocketFactory()
+        factory.close()
+        factory.close()
+        assert not alive(factory.pid)
     assert time.monotonic() - before < 4
     with pytest.raises(Closed):
-        relay.dealer("tcp://127.0.0.1:1")
+        factory.dealer("tcp://127.0.0.1:1")
 
 
-def test_ctrl_c_and_closed_lines(relay: Any, router: Any) -> None:
-    dealer, peer = met(relay, router)
-    os.kill(relay.pid, signal.SIGINT)
+def test_ctrl_c_and_closed_lines(factory: Any, router: Any) -> None:
+    dealer, peer = met(factory, router)
+    os.kill(factory.pid, signal.SIGINT)
     assert router.send([peer, b"still"])
-    assert receive_line(relay, dealer) == [b"still"]
+    assert receive_line(factory, dealer) == [b"still"]
     dealer.close()
     with pytest.raises(Closed):
         dealer.recv()
-    assert os.getsid(relay.pid) == relay.pid
+    assert os.getsid(factory.pid) == factory.pid
 
 
-def test_only_its_thread_may_use_it(relay: Any, router: Any) -> None:
-    dealer, _ = met(relay, router)
+def test_only_its_thread_may_use_it(factory: Any, router: Any) -> None:
+    dealer, _ = met(factory, router)
     caught = []
 
     def use() -> None:
-        for call in (dealer.recv, lambda: dealer.send([b""]), dealer.close, relay.close):
+        for call in (dealer.recv, lambda: dealer.send([b""]), dealer.close, factory.close):
             with pytest.raises(TransportError, match="another thread"):
                 call()
             caught.append(call)
@@ -487,18 +487,18 @@ def test_only_its_thread_may_use_it(relay: Any, router: Any) -> None:
     assert len(caught) == 4
 
 
-def test_what_cannot_be_dialled_is_an_error(relay: Any) -> None:
+def test_what_cannot_be_dialled_is_an_error(factory: Any) -> None:
     for address in ("inproc://x", "tcp://*:1", "tcp://127.0.0.1:0"):
         with pytest.raises(TransportError, match="cannot connect to"):
-            relay.dealer(address)
+            factory.dealer(address)
     with pytest.raises(TransportError, match="Z85"):
-        relay.dealer("tcp://127.0.0.1:1", keys=("a", "b", "c"))
-    with relay.dealer("tcp://127.0.0.1:1", keys=("\0" * 40,) * 3) as bad, relay.poller() as poller:
+        factory.dealer("tcp://127.0.0.1:1", keys=("a", "b", "c"))
+    with factory.dealer("tcp://127.0.0.1:1", keys=("\0" * 40,) * 3) as bad, factory.poller() as poller:
         poller.register(bad)
         assert poller.poll(DEADLINE_S) == {bad}
         with pytest.raises(TransportError, match="CURVE"):
             bad.recv()
-    with relay.sub("tcp://127.0.0.1:1") as sub, pytest.raises(TransportError, match="sub"):
+    with factory.sub("tcp://127.0.0.1:1") as sub, pytest.raises(TransportError, match="sub"):
         sub.send([b"x"])
 
 
@@ -544,13 +544,13 @@ def test_framing_survives_any_cut(step: int) -> None:
     pair: Any = Cut()
     outlet, inlet = SidecarCommandQueue(), SidecarCommandReader()
     for number, frames in enumerate(messages):
-        outlet.put(RelayMessageKind.MESSAGE, number, frames)
+        outlet.put(SidecarCommandKind.MESSAGE, number, frames)
     outlet.flush(pair)
     assert not outlet.nbytes
     got = []
     while (said := inlet.read(pair)) is not None:
         got += said
-    assert [(s.command, s.line, s.frames) for s in got] == [(RelayMessageKind.MESSAGE, n, f) for n, f in enumerate(messages)]
+    assert [(s.command, s.line, s.frames) for s in got] == [(SidecarCommandKind.MESSAGE, n, f) for n, f in enumerate(messages)]
 
 
 def test_a_host_without_standard_streams(router: Any) -> None:
@@ -559,8 +559,8 @@ def test_a_host_without_standard_streams(router: Any) -> None:
         address = sys.argv[1]
         for fd in (0, 1, 2):
             os.close(fd)
-        from rl4sys_zmq.transports.relay import SidecarSocketFactory
-        with SidecarSocketFactory() as relay, relay.dealer(address) as dealer, relay.poller() as poller:
+        from rl4sys_zmq.transports.sidecar_sockets import SidecarSocketFactory
+        with SidecarSocketFactory() as factory, factory.dealer(address) as dealer, factory.poller() as poller:
             dealer.send([b"hello"])
             poller.register(dealer)
             os._exit(0 if poller.poll(20) else 1)
@@ -570,8 +570,8 @@ def test_a_host_without_standard_streams(router: Any) -> None:
         assert host.wait(DEADLINE_S) == 0
 
 
-def test_plain_sockets_do_not_mix_with_lines(relay: Any, router: Any) -> None:
-    with relay.poller() as poller:
+def test_plain_sockets_do_not_mix_with_lines(factory: Any, router: Any) -> None:
+    with factory.poller() as poller:
         with pytest.raises(TransportError, match="same sidecar"):
             poller.register(router)
         read_fd, write_fd = os.pipe()

@@ -1,6 +1,6 @@
 """The program of a sidecar: a process that holds ZeroMQ sockets for its host, the program that embeds the actor.
 
-It runs as ``python -m rl4sys_zmq.transports.relay_process FD``. FD is the descriptor of the socketpair to the host. The process
+It runs as ``python -m rl4sys_zmq.transports.sidecar_process FD``. FD is the descriptor of the socketpair to the host. The process
 has one Python thread and does not interpret messages. It ends when the host sends `QUIT`, when the host's end of the socketpair
 is closed, or (on Linux) when the thread of the host that started the process ends.
 """
@@ -20,14 +20,14 @@ from rl4sys_zmq.transports.context import context
 from rl4sys_zmq.transports.frames import Frame, TooManyFrames
 from rl4sys_zmq.transports.network import secure_with
 from rl4sys_zmq.transports.poller import Poller
-from rl4sys_zmq.transports.relay_pipe import (
+from rl4sys_zmq.transports.sidecar_pipe import (
     LIMITS,
     MAX_MESSAGE_FRAMES,
     RECEIVE_WINDOW_BYTES,
     SEND_WINDOW_BYTES,
     TOTAL,
-    RelayMessage,
-    RelayMessageKind,
+    SidecarCommand,
+    SidecarCommandKind,
     SidecarCommandQueue,
     SidecarCommandReader,
     cost_bytes,
@@ -86,7 +86,7 @@ class _SidecarLoop:
         """
         with Poller() as poller:
             self._poller = poller
-            self._output.put(RelayMessageKind.PONG, 0)
+            self._output.put(SidecarCommandKind.PONG, 0)
             while not self._done:
                 self._output.flush(self._pair)
                 self._update_interest()
@@ -125,35 +125,35 @@ class _SidecarLoop:
             for said in done:
                 self._do(said)
 
-    def _do(self, said: RelayMessage) -> None:
-        if said.command == RelayMessageKind.OPEN:
+    def _do(self, said: SidecarCommand) -> None:
+        if said.command == SidecarCommandKind.OPEN:
             self._open(said)
-        elif said.command == RelayMessageKind.QUIT:
+        elif said.command == SidecarCommandKind.QUIT:
             self._done = True
-        elif said.command == RelayMessageKind.PING:
-            self._output.put(RelayMessageKind.PONG, 0)
+        elif said.command == SidecarCommandKind.PING:
+            self._output.put(SidecarCommandKind.PONG, 0)
         elif (line := self._connections.get(said.line)) is not None:  # otherwise it has failed, which was reported to the host
             try:
                 self._do_on_line(line, said)
             except TransportError as exc:
                 self._fail(line, exc)
 
-    def _do_on_line(self, line: _SidecarSocket, said: RelayMessage) -> None:
-        if said.command == RelayMessageKind.MESSAGE:
+    def _do_on_line(self, line: _SidecarSocket, said: SidecarCommand) -> None:
+        if said.command == SidecarCommandKind.MESSAGE:
             if line.held or not line.socket.send(said.frames):
                 line.held.append(said.frames)
             else:
                 self._take(line, said.frames)
-        elif said.command == RelayMessageKind.TAKEN:
+        elif said.command == SidecarCommandKind.TAKEN:
             (line.confirmed_bytes,) = TOTAL.unpack(said.frames[0])
-        elif said.command == RelayMessageKind.SUBSCRIBE:
+        elif said.command == SidecarCommandKind.SUBSCRIBE:
             line.socket.subscribe(bytes(said.frames[0]))
-        elif said.command == RelayMessageKind.UNSUBSCRIBE:
+        elif said.command == SidecarCommandKind.UNSUBSCRIBE:
             line.socket.unsubscribe(bytes(said.frames[0]))
-        elif said.command == RelayMessageKind.CLOSE:
+        elif said.command == SidecarCommandKind.CLOSE:
             self._close(line)
 
-    def _open(self, said: RelayMessage) -> None:
+    def _open(self, said: SidecarCommand) -> None:
         role, address, limits, *keys = (bytes(frame) for frame in said.frames)
         send_hwm, recv_hwm, most = LIMITS.unpack(limits)
         secure = secure_with((keys[0].decode(), keys[1].decode(), keys[2].decode())) if keys else None
@@ -164,7 +164,7 @@ class _SidecarLoop:
             else:
                 made = Socket.sub(address.decode(), hwm=recv_hwm, max_frame_bytes=most, secure=secure)
         except TransportError as exc:
-            self._output.put(RelayMessageKind.FAILED, said.line, [str(exc).encode()])
+            self._output.put(SidecarCommandKind.FAILED, said.line, [str(exc).encode()])
             return
         self._connections[said.line] = _SidecarSocket(said.line, made)
 
@@ -176,7 +176,7 @@ class _SidecarLoop:
         line.taken_bytes += cost_bytes(frames)
         if line.taken_bytes - line.reported_bytes >= SEND_WINDOW_BYTES // 2:
             line.reported_bytes = line.taken_bytes
-            self._output.put(RelayMessageKind.TAKEN, line.number, [TOTAL.pack(line.taken_bytes)])
+            self._output.put(SidecarCommandKind.TAKEN, line.number, [TOTAL.pack(line.taken_bytes)])
 
     # ---- to the host
 
@@ -202,16 +202,16 @@ class _SidecarLoop:
             self._refuse(line, 0, bytes(frames[0][:64]))
             return True
         line.sent_bytes += cost_bytes(frames)
-        self._output.put(RelayMessageKind.MESSAGE, line.number, frames)
+        self._output.put(SidecarCommandKind.MESSAGE, line.number, frames)
         return True
 
     def _refuse(self, line: _SidecarSocket, count: int, first: bytes) -> None:
         frames = [TOTAL.pack(count), first[:64]]
         line.sent_bytes += cost_bytes(frames)
-        self._output.put(RelayMessageKind.REFUSED, line.number, frames)
+        self._output.put(SidecarCommandKind.REFUSED, line.number, frames)
 
     def _fail(self, line: _SidecarSocket, error: TransportError) -> None:
-        self._output.put(RelayMessageKind.FAILED, line.number, [str(error).encode()])
+        self._output.put(SidecarCommandKind.FAILED, line.number, [str(error).encode()])
         self._close(line)
 
     def _close(self, line: _SidecarSocket) -> None:

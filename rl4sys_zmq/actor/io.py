@@ -505,7 +505,7 @@ class ActorIOThread(Worker):
 
         The thread then uses new sockets, so that no answer to the old HELLO arrives.
         """
-        words = "%s: the learner knows a later incarnation of %s; this start continues as incarnation %d"
+        words = "%s: the learner has a record of a later incarnation of %s; this start continues as incarnation %d"
         log.warning(words, self._config.client_id, self._hello.actor_id, incarnation)
         if (spool := self.spool) is not None:
             spool.set_incarnation(incarnation)

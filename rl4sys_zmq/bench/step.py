@@ -43,7 +43,6 @@ class StepTimeComparison:
     medians: PairedFigures
     p99: PairedFigures
     forward_us: float
-    """The median time of the forward pass alone, in plain numpy."""
 
 
 def _layers() -> list[tuple[NDArray[np.float32], NDArray[np.float32]]]:

@@ -160,7 +160,8 @@ class AgentConfig:
     inference_timeout_s: float = option(number(0, above=True), 0.1)
     """Longest time to wait for the learner's action, in seconds."""
     weights: WeightsConfig = option(weights_options, WeightsConfig())
-    """Encoding of the weights that the learner sends. The learner's configuration sets the options that are not set here."""
+    """Encoding of the weights that the learner sends. An option in the learner's entry for the client overrides it; the learner's
+    `weights` set the options that are set in neither."""
     input_size: InitVar[int | None] = None
     """Number of elements of an observation. The observation space becomes a float32 Box of this size."""
     act_dim: InitVar[int | None] = None

@@ -112,8 +112,7 @@ class LearnerConfig:
     """Time between two checkpoints of a client, in seconds."""
     max_policy_lag: int | None = option(optional(integer(0, 1 << 31)), None)
     """Largest number of policy versions by which a segment's oldest step can be behind. Default: the algorithm's own limit
-    (PPO: 4,
-    DQN: no limit)."""
+    (PPO: 4, DQN: no limit)."""
     on_lag: str = option(one_of("drop", "correct"), "drop")
     """Treatment of segments above `max_policy_lag`. ``drop``: drop and count the segment. ``correct``: train on the segment with
     importance weights."""
@@ -149,8 +148,7 @@ class LearnerConfig:
     """Limit on the bytes per second of the messages that `messages_per_s` counts. A burst of two seconds' worth is allowed."""
     max_memory_bytes: int | None = option(optional(integer(1 << 20)), None)
     """Limit on the resident size of the process. Above this limit, the learner ends connections. If that does not help, the
-    process ends.
-    Default: no limit; ``rl4sys-learner serve`` sets one."""
+    process ends. Default: no limit; ``rl4sys-learner serve`` sets one."""
     keys: Path | None = option(optional(path), None)
     """The folder with the learner's keys, created by ``rl4sys-learner keys DIR``. Default: no encryption."""
     users_file: Path | None = option(optional(path), None)

@@ -305,7 +305,7 @@ class CheckpointStore:
             try:
                 write_folder(temporary, contents)
                 if not wanted():
-                    raise CheckpointError(temporary, "another learner thread has replaced this one and writes here now")
+                    raise CheckpointError(temporary, "another learner thread has replaced this one, or the client was removed")
                 os.rename(temporary, self.folder / f"{number:08d}")
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)

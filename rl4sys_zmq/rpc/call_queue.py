@@ -43,7 +43,7 @@ time.
 """
 
 Handler = Callable[[Sequence[Tree]], Sequence[Tree]]
-"""A callback that takes a list of payloads and returns one result for each. An `Exception` as a result counts as an error."""
+"""A callback that takes a list of payloads and returns one result for each. An exception as a result counts as an error."""
 
 
 class CallRefusedByCallback(Exception):

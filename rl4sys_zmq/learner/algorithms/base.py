@@ -148,7 +148,7 @@ class UndoableAlgorithm(Protocol):
 
         Returns:
             The numbers of the segments that contained the data. Segments are numbered from 0 in the order of the calls of
-            `observe` on this object. For data that came with `load`, the number is negative, and the caller ignores it.
+            `observe` on this object. Data that came with `load` have no number, or a negative one, which the caller ignores.
         """
 
 

@@ -186,7 +186,7 @@ class Spool(Resource):
 
     @property
     def untaken_steps(self) -> int:
-        """The number of steps of the segments (runs of steps) that `untaken_items` counts."""
+        """The number of steps in the segments that have not been passed on for sending in this session."""
         return self._untaken_steps
 
     @property

@@ -326,7 +326,7 @@ class TrajectoryManager:
         Otherwise, drop the action and count it.
 
         Raises:
-            ActionError: With ``overflow: wait``.
+            ActionError: Always with ``overflow: wait``. Such a host adds its actions before the end.
         """
         if not self._lenient:
             raise ActionError("this trajectory has ended; request_for_action starts another")

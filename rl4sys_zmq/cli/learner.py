@@ -216,8 +216,8 @@ def give_up_pending(target: CommandTarget, **options: Unpack[ClientCommandOption
 def forget(target: CommandTarget, **options: Unpack[ClientCommandOptions]) -> None:
     """Remove the client: end its training, and remove its accepted data from the journal.
 
-    Checkpoints are renamed to NUMBER.abandoned, not deleted. The client's actors are refused; the next one that joins creates a
-    new client.
+    Checkpoints are renamed to NUMBER.abandoned, not deleted. The client's actors are disconnected. The next actor that joins
+    creates the client anew.
     """
     _run_on_client(target, target.message("forget"), options)
 

@@ -18,7 +18,7 @@ from rl4sys_zmq.learner.checkpoints import CheckpointStore, read_manifest
 from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL
 from rl4sys_zmq.private import make_private, open_private
 
-__all__ = ["StopMessage", "fresh_run_dir", "print_saved_at_stop", "saved_lines"]
+__all__ = ["SavedAtStopData", "fresh_run_dir", "print_saved_at_stop", "saved_lines"]
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def fresh_run_dir(preferred: Path) -> Iterator[Path]:
 
 
 @dataclass(slots=True)
-class StopMessage:
+class SavedAtStopData:
     """The data for the message that `print_saved_at_stop` prints about a run when a signal ends it.
 
     Attributes:
@@ -72,12 +72,12 @@ class StopMessage:
 
 
 @contextmanager
-def print_saved_at_stop() -> Iterator[StopMessage]:
+def print_saved_at_stop() -> Iterator[SavedAtStopData]:
     """Print what was saved where, if a signal such as Ctrl-C ends the ``with`` block.
 
     Put the ``with`` block of the learner inside this one, so that the learner is closed before the message is printed.
     """
-    saved = StopMessage()
+    saved = SavedAtStopData()
     try:
         yield saved
     except StopSignalReceived as exc:
@@ -86,7 +86,7 @@ def print_saved_at_stop() -> Iterator[StopMessage]:
         raise
 
 
-def saved_lines(saved: StopMessage, signal: str) -> Iterator[str]:
+def saved_lines(saved: SavedAtStopData, signal: str) -> Iterator[str]:
     """Yield lines of text about the newest checkpoint of each client (a policy with its learner) in a run directory.
 
     Args:

@@ -18,7 +18,7 @@ from typing import Literal
 from rl4sys_zmq.delivery.journal import new_journal_id
 from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows
 from rl4sys_zmq.delivery.journal_lock import JournalLock
-from rl4sys_zmq.delivery.journal_loss import CheckpointSummary, JournalLoss, find_loss, merge
+from rl4sys_zmq.delivery.journal_loss import JournalLoss, JournalStateInCheckpoint, find_loss, merge
 from rl4sys_zmq.delivery.journal_marks import JournalMarksFileContent, JournalMarksFileWriter, marks_path, read_marks
 from rl4sys_zmq.delivery.journal_rows import SCHEMA_VERSION, JournalTables
 from rl4sys_zmq.errors import JournalError, JournalLost
@@ -72,7 +72,7 @@ class JournalLossPolicy:
     """
 
     accept_loss: bool = False
-    witnesses: Sequence[CheckpointSummary] = ()
+    witnesses: Sequence[JournalStateInCheckpoint] = ()
     remedy: str = "restore the files, or move all of them away, including journal.marks, to start a new journal"
 
 

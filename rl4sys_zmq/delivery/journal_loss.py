@@ -14,11 +14,11 @@ from typing import Any
 from rl4sys_zmq.delivery.journal import ClientRow
 from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, RowKey
 
-__all__ = ["JournalLoss", "CheckpointSummary", "find_loss", "merge"]
+__all__ = ["JournalLoss", "JournalStateInCheckpoint", "find_loss", "merge"]
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointSummary:
+class JournalStateInCheckpoint:
     """The information about the journal in a client's checkpoint. A comparison with the journal shows if data was lost.
 
     Attributes:
@@ -80,7 +80,7 @@ class JournalLoss:
 
 
 def find_loss(
-    found: ClientAndStreamRows | None, remembered: ClientAndStreamRows | None, witnesses: Sequence[CheckpointSummary]
+    found: ClientAndStreamRows | None, remembered: ClientAndStreamRows | None, witnesses: Sequence[JournalStateInCheckpoint]
 ) -> JournalLoss:
     """Compare a journal with ``journal.marks`` and the newest checkpoints. Return a description of the data that it lacks.
 
@@ -121,7 +121,7 @@ def _compare(have: ClientAndStreamRows, remembered: ClientAndStreamRows, loss: J
         loss.streams += other is None or other.received < stream.received
 
 
-def _compare_checkpoint(have: ClientAndStreamRows, witness: CheckpointSummary, loss: JournalLoss) -> None:
+def _compare_checkpoint(have: ClientAndStreamRows, witness: JournalStateInCheckpoint, loss: JournalLoss) -> None:
     known = have.clients.get(witness.client_id)
     missing = witness.judged - (known.accepted if known is not None else 0)
     if missing > 0:
@@ -132,7 +132,10 @@ def _compare_checkpoint(have: ClientAndStreamRows, witness: CheckpointSummary, l
 
 
 def _count_uncovered(
-    loss: JournalLoss, have: ClientAndStreamRows, remembered: ClientAndStreamRows | None, witnesses: Sequence[CheckpointSummary]
+    loss: JournalLoss,
+    have: ClientAndStreamRows,
+    remembered: ClientAndStreamRows | None,
+    witnesses: Sequence[JournalStateInCheckpoint],
 ) -> None:
     if remembered is None:
         return
@@ -145,7 +148,7 @@ def _count_uncovered(
 
 
 def merge(
-    found: ClientAndStreamRows, remembered: ClientAndStreamRows | None, witnesses: Sequence[CheckpointSummary]
+    found: ClientAndStreamRows, remembered: ClientAndStreamRows | None, witnesses: Sequence[JournalStateInCheckpoint]
 ) -> ClientAndStreamRows:
     """Return the clients and streams with which a journal continues after an accepted loss of data.
 
@@ -187,7 +190,7 @@ def _higher_client(known: ClientRow | None, row: ClientRow) -> ClientRow:
     return replace(best, generation=generation, expired=expired, settings=settings)
 
 
-def _raise_to(rows: ClientAndStreamRows, witness: CheckpointSummary) -> None:
+def _raise_to(rows: ClientAndStreamRows, witness: JournalStateInCheckpoint) -> None:
     client = rows.clients.get(witness.client_id)
     if client is not None and client.accepted < witness.judged:
         rows.clients[witness.client_id] = replace(client, accepted=witness.judged)

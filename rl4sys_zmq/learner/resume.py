@@ -16,7 +16,7 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import JournalContent, MemoryJournal
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal_file import JournalLossPolicy
-from rl4sys_zmq.delivery.journal_loss import CheckpointSummary
+from rl4sys_zmq.delivery.journal_loss import JournalStateInCheckpoint
 from rl4sys_zmq.delivery.journal_marks import marks_path
 from rl4sys_zmq.errors import CheckpointError, ConfigError, RunDirectoryError
 from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore, read_checkpoint, read_manifest
@@ -165,7 +165,7 @@ def has_state(run_dir: Path) -> bool:
     return journal.exists() or marks_path(journal).exists() or bool(_checkpoint_records(run_dir))
 
 
-def _checkpoint_records(run_dir: Path) -> list[CheckpointSummary]:
+def _checkpoint_records(run_dir: Path) -> list[JournalStateInCheckpoint]:
     """Return which part of the journal (the record of accepted segments) the newest checkpoint of each client covers.
 
     A client is a policy with its learner. A client without a valid checkpoint is left out.
@@ -176,7 +176,7 @@ def _checkpoint_records(run_dir: Path) -> list[CheckpointSummary]:
         if manifest is not None:
             judged = sum(manifest.verdicts.get(verdict, 0) for verdict in (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED))
             marks = {(mark.actor_id, mark.origin): mark.next_seq for mark in manifest.marks}
-            found.append(CheckpointSummary(manifest.client_id, manifest.journal_id, judged, marks))
+            found.append(JournalStateInCheckpoint(manifest.client_id, manifest.journal_id, judged, marks))
     return found
 
 

@@ -62,7 +62,7 @@ def moving_mean(values: NDArray[np.float64], window: int = WINDOW) -> NDArray[np
 
 
 @dataclass(slots=True)
-class _ClientLog:
+class _ClientCurve:
     """The learning curve of one client (a trained policy) while the log of a run is read. `note` adds one record of the log.
 
     Attributes:
@@ -110,13 +110,13 @@ def read_curves(run_dir: Path) -> list[LearningCurve]:
     Raises:
         RunDirectoryError: If the directory has no readable ``log.jsonl``.
     """
-    clients: dict[str, _ClientLog] = {}
+    clients: dict[str, _ClientCurve] = {}
     for record in read_log(run_dir):
         if record["event"] == log_files.LEARNER_STARTED:
             for client in clients.values():
                 client.pause(record["down_s"])
         elif client_id := record.get("client_id"):
-            clients.setdefault(client_id, _ClientLog()).note(record)
+            clients.setdefault(client_id, _ClientCurve()).note(record)
     curves = []
     found = {client_id: client for client_id, client in sorted(clients.items()) if client.rows}
     for client_id, client in found.items():

@@ -90,7 +90,7 @@ class LayoutGroup:
     columns: list[ColumnView]
 
 
-class RowCounts:
+class SegmentRowCounts:
     """The number of rows of one column, for each segment of a message, and where each segment's rows begin.
 
     Attributes:
@@ -149,7 +149,7 @@ class ColumnReader:
             if layout.columns[-1].letter == "i":
                 counts.append(np.ones_like(steps))
                 break
-        sized = [tuple(RowCounts(count if len(layouts) == 1 else count[m]) for count in counts) for m in members]
+        sized = [tuple(SegmentRowCounts(count if len(layouts) == 1 else count[m]) for count in counts) for m in members]
         self._frames = self._find_large(layouts, members, sized)
         self.groups = [
             LayoutGroup(layout, m, [self._column(n, layout, rows[_COUNTED[c.letter]], m) for n, c in enumerate(layout.columns)])
@@ -159,7 +159,7 @@ class ColumnReader:
             raise ProtocolError(RefusalReason.SHAPE, "the body has bytes that belong to no segment")
 
     def _find_large(
-        self, layouts: list[SegmentLayout], members: list[NDArray[np.int64]], sized: list[tuple[RowCounts, ...]]
+        self, layouts: list[SegmentLayout], members: list[NDArray[np.int64]], sized: list[tuple[SegmentRowCounts, ...]]
     ) -> dict[tuple[int, int], int]:
         """Return a dict that assigns the frames after the first to the large columns.
 
@@ -180,7 +180,7 @@ class ColumnReader:
                     found += [(place, position) for place in large.tolist()]
         return {key: n for n, key in enumerate(sorted(found))}
 
-    def _column(self, position: int, layout: SegmentLayout, rows: RowCounts, members: NDArray[np.int64]) -> ColumnView:
+    def _column(self, position: int, layout: SegmentLayout, rows: SegmentRowCounts, members: NDArray[np.int64]) -> ColumnView:
         column = layout.columns[position]
         own: dict[int, NDArray[Any]] = {}
         coded: dict[int, EncodedImages] = {}
@@ -195,7 +195,7 @@ class ColumnReader:
                 else:
                     own[place] = np.frombuffer(frame, column.dtype).reshape(-1, *column.row)
                 small[place] = 0
-            starts = RowCounts(small).starts
+            starts = SegmentRowCounts(small).starts
         size = starts[-1] * column.row_bytes
         if self._at + size > len(self._blob):
             raise ProtocolError(RefusalReason.SHAPE, f"column {column.letter} ends beyond its frame")

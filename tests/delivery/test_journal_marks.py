@@ -14,7 +14,7 @@ from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, StreamRow
 from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, JournalCache, RowChanges
 from rl4sys_zmq.delivery.journal_file import NO_RECOVERY, JournalLossPolicy
-from rl4sys_zmq.delivery.journal_loss import CheckpointSummary
+from rl4sys_zmq.delivery.journal_loss import JournalStateInCheckpoint
 from rl4sys_zmq.delivery.journal_marks import JournalMarksFileWriter, read_marks
 from rl4sys_zmq.errors import JournalError, JournalLost
 
@@ -194,17 +194,20 @@ def test_another_journal_in_the_place_is_refused(tmp_path: Path) -> None:
 
 def test_checkpoints_tell_too(tmp_path: Path) -> None:
     lineage = written(tmp_path)
-    ahead = CheckpointSummary("c", lineage, 14, {("a", 1): 14, ("dropped", 1): 5})
-    for harmless in (CheckpointSummary("c", lineage, 10, {("a", 1): 10}), CheckpointSummary("unknown", lineage, 0, {})):
+    ahead = JournalStateInCheckpoint("c", lineage, 14, {("a", 1): 14, ("dropped", 1): 5})
+    for harmless in (
+        JournalStateInCheckpoint("c", lineage, 10, {("a", 1): 10}),
+        JournalStateInCheckpoint("unknown", lineage, 0, {}),
+    ):
         Bench(tmp_path, JournalLossPolicy(witnesses=[harmless])).close()
     with pytest.raises(JournalLost, match="'c': 4 acknowledged segments"):
         Bench(tmp_path, JournalLossPolicy(witnesses=[ahead]))
-    bench = Bench(tmp_path, JournalLossPolicy(accept_loss=True, witnesses=[ahead, CheckpointSummary("other", 99, 3, {})]))
+    bench = Bench(tmp_path, JournalLossPolicy(accept_loss=True, witnesses=[ahead, JournalStateInCheckpoint("other", 99, 3, {})]))
     bench.close()
     assert (bench.restored.clients[0].accepted, bench.restored.streams[0].received) == (14, 14)
-    Bench(tmp_path, JournalLossPolicy(witnesses=[ahead, CheckpointSummary("other", 99, 3, {})])).close()  # 99 was given up
+    Bench(tmp_path, JournalLossPolicy(witnesses=[ahead, JournalStateInCheckpoint("other", 99, 3, {})])).close()  # 99 was given up
     with pytest.raises(JournalLost, match="'third': 3 acknowledged segments, and those accepted after"):
-        Bench(tmp_path, JournalLossPolicy(witnesses=[CheckpointSummary("third", 98, 3, {})]))
+        Bench(tmp_path, JournalLossPolicy(witnesses=[JournalStateInCheckpoint("third", 98, 3, {})]))
 
 
 def test_a_journal_that_can_t_be_read_is_made_anew_with_what_can(tmp_path: Path) -> None:

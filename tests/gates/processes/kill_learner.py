@@ -40,7 +40,6 @@ from rl4sys_zmq.learner.endpoint import ActorSessionHandler
 from rl4sys_zmq.learner.gateway import Gateway
 from rl4sys_zmq.learner.train_loop import TrainLoop
 from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.private import write_folder
 from rl4sys_zmq.testing.fakes import FakeAlgorithm, FakeParameters
 
 SAMPLE_S = 0.05
@@ -120,11 +119,16 @@ class Fuse:
 
 
 def before(owner: Any, name: str) -> Callable[[Fuse], None]:
-    return functools.partial(_wrap, owner, name, True)
+    return _point(owner, name, True)
 
 
 def after(owner: Any, name: str) -> Callable[[Fuse], None]:
-    return functools.partial(_wrap, owner, name, False)
+    return _point(owner, name, False)
+
+
+def _point(owner: Any, name: str, early: bool) -> Callable[[Fuse], None]:
+    getattr(owner, name)  # a point whose function was renamed fails every gate at once, the quick ones too
+    return functools.partial(_wrap, owner, name, early)
 
 
 def before_segments(fuse: Fuse) -> None:
@@ -153,7 +157,7 @@ def _wrap(owner: Any, name: str, early: bool, fuse: Fuse) -> None:
 
 
 POINTS: dict[str, Callable[[Fuse], None]] = {
-    "checkpoint.begin": before(checkpoints, "_fill"),
+    "checkpoint.begin": before(checkpoints, "write_folder"),
     "checkpoint.fsync": before(os, "fsync"),
     "checkpoint.rename": before(os, "rename"),
     "checkpoint.renamed": after(os, "rename"),
@@ -186,11 +190,12 @@ def light(point: str) -> None:
 
 def obey_a_full_disk(marker: Path) -> None:
     """While the marker is there, the disk has no room for checkpoints."""
+    call = getattr(checkpoints, "write_folder")
 
     def full(*args: Any) -> None:
         if marker.exists():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(marker))
-        write_folder(*args)
+        call(*args)
 
     setattr(checkpoints, "write_folder", full)  # noqa: B010 its arguments are not of interest here
 

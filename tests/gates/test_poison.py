@@ -171,7 +171,7 @@ def test_one_poison_at_a_time_that_no_bound_stops(
     """With bounds that let FLT_MAX through, the update itself is the judge: undone once for each poison, and gone on from."""
     kinds = ["observations FLT_MAX", "rewards FLT_MAX", *(["observations 1e30", "rewards 1e30"] if tier.long else [])]
     bounds = {"max_magnitude": FLT_MAX, "max_reward": FLT_MAX}
-    run = Run(spawn, tmp_path / "run", seed, algorithm, [], 0.0, TARGET if tier.long else 1e9, **bounds)
+    run = Run(spawn, tmp_path / "run", seed, algorithm, [], 0.0, 1e9, **bounds)  # it plays on when it has learned
     ready = 2000
     until(lambda: run.actor.ask("status")["steps"] > ready, "training is under way", 120.0, every_s=0.05)
     found = []
@@ -189,7 +189,7 @@ def test_one_poison_at_a_time_that_no_bound_stops(
     after = run.client()["updates"]
     until(lambda: run.client()["updates"] > after + 5, "training goes on", 120.0, every_s=0.05)
     if tier.long and algorithm == "PPO":
-        until(lambda: run.actor.ask("status")["done"], "a mean return of 475", 300.0, every_s=0.2)
+        until(lambda: run.actor.ask("status")["mean"] >= TARGET, "a mean return of 475", 300.0, every_s=0.2)
     played, client = run.finish()
     quarantined = client["verdicts"]["quarantined"]
     report(algorithm=algorithm, poisons=len(kinds), quarantined=quarantined, undone=undone(client), mean=round(played["mean"], 1))

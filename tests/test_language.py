@@ -90,5 +90,28 @@ def test_docstrings_name_exceptions_that_exist(source: Path) -> None:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and "Raises:" in (text := ast.get_docstring(node) or ""):
             section = text.split("Raises:", 1)[1].split("\n\n", 1)[0]
             names = {name for line in ENTRY.findall(section) for name in line.split(", ")}
-            unknown |= {n for n in names if n[0].isupper() and n not in CLASSES and not hasattr(builtins, n)}
+            unknown |= {n for n in names if n.lstrip("_")[:1].isupper() and n not in CLASSES and not hasattr(builtins, n)}
     assert not unknown
+
+
+NAME = re.compile(r"`(_?[A-Z]\w*[a-z]\w*)[`.(]")
+FOREIGN = {"ActionClientEnv", "False", "FrozenDict", "GrayscaleObservation", "None", "ResizeObservation", "True"}
+"""Names on the pages that other libraries or Python define."""
+
+
+def test_pages_name_classes_that_exist() -> None:
+    known = set(FOREIGN)
+    for source in [*MODULES, *SCRIPTS, *(ROOT / "tests").rglob("*.py")]:
+        for node in ast.walk(ast.parse(source.read_text())):
+            if isinstance(node, ast.ClassDef):
+                known.add(node.name)
+            elif isinstance(node, ast.Name):
+                known.add(node.id)
+            elif isinstance(node, ast.alias):
+                known.add(node.name.rpartition(".")[2])
+            elif isinstance(node, ast.Attribute):
+                known.add(node.attr)
+    pages = [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"]
+    assert not {(page.name, name) for page in pages for name in NAME.findall(page.read_text())} - {
+        (page.name, name) for page in pages for name in known
+    }

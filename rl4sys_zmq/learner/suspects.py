@@ -173,8 +173,8 @@ class CrashSuspectRecord:
 
         The keys of the dict are the segments' numbers minus `first`.
         """
-        found = self._to_quarantine.items()
-        return {seq - first: why for (*stream, seq), why in found if tuple(stream) == key and first <= seq < end}
+        found = self._to_quarantine
+        return {seq - first: found[*key, seq] for seq in range(first, end) if (*key, seq) in found} if found else {}
 
     def parts(self, held: Sequence[SegmentInTraining]) -> list[list[SegmentInTraining]]:
         """Return the segments suspected of an earlier crash, in up to two lists to train on separately; ``[]`` if none is.

@@ -39,7 +39,7 @@ from rl4sys_zmq.loopback import is_local
 
 __all__ = ["LearnerConfig"]
 
-_INHERITED = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates", "max_magnitude", "max_reward")
+_INHERITED = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates", "max_magnitude", "max_reward", "engine")
 """Options of `LearnerConfig` and of `ClientConfig`. The learner's value applies if a client's entry does not set one."""
 
 
@@ -92,6 +92,8 @@ class LearnerConfig:
     set."""
     default_algorithm: str | None = option(optional(algorithm_name), None)
     """The algorithm of a client if neither its entry in `clients` nor its first actor names one."""
+    engine: str = option(name, "thread")
+    """The engine that runs the training of a client. ``thread``: a thread of this process. ``process``: a separate process."""
     plugins: tuple[str, ...] = option(modules, ())
     """Modules to import at the start, before any actor joins, for example to register algorithms and policies."""
     resume: str = option(text, "auto")

@@ -64,6 +64,9 @@ class FakeWorker:
     alive: bool = True
     full: bool = False
     ended: list[bool] = field(default_factory=list)
+    crash: str = ""
+    failure: ThreadFailed | None = None
+    silent_s: float = 0.0
 
     def send(self, frames: Sequence[Frame]) -> bool:
         if not self.full:
@@ -76,6 +79,12 @@ class FakeWorker:
 
     def join(self, timeout_s: float | None = None) -> bool:
         return not self.alive
+
+    def abort(self) -> bool:
+        return not self.alive
+
+    def describe(self) -> dict[str, Any]:
+        return {"engine": "fake"}
 
 
 class FakeDisk(MemoryJournal):

@@ -241,7 +241,6 @@ class LearnerCore:
         self._suspended.append(client)
         pause_s = max(0.0, (client.restart_at or 0.0) - self._callbacks.clock.monotonic())
         text = f"{crash}; another one starts in {pause_s:.1f} s"
-        log.error("client %s: %s", client.client_id, text)
         client.alarms.note(WORKER_CRASHED, text)
         self._sink.event("worker_crashed", client_id=client.client_id, crash=crash, restart_in_s=round(pause_s, 3))
         self.endpoint.close_client_sessions(client, "the client's learner process has crashed; send HELLO again")

@@ -78,7 +78,7 @@ def encode_packet(packet: ProcessStart | str, **fields: object) -> bytes:
         **fields: The fields of that kind.
     """
     if isinstance(packet, ProcessStart):
-        packet, fields = START, asdict(packet)
+        return encode_packet(START, **asdict(packet))
     return json.dumps({"kind": packet, **fields}).encode()
 
 

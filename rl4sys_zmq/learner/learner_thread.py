@@ -84,6 +84,8 @@ class LearnerThread(Worker):
                     text, trace = f"{type(exc).__name__}: {exc}", traceback.format_exc()[-8000:]
                     if isinstance(exc, ConfigError):  # the user's mistake: its text says everything
                         text, trace = str(exc), ""
+                        if self._remote and exc.key == "algorithm_name":
+                            text += "; a learner process finds only what the modules under `plugins` register"
                     self.failure = ThreadFailed(plain_text(text[:1000]), plain_text(trace))
                     upstream.send(self.failure)
             except Closed as exc:

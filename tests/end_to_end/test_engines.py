@@ -218,6 +218,19 @@ def test_a_replaced_process_that_stays_stopped_is_killed(
     assert learner.forget("lab", timeout_s=PATIENCE_S)["pending"] == 0
 
 
+def test_closing_kills_a_process_that_does_not_end(
+    lab: Lab, options: dict[str, Any], stopped: Callable[[int], None]
+) -> None:
+    learner = lab.learner(**{**options, "shutdown_timeout_s": 0.2})
+    agent = lab.agent(learner, algorithm_name="IMPORTABLE")
+    play(agent, 4)
+    pid = trained(learner, 4)["worker"]["pid"]
+    stopped(pid)
+    agent.close()
+    learner.close()
+    assert not is_there(pid)
+
+
 def test_an_error_of_the_algorithm_fails_its_client_with_the_text(lab: Lab, options: dict[str, Any]) -> None:
     learner = lab.learner(**options)
     agent = lab.agent(learner, algorithm_name="IMPORTABLE", algorithm_parameters={"fail_after_updates": 0})

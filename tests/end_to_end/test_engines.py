@@ -34,7 +34,7 @@ PLUGIN = "harness.engine_plugin"
 T = TypeVar("T")
 
 
-def until(ready: Callable[[], T], what: str) -> T:
+def until(ready: Callable[[], T | None], what: str) -> T:
     """Waits for a condition that nobody announces; returns what it returned at last."""
     deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
     while not (found := ready()):
@@ -218,9 +218,7 @@ def test_a_replaced_process_that_stays_stopped_is_killed(
     assert learner.forget("lab", timeout_s=PATIENCE_S)["pending"] == 0
 
 
-def test_closing_kills_a_process_that_does_not_end(
-    lab: Lab, options: dict[str, Any], stopped: Callable[[int], None]
-) -> None:
+def test_closing_kills_a_process_that_does_not_end(lab: Lab, options: dict[str, Any], stopped: Callable[[int], None]) -> None:
     learner = lab.learner(**{**options, "shutdown_timeout_s": 0.2})
     agent = lab.agent(learner, algorithm_name="IMPORTABLE")
     play(agent, 4)

@@ -347,6 +347,7 @@ class ClientState:
             self._crashes_in_a_row = 0
         self._failed_starts = 0 if ready else self._failed_starts + 1
         self.end_thread(replaced=True)
+        self.replaying, self.page_after = 0, None  # pages that the journal still reads are for the process that has crashed
         if self._failed_starts >= MAX_FAILED_STARTS:
             self._failed_starts = 0
             return False

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from rl4sys_zmq.child_process import child_environment, end_text
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.learner.client import QUEUE_MESSAGES
 from rl4sys_zmq.learner.engines.base import EngineEntry, GatewayEndpoints, WorkerAssignment
 from rl4sys_zmq.learner.engines.packets import (
@@ -75,11 +75,14 @@ class ProcessEngine:
 
         Raises:
             ConfigError: If this system has no socketpairs of packets.
-            TransportError: If the address cannot be bound.
+            TransportError: If the folder cannot be created, or the address cannot be bound.
         """
         if not hasattr(socket, "SOCK_SEQPACKET") or not sys.executable:
             raise ConfigError("engine: process needs Linux and a Python interpreter (sys.executable); use thread", key="engine")
-        self._folder = Path(tempfile.mkdtemp(prefix="rl4sys-"))  # mode 0700
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix="rl4sys-workers-"))  # mode 0700
+        except OSError as exc:
+            raise TransportError(f"engine process: no folder for its sockets can be created: {exc}; set TMPDIR") from exc
         self._numbers = itertools.count(1)
         try:
             self._up = gateway.listen(f"ipc://{self._folder}/up")
@@ -119,7 +122,7 @@ class LearnerProcess:
             down: The ipc address of the PUSH socket, from which the process receives messages.
 
         Raises:
-            TransportError: If the address of the PUSH socket cannot be bound.
+            TransportError: If the address of the PUSH socket cannot be bound, or no file descriptor is left.
         """
         start = ProcessStart(
             client_id=assignment.client_id,
@@ -134,6 +137,9 @@ class LearnerProcess:
         try:
             self._watch = _ProcessWatchThread(start, assignment.ended)
             self._watch.start()
+        except OSError as exc:
+            self._push.close()
+            raise TransportError(f"engine process: {exc.strerror}; raise the limit of open files with ulimit -n") from exc
         except BaseException:
             self._push.close()
             raise

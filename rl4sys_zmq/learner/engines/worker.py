@@ -74,7 +74,10 @@ class _CommandThread(threading.Thread):
             _send(self._pair, encode_packet(TURN, busy_s=self._learner.busy_s))
             if not poll.poll(round(WORKER_REPORT_S * 1000)):
                 continue
-            data = self._pair.recv(MAX_PACKET_BYTES)
+            try:
+                data = self._pair.recv(MAX_PACKET_BYTES)
+            except OSError:  # the learner has ended with packets that it had not read
+                break
             if not data:
                 break
             command, _ = decode_packet(data)

@@ -183,6 +183,11 @@ class LearnerConfig:
         """True if the learner records accepted trajectories on disk, so that they survive the end of the process."""
         return (self.journal or ("memory" if self.run_dir is None else "sqlite")) == "sqlite"
 
+    @property
+    def engines(self) -> list[str]:
+        """The names of all engines that this configuration uses, sorted. An engine runs the training of clients."""
+        return sorted({self.engine, *(entry.engine for entry in self.clients.values() if entry.engine is not None)})
+
     def client(self, client_id: str) -> ClientConfig:
         """Return the options of one client (a policy with its learner).
 

@@ -100,9 +100,8 @@ class Learner(Resource):
             if self._gateway is not None:
                 return self
             import_plugins(self.config.plugins)
-            for engine in (self.config.engine, *(entry.engine for entry in self.config.clients.values())):
-                if engine is not None:
-                    ENGINES.get(engine)
+            for engine in self.config.engines:
+                ENGINES.get(engine)
             if self.config.ignored:
                 log.warning("keys without a meaning for the learner are ignored: %s", ", ".join(self.config.ignored))
             sink: EventSink = NullEventSink()

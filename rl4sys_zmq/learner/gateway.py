@@ -28,7 +28,7 @@ from rl4sys_zmq.learner.endpoint import MAX_MESSAGE_BYTES
 from rl4sys_zmq.learner.engines.base import Engine, GatewayEndpoints, WorkerAssignment
 from rl4sys_zmq.learner.engines.registry import ENGINES
 from rl4sys_zmq.learner.inference import InferenceService
-from rl4sys_zmq.learner.learner_thread import AbandonCheckpointsThread
+from rl4sys_zmq.learner.learner_thread import NO_FRAME_LIMIT, AbandonCheckpointsThread
 from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.learner.weight_history import WeightHistory
 from rl4sys_zmq.liveness import BEACON_S, SilenceTimer
@@ -42,7 +42,6 @@ from rl4sys_zmq.wire.messages import Frame, OperatorCommand, OperatorCommandDone
 __all__ = ["Gateway", "EventSink"]
 
 PUB_HWM = 32
-NO_LIMIT = -1
 LAST_MESSAGES_S = 0.05
 """Time without a message after which all messages of learner processes that have ended count as read, in seconds."""
 
@@ -316,7 +315,7 @@ class Gateway(Worker):
 
     def _listen(self, address: str) -> str:
         """Bind a PULL socket for the messages of learner threads, and return its address."""
-        upstream = Socket.pull(bind=address, max_frame_bytes=NO_LIMIT)
+        upstream = Socket.pull(bind=address, max_frame_bytes=NO_FRAME_LIMIT)
         self._upstreams.append(upstream)
         self._poller.register(upstream)
         return upstream.bound.uri

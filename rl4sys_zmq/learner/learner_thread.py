@@ -22,7 +22,7 @@ from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire.messages import ThreadFailed
 
-__all__ = ["AbandonCheckpointsThread", "LearnerThread"]
+__all__ = ["NO_FRAME_LIMIT", "AbandonCheckpointsThread", "LearnerThread"]
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,8 @@ PULL_MESSAGES = 64
 LINGER_S = 5.0
 """Longest time for which a worker process still sends its last messages at its end, in seconds."""
 
-NO_LIMIT = -1
+NO_FRAME_LIMIT = -1
+"""The limit on the size of a frame between a learner thread and the gateway: none, because both belong to this learner."""
 
 
 class LearnerThread(Worker):
@@ -71,7 +72,7 @@ class LearnerThread(Worker):
         """Train until the message `StopThread` arrives or `stop` is called. If the algorithm raises, send `ThreadFailed`."""
         linger_s, patience_s = (LINGER_S, None) if self._remote else (0.0, GATEWAY_TIMEOUT_S)
         with (
-            Socket.pull(connect=self._down, hwm=PULL_MESSAGES, max_frame_bytes=NO_LIMIT) as down,
+            Socket.pull(connect=self._down, hwm=PULL_MESSAGES, max_frame_bytes=NO_FRAME_LIMIT) as down,
             Socket.push(connect=self._up, linger_s=linger_s) as up,
         ):
             upstream = GatewaySender(up, self._key, patience_s)

@@ -441,7 +441,7 @@ class TrainLoop:
                 observed.append(place)
                 if not self._algorithm.demand() or (careful and self._suspects.suspects(key, seq)):
                     break
-        taken = [taken for taken in range(start, place + 1) if taken not in refused]
+        taken = [one for one in range(start, place + 1) if one not in refused]
         self._reporter.taken_items += len(taken)
         self._reporter.taken_steps += int(batch.steps[taken].sum())
         if self._algorithm.kind == "onpolicy":

@@ -42,6 +42,10 @@ PING_S = 5.0  # silence after which a sidecar gets a `PING`
 PING_TIMEOUT_S = 20.0  # from the `PING` on, because the host can have been stopped too
 SIDECAR_START_S = 60.0  # until the first command of a sidecar, which first imports its modules
 
+# A learner process (it trains one client) and its gateway
+WORKER_REPORT_S = 1.0  # between two signs of life of a learner process
+WORKER_SILENCE_S = 5.0  # then ``status`` reports the process as silent, for example because it is stopped
+
 # The connections of libzmq: each socket draws its first and its longest pause, in milliseconds
 RECONNECT_MS = (50, 500)
 RECONNECT_MAX_MS = (2_000, 4_000)  # an actor reconnects within 5 s after a network failure ends
@@ -72,6 +76,7 @@ class Backoff:
 SEGMENT_RESEND = Backoff(0.5, 10.0)  # up to long pauses, because a learner that is behind gets all segments again
 CALL_RESEND = Backoff(0.5, 4.0)  # up to shorter pauses, because a thread can be waiting for the reply
 IO_RESTART = Backoff(0.2, 5.0)  # before an actor creates its sockets again after an exception
+WORKER_RESTART = Backoff(0.2, 5.0)  # before a client whose learner process has crashed gets another one
 
 
 class SilenceTimer:

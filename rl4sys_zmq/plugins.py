@@ -22,9 +22,11 @@ from rl4sys_zmq.errors import ConfigError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["NamedEntry", "Registry", "import_plugins", "load_object"]
+__all__ = ["NamedEntry", "Registry", "import_plugins", "imported_plugins", "load_object"]
 
 log = logging.getLogger(__name__)
+
+_imported: dict[str, None] = {}
 
 
 class NamedEntry(Protocol):
@@ -58,6 +60,12 @@ def import_plugins(modules: Iterable[str]) -> None:
                 f"plugin {module!r} cannot be imported: {_reason(exc)}; give a module that `python -c 'import {module}'` finds"
             )
             raise ConfigError(message, key="plugins") from exc
+        _imported[module] = None
+
+
+def imported_plugins() -> list[str]:
+    """Return the names of the modules that `import_plugins` has imported in this process, in the order of the first import."""
+    return list(_imported)
 
 
 class Registry(Generic[E]):

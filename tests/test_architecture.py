@@ -23,6 +23,7 @@ FLOORS = (
     (
         "errors",
         "resource",
+        "child_process",
         "counters",
         "_lazy",
         "names",
@@ -67,7 +68,7 @@ LIVENESS = re.compile(r"_?(\w+_)?(SILEN\w*|HEARTBEAT|BEACON|RESEND|RECONNECT|RED
 """The names of constants that say when a peer is asked, silent or dialled again. Their numbers are in liveness.py."""
 IO = {
     *(f"rl4sys_zmq.transports.{name}" for name in ("Endpoint", "Poller", "Socket", "Wakeup")),
-    *(f"rl4sys_zmq.learner.{name}" for name in ("checkpoints", "gateway", "trainer_worker", "learner_thread")),
+    *(f"rl4sys_zmq.learner.{name}" for name in ("checkpoints", "gateway", "trainer_worker", "learner_thread", "engines")),
     "rl4sys_zmq.resource",
 }
 EXECUTING = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}

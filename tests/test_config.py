@@ -205,6 +205,7 @@ LEARNER_DEFAULTS: dict[str, Any] = {
     "pub": None,
     "inference": None,
     "plugins": (),
+    "engine": "thread",
     "torch_threads": None,
     "advertise": None,
     "run_dir": Path("runs/learner"),
@@ -511,7 +512,9 @@ def test_a_client_inherits_the_learners_options() -> None:
     entry = config.client("a")
     assert (entry.algorithm_name, entry.algorithm_parameters, entry.observation_space) == ("DQN", {"epochs": 2}, BoxSpace((3,)))
     assert (entry.max_policy_lag, entry.on_lag, entry.pacing_lag) == (4, "correct", None)
-    assert config.client("unknown") == ClientConfig(max_policy_lag=4, on_lag="drop", max_magnitude=1e15, max_reward=1e12)
+    assert config.client("unknown") == ClientConfig(
+        max_policy_lag=4, on_lag="drop", max_magnitude=1e15, max_reward=1e12, engine="thread"
+    )
 
 
 @pytest.mark.parametrize("bind", ["127.0.0.1:0", "localhost:1", "[::1]:0", "ipc://*", "inproc://lab", "127.1.2.3:*"])

@@ -52,6 +52,9 @@ def main() -> None:
     metavar="SIZE",
     help="Memory limit, such as 8GiB. Above it the learner ends connections, then itself. 0: no limit.  [default: 80% of all]",
 )
+@option(
+    "--engine", metavar="thread|process", help="Train each client in a thread, or in a process of its own.  [default: thread]"
+)
 @plugin_option(expose_value=False)
 @option("--debug", is_flag=True, help="Log everything.")
 @option("--insecure", is_flag=True, help="Let other machines connect without keys.")
@@ -70,6 +73,7 @@ def serve(
     keys: Path | None,
     users: Path | None,
     max_memory: int | None,
+    engine: str | None,
     debug: bool,
     insecure: bool,
 ) -> None:
@@ -94,6 +98,7 @@ def serve(
         "resume": resume,
         "keys": keys,
         "users_file": users,
+        "engine": engine,
         "insecure": insecure or None,
     }
     if port is not None:

@@ -14,6 +14,7 @@ from rl4sys_zmq.config.options import (
     check_fields,
     checked_arguments,
     integer,
+    name,
     number,
     one_of,
     option,
@@ -74,6 +75,8 @@ class ClientConfig:
     init: Path | None = option(optional(path), None)
     """A policy folder, or a ``.safetensors`` file of named tensors, with whose weights the training starts. It has no effect on
     a client with a checkpoint. Default: random weights."""
+    engine: str | None = option(optional(name), None)
+    """The engine that runs the training of this client: ``thread`` or ``process``. Default: the learner's option."""
     input_size: InitVar[int | None] = None
     """Number of elements of an observation. The observation space becomes a float32 Box of this size."""
     act_dim: InitVar[int | None] = None

@@ -39,7 +39,7 @@ from rl4sys_zmq.loopback import is_local
 
 __all__ = ["LearnerConfig"]
 
-_INHERITED = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates", "max_magnitude", "max_reward")
+_INHERITED = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates", "max_magnitude", "max_reward", "engine")
 """Options of `LearnerConfig` and of `ClientConfig`. The learner's value applies if a client's entry does not set one."""
 
 
@@ -92,6 +92,8 @@ class LearnerConfig:
     set."""
     default_algorithm: str | None = option(optional(algorithm_name), None)
     """The algorithm of a client if neither its entry in `clients` nor its first actor names one."""
+    engine: str = option(name, "thread")
+    """The engine that runs the training of a client. ``thread``: a thread of this process. ``process``: a separate process."""
     plugins: tuple[str, ...] = option(modules, ())
     """Modules to import at the start, before any actor joins, for example to register algorithms and policies."""
     resume: str = option(text, "auto")
@@ -180,6 +182,11 @@ class LearnerConfig:
     def durable(self) -> bool:
         """True if the learner records accepted trajectories on disk, so that they survive the end of the process."""
         return (self.journal or ("memory" if self.run_dir is None else "sqlite")) == "sqlite"
+
+    @property
+    def engines(self) -> list[str]:
+        """The names of all engines that this configuration uses, sorted. An engine runs the training of clients."""
+        return sorted({self.engine, *(entry.engine for entry in self.clients.values() if entry.engine is not None)})
 
     def client(self, client_id: str) -> ClientConfig:
         """Return the options of one client (a policy with its learner).

@@ -22,6 +22,8 @@ __all__ = [
     "STALLED",
     "UPDATE_CHANGES_NOTHING",
     "UPDATE_UNDONE",
+    "WORKER_CRASHED",
+    "WORKER_SILENT",
     "AlarmCount",
     "Alarms",
 ]
@@ -32,6 +34,8 @@ SEGMENT_QUARANTINED: Final = "segment_quarantined"
 PROCESS_KILLER: Final = "process_killer"
 STALLED: Final = "stalled"
 CREDIT_CORRECTED: Final = "credit_corrected"
+WORKER_CRASHED: Final = "worker_crashed"
+WORKER_SILENT: Final = "worker_silent"
 OTHER: Final = "other"
 """The kind under which an alarm is counted if its own kind is new and the client has `MAX_KINDS` kinds already."""
 

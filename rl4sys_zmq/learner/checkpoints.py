@@ -8,6 +8,7 @@
       00000006.damaged/                   failed verification at a start; kept for inspection
       00000005.abandoned/                 newer than the checkpoint that --resume returned to
       .tmp-00000010/                      being written or removed; the next start removes it
+      .writer                             the generation of the only learner thread that can write here
 
 A new checkpoint is written under a temporary name, flushed to disk, and then renamed. After a crash at any moment, the folder
 either has the complete new checkpoint or is as before. A checkpoint is verified when it is read.
@@ -21,6 +22,7 @@ The digests (xxh3-128) detect accidents, not attacks.
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import logging
 import operator
@@ -40,7 +42,7 @@ import xxhash
 from rl4sys_zmq.errors import CheckpointError, PolicyFolderError
 from rl4sys_zmq.learner.state_tree import pack_state, unpack_state
 from rl4sys_zmq.policies.folder import StoredPolicy, encode_policy
-from rl4sys_zmq.private import sync_folder, write_folder
+from rl4sys_zmq.private import open_private, sync_folder, write_folder
 from rl4sys_zmq.sealed import seal_document, seal_holds
 from rl4sys_zmq.version import package_version
 
@@ -246,12 +248,17 @@ def _safetensors() -> Any:
 
 log = logging.getLogger(__name__)
 
-TEMPORARY = ".tmp-"
+TEMPORARY, WRITER = ".tmp-", ".writer"
+LOCK_TIMEOUT_S, LOCK_RETRY_S = 30.0, 0.01
 _NAME = re.compile(r"([0-9]{8,})(\.(?:damaged|abandoned)(?:\.[0-9]+)?)?")
 
 
 class CheckpointStore:
     """The checkpoint folder of one client. Only its learner thread writes there; any thread can call `newest`.
+
+    Two learner threads of one client can exist for a while, in two processes: a stopped process continues whenever it is woken,
+    also after its replacement. So a learner thread claims the folder with its generation, and `write` fails after a thread with
+    a higher generation has claimed it.
 
     Attributes:
         folder: The client's folder, created by the first `write`.
@@ -270,6 +277,60 @@ class CheckpointStore:
         self.folder = folder
         self.damaged: list[str] = []
         self._keep = keep
+        self._generation = 0
+
+    def claim(self, generation: int) -> None:
+        """Make the calling learner thread the only one that can write here. Call this before `load`.
+
+        If the folder cannot be written, this logs a warning only, and `write` tries again.
+
+        Args:
+            generation: The number of the learner thread, above 0. Later threads of the client have higher numbers.
+
+        Raises:
+            CheckpointError: If a thread with a higher number has claimed the folder.
+        """
+        self._generation = generation
+        try:
+            _make_folder(self.folder)
+            with self._claimed():
+                pass
+        except OSError as exc:
+            log.warning("%s cannot be claimed, so the next checkpoint will fail: %s", self.folder, exc.strerror or exc)
+
+    @contextmanager
+    def _claimed(self) -> Iterator[None]:
+        """Hold the lock of the folder in the body of the ``with`` statement, if no later learner thread has claimed the folder.
+
+        Without an earlier call of `claim`, this does nothing.
+        """
+        if not self._generation:
+            yield
+            return
+        file = open_private(self.folder / WRITER, os.O_RDWR | os.O_CREAT)
+        try:
+            _lock(file, self.folder)
+            text = os.pread(file, 64, 0).strip()
+            newest = int(text) if text.isdigit() else 0
+            if newest > self._generation:
+                problem = f"learner thread {newest} has replaced this one ({self._generation}), which can write no checkpoint"
+                raise CheckpointError(self.folder, problem)
+            if newest < self._generation:
+                os.pwrite(file, f"{self._generation:020d}\n".encode(), 0)
+            yield
+        finally:
+            os.close(file)
+
+    def release(self) -> None:
+        """Remove the claim of a learner thread, so that one with a lower number can claim the folder.
+
+        Call this only while no learner thread of this client runs.
+
+        Raises:
+            CheckpointError: If the file cannot be removed.
+        """
+        with _disk(self.folder):
+            (self.folder / WRITER).unlink(missing_ok=True)
 
     def write(
         self,
@@ -292,21 +353,24 @@ class CheckpointStore:
             The description of the new checkpoint, with its number.
 
         Raises:
-            CheckpointError: If the checkpoint cannot be written, or `wanted` returned False. Earlier checkpoints are unchanged.
+            CheckpointError: If the checkpoint cannot be written, `wanted` returned False, or a later learner thread has claimed
+                the folder. Earlier checkpoints are unchanged.
                 If only the last flush failed, the new checkpoint is complete, but a loss of power can still undo it.
         """
         with _disk(self.folder):
             _make_folder(self.folder)
-            self._sweep()
+            with self._claimed():
+                self._sweep()
             number = 1 + max((number for number, _, _ in self._entries()), default=0)
             written = replace(manifest, number=number, saved_unix_s=time.time())
             contents = encode_checkpoint(written, state, policy)
-            temporary = self.folder / f"{TEMPORARY}{number:08d}-{threading.get_ident()}"
+            temporary = self.folder / f"{TEMPORARY}{number:08d}-{os.getpid()}-{threading.get_ident()}"
             try:
                 write_folder(temporary, contents)
                 if not wanted():
                     raise CheckpointError(temporary, "another learner thread has replaced this one, or the client was removed")
-                os.rename(temporary, self.folder / f"{number:08d}")
+                with self._claimed():
+                    os.rename(temporary, self.folder / f"{number:08d}")
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
@@ -366,6 +430,21 @@ class CheckpointStore:
             self._set_aside(path, "abandoned")
         return [number for number, _ in newer]
 
+    def abandon_all(self) -> list[int]:
+        """Rename all checkpoints to ``NNNNNNNN.abandoned``, and release the folder.
+
+        Call this after the end of the client's learner threads.
+
+        Returns:
+            The numbers of the renamed checkpoints, newest first.
+
+        Raises:
+            CheckpointError: If a file cannot be renamed or removed.
+        """
+        numbers = self.abandon_after(0)
+        self.release()
+        return numbers
+
     def _entries(self) -> list[tuple[int, bool, Path]]:
         """Return ``(number, renamed, path)`` of each checkpoint, newest first.
 
@@ -413,6 +492,20 @@ def _disk(path: Path) -> Iterator[None]:
         yield
     except OSError as exc:
         raise CheckpointError(exc.filename or path, exc.strerror or str(exc)) from exc
+
+
+def _lock(file: int, folder: Path) -> None:
+    """Wait for the exclusive lock on an open file. Closing the file releases the lock, and so does the end of the process."""
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                problem = f"another learner thread has held its lock for {LOCK_TIMEOUT_S:g} s; is its process stopped?"
+                raise CheckpointError(folder, problem) from None
+        time.sleep(LOCK_RETRY_S)
 
 
 def _make_folder(folder: Path) -> None:

@@ -33,6 +33,7 @@ from rl4sys_zmq.learner.parameters import algorithm_parameters, parameters_shown
 from rl4sys_zmq.learner.reporting import RECENT_EPISODES
 from rl4sys_zmq.learner.train_loop import MAX_SEGMENT_STEPS
 from rl4sys_zmq.learner.weight_history import WeightHistory
+from rl4sys_zmq.liveness import WORKER_RESTART
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.wire import SegmentSchema, encode, spec_from_document
 from rl4sys_zmq.wire.messages import (
@@ -70,6 +71,12 @@ NEWCOMER_ITEMS = 64
 FIRST_REQUEST_DIVISOR = 64
 """A new actor gets credit for at most 1/`FIRST_REQUEST_DIVISOR` of the steps that the learner thread can still use, or for one
 segment if that is more. The limit grows with the steps that the actor sends (`ClientState.limit_request`)."""
+
+STEADY_S = 30.0
+"""Time for which a learner process must have trained so that its crash is followed by the shortest pause, in seconds."""
+
+MAX_FAILED_STARTS = 5
+"""Number of learner processes in a row that can crash before they are ready. After that, the client has failed."""
 
 ACTORS_SHOWN = 100
 """Largest number of actors in the report of a client. Live actors come first, then those with the latest messages."""
@@ -110,6 +117,8 @@ class ClientState:
             with the name of its user.
         worker: The handle of the current learner thread; None after `end_thread`.
         started_at: The time when the current learner thread was started, on the monotonic clock, in seconds.
+        restart_at: The time when a new learner process starts after a crash, on the monotonic clock, in seconds; None at all
+            other times.
         workers: The handles of all learner threads of the client that can still be running.
         backlog: The encoded messages to send to the learner thread, oldest first. They stay here while the queue of the thread
             is full.
@@ -175,6 +184,11 @@ class ClientState:
         self._older_marks: dict[Key, int] = {}
         self._newer_marks: dict[Key, int] = {}
         self.life = 0
+        self.restart_at: float | None = None
+        self.crashes = 0
+        self._crashes_in_a_row = self._failed_starts = 0
+        self._last_crash = ""
+        self._token = b""
         self.parameters: dict[str, Any] = {}
         self._metrics = TrainingMetrics(0, 0, {}, [], 0)
         self._returns: deque[tuple[float, float]] = deque(maxlen=RECENT_EPISODES)
@@ -189,9 +203,9 @@ class ClientState:
     def key(self) -> bytes:
         """The bytes that identify the current learner thread: the first frame of each of its messages.
 
-        A restart changes the key.
+        A restart changes the key. It has random bytes, so that a process that an earlier learner has started cannot have it.
         """
-        return self.policy_id + self.life.to_bytes(4, "little")
+        return self.policy_id + self.life.to_bytes(4, "little") + self._token
 
     @property
     def queued(self) -> int:
@@ -293,6 +307,8 @@ class ClientState:
     def start(self, callbacks: CoreCallbacks, config: LearnerConfig, journal: Journal) -> None:
         """Start a new learner thread for this client, and queue its first message, an `AssignClient` with all settings."""
         self.life += 1
+        self._token = os.urandom(8)
+        self.restart_at = None
         self.replaying = self.life if journal.durable else 0
         self.page_after = None
         self.state, self.error = LearnerThreadState.STARTING, ""
@@ -308,7 +324,37 @@ class ClientState:
     @property
     def ended_unexpectedly(self) -> bool:
         """True if the learner thread has ended without having been asked to, and without reporting an error."""
-        return self.state is not LearnerThreadState.FAILED and not any(worker.alive for worker in self.workers)
+        asked = self.state is LearnerThreadState.FAILED or self.restart_at is not None
+        return not asked and not any(worker.alive for worker in self.workers)
+
+    def suspend(self, crash: str) -> bool:
+        """Record a crash of the learner process, and set the time when the next one starts (`restart_at`).
+
+        The pause becomes longer with each crash, unless the process had trained for `STEADY_S`. The client is in the state
+        ``starting`` until the next process is ready.
+
+        Args:
+            crash: A description of the crash.
+
+        Returns:
+            False if `MAX_FAILED_STARTS` processes in a row have crashed before they were ready. No time is then set.
+        """
+        now = self._clock.monotonic()
+        self.crashes += 1
+        self._last_crash = crash
+        ready = self.state is LearnerThreadState.RUNNING
+        if ready and now - self.started_at >= STEADY_S:
+            self._crashes_in_a_row = 0
+        self._failed_starts = 0 if ready else self._failed_starts + 1
+        self.end_thread(replaced=True)
+        self.replaying, self.page_after = 0, None  # pages that the journal still reads are for the process that has crashed
+        if self._failed_starts >= MAX_FAILED_STARTS:
+            self._failed_starts = 0
+            return False
+        self.restart_at = now + WORKER_RESTART.pause_s(self._crashes_in_a_row)
+        self._crashes_in_a_row += 1
+        self.state, self.started_at = LearnerThreadState.STARTING, now
+        return True
 
     def end_thread(self, *, replaced: bool = False) -> None:
         """Discard the messages that wait to be sent to the learner thread, and ask the thread to end.
@@ -567,6 +613,7 @@ class ClientState:
                 "error": self.save_error,
             },
             "restarts": self.life - 1,
+            "worker": self._worker_report(now),
             "verdicts": dict(self.verdicts),
             "credit_steps": max(0, self.pool.free_steps),
             "counters": self.counters.snapshot(),
@@ -592,6 +639,15 @@ class ClientState:
                 for s in self._shown(actors)
             },
         }
+
+    def _worker_report(self, now: float) -> dict[str, Any]:
+        """Return the part of the status about the thread or process that trains this client, and about its crashes."""
+        found = self.worker.describe() if self.worker is not None else {}
+        if self.crashes:
+            found |= {"crashes": self.crashes, "last_crash": self._last_crash}
+        if self.restart_at is not None:
+            found["restart_in_s"] = round(max(0.0, self.restart_at - now), 3)
+        return found
 
     def _shown(self, actors: list[SegmentStream]) -> list[SegmentStream]:
         if len(actors) <= ACTORS_SHOWN:

@@ -56,6 +56,7 @@ class ClientRegistry:
         self._detached: dict[str, ClientState] = {}
         self._retired: list[LearnerThreadHandle] = []
         self._policy_ids = itertools.count(1)
+        self._newest_generation = 0
 
     def __iter__(self) -> Iterator[ClientState]:
         return iter(list(self._clients.values()))
@@ -113,7 +114,9 @@ class ClientRegistry:
         if self.full:
             limit = self._config.max_clients
             raise ProtocolError(RefusalReason.QUOTA, f"this learner already has {limit} clients; raise max_clients to allow more")
-        client = self._make(resolve_configuration(self._config, hello), min(hello.held_generation, MAX_REPORTED_GENERATION))
+        # Above the generations of all earlier clients: one of this name can have claimed the folder of the checkpoints.
+        last = max(self._newest_generation, min(hello.held_generation, MAX_REPORTED_GENERATION))
+        client = self._make(resolve_configuration(self._config, hello), last)
         self._clients[hello.client_id] = client
         self._build_errors.pop(hello.client_id, None)
         try:
@@ -219,6 +222,11 @@ class ClientRegistry:
         self._start(client)
         return rolled_back
 
+    def suspend(self, client: ClientState, crash: str) -> bool:
+        """Record a crash of a client's learner process. See `ClientState.suspend`."""
+        self._by_key.pop(client.key, None)
+        return client.suspend(crash)
+
     def detach(self, client: ClientState) -> None:
         """Remove a client (a policy with its learner thread), and end its learner thread without a checkpoint.
 
@@ -244,6 +252,7 @@ class ClientRegistry:
     def _start(self, client: ClientState) -> None:
         client.start(self._callbacks, self._config, self._journal)
         self._by_key[client.key] = client
+        self._newest_generation = max(self._newest_generation, client.weight_history.generation)
 
 
 def _generation(last: int, clock: Clock) -> int:

@@ -17,8 +17,8 @@ from typing import Any, assert_never
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Journal, JournalContent
-from rl4sys_zmq.errors import ProtocolError, RefusalReason
-from rl4sys_zmq.learner.alarms import SEGMENT_QUARANTINED
+from rl4sys_zmq.errors import ProtocolError, RefusalReason, RL4SysError
+from rl4sys_zmq.learner.alarms import SEGMENT_QUARANTINED, WORKER_CRASHED, WORKER_SILENT
 from rl4sys_zmq.learner.client import ClientState, LearnerThreadState, new_topic
 from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.core_callbacks import CoreCallbacks
@@ -27,7 +27,7 @@ from rl4sys_zmq.learner.endpoint import ActorSessionHandler
 from rl4sys_zmq.learner.log_files import CLIENT_READY
 from rl4sys_zmq.learner.operator import PARAMETERS_CHANGED, OperatorCommandContext, OperatorCommandExecutor
 from rl4sys_zmq.learner.recorder import EventSink
-from rl4sys_zmq.liveness import BEACON_TOPIC, WEIGHTS_TOPIC
+from rl4sys_zmq.liveness import BEACON_TOPIC, WEIGHTS_TOPIC, WORKER_SILENCE_S
 from rl4sys_zmq.security import AccessList, Authorizer
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import (
@@ -90,6 +90,7 @@ class LearnerCore:
         self.published = threading.Condition()
         self._journal, self._sink, self._authorizer, self._callbacks = journal, sink, authorizer, callbacks
         self.registry = ClientRegistry(config, journal, callbacks)
+        self._suspended: list[ClientState] = []
         self._dispatcher = SegmentDispatcher(self.registry, journal, self.counters, sink)
         self.endpoint = ActorSessionHandler(config, self.registry, journal, authorizer, self.counters, sink, callbacks)
         self._operator = OperatorCommandExecutor(
@@ -213,6 +214,57 @@ class LearnerCore:
             text = f"{message.reason or 'no reason given'} (actor {message.actor_id})"
             client.alarms.note(SEGMENT_QUARANTINED, text, sum(end - first for first, end in message.ranges))
 
+    def on_worker_ended(self, key: bytes) -> None:
+        """Handle the end of a learner process. If it has crashed, its client gets another one after a pause.
+
+        Args:
+            key: The frame that identifies the process. Nothing happens if it was replaced or asked to end.
+        """
+        self._callbacks.poll_workers()  # its last messages
+        client = self.registry.by_key(key)
+        worker = client.worker if client is not None else None
+        if client is None or worker is None or worker.alive:
+            return
+        if worker.failure is not None:
+            self._on_failed(client, worker.failure)
+        elif worker.crash:
+            self._on_crashed(client, worker.crash)
+
+    def _on_crashed(self, client: ClientState, crash: str) -> None:
+        with self.published:
+            restarts = self.registry.suspend(client, crash)
+            self.published.notify_all()
+        self.counters.add("workers_crashed")
+        if not restarts:
+            self._on_failed(client, ThreadFailed(f"{crash}, repeatedly and before it was ready; see the learner's log", ""))
+            return
+        self._suspended.append(client)
+        pause_s = max(0.0, (client.restart_at or 0.0) - self._callbacks.clock.monotonic())
+        text = f"{crash}; another one starts in {pause_s:.1f} s"
+        client.alarms.note(WORKER_CRASHED, text)
+        self._sink.event("worker_crashed", client_id=client.client_id, crash=crash, restart_in_s=round(pause_s, 3))
+        self.endpoint.close_client_sessions(client, "the client's learner process has crashed; send HELLO again")
+        self._dispatcher.give_up(client, crash)
+
+    def _restart_suspended(self) -> None:
+        """Start the learner processes of the clients whose pause after a crash is over."""
+        now = self._callbacks.clock.monotonic()
+        for client in list(self._suspended):
+            suspended = self.registry.get(client.client_id) is client and client.restart_at is not None
+            if suspended and now < (client.restart_at or 0.0):
+                continue
+            self._suspended.remove(client)
+            if not suspended:
+                continue  # an operator has restarted or removed it
+            try:
+                with self.published:
+                    gone = self.registry.restart(client, give_up_pending=False)
+                    self.published.notify_all()
+            except RL4SysError as exc:
+                self._on_failed(client, ThreadFailed(f"no learner process can be started: {exc}"[:1000], ""))
+                continue
+            self._sink.event("client_restarted", client_id=client.client_id, rolled_back=gone, gives_up=False)
+
     def _on_failed(self, client: ClientState, message: ThreadFailed) -> None:
         with self.published:
             stillborn = self.registry.fail(client, message)
@@ -241,6 +293,8 @@ class LearnerCore:
         The gateway thread (the learner's network thread) calls this in each turn of its loop.
         """
         self._operator.turn()
+        if self._suspended:
+            self._restart_suspended()
         room_bytes = self._dispatcher.room_bytes()
         for client in self.registry:
             self.endpoint.send_acks(client, room_bytes)
@@ -248,6 +302,8 @@ class LearnerCore:
 
     def rest_s(self, now: float, most_s: float) -> float:
         """Return how long the learner's network thread can wait for messages until its next task: at most `most_s` seconds."""
+        for client in self._suspended:
+            most_s = min(most_s, (client.restart_at or 0.0) - now)
         for client in self.registry:
             if client.backlog:
                 most_s = min(most_s, BACKLOG_RETRY_S)
@@ -276,6 +332,9 @@ class LearnerCore:
                 if client.state is not LearnerThreadState.FAILED:
                     self._on_failed(client, ThreadFailed("its learner thread ended without an error; see the learner's log", ""))
                 continue
+            if client.worker is not None and client.worker.silent_s > WORKER_SILENCE_S:
+                text = f"its learner process has given no sign of life for {client.worker.silent_s:.0f} s; is it stopped?"
+                client.alarms.note(WORKER_SILENT, text)
             if client.state is LearnerThreadState.RUNNING:
                 self._beacon(client)
             for stream in client.table.silent(now):

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
-from rl4sys_zmq.wire.messages import Frame
+from rl4sys_zmq.wire.messages import Frame, ThreadFailed
 
 __all__ = ["SYSTEM_CLOCK", "Clock", "CoreCallbacks", "LearnerThreadHandle", "AbandonCheckpointsTask"]
 
@@ -35,10 +35,25 @@ SYSTEM_CLOCK = Clock(monotonic=time.monotonic, unix=time.time)
 
 
 class LearnerThreadHandle(Protocol):
-    """A handle to one learner thread, the thread that trains one client (a policy).
+    """A handle to one worker: the thread or the process that trains one client (a policy).
 
     A restart of the client creates a new one.
     """
+
+    @property
+    def crash(self) -> str:
+        """A description of how a worker process ended by itself, without reporting an error; empty in all other cases.
+
+        A new worker can continue from the checkpoint.
+        """
+
+    @property
+    def failure(self) -> ThreadFailed | None:
+        """The error that the worker has reported at its end, if the report does not arrive as a message."""
+
+    @property
+    def silent_s(self) -> float:
+        """The time since the last sign of life of a worker process, in seconds; 0 for a thread."""
 
     @property
     def alive(self) -> bool:
@@ -64,6 +79,12 @@ class LearnerThreadHandle(Protocol):
         Returns:
             False if the learner thread is still alive after that time, else True.
         """
+
+    def abort(self) -> bool:
+        """End the worker by force if it is a process. Return True if it has ended. Any thread can call this."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return the part of the learner's status about this worker, as JSON: ``engine``, and for a process ``pid``."""
 
 
 class AbandonCheckpointsTask(Protocol):
@@ -95,8 +116,8 @@ class CoreCallbacks:
         clock: The clock for measured durations and for the time in records. Each input of the core carries its own time.
         send: Sends a message to one peer. Arguments: the peer's routing id, and the frames.
         publish: Sends a message to all subscribers of a topic. Arguments: the topic, and the frames.
-        start_worker: Starts a learner thread. Arguments: the client's id, and a key, which becomes the first frame of each
-            message that the thread sends.
+        start_worker: Starts a learner thread (or process). Arguments: the client's id, and a key, which becomes the first frame
+            of each message that the thread sends.
         poll_workers: Reads all messages that learner threads have sent so far, and passes them to the core.
         abandon_checkpoints: Starts a `AbandonCheckpointsTask`. Arguments: the client's id, its learner threads, and the folder of
             its checkpoints.

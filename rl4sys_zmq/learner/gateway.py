@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,8 +25,10 @@ from rl4sys_zmq.learner.connections import RouterReader
 from rl4sys_zmq.learner.core import LearnerCore
 from rl4sys_zmq.learner.core_callbacks import SYSTEM_CLOCK, CoreCallbacks, LearnerThreadHandle
 from rl4sys_zmq.learner.endpoint import MAX_MESSAGE_BYTES
+from rl4sys_zmq.learner.engines.base import Engine, GatewayEndpoints, WorkerAssignment
+from rl4sys_zmq.learner.engines.registry import ENGINES
 from rl4sys_zmq.learner.inference import InferenceService
-from rl4sys_zmq.learner.learner_thread import AbandonCheckpointsThread, InProcessLearnerThread
+from rl4sys_zmq.learner.learner_thread import NO_FRAME_LIMIT, AbandonCheckpointsThread
 from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.learner.weight_history import WeightHistory
 from rl4sys_zmq.liveness import BEACON_S, SilenceTimer
@@ -39,6 +42,9 @@ from rl4sys_zmq.wire.messages import Frame, OperatorCommand, OperatorCommandDone
 __all__ = ["Gateway", "EventSink"]
 
 PUB_HWM = 32
+LAST_MESSAGES_S = 0.05
+"""Time without a message after which all messages of learner processes that have ended count as read, in seconds."""
+
 _unique = itertools.count()
 
 T = TypeVar("T")
@@ -94,12 +100,15 @@ class Gateway(Worker):
         self._bind_error: RL4SysError | None = None
         self._started_at = time.monotonic()
         self._up = f"inproc://rl4sys-up-{os.getpid()}-{next(_unique)}"
+        self._upstreams: list[Socket] = []
+        self._poller = Poller()
+        self._engines: dict[str, Engine] = {}
         self._tasks: list[AbandonCheckpointsThread] = []
         callbacks = CoreCallbacks(
             clock=SYSTEM_CLOCK,
             send=self._send,
             publish=self._publish,
-            start_worker=lambda client_id, key: InProcessLearnerThread(client_id, key, self._up),
+            start_worker=self._start_worker,
             poll_workers=self._read_upstream,
             abandon_checkpoints=self._abandon_checkpoints,
             offer_policy=self._offer_policy,
@@ -178,16 +187,20 @@ class Gateway(Worker):
     def join_all(self, deadline: float) -> bool:
         """Wait for the end of the gateway thread and its learner threads. Return True if all have ended.
 
+        Learner processes that still run at the deadline are killed.
+
         Args:
             deadline: The time at which to stop waiting, on the monotonic clock, in seconds.
         """
         done = self.join(max(0.0, deadline - time.monotonic()))
         for thread in self.learner_threads():
-            done &= thread.join(max(0.0, deadline - time.monotonic()))
+            done &= thread.join(max(0.0, deadline - time.monotonic())) or thread.abort()
         for task in self._tasks:
             done &= task.join(max(0.0, deadline - time.monotonic()))
         if not self.alive:
             self._wakeup.close()
+            for engine in self._engines.values():
+                engine.close()
         return done
 
     # ---- the thread
@@ -197,18 +210,18 @@ class Gateway(Worker):
         sockets: list[Socket] = []
         try:
             if self._bind(sockets):
-                with Poller() as poller:
-                    for socket in sockets:
-                        poller.register(socket)
-                    poller.register(self._wakeup)
-                    self._open.set()
-                    self._loop(poller)
+                for socket in sockets:
+                    self._poller.register(socket)
+                self._poller.register(self._wakeup)
+                self._open.set()
+                self._loop(self._poller)
                 self._core.close_sessions(Closed("the learner is closed"))
                 self._drain()
         finally:
             closed = Closed("the learner is closed")
             self._core.close(closed)
-            for socket in sockets:
+            self._poller.close()
+            for socket in (*sockets, *self._upstreams):
                 socket.close()
             if self._service is not None:
                 self._service.close()
@@ -237,8 +250,7 @@ class Gateway(Worker):
                 inference = _beside(router.bound, "inference") if config.inference == "auto" else config.inference
                 self._service = InferenceService(inference, config.keys, config.users_file, insecure=True)
                 self._service.start()
-            self._upstream = Socket.pull(bind=self._up)
-            sockets.append(self._upstream)
+            self._listen(self._up)
             if self._restored is not None:
                 self._core.restore(self._restored, self.rolled_back)
         except RL4SysError as exc:
@@ -286,15 +298,27 @@ class Gateway(Worker):
         """Read the last messages of the learner threads, until all have ended or ``shutdown_timeout_s`` seconds are over."""
         deadline = time.monotonic() + self._config.shutdown_timeout_s
         with Poller() as poller:
-            poller.register(self._upstream)
+            for upstream in self._upstreams:
+                poller.register(upstream)
             while any(t.alive for t in self.learner_threads()) and time.monotonic() < deadline:
                 poller.poll(0.02)
                 self._read_upstream()
+            if len(self._upstreams) > 1:  # the last messages of an ended process can still be on their way
+                while poller.poll(LAST_MESSAGES_S) and time.monotonic() < deadline:
+                    self._read_upstream()
         self._read_upstream()
 
     def _read_upstream(self) -> None:
-        while (frames := self._upstream.recv()) is not None:
-            self._core.on_worker(frames)
+        for upstream in self._upstreams:
+            while (frames := upstream.recv()) is not None:
+                self._core.on_worker(frames)
+
+    def _listen(self, address: str) -> str:
+        """Bind a PULL socket for the messages of learner threads, and return its address."""
+        upstream = Socket.pull(bind=address, max_frame_bytes=NO_FRAME_LIMIT)
+        self._upstreams.append(upstream)
+        self._poller.register(upstream)
+        return upstream.bound.uri
 
     def _read_subscriptions(self) -> None:
         """Accept new subscriptions to weights and beacons, if the subscriber has the right to read the weights."""
@@ -318,6 +342,18 @@ class Gateway(Worker):
             self._core.on_subscribed(client, topic)
 
     # ---- the callbacks of the core
+
+    def _start_worker(self, client_id: str, key: bytes) -> LearnerThreadHandle:
+        entry = ENGINES.get(self._config.client(client_id).engine or self._config.engine)
+        engine = self._engines.get(entry.name)
+        if engine is None:
+            engine = self._engines[entry.name] = entry.factory(GatewayEndpoints(up=self._up, listen=self._listen))
+
+        def ended() -> None:
+            with suppress(Closed):  # the learner is closing, and looks itself
+                self.call(lambda: self._core.on_worker_ended(key))
+
+        return engine.start(WorkerAssignment(client_id=client_id, key=key, ended=ended))
 
     def _send(self, peer: bytes, frames: Sequence[Frame]) -> SendResult:
         return self._router.send([peer, *frames])

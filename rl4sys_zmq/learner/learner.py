@@ -16,6 +16,7 @@ from rl4sys_zmq.delivery import MemoryJournal
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal_loss import JournalLoss
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, LearnerUnavailable, MemoryExceeded
+from rl4sys_zmq.learner.engines.registry import ENGINES
 from rl4sys_zmq.learner.gateway import Gateway
 from rl4sys_zmq.learner.memory_watch import MemoryLimitThread
 from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, GIVE_UP, RESTART, SET
@@ -99,6 +100,8 @@ class Learner(Resource):
             if self._gateway is not None:
                 return self
             import_plugins(self.config.plugins)
+            for engine in self.config.engines:
+                ENGINES.get(engine)
             if self.config.ignored:
                 log.warning("keys without a meaning for the learner are ignored: %s", ", ".join(self.config.ignored))
             sink: EventSink = NullEventSink()

@@ -1,4 +1,4 @@
-"""Learner threads, their sockets to the gateway (the learner's network thread), and a thread that renames checkpoints.
+"""The learner thread, which trains one client, and a thread that renames checkpoints.
 
 A learner thread trains the policy of one client. It receives messages from the gateway through a PULL socket and sends messages
 through a PUSH socket.
@@ -8,38 +8,46 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError
 from rl4sys_zmq.learner.checkpoints import CheckpointStore
-from rl4sys_zmq.learner.client import QUEUE_MESSAGES
 from rl4sys_zmq.learner.core_callbacks import LearnerThreadHandle
-from rl4sys_zmq.learner.reporting import GatewaySender, plain_text
+from rl4sys_zmq.learner.reporting import GATEWAY_TIMEOUT_S, GatewaySender, plain_text
 from rl4sys_zmq.learner.train_loop import TrainLoop
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Socket
-from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.messages import Frame, StopThread, ThreadFailed
+from rl4sys_zmq.wire.messages import ThreadFailed
 
-__all__ = ["AbandonCheckpointsThread", "LearnerThread", "InProcessLearnerThread"]
-
+__all__ = ["NO_FRAME_LIMIT", "AbandonCheckpointsThread", "LearnerThread"]
 
 log = logging.getLogger(__name__)
 
 PULL_MESSAGES = 64
 """Largest number of messages that wait in the learner thread's PULL socket (its high-water mark)."""
 
+LINGER_S = 5.0
+"""Longest time for which a worker process still sends its last messages at its end, in seconds."""
+
+NO_FRAME_LIMIT = -1
+"""The limit on the size of a frame between a learner thread and the gateway: none, because both belong to this learner."""
+
 
 class LearnerThread(Worker):
     """A learner thread, which trains the policy of one client.
 
-    The thread exchanges only encoded messages with the gateway (the learner's network thread), so the same code can run in
-    another process with other addresses. `AssignClient` is the first message to the thread, and `StopThread` the last.
+    The thread exchanges only encoded messages with the gateway (the learner's network thread). A worker process runs the same
+    code in its main thread, by calling `run`, with other addresses. `AssignClient` is the first message to the thread, and
+    `StopThread` the last.
+
+    Attributes:
+        failure: The error that has ended `run`, as it was sent to the gateway; None if there is none.
     """
 
-    def __init__(self, name: str, key: bytes, down: str, up: str) -> None:
+    def __init__(self, name: str, key: bytes, down: str, up: str, *, remote: bool = False) -> None:
         """Create the thread object. `start` starts the thread.
 
         Args:
@@ -47,9 +55,14 @@ class LearnerThread(Worker):
             key: Bytes that identify the thread: the first frame of each message to the gateway.
             down: Address of the gateway's PUSH socket, from which the thread receives messages.
             up: Address of the gateway's PULL socket, to which the thread sends messages.
+            remote: True in a process of its own. The thread then waits for a busy gateway without a time limit, and sends its
+                last messages before the process ends.
         """
         super().__init__(name)
+        self.failure: ThreadFailed | None = None
         self._key = key
+        self._remote = remote
+        self._began = time.monotonic()
         self._down, self._up = down, up
         self._stopping = threading.Event()
         self._replaced = threading.Event()
@@ -57,8 +70,12 @@ class LearnerThread(Worker):
 
     def run(self) -> None:
         """Train until the message `StopThread` arrives or `stop` is called. If the algorithm raises, send `ThreadFailed`."""
-        with Socket.pull(connect=self._down, hwm=PULL_MESSAGES) as down, Socket.push(connect=self._up) as up:
-            upstream = GatewaySender(up, self._key)
+        linger_s, patience_s = (LINGER_S, None) if self._remote else (0.0, GATEWAY_TIMEOUT_S)
+        with (
+            Socket.pull(connect=self._down, hwm=PULL_MESSAGES, max_frame_bytes=NO_FRAME_LIMIT) as down,
+            Socket.push(connect=self._up, linger_s=linger_s) as up,
+        ):
+            upstream = GatewaySender(up, self._key, patience_s)
             try:
                 try:
                     self._learn(down, upstream)
@@ -68,7 +85,10 @@ class LearnerThread(Worker):
                     text, trace = f"{type(exc).__name__}: {exc}", traceback.format_exc()[-8000:]
                     if isinstance(exc, ConfigError):  # the user's mistake: its text says everything
                         text, trace = str(exc), ""
-                    upstream.send(ThreadFailed(plain_text(text[:1000]), plain_text(trace)))
+                        if self._remote and exc.key == "algorithm_name":
+                            text += "; a learner process finds only what the modules under `plugins` register"
+                    self.failure = ThreadFailed(plain_text(text[:1000]), plain_text(trace))
+                    upstream.send(self.failure)
             except Closed as exc:
                 log.warning("%s ends without a report to the gateway: %s", self.name, exc)
 
@@ -78,6 +98,16 @@ class LearnerThread(Worker):
             learning.run()
         finally:
             learning.close()
+
+    @property
+    def busy_s(self) -> float:
+        """The time since the thread last looked for messages, in seconds. It grows while the algorithm is built or updates."""
+        return time.monotonic() - (self._loop.turned_at if self._loop is not None else self._began)
+
+    def expect_end(self) -> None:
+        """Record that the thread was asked to end. It ends when it receives `StopThread`. Any thread can call this."""
+        if self._loop is not None:
+            self._loop.expect_end()
 
     def stop(self) -> None:
         """Ask the thread to end as soon as no message waits in its PULL socket. Any thread can call this."""
@@ -92,63 +122,6 @@ class LearnerThread(Worker):
 
 
 LOOK_S = 0.05
-
-
-class InProcessLearnerThread:
-    """A handle to a learner thread (which trains one client), with the PUSH socket that sends messages to the thread.
-
-    It implements `LearnerThreadHandle`. Only the gateway (the learner's network thread) uses this object, except that any
-    thread can call `alive` and `join`.
-    """
-
-    def __init__(self, client_id: str, key: bytes, up: str) -> None:
-        """Bind the PUSH socket, and start the learner thread.
-
-        Args:
-            client_id: The client that the thread trains.
-            key: Bytes that identify the thread. They are the first frame of each message that the thread sends.
-            up: The address of the gateway's PULL socket, to which the thread sends messages. The address of the PUSH socket
-                consists of `up`, ``-``, and the key in hexadecimal.
-
-        Raises:
-            TransportError: If the address of the PUSH socket cannot be bound.
-        """
-        down = f"{up}-{key.hex()}"
-        self._push: Socket | None = Socket.push(bind=down, hwm=QUEUE_MESSAGES)
-        self._thread = LearnerThread(f"rl4sys-learner-{client_id}", key, down, up)
-        try:
-            self._thread.start()
-        except BaseException:
-            self._push.close()
-            raise
-
-    @property
-    def alive(self) -> bool:
-        """True while the thread runs."""
-        return self._thread.alive
-
-    def send(self, frames: Sequence[Frame]) -> bool:
-        """Queue a message for the thread. Return False if the queue is full, or `end` was called before."""
-        return self._push is not None and bool(self._push.send(frames))
-
-    def end(self, *, replaced: bool) -> None:
-        """Tell the thread to process its queued messages and end.
-
-        Args:
-            replaced: True if another thread takes over the client, or the client was removed. This thread then writes no more
-                checkpoints.
-        """
-        if self._push is not None:
-            self._push.send(encode(StopThread()))
-            self._push.close()
-            self._push = None
-        if replaced:
-            self._thread.replace()
-        self._thread.stop()
-
-    def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end of the thread. Return False if it still runs after `timeout_s` seconds. Any thread can call this."""
-        return self._thread.join(timeout_s)
 
 
 class AbandonCheckpointsThread(Worker):
@@ -180,7 +153,7 @@ class AbandonCheckpointsThread(Worker):
             if self._stopping.is_set():
                 self.problem = "the learner was closed before its checkpoints were put aside"
                 return
-            self.count = len(CheckpointStore(self._folder).abandon_after(0))
+            self.count = len(CheckpointStore(self._folder).abandon_all())
         except CheckpointError as exc:
             self.problem = str(exc)
         finally:

@@ -20,7 +20,7 @@ from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import DataDemand, Message, SegmentVerdicts, TrainingMetrics
 
-__all__ = ["RECENT_EPISODES", "GatewaySender", "LearnerThreadReporter", "plain_text"]
+__all__ = ["GATEWAY_TIMEOUT_S", "RECENT_EPISODES", "GatewaySender", "LearnerThreadReporter", "plain_text"]
 
 GATEWAY_TIMEOUT_S = 2.0
 """Longest wait for space in the queue of the gateway's PULL socket, in seconds."""
@@ -45,17 +45,24 @@ class GatewaySender:
     A call waits while the gateway's PULL socket is full.
     """
 
-    def __init__(self, up: Socket, key: bytes) -> None:
-        self._up, self._key = up, key
+    def __init__(self, up: Socket, key: bytes, timeout_s: float | None = GATEWAY_TIMEOUT_S) -> None:
+        """Create a sender that does not own the socket.
+
+        Args:
+            up: The PUSH socket.
+            key: The first frame of each message, which identifies the learner thread.
+            timeout_s: Longest wait for space in the queue of the gateway's PULL socket, in seconds; None for no limit.
+        """
+        self._up, self._key, self._timeout_s = up, key, timeout_s
 
     def send(self, message: Message) -> None:
         """Send a message to the gateway (the learner's network thread). Wait while the gateway's queue is full.
 
         Raises:
-            Closed: If the gateway's PULL socket stays full for `GATEWAY_TIMEOUT_S` seconds.
+            Closed: If the gateway's PULL socket stays full for `timeout_s` seconds.
         """
-        if not self._up.send_wait([self._key, *encode(message)], GATEWAY_TIMEOUT_S):
-            raise Closed(f"the gateway has read no message for {GATEWAY_TIMEOUT_S:g} s")
+        if not self._up.send_wait([self._key, *encode(message)], self._timeout_s):
+            raise Closed(f"the gateway has read no message for {self._timeout_s:g} s")
 
 
 class _ReportedDemand(NamedTuple):

@@ -156,7 +156,13 @@ def open_journal(config: LearnerConfig, wake: Callable[[], None]) -> tuple[DiskJ
     fsync = cast(Literal["normal", "always"], config.fsync)
     recovery = JournalLossPolicy(config.resume == ACCEPT_LOSS, _checkpoint_records(run_dir), REMEDY)
     journal = DiskJournal(run_dir / JOURNAL, fsync=fsync, max_bytes=config.journal_max_bytes, wake=wake, recovery=recovery)
-    return journal, journal.open()
+    content = journal.open()
+    for folder in (run_dir / CHECKPOINTS).glob("*/"):
+        try:
+            CheckpointStore(folder).release()  # no earlier learner runs: this one has the lock of the journal
+        except CheckpointError as exc:
+            log.warning("%s", exc)
+    return journal, content
 
 
 def has_state(run_dir: Path) -> bool:

@@ -237,17 +237,30 @@ class CrashSuspectRecord:
     # ---- files
 
     def _open(self, path: Path) -> mmap.mmap:
-        """Read from ``training.mark`` what the previous process trained on, clear the file, and map it into memory.
+        """Read from ``training.mark`` what the previous process trained on, replace the file, and map the new one into memory.
 
-        A write to mapped memory needs no system call.
+        A write to mapped memory needs no system call. A stopped process that this one has replaced can continue later. It then
+        writes to the old file, which has no name any more.
         """
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            self._update_suspects(_read(file))
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            pass
+        else:
+            try:
+                self._update_suspects(_read(file))
+            finally:
+                os.close(file)
+        fresh = path.with_name(f".{path.name}")
+        fresh.unlink(missing_ok=True)
+        file = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
             os.pwrite(file, _HEAD.pack(_MAGIC, 0, 0, 0).ljust(MARK_BYTES, b"\0"), 0)  # reserves the space on disk
-            return mmap.mmap(file, MARK_BYTES)
+            mark = mmap.mmap(file, MARK_BYTES)
         finally:
             os.close(file)
+        fresh.replace(path)
+        return mark
 
     def _write(self, ranges: Sequence[SegmentRange], data: bytes) -> None:
         end = self._bytes + len(data)

@@ -75,11 +75,15 @@ class TrainLoop:
     """The work of one learner thread: it receives segments, trains the algorithm, and publishes and saves the weights.
 
     The thread communicates with the gateway, the learner's network thread, by messages only.
+
+    Attributes:
+        turned_at: The time when the thread last looked for messages, on the monotonic clock, in seconds. Any thread can read it.
     """
 
     def __init__(self, down: Socket, upstream: GatewaySender, stopping: threading.Event, replaced: threading.Event) -> None:
         self._down, self._send = down, upstream.send
         self._stopping, self._replaced = stopping, replaced
+        self.turned_at = time.monotonic()
         self._poller = Poller()
         self._poller.register(down)
         self._assign = self._wait_for_assignment()
@@ -103,6 +107,8 @@ class TrainLoop:
         self._store = CheckpointStore(Path(self._assign.checkpoints)) if self._assign.checkpoints else None
         self._saved_updates = 0  # an algorithm without data is rebuilt from its seed and needs no checkpoint
         self._save_at = time.monotonic() + self._assign.checkpoint_every_s
+        if self._store is not None:
+            self._store.claim(self._assign.generation)
         self._ready = self._resume()
         # A journal in memory ends with the process, and so do the segments that could have ended it.
         noted = self._assign.checkpoints and not self._replaced.is_set()
@@ -121,6 +127,7 @@ class TrainLoop:
         self._report()
         while True:
             self._poller.poll(self._reporter.rest_s)
+            self.turned_at = time.monotonic()
             for _ in range(DRAIN_MESSAGES):
                 message = self._read()
                 if message is None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rl4sys_zmq.liveness import WORKER_SILENCE_S
 from rl4sys_zmq.ops.status import client_rows
 from rl4sys_zmq.version import package_version
 
@@ -13,6 +14,7 @@ __all__ = ["conservation_error", "byte_text", "printable", "report_lines", "span
 
 MAX_ACTORS_SHOWN = 20
 MAX_LIBRARIES = 4
+BUSY_S = 5.0
 
 
 def report_lines(report: Mapping[str, Any], now_unix_s: float) -> list[str]:
@@ -124,6 +126,7 @@ def _client_lines(client_id: str, client: Mapping[str, Any], now_unix_s: float) 
     verdicts = client["verdicts"]
     queue = f"queue {client['queued']:,} ({byte_text(client['queued_bytes'])})"
     yield f"  refused {verdicts['refused']:,}  duplicate {verdicts['duplicate']:,}  gap {client['gap']:,}  {queue}"
+    yield from _worker_lines(client)
     saved = client["checkpoint"]
     if saved["number"]:
         yield f"  checkpoint {saved['number']:,}: version {saved['version']:,}, {span_text(saved['age_s'])} ago"
@@ -136,6 +139,22 @@ def _client_lines(client_id: str, client: Mapping[str, Any], now_unix_s: float) 
         yield f"  !! alarm {name}: {alarm['count']:,}, the last one {age} ago: {alarm['text']}"
     if client["actors"]:
         yield from _actor_lines(client["actors"], client["actors_total"])
+
+
+def _worker_lines(client: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines about the process that trains a client. There is none for a thread that has not been restarted."""
+    worker = client.get("worker", {})
+    restarts = f", {client['restarts']:,} restarts" if client.get("restarts") else ""
+    if "pid" in worker:
+        busy = f", busy for {span_text(worker['busy_s'])}" if worker["busy_s"] >= BUSY_S else ""
+        yield f"  engine {worker['engine']}, process {worker['pid'] or 'starting'}{busy}{restarts}"
+        if worker["silent_s"] >= WORKER_SILENCE_S:
+            yield f"  !! the process has given no sign of life for {span_text(worker['silent_s'])}: is it stopped?"
+    elif restarts:
+        yield f"  engine {worker.get('engine', '-')}{restarts}"
+    if crashes := worker.get("crashes"):
+        pause = f"; another one starts in {span_text(worker['restart_in_s'])}" if "restart_in_s" in worker else ""
+        yield f"  !! {crashes:,} crashes, the last one: {worker['last_crash']}{pause}"
 
 
 def _actor_lines(actors: Mapping[str, Any], total: int) -> list[str]:

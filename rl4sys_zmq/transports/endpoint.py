@@ -53,6 +53,7 @@ class Endpoint(TrackedResource):
         self._grants: SubscriptionControl | None = None
         self._closed = False
         self._timeout_ms = -1
+        self._linger_ms = 0
         track(self)
 
     @property
@@ -266,7 +267,9 @@ class Endpoint(TrackedResource):
         self._set_topic(zmq.UNSUBSCRIBE, prefix)
 
     def close(self) -> None:
-        """Stop listening and close the socket. Messages that are still queued are discarded. A second call does nothing.
+        """Stop listening and close the socket. A second call does nothing.
+
+        Messages that are still queued are discarded, except on a push socket that was created with a time to linger.
 
         Raises:
             TransportError: If another thread calls.
@@ -285,7 +288,7 @@ class Endpoint(TrackedResource):
             if self._binding is not None:
                 self._binding.close()
         finally:
-            self.raw.close(linger=0)
+            self.raw.close(linger=self._linger_ms)
             untrack(self)
 
     def adopt(self) -> None:

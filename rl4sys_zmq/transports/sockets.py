@@ -113,10 +113,16 @@ class Socket(Endpoint):
         bind: Address | str | None = None,
         connect: Address | str | None = None,
         hwm: int = 64,
+        linger_s: float = 0.0,
         secure: Secure | None = None,
     ) -> Self:
-        """Create a PUSH, the sending end of a pipeline: bound or connecting. If a bound PUSH has no peer, `send` returns FULL."""
-        return cls._make("push", {zmq.SNDHWM: hwm}, bind=bind, connect=connect, secure=secure)
+        """Create a PUSH, the sending end of a pipeline: bound or connecting. If a bound PUSH has no peer, `send` returns FULL.
+
+        After `close`, libzmq continues to send the queued messages for up to `linger_s` seconds, also at the exit of the process.
+        """
+        made = cls._make("push", {zmq.SNDHWM: hwm}, bind=bind, connect=connect, secure=secure)
+        made._linger_ms = round(linger_s * 1000)
+        return made
 
     @classmethod
     def pull(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import math
 import os
@@ -602,3 +603,56 @@ def test_an_interrupted_load_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
             store.load()
     loaded = store.load()
     assert loaded is not None and loaded[0].number == 1
+
+
+# ---- who may write
+
+
+def test_a_learner_thread_that_was_replaced_can_write_no_checkpoint(tmp_path: Path) -> None:
+    old, new = CheckpointStore(tmp_path / "c"), CheckpointStore(tmp_path / "c")
+    old.claim(5)
+    old.write(MANIFEST, state_of(1))
+    new.claim(6)
+    with pytest.raises(CheckpointError, match=r"learner thread 6 has replaced this one \(5\)"):
+        old.write(MANIFEST, state_of(2))
+    with pytest.raises(CheckpointError, match="has replaced this one"):
+        old.claim(5)
+    assert new.write(MANIFEST, state_of(3)).number == 2
+    assert [path.name for path in new.newest()] == ["00000002", "00000001"]
+    assert not list((tmp_path / "c").glob(".tmp-*"))
+
+
+def test_a_replacement_that_comes_while_a_checkpoint_is_written_wins(tmp_path: Path) -> None:
+    old, new = CheckpointStore(tmp_path / "c"), CheckpointStore(tmp_path / "c")
+    old.claim(5)
+
+    def wanted() -> bool:
+        new.claim(6)
+        return True
+
+    with pytest.raises(CheckpointError, match="has replaced this one"):
+        old.write(MANIFEST, state_of(1), wanted=wanted)
+    assert new.newest() == [] and not list((tmp_path / "c").glob(".tmp-*"))
+
+
+def test_a_claim_waits_for_the_rename_of_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "LOCK_TIMEOUT_S", 0.1)
+    store = CheckpointStore(tmp_path / "c")
+    store.claim(5)
+    with open(tmp_path / "c" / ".writer") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(CheckpointError, match="is its process stopped"):
+            store.claim(6)
+    store.claim(6)
+    store.write(MANIFEST, state_of(1))
+
+
+def test_a_folder_that_is_released_takes_any_learner_thread(tmp_path: Path) -> None:
+    CheckpointStore(tmp_path / "c").release()
+    store = CheckpointStore(tmp_path / "c")
+    store.claim(6)
+    store.write(MANIFEST, state_of(1))
+    assert store.abandon_all() == [1]
+    again = CheckpointStore(tmp_path / "c")
+    again.claim(5)
+    assert again.write(MANIFEST, state_of(2)).number == 2

@@ -64,6 +64,9 @@ class FakeWorker:
     alive: bool = True
     full: bool = False
     ended: list[bool] = field(default_factory=list)
+    crash: str = ""
+    failure: ThreadFailed | None = None
+    silent_s: float = 0.0
 
     def send(self, frames: Sequence[Frame]) -> bool:
         if not self.full:
@@ -76,6 +79,12 @@ class FakeWorker:
 
     def join(self, timeout_s: float | None = None) -> bool:
         return not self.alive
+
+    def abort(self) -> bool:
+        return not self.alive
+
+    def describe(self) -> dict[str, Any]:
+        return {"engine": "fake"}
 
 
 class FakeDisk(MemoryJournal):
@@ -498,6 +507,103 @@ def test_a_thread_that_vanishes_is_noticed_within_a_second() -> None:
     rig.worker.alive = False
     rig.core.each_second(rig.now + 1)
     assert rig.client.error == "its learner thread ended without an error; see the learner's log"
+
+
+def crash(rig: Rig) -> None:
+    """The client's learner process is killed."""
+    rig.worker.alive, rig.worker.crash = False, "its process 7 has ended: signal 9 (SIGKILL)"
+    rig.core.on_worker_ended(rig.worker.key)
+
+
+def test_a_process_that_crashes_gets_a_successor_after_a_pause_that_grows() -> None:
+    disk = FakeDisk()
+    rig = Rig(disk)
+    rig.join()
+    for count, pause_s in enumerate((0.2, 0.4, 0.8), 1):
+        crash(rig)
+        assert only(rig.answers(), Refused).code == RefusalReason.NO_SESSION
+        assert (rig.client.state, len(rig.workers)) == ("starting", count)
+        assert rig.say(hello()) == []  # it waits, and so does a second one
+        assert only(rig.say(hello()), Refused).code == RefusalReason.STARTING
+        rig.core.each_second(rig.now)
+        assert rig.core.rest_s(rig.now, 60.0) == pytest.approx(pause_s)
+        rig.now += 0.9 * pause_s
+        rig.turn()
+        assert len(rig.workers) == count
+        rig.now += 0.2 * pause_s
+        rig.turn()
+        assert len(rig.workers) == count + 1
+        rig.ready()
+        assert isinstance(rig.answers()[0], Welcome)
+    report = rig.client.report(rig.now)
+    assert (report["state"], report["restarts"], report["worker"]["crashes"]) == ("running", 3, 3)
+    assert "SIGKILL" in report["worker"]["last_crash"] and report["alarms"]["worker_crashed"]["count"] == 3
+    rig.now += 60.0
+    crash(rig)
+    assert rig.core.rest_s(rig.now, 60.0) == pytest.approx(0.2), "it had worked for a while"
+
+
+def test_a_process_that_always_crashes_before_it_is_ready_fails_its_client() -> None:
+    rig = Rig()
+    rig.say(hello())
+    for _ in range(4):
+        crash(rig)
+        rig.now += 10.0
+        rig.turn()
+        assert rig.client.state == "starting"
+    crash(rig)
+    assert rig.client.state == "failed" and "before it was ready" in rig.client.error
+    assert rig.core.counters.snapshot()["workers_crashed"] == 5
+    rig.now += 10.0
+    rig.turn()
+    assert len(rig.workers) == 5
+
+
+def test_an_operator_can_restart_or_forget_a_client_that_waits_after_a_crash() -> None:
+    rig = Rig()
+    rig.join()
+    crash(rig)
+    rig.core.do(OperatorCommand(RESTART, "lab"))
+    assert len(rig.workers) == 2
+    rig.now += 10.0
+    rig.turn()
+    assert len(rig.workers) == 2
+    rig.ready()
+    crash(rig)
+    rig.core.do(OperatorCommand(FORGET, "lab"))
+    rig.now += 10.0
+    rig.turn()
+    assert len(rig.workers) == 2 and rig.client is None
+
+
+def test_the_end_of_a_process_that_was_replaced_means_nothing() -> None:
+    rig = Rig()
+    rig.join()
+    old = rig.worker
+    rig.core.do(OperatorCommand(RESTART, "lab"))
+    rig.ready()
+    old.alive, old.crash = False, "killed"
+    rig.core.on_worker_ended(old.key)
+    assert (rig.client.state, rig.client.crashes) == ("running", 0)
+
+
+def test_a_process_that_reports_its_error_at_the_end_fails_its_client() -> None:
+    rig = Rig()
+    rig.join()
+    rig.worker.alive, rig.worker.failure = False, ThreadFailed("ValueError: no", "")
+    rig.core.on_worker_ended(rig.worker.key)
+    assert (rig.client.state, rig.client.error) == ("failed", "ValueError: no")
+
+
+def test_a_silent_process_raises_an_alarm() -> None:
+    rig = Rig()
+    rig.join()
+    rig.worker.silent_s = 4.9
+    rig.core.each_second(rig.now)
+    assert not rig.client.alarms.report()
+    rig.worker.silent_s = 5.1
+    rig.core.each_second(rig.now)
+    assert rig.client.alarms.report()["worker_silent"]["count"] == 1
 
 
 def test_a_client_that_never_worked_is_forgotten_and_its_actor_told_why() -> None:

@@ -6,6 +6,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -102,6 +103,10 @@ class SimThread:
         alive: It was not told to end.
     """
 
+    crash = ""
+    failure: ThreadFailed | None = None
+    silent_s = 0.0
+
     def __init__(
         self, history: History, rng: random.Random, schedule: Schedule, judged: list[tuple[int, str]] | None, site: ThreadSite
     ) -> None:
@@ -146,6 +151,14 @@ class SimThread:
     def join(self, timeout_s: float | None = None) -> bool:
         """Nothing to wait for."""
         return True
+
+    def abort(self) -> bool:
+        """It has ended with `end`."""
+        return True
+
+    def describe(self) -> dict[str, Any]:
+        """Nothing more to say."""
+        return {"engine": "simulated"}
 
     def _say(self, message: Message) -> None:
         self.words.append([self._site.key, *encode(message)])

@@ -23,8 +23,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from harness.children import SPARE, TRY_AGAIN
+from harness.recorders import OffPolicyRecorder, Recorder, name_of
 from harness.stepped_clock import step_clock
 from harness.trace import TraceWriter
 
@@ -47,42 +47,6 @@ JUDGED = ("trained", "stale", "quarantined")
 FAULTS = ("stalled", "credit_corrected")
 """Alarms that no gate allows: this library has lost count, or stands still."""
 LAST_WORDS_S = 0.1
-
-
-def name_of(episode_id: int, segment_index: int) -> str:
-    return f"{episode_id:x}.{segment_index}"
-
-
-class Recorder(FakeAlgorithm):
-    """A fake algorithm whose state says what it has learned from, as an array, and not what waits for the next update."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._settled = self._counts()
-
-    def _counts(self) -> dict[str, int]:
-        return {"segments": len(self.keys), "steps": self.steps, "updates": self.updates}
-
-    def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
-        done = super().update(partial=partial)
-        if done is not None:
-            self._settled = self._counts()
-        return done
-
-    def state(self) -> dict[str, Any]:
-        now = self._settled if self.kind == "onpolicy" else self._counts()
-        keys = np.array(self.keys[: now["segments"]], dtype=np.uint64).reshape(-1, 2)
-        return {**now, "pending": 0 if self.kind == "onpolicy" else self._pending, "keys": keys}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        self.segments, self.steps, self.updates = state["segments"], state["steps"], state["updates"]
-        self._pending = state["pending"]
-        self.keys = [(int(episode), int(index)) for episode, index in state["keys"]]
-        self._settled = self._counts()
-
-
-class OffPolicyRecorder(Recorder):
-    kind = "offpolicy"
 
 
 class Records:
@@ -274,15 +238,24 @@ class Served:
             case "drain":
                 self._learner.drain(timeout_s=30.0)
                 for client, algorithm in self._clients.items():
-                    made = self._records[algorithm].last
-                    if made is not None:
-                        self._trace.applied([name_of(*key) for key in made.keys], client=client)
+                    keys = self._keys(client, algorithm)
+                    if keys is not None:
+                        self._trace.applied([name_of(*key) for key in keys], client=client)
                 self._trace.note("answer", command=command, status=self.law())
             case "end":
                 self._over.set()
                 self._sampler.join()
                 self._learner.raise_if_dead()
                 self._learner.close()
+
+    def _keys(self, client: str, algorithm: str) -> list[tuple[int, int]] | None:
+        """The segments that a client has learned from: of the algorithm here, or of a process's checkpoint."""
+        if self._learner.config.engine == "thread":
+            made = self._records[algorithm].last
+            return None if made is None else made.keys
+        assert self._learner.config.run_dir is not None
+        found = checkpoints.CheckpointStore(self._learner.config.run_dir / "checkpoints" / client).load()
+        return None if found is None else [(int(episode), int(index)) for episode, index in found[1]["keys"]]
 
 
 def main() -> int:

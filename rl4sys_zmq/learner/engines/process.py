@@ -1,0 +1,357 @@
+"""The engine ``process``: each client is trained in a process of its own, on the learner's machine.
+
+The processes use several cores, and a crash in native code costs one client a restart, and the others nothing.
+
+Messages travel through ipc sockets in a folder that only this user can access, so they need no encryption. A worker process has
+an ipc address of its own from which it receives messages, so that it cannot receive those of its successor. All processes send
+to one address, and the gateway (the learner's network thread) recognizes the newest worker of a client by its secret key.
+
+A socketpair connects the gateway's process and the worker process. Through it go, as whole packets: at first the addresses, the
+key and the plugins; later commands to the worker; and from the worker its log records, signs of life, and the error that ended
+it. When the gateway's process ends, the socketpair closes, and the worker process ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import logging
+import math
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rl4sys_zmq.child_process import child_environment, end_text
+from rl4sys_zmq.errors import ConfigError, TransportError
+from rl4sys_zmq.learner.client import QUEUE_MESSAGES
+from rl4sys_zmq.learner.engines.base import EngineEntry, GatewayEndpoints, WorkerAssignment
+from rl4sys_zmq.learner.engines.packets import (
+    END,
+    FAILED,
+    LOG,
+    MAX_PACKET_BYTES,
+    REPLACE,
+    STOP,
+    TURN,
+    ProcessStart,
+    decode_packet,
+    encode_packet,
+)
+from rl4sys_zmq.liveness import WORKER_REPORT_S
+from rl4sys_zmq.plugins import imported_plugins
+from rl4sys_zmq.resource import Worker
+from rl4sys_zmq.transports import Socket
+from rl4sys_zmq.wire import encode
+from rl4sys_zmq.wire.messages import Frame, StopThread, ThreadFailed
+
+__all__ = ["ENTRY", "LearnerProcess", "ProcessEngine"]
+
+log = logging.getLogger(__name__)
+
+REPLACED_KILL_S = 5.0
+"""Time that a replaced worker process has to end by itself, in seconds. Then it is killed."""
+
+ABORT_WAIT_S = 2.0
+LINGER_S = 30.0
+LOOK_S = 0.05
+_MODULE = "rl4sys_zmq.learner.engines.worker"
+_LOWEST_FD = 3
+
+
+class ProcessEngine:
+    """The engine that trains each client (a policy with its learner) in a process of its own. See the module's text."""
+
+    def __init__(self, gateway: GatewayEndpoints) -> None:
+        """Create a private folder, and bind the address to which the processes send.
+
+        Raises:
+            ConfigError: If this system has no socketpairs of packets.
+            TransportError: If the folder cannot be created, or the address cannot be bound.
+        """
+        if not hasattr(socket, "SOCK_SEQPACKET") or not sys.executable:
+            raise ConfigError("engine: process needs Linux and a Python interpreter (sys.executable); use thread", key="engine")
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix="rl4sys-workers-"))  # mode 0700
+        except OSError as exc:
+            raise TransportError(f"engine process: no folder for its sockets can be created: {exc}; set TMPDIR") from exc
+        self._numbers = itertools.count(1)
+        try:
+            self._up = gateway.listen(f"ipc://{self._folder}/up")
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self, assignment: WorkerAssignment) -> LearnerProcess:
+        """Start a process that trains one client.
+
+        Raises:
+            TransportError: If the address from which the process receives messages cannot be bound.
+        """
+        return LearnerProcess(assignment, self._up, f"ipc://{self._folder}/{next(self._numbers)}")
+
+    def close(self) -> None:
+        """Remove the folder of the sockets."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+ENTRY = EngineEntry(name="process", factory=ProcessEngine, summary="a process of its own, on the learner's machine")
+
+
+class LearnerProcess:
+    """A handle to a process that trains one client, with the PUSH socket that sends messages to it.
+
+    It implements `LearnerThreadHandle`. Only the gateway (the learner's network thread) uses this object, except that any
+    thread can call `alive`, `join` and `abort`.
+    """
+
+    def __init__(self, assignment: WorkerAssignment, up: str, down: str) -> None:
+        """Bind the PUSH socket, and start the process without waiting for it.
+
+        Args:
+            assignment: The client that the process trains, and the key of its messages.
+            up: The address of the gateway's PULL socket, to which the process sends messages.
+            down: The ipc address of the PUSH socket, from which the process receives messages.
+
+        Raises:
+            TransportError: If the address of the PUSH socket cannot be bound, or no file descriptor is left.
+        """
+        start = ProcessStart(
+            client_id=assignment.client_id,
+            key=assignment.key.hex(),
+            down=down,
+            up=up,
+            plugins=imported_plugins(),
+            path=[entry or os.getcwd() for entry in sys.path],
+            log_level=logging.getLogger("rl4sys_zmq").getEffectiveLevel(),
+        )
+        self._push: Socket | None = Socket.push(bind=down, hwm=QUEUE_MESSAGES, linger_s=LINGER_S)
+        try:
+            self._watch = _ProcessWatchThread(start, assignment.ended)
+            self._watch.start()
+        except OSError as exc:
+            self._push.close()
+            raise TransportError(f"engine process: {exc.strerror}; raise the limit of open files with ulimit -n") from exc
+        except BaseException:
+            self._push.close()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        """True from the creation of this object to the end of the process."""
+        return not self._watch.over
+
+    @property
+    def crash(self) -> str:
+        """A description of how the process ended by itself, without reporting an error; empty in all other cases."""
+        return self._watch.crash
+
+    @property
+    def failure(self) -> ThreadFailed | None:
+        """The error that ended the process, if the process has reported one."""
+        return self._watch.failure
+
+    @property
+    def silent_s(self) -> float:
+        """The time since the last sign of life of the process, in seconds; 0 until the first, and after its end."""
+        return self._watch.silent_s
+
+    def send(self, frames: Sequence[Frame]) -> bool:
+        """Queue a message for the process.
+
+        Return False if the queue is full, the process is not connected so far, or `end` was called before.
+        """
+        return self._push is not None and bool(self._push.send(frames))
+
+    def end(self, *, replaced: bool) -> None:
+        """Tell the process to train on its queued messages and end.
+
+        Args:
+            replaced: True if another worker takes over the client, or the client was removed. This process then writes no more
+                checkpoints, and is killed if it has not ended after `REPLACED_KILL_S` seconds.
+        """
+        if self._push is not None:
+            queued = bool(self._push.send(encode(StopThread())))
+            self._push.close()  # libzmq still sends what is queued
+            self._push = None
+            self._watch.tell(END if queued else STOP)
+        if replaced:
+            self._watch.tell(REPLACE)
+            self._watch.kill_within(REPLACED_KILL_S)
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end of the process. Return False if it still runs after `timeout_s` seconds. Any thread can call this."""
+        return self._watch.join(timeout_s)
+
+    def abort(self) -> bool:
+        """Kill the process. Return True if it has ended. Any thread can call this."""
+        self._watch.stop()
+        return self._watch.join(ABORT_WAIT_S)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the part of the learner's status about this process, as JSON.
+
+        It has the name of the engine, the process id (None while the process is being created), the time since the process last
+        looked for messages (``busy_s``), and the time since its last sign of life (``silent_s``), both in seconds.
+        """
+        watch = self._watch
+        return {
+            "engine": ENTRY.name,
+            "pid": watch.pid,
+            "busy_s": round(watch.busy_s, 3),
+            "silent_s": round(watch.silent_s, 3),
+        }
+
+
+class _ProcessWatchThread(Worker):
+    """The thread that starts one worker process, reads its packets, and waits for its end.
+
+    On Linux, the process is killed if this thread ends before it, for example together with the whole learner.
+
+    Attributes:
+        pid: The process id; None before the process is created.
+        over: True after the end of the process. `crash` and `failure` are then final.
+        crash: As `LearnerProcess.crash`.
+        failure: As `LearnerProcess.failure`.
+        busy_s: The time since the process last looked for messages, in seconds, as of its last sign of life.
+    """
+
+    def __init__(self, start: ProcessStart, ended: Callable[[], None]) -> None:
+        super().__init__(f"rl4sys-process-{start.client_id}")
+        self.pid: int | None = None
+        self.over = False
+        self.crash = ""
+        self.failure: ThreadFailed | None = None
+        self.busy_s = 0.0
+        self._start, self._ended = start, ended
+        self._lock = threading.Lock()
+        self._killed = False
+        self._kill_at = math.inf
+        self._alive_at = math.inf
+        ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._pair: socket.socket | None = ours
+        ours.setblocking(False)
+
+    @property
+    def silent_s(self) -> float:
+        """The time since the last sign of life of the process, in seconds; 0 until the first, and after its end."""
+        return 0.0 if self.over else max(0.0, time.monotonic() - self._alive_at)
+
+    def tell(self, command: str) -> None:
+        """Send a command to the process. Any thread can call this, also after the end of the process."""
+        with self._lock:
+            if self._pair is not None:
+                try:
+                    self._pair.send(encode_packet(command), socket.MSG_NOSIGNAL)
+                except OSError as exc:  # it has ended, or is stopped and has many unread commands
+                    log.debug("%s: %s cannot be sent: %s", self.name, command, exc)
+
+    def kill_within(self, seconds: float) -> None:
+        """Kill the process if it still runs after a time in seconds."""
+        self._kill_at = min(self._kill_at, time.monotonic() + seconds)
+
+    def stop(self) -> None:
+        """Kill the process. Any thread can call this."""
+        with self._lock:
+            self._killed = True
+            if self.pid is not None and not self.over:
+                self._process.kill()
+
+    def run(self) -> None:
+        """Start the process, and read its packets until it has ended."""
+        try:
+            code = self._watch_process()
+            if code and self.failure is None:
+                self.crash = f"its process {self.pid} has ended: {end_text(code)}"
+        except (OSError, subprocess.SubprocessError) as exc:
+            self.crash = f"no process can be started: {exc}"
+        finally:
+            with self._lock:
+                self.over = True
+                pair, self._pair = self._pair, None
+            for end in (pair, self._theirs):
+                if end is not None:
+                    end.close()
+            self._ended()
+
+    def _watch_process(self) -> int:
+        """Start the process, read its packets, and return its exit code after its end."""
+        with self._lock:
+            if self._killed:
+                return 0
+            assert self._pair is not None
+            self._pair.send(encode_packet(self._start))
+            self._process = _spawn(self._theirs)
+            self.pid = self._process.pid
+        self._theirs.close()
+        log.info("client %s is trained by process %d", self._start.client_id, self.pid)
+        poll = select.poll()
+        poll.register(self._pair, select.POLLIN)
+        death = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None
+        try:
+            if death is not None:
+                poll.register(death, select.POLLIN)
+            wait_s = LOOK_S if death is None else WORKER_REPORT_S
+            is_open = True
+            while self._process.poll() is None:
+                poll.poll(math.ceil(wait_s * 1000))
+                if is_open and not self._read():
+                    is_open = False
+                    poll.unregister(self._pair)
+                if time.monotonic() >= self._kill_at:
+                    self._process.kill()
+        finally:
+            if death is not None:
+                os.close(death)
+            if self._process.returncode is None:
+                self._process.kill()
+                self._process.wait()
+        self._read()
+        return self._process.returncode
+
+    def _read(self) -> bool:
+        """Handle the packets that have arrived. Return False if the process has closed its end."""
+        while True:
+            try:
+                assert self._pair is not None
+                data = self._pair.recv(MAX_PACKET_BYTES)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not data:
+                return False
+            kind, fields = decode_packet(data)
+            if kind == LOG:
+                self._log(**fields)
+            elif kind == TURN:
+                self._alive_at, self.busy_s = time.monotonic(), float(fields["busy_s"])
+            elif kind == FAILED:
+                self.failure = ThreadFailed(fields["error"], fields["trace"])
+
+    def _log(self, name: str, level: int, text: str) -> None:
+        logging.getLogger(name).log(level, "process %d: %s", self.pid, text)
+
+
+def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:
+    # In a learner without standard streams, the socketpair could have one of their numbers, which the child replaces.
+    number = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", _MODULE, str(number)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(number,),
+            close_fds=True,
+            start_new_session=True,
+            env=child_environment(),
+        )
+    finally:
+        os.close(number)

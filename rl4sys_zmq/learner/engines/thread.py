@@ -1,0 +1,110 @@
+"""The engine ``thread``: each client is trained in a thread of the learner's process. It is the default."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rl4sys_zmq.learner.client import QUEUE_MESSAGES
+from rl4sys_zmq.learner.engines.base import EngineEntry, GatewayEndpoints, WorkerAssignment
+from rl4sys_zmq.learner.learner_thread import LearnerThread
+from rl4sys_zmq.transports import Socket
+from rl4sys_zmq.wire import encode
+from rl4sys_zmq.wire.messages import Frame, StopThread, ThreadFailed
+
+__all__ = ["ENTRY", "InProcessLearnerThread", "ThreadEngine"]
+
+
+class ThreadEngine:
+    """The engine that trains each client (a policy with its learner) in a thread of the learner's process."""
+
+    def __init__(self, gateway: GatewayEndpoints) -> None:
+        self._up = gateway.up
+
+    def start(self, assignment: WorkerAssignment) -> InProcessLearnerThread:
+        """Start a learner thread.
+
+        Raises:
+            TransportError: If the address of its socket cannot be bound.
+        """
+        return InProcessLearnerThread(assignment, self._up)
+
+    def close(self) -> None:
+        """Do nothing: this engine holds nothing itself."""
+
+
+ENTRY = EngineEntry(name="thread", factory=ThreadEngine, summary="a thread of the learner's process")
+
+
+class InProcessLearnerThread:
+    """A handle to a learner thread (which trains one client), with the PUSH socket that sends messages to the thread.
+
+    It implements `LearnerThreadHandle`. Only the gateway (the learner's network thread) uses this object, except that any
+    thread can call `alive`, `join` and `abort`.
+
+    Attributes:
+        crash: Always empty: if a thread crashes, the learner's process ends with it.
+        failure: Always None: the thread sends its error as a message.
+        silent_s: Always 0: a thread stops only together with its process.
+    """
+
+    crash = ""
+    failure: ThreadFailed | None = None
+    silent_s = 0.0
+
+    def __init__(self, assignment: WorkerAssignment, up: str) -> None:
+        """Bind the PUSH socket, and start the learner thread.
+
+        Args:
+            assignment: The client that the thread trains, and the key of its messages.
+            up: The address of the gateway's PULL socket, to which the thread sends messages. The address of the PUSH socket
+                consists of `up`, ``-``, and the key in hexadecimal.
+
+        Raises:
+            TransportError: If the address of the PUSH socket cannot be bound.
+        """
+        key = assignment.key
+        down = f"{up}-{key.hex()}"
+        self._push: Socket | None = Socket.push(bind=down, hwm=QUEUE_MESSAGES)
+        self._thread = LearnerThread(f"rl4sys-learner-{assignment.client_id}", key, down, up)
+        try:
+            self._thread.start()
+        except BaseException:
+            self._push.close()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        """True while the thread runs."""
+        return self._thread.alive
+
+    def send(self, frames: Sequence[Frame]) -> bool:
+        """Queue a message for the thread. Return False if the queue is full, or `end` was called before."""
+        return self._push is not None and bool(self._push.send(frames))
+
+    def end(self, *, replaced: bool) -> None:
+        """Tell the thread to process its queued messages and end.
+
+        Args:
+            replaced: True if another thread takes over the client, or the client was removed. This thread then writes no more
+                checkpoints.
+        """
+        if self._push is not None:
+            self._push.send(encode(StopThread()))
+            self._push.close()
+            self._push = None
+        if replaced:
+            self._thread.replace()
+        self._thread.stop()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end of the thread. Return False if it still runs after `timeout_s` seconds. Any thread can call this."""
+        return self._thread.join(timeout_s)
+
+    def abort(self) -> bool:
+        """Return True if the thread has ended. A thread cannot be ended by force. Any thread can call this."""
+        return not self._thread.alive
+
+    def describe(self) -> dict[str, Any]:
+        """Return the part of the learner's status about this thread, as JSON."""
+        return {"engine": ENTRY.name}

@@ -1,0 +1,157 @@
+"""The program of a worker process, which trains one client.
+
+It runs as ``python -m rl4sys_zmq.learner.engines.worker FD``. FD is the descriptor of the socketpair to the learner's process,
+from which it receives its task. The main thread runs the same code as a learner thread. The process ends when it is told to,
+when its algorithm raises, and when the learner's process ends: then at once on Linux, otherwise within `ORPHAN_S` seconds and
+without a checkpoint.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.engines.packets import (
+    END,
+    FAILED,
+    LOG,
+    MAX_PACKET_BYTES,
+    REPLACE,
+    STOP,
+    TURN,
+    ProcessStart,
+    decode_packet,
+    encode_packet,
+)
+from rl4sys_zmq.learner.learner_thread import LearnerThread
+from rl4sys_zmq.liveness import WORKER_REPORT_S
+from rl4sys_zmq.plugins import import_plugins
+from rl4sys_zmq.transports.context import context, open_sockets
+
+__all__ = ["main"]
+
+log = logging.getLogger(__name__)
+
+ORPHAN_S = 2.0
+"""Longest time that this process still runs after the end of the learner's process, in seconds."""
+
+MAX_LOG_CHARS = 16_000
+_PR_SET_PDEATHSIG = 1
+
+
+class _PairLogHandler(logging.Handler):
+    """A log handler that sends each record to the learner's process. It drops records while the learner reads none."""
+
+    def __init__(self, pair: socket.socket) -> None:
+        super().__init__()
+        self._pair = pair
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = self.format(record)[:MAX_LOG_CHARS]
+        _send(self._pair, encode_packet(LOG, name=record.name, level=record.levelno, text=text))
+
+
+class _CommandThread(threading.Thread):
+    """The thread that follows the commands of the learner's process, and sends it signs of life."""
+
+    def __init__(self, pair: socket.socket, learner: LearnerThread) -> None:
+        super().__init__(name="rl4sys-commands", daemon=True)
+        self._pair, self._learner = pair, learner
+
+    def run(self) -> None:
+        """Follow the commands until the learner's process has ended. Then end this process."""
+        poll = select.poll()
+        poll.register(self._pair, select.POLLIN)
+        while True:
+            _send(self._pair, encode_packet(TURN, busy_s=self._learner.busy_s))
+            if not poll.poll(round(WORKER_REPORT_S * 1000)):
+                continue
+            try:
+                data = self._pair.recv(MAX_PACKET_BYTES)
+            except OSError:  # the learner has ended with packets that it had not read
+                break
+            if not data:
+                break
+            command, _ = decode_packet(data)
+            if command == END:
+                self._learner.expect_end()
+            elif command == STOP:
+                self._learner.stop()
+            elif command == REPLACE:
+                self._learner.replace()
+        self._learner.replace()
+        threading.Event().wait(ORPHAN_S)
+        os._exit(1)
+
+
+def _send(pair: socket.socket, data: bytes) -> None:
+    try:
+        pair.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    except OSError:
+        return  # the learner has ended, or reads nothing now
+
+
+def main() -> None:
+    """Train one client, as the learner's process says, and end this process.
+
+    The first argument of the command line is the descriptor of the socketpair to the learner's process.
+    """
+    _isolate()
+    pair = socket.socket(fileno=int(sys.argv[1]))
+    data = pair.recv(MAX_PACKET_BYTES)
+    if not data:
+        os._exit(1)
+    start = ProcessStart(**decode_packet(data)[1])
+    sys.path += [entry for entry in start.path if entry not in sys.path]
+    root = logging.getLogger()
+    root.addHandler(_PairLogHandler(pair))
+    root.setLevel(start.log_level)
+    logging.captureWarnings(True)
+    code = 1
+    try:
+        _train(pair, start)
+        code = 0
+    except BaseException:
+        log.exception("the process that trains client %s ends with an error", start.client_id)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _train(pair: socket.socket, start: ProcessStart) -> None:
+    try:
+        import_plugins(start.plugins)
+    except ConfigError as exc:
+        _send(pair, encode_packet(FAILED, error=str(exc), trace=""))
+        return
+    name = f"rl4sys-learner-{start.client_id}"
+    learner = LearnerThread(name, bytes.fromhex(start.key), start.down, start.up, remote=True)
+    _CommandThread(pair, learner).start()
+    learner.run()
+    if not open_sockets():
+        context().term()  # this sends the last messages
+    if learner.failure is not None:
+        _send(pair, encode_packet(FAILED, error=learner.failure.error, trace=learner.failure.trace))
+
+
+def _isolate() -> None:
+    """Leave Ctrl-C and SIGTERM to the learner, which ends this process in order. On Linux, also end with the learner."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    faulthandler.enable()
+    if sys.platform == "linux":
+        # If a forked process holds a copy of the learner's end, the socketpair does not show the end of the learner.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

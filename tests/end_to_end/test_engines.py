@@ -1,0 +1,290 @@
+"""Learners whose clients are trained in processes: crashes, stopped processes, errors, and the end of the learner."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from harness.children import PYTHONPATH
+from harness.engine_plugin import DEADLY, TALKATIVE
+
+from rl4sys_zmq.errors import ClientFailed, ConfigError, RL4SysError
+from rl4sys_zmq.learner import Learner, LearnerConfig, core
+from rl4sys_zmq.learner.checkpoints import CheckpointStore
+from rl4sys_zmq.learner.engines import process
+from rl4sys_zmq.ops.report import report_lines
+from rl4sys_zmq.ops.status import request_status
+
+from .conftest import Lab
+
+pytestmark = pytest.mark.timeout(240)
+
+PATIENCE_S = 60.0
+PLUGIN = "harness.engine_plugin"
+T = TypeVar("T")
+
+
+def until(ready: Callable[[], T | None], what: str) -> T:
+    """Waits for a condition that nobody announces; returns what it returned at last."""
+    deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
+    while not (found := ready()):
+        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:g} s"
+        pause.wait(0.02)
+    return found
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def client_of(learner: Learner, client_id: str = "lab") -> dict[str, Any]:
+    found: dict[str, Any] = learner.status()["clients"].get(client_id, {"state": "none"})
+    return found
+
+
+def trained(learner: Learner, count: int, client_id: str = "lab") -> dict[str, Any]:
+    """The client's status, once it has trained on so many segments and nothing is pending."""
+
+    def ready() -> dict[str, Any] | None:
+        client = client_of(learner, client_id)
+        done = client["state"] == "running" and client["verdicts"]["trained"] >= count and not client["pending"]
+        return client if done else None
+
+    return until(ready, f"{count} segments are trained on")
+
+
+def balanced(client: dict[str, Any], count: int) -> None:
+    """Each accepted segment was trained on once."""
+    assert (client["accepted"], client["verdicts"]["trained"], client["rolled_back"], client["gap"]) == (count, count, 0, 0)
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    """Learners and agents that are closed when the test ends; over ipc alone."""
+    with ExitStack() as stack:
+        yield Lab(stack, lambda: pytest.fail("the options name the address"))
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> dict[str, Any]:
+    return {
+        "bind": f"ipc://{tmp_path}/l",
+        "run_dir": tmp_path / "run",
+        "plugins": (PLUGIN,),
+        "engine": "process",
+        "checkpoint_every_s": 0.2,
+        "shutdown_timeout_s": 20.0,
+    }
+
+
+def play(agent: Any, count: int, reward: float = 1.0) -> None:
+    for _ in range(count):
+        Lab.episode(agent, 2, reward)
+
+
+@pytest.fixture
+def stopped() -> Iterator[Callable[[int], None]]:
+    """Stops processes, and wakes those that are still there at the end."""
+    pids: list[int] = []
+
+    def stop(pid: int) -> None:
+        pids.append(pid)
+        os.kill(pid, signal.SIGSTOP)
+
+    yield stop
+    for pid in pids:
+        if is_there(pid):
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_a_killed_process_is_replaced_and_goes_on_from_its_checkpoint(lab: Lab, options: dict[str, Any]) -> None:
+    learner = lab.learner(**options)
+    agent = lab.agent(learner, algorithm_name="IMPORTABLE")
+    play(agent, 6)
+    before = trained(learner, 6)
+    assert before["worker"]["engine"] == "process" and is_there(before["worker"]["pid"])
+    learner.save(timeout_s=PATIENCE_S)
+    os.kill(before["worker"]["pid"], signal.SIGKILL)
+    until(lambda: client_of(learner)["restarts"] == 1 and client_of(learner)["state"] == "running", "another process")
+    play(agent, 6)
+    after = trained(learner, 12)
+    balanced(after, 12)
+    assert after["generation"] > before["generation"] and after["version"] > before["version"]
+    assert after["checkpoint"]["number"] >= 1 and "worker_crashed" in after["alarms"]
+    assert "SIGKILL" in after["worker"]["last_crash"] and after["worker"]["crashes"] == 1
+    text = "\n".join(report_lines(learner.status(), time.time()))
+    assert f"engine process, process {after['worker']['pid']}, 1 restarts" in text and "!! 1 crashes" in text
+    agent.close()
+    learner.close()
+    assert not is_there(after["worker"]["pid"])
+
+
+def test_an_abort_in_one_client_costs_the_others_nothing(lab: Lab, options: dict[str, Any]) -> None:
+    clients = {"well": {"engine": "thread"}, "sick": {"engine": "process"}}
+    learner = lab.learner(**{**options, "engine": "thread", "clients": clients})
+    well = lab.agent(learner, "well", algorithm_name="IMPORTABLE")
+    sick = lab.agent(learner, "sick", algorithm_name="MORTAL_OFF", queue_items=1000)
+    play(sick, 3)
+    trained(learner, 3, "sick")
+    play(sick, 1, DEADLY)
+    play(sick, 2)
+    played = 0
+
+    def quarantined() -> bool:
+        nonlocal played
+        played += 1
+        play(well, 1)
+        client = client_of(learner, "sick")
+        return bool(client["state"] == "running" and client["verdicts"]["quarantined"] == 1)
+
+    until(quarantined, "the deadly segment is quarantined")
+    found = trained(learner, 5, "sick")
+    assert found["verdicts"]["trained"] == 5 and found["verdicts"]["quarantined"] == 1 and found["rolled_back"] == 0
+    assert "SIGABRT" in found["worker"]["last_crash"] and found["restarts"] == found["worker"]["crashes"] >= 3
+    play(well, played % 2)  # a full batch
+    other = trained(learner, played, "well")
+    balanced(other, other["accepted"])
+    assert other["worker"] == {"engine": "thread"} and other["restarts"] == 0 and not other["alarms"]
+
+
+def test_a_stopped_process_that_wakes_after_its_replacement_changes_nothing(
+    lab: Lab, options: dict[str, Any], stopped: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "REPLACED_KILL_S", 10 * PATIENCE_S)  # so that it wakes in its old life
+    learner = lab.learner(**options)
+    agent = lab.agent(learner, algorithm_name="IMPORTABLE")
+    play(agent, 4)
+    before = trained(learner, 4)
+    learner.save(timeout_s=PATIENCE_S)
+    old = before["worker"]["pid"]
+    stopped(old)
+    play(agent, 6)  # queued for the stopped process
+    until(lambda: client_of(learner)["accepted"] > 4, "more are accepted")
+    learner.restart("lab")
+    now = trained(learner, 10)
+    assert now["worker"]["pid"] != old and is_there(old)
+    assert int((options["run_dir"] / "checkpoints" / "lab" / ".writer").read_text()) == now["generation"]
+    os.kill(old, signal.SIGCONT)
+    until(lambda: not is_there(old), "the old process ends by itself")
+    play(agent, 4)
+    after = trained(learner, 14)
+    balanced(after, 14)
+    assert after["generation"] == now["generation"] and after["worker"]["pid"] == now["worker"]["pid"]
+    assert "crashes" not in after["worker"]
+    learner.save(timeout_s=PATIENCE_S)
+    found = CheckpointStore(options["run_dir"] / "checkpoints" / "lab").load()
+    assert found is not None and found[0].generation == after["generation"] and found[0].verdicts["trained"] == 14
+
+
+def test_a_stopped_process_is_shown(
+    lab: Lab, options: dict[str, Any], stopped: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "WORKER_SILENCE_S", 1.2)
+    learner = lab.learner(**options)
+    lab.agent(learner, algorithm_name="IMPORTABLE")
+    pid = trained(learner, 0)["worker"]["pid"]
+    stopped(pid)
+    shown = until(lambda: (c := client_of(learner))["alarms"].get("worker_silent") and c, "the alarm")
+    assert shown["worker"]["silent_s"] > 1.2 and shown["state"] == "running"
+    os.kill(pid, signal.SIGCONT)
+    until(lambda: client_of(learner)["worker"]["silent_s"] < 1.2, "a sign of life")
+
+
+def test_a_replaced_process_that_stays_stopped_is_killed(
+    lab: Lab, options: dict[str, Any], stopped: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "REPLACED_KILL_S", 0.1)
+    learner = lab.learner(**options)
+    lab.agent(learner, algorithm_name="IMPORTABLE")
+    old = trained(learner, 0)["worker"]["pid"]
+    stopped(old)
+    learner.restart("lab")
+    until(lambda: not is_there(old), "it is killed")
+    until(lambda: client_of(learner)["state"] == "running", "its successor runs")
+    assert learner.forget("lab", timeout_s=PATIENCE_S)["pending"] == 0
+
+
+def test_closing_kills_a_process_that_does_not_end(lab: Lab, options: dict[str, Any], stopped: Callable[[int], None]) -> None:
+    learner = lab.learner(**{**options, "shutdown_timeout_s": 0.2})
+    agent = lab.agent(learner, algorithm_name="IMPORTABLE")
+    play(agent, 4)
+    pid = trained(learner, 4)["worker"]["pid"]
+    stopped(pid)
+    agent.close()
+    learner.close()
+    assert not is_there(pid)
+
+
+def test_an_error_of_the_algorithm_fails_its_client_with_the_text(lab: Lab, options: dict[str, Any]) -> None:
+    learner = lab.learner(**options)
+    agent = lab.agent(learner, algorithm_name="IMPORTABLE", algorithm_parameters={"fail_after_updates": 0})
+    with pytest.raises(ClientFailed, match="the fake algorithm fails"):
+        while True:
+            play(agent, 1)
+            learner.wait(client_id="lab", version=1, timeout_s=0.2) if client_of(learner)["state"] == "failed" else None
+    assert client_of(learner)["restarts"] == 0
+
+
+def test_an_algorithm_that_only_the_program_knows_is_named(lab: Lab, options: dict[str, Any]) -> None:
+    """FAKE is registered by this test's process alone."""
+    learner = lab.learner(**options)
+    with pytest.raises(RL4SysError, match="plugins"):
+        lab.agent(learner)
+
+
+def test_the_log_of_a_process_reaches_the_learners(lab: Lab, options: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    learner = lab.learner(**options)
+    agent = lab.agent(learner, algorithm_name="MORTAL_OFF")
+    play(agent, 1, TALKATIVE)
+    pid = trained(learner, 1)["worker"]["pid"]
+    until(lambda: f"process {pid}: a talkative segment" in caplog.messages, "the line")
+    assert f"client lab is trained by process {pid}" in caplog.messages
+
+
+def test_an_engine_that_does_not_exist_is_refused_with_the_nearest(options: dict[str, Any]) -> None:
+    config = LearnerConfig(**{**options, "clients": {"lab": {"engine": "proces"}}})
+    with pytest.raises(ConfigError, match=r"unknown engine 'proces'.*did you mean 'process'"), Learner(config):
+        pytest.fail("it has started")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_the_processes_end_with_their_learner_and_the_next_one_resumes(
+    lab: Lab, options: dict[str, Any], signum: signal.Signals
+) -> None:
+    """SIGTERM ends them in order, with a last checkpoint; SIGKILL of the learner ends them at once."""
+    arguments = ["serve", "--bind", options["bind"], "--run-dir", str(options["run_dir"]), "--engine", "process"]
+    code = "import sys\nfrom rl4sys_zmq.cli import learner, serve\nserve.warm_up = lambda name: None\nlearner.main()"
+    command = [sys.executable, "-c", code, *arguments, "--plugin", PLUGIN]
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": PYTHONPATH}, stdout=subprocess.DEVNULL) as serve:
+        try:
+            agent = lab.agent(options["bind"], algorithm_name="IMPORTABLE", connect_timeout_s=PATIENCE_S)
+            play(agent, 8)
+            agent.flush(PATIENCE_S)
+            until(lambda: request_status(options["bind"], PATIENCE_S)["clients"]["lab"]["verdicts"]["trained"] == 8, "training")
+            pid = request_status(options["bind"], PATIENCE_S)["clients"]["lab"]["worker"]["pid"]
+            agent.close()
+            serve.send_signal(signum)
+            assert serve.wait(PATIENCE_S) == (0 if signum == signal.SIGTERM else -signum)
+            until(lambda: not is_there(pid), "the process has ended")
+        finally:
+            serve.kill()
+    if signum == signal.SIGTERM:
+        found = CheckpointStore(options["run_dir"] / "checkpoints" / "lab").load()
+        assert found is not None and found[0].verdicts["trained"] == 8
+    learner = lab.learner(**options)
+    balanced(trained(learner, 8), 8)

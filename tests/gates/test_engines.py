@@ -1,0 +1,103 @@
+"""The kill gate over the engine ``process``: workers are killed, stopped and woken, and so is their learner.
+
+Nothing that was acknowledged is lost, and nothing is learned from twice.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl4sys_zmq.learner.operator import RESTART
+from rl4sys_zmq.ops.status import request_command
+from rl4sys_zmq.wire.messages import OperatorCommand
+
+from .conftest import Tier
+from .kill_lab import Lab
+from .test_kills import BATCH, LEAST, Report, assert_gate, three_actors
+
+pytestmark = pytest.mark.timeout(1_800)
+
+ALGORITHMS = {"RECORD_ON": BATCH, "RECORD_OFF": BATCH}
+CONFIG: dict[str, Any] = {"engine": "process", "plugins": ["harness.recorders"], "algorithms": ALGORITHMS}
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short path, for ipc."""
+    with tempfile.TemporaryDirectory(prefix="rl4e-") as path:
+        yield Path(path)
+
+
+class Workers:
+    """The worker process of one client, which is found by the learner's status."""
+
+    def __init__(self, lab: Lab, client: str) -> None:
+        self._lab, self._client, self._pause = lab, client, threading.Event()
+
+    def running(self, other_than: int = 0) -> int:
+        """The process that trains now, once that is another one."""
+        found: dict[str, Any] = {}
+
+        def ready() -> bool:
+            self._pause.wait(0.05)
+            found.update(self._lab.status(self._client))
+            return found.get("state") == "running" and found["worker"].get("pid") not in (None, other_than)
+
+        self._lab.loop.until(ready, 60.0, "a worker that trains")
+        return int(found["worker"]["pid"])
+
+    def gone(self, pid: int) -> None:
+        """Waits for the end of a process."""
+        self._lab.loop.until(lambda: not is_there(pid), 30.0, f"the end of worker {pid}")
+
+    def acks(self, least: int = LEAST) -> None:
+        """Waits for more acks."""
+        before = self._lab.acked()
+        self._lab.loop.until(lambda: self._lab.acked() >= before + least, 60.0, "acks")
+
+
+def is_there(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("client", ["on", "off"])
+def test_workers_and_their_learner_are_killed(client: str, folder: Path, seed: int, tier: Tier, report: Report) -> None:
+    if client == "off" and not tier.long:
+        pytest.skip("the long tier alone: RL4SYS_SOAK=1")
+    with Lab(folder, seed, parameters=BATCH, **CONFIG) as lab:
+        workers = Workers(lab, client)
+        lab.serving()
+        actors = three_actors(lab, client)
+        pid = workers.running()
+        kills = tier.size(2, 60)
+        for number in range(kills):
+            workers.acks(round(lab.loop.uniform(1, LEAST)))
+            os.kill(pid, signal.SIGKILL)
+            pid = workers.running(other_than=pid)
+            if number % 20 == 0:  # a grey failure: it wakes in the company of its successor, if it is not killed before
+                workers.acks()
+                os.kill(pid, signal.SIGSTOP)
+                request_command(lab.address, OperatorCommand(RESTART, client), 60.0)
+                stopped, pid = pid, workers.running(other_than=pid)
+                if is_there(stopped):
+                    os.kill(stopped, signal.SIGCONT)
+                workers.gone(stopped)
+                workers.acks()
+                lab.learner.kill()
+                workers.gone(pid)
+                lab.serving()
+                pid = workers.running(other_than=pid)
+        workers.acks()
+        assert_gate(lab, client, lab.finish(*actors), actors, report, workers_killed=kills)
+        workers.gone(pid)

@@ -1,0 +1,67 @@
+"""Fake algorithms whose state says which segments they have learned from. A worker process can import them as a plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rl4sys_zmq.learner import register_algorithm
+from rl4sys_zmq.policies.mlp import mlp_spec
+from rl4sys_zmq.testing.fakes import FakeAlgorithm, FakeParameters
+
+__all__ = ["OffPolicyRecorder", "Recorder", "name_of"]
+
+
+def name_of(episode_id: int, segment_index: int) -> str:
+    """The name of a segment in a trace."""
+    return f"{episode_id:x}.{segment_index}"
+
+
+class Recorder(FakeAlgorithm):
+    """A fake algorithm whose state says what it has learned from, as an array, and not what waits for the next update."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._settled = self._counts()
+
+    def _counts(self) -> dict[str, int]:
+        return {"segments": len(self.keys), "steps": self.steps, "updates": self.updates}
+
+    def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
+        """Update, and note what has been learned from."""
+        done = super().update(partial=partial)
+        if done is not None:
+            self._settled = self._counts()
+        return done
+
+    def state(self) -> dict[str, Any]:
+        """What has been learned from."""
+        now = self._settled if self.kind == "onpolicy" else self._counts()
+        keys = np.array(self.keys[: now["segments"]], dtype=np.uint64).reshape(-1, 2)
+        return {**now, "pending": 0 if self.kind == "onpolicy" else self._pending, "keys": keys}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+        self.segments, self.steps, self.updates = state["segments"], state["steps"], state["updates"]
+        self._pending = state["pending"]
+        self.keys = [(int(episode), int(index)) for episode, index in state["keys"]]
+        self._settled = self._counts()
+
+
+class OffPolicyRecorder(Recorder):
+    """The same, and each segment is learned from as it arrives."""
+
+    kind = "offpolicy"
+
+
+def _factory(kind: type[Recorder]) -> Any:
+    def make(observation_space: Any, action_space: Any, parameters: Mapping[str, Any], seed: int) -> Recorder:
+        return kind(mlp_spec(observation_space, action_space, "categorical", (8,)), FakeParameters(**parameters), seed)
+
+    return make
+
+
+register_algorithm("RECORD_ON", _factory(Recorder))
+register_algorithm("RECORD_OFF", _factory(OffPolicyRecorder))

@@ -3,6 +3,7 @@
 - `AgentConfig`: the options of one actor process.
 - `LearnerConfig`: the options of the learner process.
 - `ClientConfig`: the learner's options for one client (a policy with its learner).
+- `ResourcesConfig`: what the engine ``ray`` reserves for a client.
 - `WeightsConfig`: the encoding of weights, for both.
 
 They also read the JSON files of RL4Sys. For an unknown key or an invalid value, each class raises a `ConfigError` with a
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
     from rl4sys_zmq.config.agent import AgentConfig
     from rl4sys_zmq.config.client import ClientConfig
     from rl4sys_zmq.config.learner import LearnerConfig
+    from rl4sys_zmq.config.resources import ResourcesConfig
     from rl4sys_zmq.config.weights import WeightsConfig
 
-__all__ = ["AgentConfig", "ClientConfig", "LearnerConfig", "WeightsConfig"]
+__all__ = ["AgentConfig", "ClientConfig", "LearnerConfig", "ResourcesConfig", "WeightsConfig"]
 
 __getattr__ = lazy_getattr(
     __name__,
@@ -29,6 +31,7 @@ __getattr__ = lazy_getattr(
         "agent": ("AgentConfig",),
         "client": ("ClientConfig",),
         "learner": ("LearnerConfig",),
+        "resources": ("ResourcesConfig",),
         "weights": ("WeightsConfig",),
     },
 )

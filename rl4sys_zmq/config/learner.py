@@ -31,6 +31,7 @@ from rl4sys_zmq.config.options import (
     text,
     with_source,
 )
+from rl4sys_zmq.config.resources import ResourcesConfig, resources_options
 from rl4sys_zmq.config.rl4sys import ACTOR_KEYS, algorithm_name, translate_global
 from rl4sys_zmq.config.spaces import FLAT_KEYS
 from rl4sys_zmq.config.weights import WeightsConfig, weights_options
@@ -39,7 +40,7 @@ from rl4sys_zmq.loopback import is_local
 
 __all__ = ["LearnerConfig"]
 
-_INHERITED = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates", "max_magnitude", "max_reward", "engine")
+_INHERITED = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates", "max_magnitude", "max_reward", "engine", "resources")
 """Options of `LearnerConfig` and of `ClientConfig`. The learner's value applies if a client's entry does not set one."""
 
 
@@ -93,7 +94,14 @@ class LearnerConfig:
     default_algorithm: str | None = option(optional(algorithm_name), None)
     """The algorithm of a client if neither its entry in `clients` nor its first actor names one."""
     engine: str = option(name, "thread")
-    """The engine that runs the training of a client. ``thread``: a thread of this process. ``process``: a separate process."""
+    """The engine that runs the training of a client. ``thread``: a thread of this process. ``process``: a separate process.
+    ``ray``: an actor of a Ray cluster, on any of its nodes."""
+    resources: ResourcesConfig | None = option(optional(resources_options), None)
+    """What the engine ``ray`` reserves for the training of each client. Default: one core."""
+    ray_address: str | None = option(optional(text), None)
+    """The Ray cluster of the engine ``ray``. ``HOST:PORT``: the address of its head node. ``auto``: the cluster of which this
+    machine is a node. ``local``: a Ray of the learner's own, on this machine, which ends with it. Default: the environment
+    variable ``RAY_ADDRESS``, or else ``local``."""
     plugins: tuple[str, ...] = option(modules, ())
     """Modules to import at the start, before any actor joins, for example to register algorithms and policies."""
     resume: str = option(text, "auto")

@@ -11,7 +11,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -129,6 +129,18 @@ class Gateway(Worker):
         self._open.wait()
         if self._bind_error is not None:
             raise self._bind_error
+
+    def wait_engines(self, resumed: Collection[str]) -> None:
+        """Wait until all engines can start workers. Call this after `wait_open`, in another thread than this gateway thread.
+
+        Args:
+            resumed: The clients that were in the run directory at the start of the learner.
+
+        Raises:
+            ConfigError, TransportError: If an engine cannot be used.
+        """
+        for engine in list(self._engines.values()):
+            engine.wait_ready(resumed)
 
     @property
     def start_notes(self) -> tuple[str, ...]:
@@ -251,6 +263,8 @@ class Gateway(Worker):
                 self._service = InferenceService(inference, config.keys, config.users_file, insecure=True)
                 self._service.start()
             self._listen(self._up)
+            for entry in map(ENGINES.get, config.engines):
+                self._engines[entry.name] = entry.factory(GatewayEndpoints(config=config, up=self._up, listen=self._listen))
             if self._restored is not None:
                 self._core.restore(self._restored, self.rolled_back)
         except RL4SysError as exc:
@@ -345,9 +359,7 @@ class Gateway(Worker):
 
     def _start_worker(self, client_id: str, key: bytes) -> LearnerThreadHandle:
         entry = ENGINES.get(self._config.client(client_id).engine or self._config.engine)
-        engine = self._engines.get(entry.name)
-        if engine is None:
-            engine = self._engines[entry.name] = entry.factory(GatewayEndpoints(up=self._up, listen=self._listen))
+        engine = self._engines[entry.name]
 
         def ended() -> None:
             with suppress(Closed):  # the learner is closing, and looks itself

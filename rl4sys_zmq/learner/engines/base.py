@@ -6,10 +6,11 @@ and a worker exchange encoded messages only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
+from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.learner.core_callbacks import LearnerThreadHandle
 from rl4sys_zmq.names import check_name
 
@@ -38,11 +39,13 @@ class GatewayEndpoints:
     """The gateway (the learner's network thread), as an engine sees it. Only the gateway thread uses this object.
 
     Attributes:
+        config: The learner's configuration.
         up: The inproc address of a PULL socket of the gateway, for workers in this process.
         listen: Binds a further PULL socket of the gateway to an address, and returns the bound address. Workers send their
             messages there.
     """
 
+    config: LearnerConfig
     up: str
     listen: Callable[[str], str]
 
@@ -57,6 +60,17 @@ class Engine(Protocol):
             TransportError: If a socket cannot be bound, or no process can be started.
         """
 
+    def wait_ready(self, resumed: Collection[str]) -> None:
+        """Wait until workers can be started. `Learner.start` calls this in its thread, while the gateway thread runs.
+
+        Args:
+            resumed: The clients that were in the run directory at the start of the learner.
+
+        Raises:
+            ConfigError: If what the configuration asks for is impossible.
+            TransportError: If what runs the workers cannot be reached.
+        """
+
     def close(self) -> None:
         """Release what the engine itself holds, such as a folder. Call this after the end of all workers."""
 
@@ -69,11 +83,13 @@ class EngineEntry:
         name: The name for configurations, such as ``process``.
         factory: Creates the engine of one learner. It raises ConfigError if this machine does not support the engine.
         summary: One line of documentation.
+        reserves: True if the engine uses the option ``resources`` of a client.
     """
 
     name: str
     factory: Callable[[GatewayEndpoints], Engine]
     summary: str = ""
+    reserves: bool = False
 
     def __post_init__(self) -> None:
         check_name(self.name, "engine")

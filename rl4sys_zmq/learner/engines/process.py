@@ -26,7 +26,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,9 @@ class ProcessEngine:
             TransportError: If the address from which the process receives messages cannot be bound.
         """
         return LearnerProcess(assignment, self._up, f"ipc://{self._folder}/{next(self._numbers)}")
+
+    def wait_ready(self, resumed: Collection[str]) -> None:
+        """Return at once: a process can be started now."""
 
     def close(self) -> None:
         """Remove the folder of the sockets."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from rl4sys_zmq.learner.client import QUEUE_MESSAGES
@@ -28,6 +28,9 @@ class ThreadEngine:
             TransportError: If the address of its socket cannot be bound.
         """
         return InProcessLearnerThread(assignment, self._up)
+
+    def wait_ready(self, resumed: Collection[str]) -> None:
+        """Return at once: a thread can always be started."""
 
     def close(self) -> None:
         """Do nothing: this engine holds nothing itself."""

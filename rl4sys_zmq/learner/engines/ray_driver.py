@@ -1,0 +1,334 @@
+"""The program that connects a learner with Ray. It creates, watches and ends the Ray actors that train the learner's clients.
+
+It runs as ``python -m rl4sys_zmq.learner.engines.ray_driver FD``. FD is the descriptor of the socketpair to the learner's process.
+It is a process of its own for four reasons: Ray installs signal handlers, also in C++; it writes to stdout; its calls can take
+seconds; and a driver whose node is lost cannot continue. The learner then starts another one.
+
+The program ends when the socketpair closes, which is also when the learner's process ends. It then ends its actors, and the Ray
+that it has started itself, if any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from rl4sys_zmq.learner.engines.packets import LOG, MAX_PACKET_BYTES, TURN, decode_packet, encode_packet
+from rl4sys_zmq.learner.engines.ray_packets import (
+    COMMAND,
+    CONNECTED,
+    ENDED,
+    KILL,
+    LOCAL,
+    PLACE,
+    PLACED,
+    REFUSED,
+    WAITING,
+)
+from rl4sys_zmq.learner.engines.ray_worker import RayWorker, own_versions
+from rl4sys_zmq.liveness import WORKER_REPORT_S
+
+__all__ = ["describe_nodes", "main", "missing"]
+
+REACH_S = 5.0
+"""Longest time to wait for a TCP connection to the cluster's address, in seconds."""
+
+PENDING_S = 5.0
+"""Time after which an actor that Ray has not placed so far is reported, in seconds."""
+
+LOOK_S = 0.05
+STORE_BYTES = 80 * 1024 * 1024
+"""Size of the object store of a local Ray. No data passes through it, and this is about the least that Ray accepts."""
+
+METHODS_AT_ONCE = 4
+BUILT_IN = ("CPU", "GPU", "memory")
+
+
+def missing(wanted: Mapping[str, float], node: Mapping[str, float]) -> bool:
+    """Return True if a node's resources do not suffice for a worker, even if nothing else uses them."""
+    return any(amount > node.get(name, 0.0) for name, amount in wanted.items())
+
+
+def describe_nodes(nodes: Iterable[Mapping[str, Any]]) -> str:
+    """Return the resources of a cluster's nodes as text, such as ``10.0.0.5 {CPU: 8, edge: 1}``."""
+
+    def text(node: Mapping[str, Any]) -> str:
+        kept = {k: v for k, v in node["resources"].items() if k != "object_store_memory" and not k.startswith("node:")}
+        ordered = sorted(kept.items(), key=lambda item: (item[0] not in BUILT_IN, item[0]))
+        return f"{node['host']} {{{', '.join(f'{name}: {amount:g}' for name, amount in ordered)}}}"
+
+    return ", ".join(map(text, nodes)) or "no node"
+
+
+def _alive_nodes() -> list[dict[str, Any]]:
+    return [
+        {"node": node["NodeID"], "host": node["NodeManagerAddress"], "resources": node["Resources"]}
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Placement:
+    """One worker, from the order to place it until it has ended.
+
+    Attributes:
+        number: The number with which the learner names this worker.
+        client_id: The client that it trains.
+        wanted: The resources that it needs, by Ray's names.
+        start: The fields of `ProcessStart`.
+        waits: True if the worker is to wait for a node with these resources. Otherwise it fails if there is none.
+        actor: The Ray actor, once it was created.
+        refs: The calls of the actor's methods that have not returned so far, by name of the method.
+        since: When the actor was created.
+        reported: The last text about what this worker waits for.
+        looked: When its last sign of life was requested.
+    """
+
+    number: int
+    client_id: str
+    wanted: dict[str, float]
+    start: dict[str, Any]
+    waits: bool
+    actor: Any = None
+    refs: dict[str, Any] = field(default_factory=dict)
+    since: float = 0.0
+    reported: str = ""
+    looked: float = 0.0
+
+
+class RayDriver:
+    """The connection to Ray, and the actors that it has created. One thread uses it."""
+
+    def __init__(self, pair: socket.socket) -> None:
+        self._pair = pair
+        self._poll = select.poll()
+        self._poll.register(pair, select.POLLIN)
+        self._placements: dict[int, _Placement] = {}
+        self._node = ""
+        self._looked = 0.0
+
+    def connect(self, address: str) -> None:
+        """Connect to a cluster, or start a local Ray, and report its nodes.
+
+        Args:
+            address: ``local``, ``auto``, or the ``HOST:PORT`` of the head node.
+
+        Raises:
+            OSError, RayError, RuntimeError, ValueError: If that is impossible. Ray raises most of them.
+        """
+        if address == LOCAL:
+            ray.init(address="local", include_dashboard=False, object_store_memory=STORE_BYTES, log_to_driver=False)
+        else:
+            host, _, port = address.rpartition(":")
+            if host:
+                socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        for number in (signal.SIGTERM, signal.SIGINT):  # Ray has replaced the handlers
+            signal.signal(number, signal.SIG_IGN)
+        runtime = ray.get_runtime_context()
+        self._node = runtime.get_node_id()
+        self.send(
+            CONNECTED,
+            address=runtime.gcs_address,
+            host=ray.util.get_node_ip_address(),
+            node=self._node,
+            nodes=_alive_nodes(),
+            version=ray.__version__,
+        )
+
+    def run(self) -> None:
+        """Follow the learner's packets, and watch the actors, until the learner closes the socketpair.
+
+        Raises:
+            RuntimeError: If the node that this process is connected to has left the cluster.
+        """
+        while self._read():
+            now = time.monotonic()
+            if now - self._looked >= WORKER_REPORT_S:
+                self._looked = now
+                self._each_second(now)
+            pending = [ref for placement in self._placements.values() for ref in placement.refs.values()]
+            if pending and ray.wait(pending, timeout=LOOK_S)[0]:
+                returned = ray.wait(pending, num_returns=len(pending), timeout=0)[0]
+                for placement in list(self._placements.values()):
+                    self._follow(placement, returned)
+
+    def close(self) -> None:
+        """End all actors. They do not write another checkpoint."""
+        for placement in list(self._placements.values()):
+            self._end(placement)
+
+    def send(self, kind: str, **fields: object) -> None:
+        """Send a packet to the learner."""
+        with contextlib.suppress(OSError):  # the learner has ended: `_read` returns False
+            self._pair.send(encode_packet(kind, **fields), socket.MSG_NOSIGNAL)
+
+    def _read(self) -> bool:
+        """Handle the packets that have arrived; wait for one if there is no actor. Return False after the learner's end."""
+        wait_s = 0.0 if any(p.refs for p in self._placements.values()) else LOOK_S
+        while self._poll.poll(wait_s * 1000):
+            try:
+                data = self._pair.recv(MAX_PACKET_BYTES)
+            except OSError:
+                return False
+            if not data:
+                return False
+            kind, fields = decode_packet(data)
+            if kind == PLACE:
+                placement = _Placement(**fields)
+                self._placements[placement.number] = placement
+                self._place(placement)
+            elif fields["number"] in self._placements:
+                placement = self._placements[fields["number"]]
+                if kind == KILL:
+                    self._end(placement)
+                elif kind == COMMAND:
+                    if placement.actor is None:  # it waits for a node
+                        self._end(placement)
+                    else:
+                        placement.actor.command.remote(fields["command"])
+            wait_s = 0.0
+        return True
+
+    # ---- one worker
+
+    def _place(self, placement: _Placement) -> None:
+        nodes = _alive_nodes()
+        wanted = ", ".join(f"{name}: {amount:g}" for name, amount in placement.wanted.items())
+        if all(missing(placement.wanted, node["resources"]) for node in nodes):
+            text = f"no node of the Ray cluster has {{{wanted}}}; there is {describe_nodes(nodes)}"
+            if placement.waits:
+                self._wait(placement, text)
+            else:
+                self._end(placement, error=f"resources: {text}; change the resources of the client, or add a node")
+            return
+        others = {name: amount for name, amount in placement.wanted.items() if name not in BUILT_IN}
+        options = {
+            "num_cpus": placement.wanted["CPU"],
+            "num_gpus": placement.wanted.get("GPU", 0),
+            "resources": others,
+            "max_restarts": 0,  # a restart by Ray would have the key of the worker before it; the learner restarts with a new one
+            "max_concurrency": METHODS_AT_ONCE,
+            "scheduling_strategy": "SPREAD",
+        }
+        if "memory" in placement.wanted:
+            options["memory"] = placement.wanted["memory"]
+        placement.actor = ray.remote(RayWorker).options(**options).remote()
+        placement.refs["describe"] = placement.actor.describe.remote()
+        placement.since = time.monotonic()
+
+    def _wait(self, placement: _Placement, text: str) -> None:
+        if text != placement.reported:
+            placement.reported = text
+            self.send(WAITING, number=placement.number, text=text)
+
+    def _follow(self, placement: _Placement, returned: list[Any]) -> None:
+        """Handle the results of the actor's methods that have returned."""
+        for method in [name for name, ref in placement.refs.items() if ref in returned]:
+            try:
+                result = ray.get(placement.refs.pop(method))
+            except RayTaskError as exc:
+                self._end(placement, crash=f"its method {method} raised {_line(exc.cause or exc)}")
+                return
+            except RayError as exc:
+                self._crash(placement, exc, began=method != "describe")
+                return
+            if method == "describe":
+                self._on_described(placement, result)
+            elif method == "run":
+                self._look_at(placement, result)
+                self._end(placement, error=result["error"], trace=result["trace"])
+                return
+            else:
+                self._look_at(placement, result)
+
+    def _on_described(self, placement: _Placement, found: dict[str, Any]) -> None:
+        ours = own_versions()
+        if found["versions"] != ours:
+            theirs = found["versions"]
+            text = "; ".join(f"{name} {theirs.get(name)} instead of {ours[name]}" for name in ours if theirs.get(name) != ours[name])
+            self._end(placement, error=f"node {found['host']} has {text}; install the learner's version there")
+            return
+        self.send(PLACED, number=placement.number, node=found["node"], host=found["host"], pid=found["pid"])
+        placement.refs["run"] = placement.actor.run.remote(placement.start)
+
+    def _look_at(self, placement: _Placement, found: Mapping[str, Any]) -> None:
+        for name, level, text in found.get("records", ()):
+            self.send(LOG, number=placement.number, name=name, level=level, text=text)
+        self.send(TURN, number=placement.number, busy_s=found["busy_s"])
+
+    def _crash(self, placement: _Placement, exc: RayError, *, began: bool) -> None:
+        """End a worker whose process or node is lost, or could not be reached for a moment."""
+        text = _line(exc)
+        if isinstance(exc, RayActorError) and not began and "ModuleNotFoundError" in str(exc):
+            error = f"a node of the Ray cluster does not have rl4sys-zmq {own_versions()['rl4sys-zmq']}: {text}; install it there"
+            self._end(placement, error=error)
+            return
+        self._end(placement, crash=text)
+
+    def _end(self, placement: _Placement, *, crash: str = "", error: str = "", trace: str = "") -> None:
+        """End the actor if it still runs, and report the end of the worker."""
+        if placement.actor is not None:
+            ray.kill(placement.actor, no_restart=True)
+        del self._placements[placement.number]
+        self.send(ENDED, number=placement.number, crash=crash, error=error, trace=trace)
+
+    def _each_second(self, now: float) -> None:
+        nodes = _alive_nodes()
+        if self._node not in (node["node"] for node in nodes):
+            raise RuntimeError("the node of this machine has left the Ray cluster")
+        for placement in list(self._placements.values()):
+            if placement.actor is None:
+                self._place(placement)
+            elif "describe" in placement.refs and now - placement.since >= PENDING_S:
+                free = {k: v for k, v in ray.available_resources().items() if k in placement.wanted}
+                text = ", ".join(f"{name}: {free.get(name, 0.0):g}" for name in placement.wanted)
+                wanted = ", ".join(f"{name}: {amount:g}" for name, amount in placement.wanted.items())
+                self._wait(placement, f"Ray has not placed it so far: it needs {{{wanted}}}, and {{{text}}} are free in the cluster")
+            elif "run" in placement.refs and "look" not in placement.refs:
+                placement.refs["look"] = placement.actor.look.remote()
+
+
+def _line(exc: BaseException) -> str:
+    """Return the class and the text of an exception in one line of at most 500 characters, without Ray's colours."""
+    words = " ".join(str(exc).replace("\x1b[36m", "").replace("\x1b[39m", "").split())
+    return f"{type(exc).__name__}: {words}"[:500]
+
+
+def main() -> None:
+    """Connect to Ray, and follow the learner until it ends. The argument is the descriptor of the socketpair."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    pair = socket.socket(fileno=int(sys.argv[1]))
+    code = 1
+    driver = RayDriver(pair)
+    try:
+        driver.connect(sys.argv[2])
+    except Exception as exc:  # noqa: BLE001 - Ray raises many types; the learner reports the text
+        driver.send(REFUSED, error=_line(exc))
+    else:
+        try:
+            driver.run()
+            code = 0
+        except Exception as exc:  # noqa: BLE001 - as above; the learner starts another driver process
+            driver.send(REFUSED, error=_line(exc))
+        driver.close()
+    ray.shutdown()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -23,6 +23,7 @@ FLOORS = (
     (
         "errors",
         "resource",
+        "child_process",
         "counters",
         "_lazy",
         "names",

@@ -11,14 +11,13 @@ import logging
 import math
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import NoReturn
 
+from rl4sys_zmq.child_process import child_environment, end_text
 from rl4sys_zmq.errors import ProtocolError, TransportError
 from rl4sys_zmq.liveness import PING_S, PING_TIMEOUT_S, SIDECAR_START_S, is_silent
 from rl4sys_zmq.resource import Resource
@@ -129,7 +128,7 @@ class Sidecar(Resource):
         if reason:
             self._process.kill()
         self._reap(time.monotonic() + CLOSE_WAIT_S)
-        self._death = f"the sidecar (pid {self.pid}) ended: {reason or _how_it_ended(self._process.returncode)}"
+        self._death = f"the sidecar (pid {self.pid}) ended: {reason or _end(self._process.returncode)}"
         raise TransportError(self._death)
 
     def close(self) -> None:
@@ -196,7 +195,7 @@ def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
                 pass_fds=(theirs_fd,),
                 close_fds=True,
                 start_new_session=True,
-                env=_environment(),
+                env=child_environment(),
             )
         finally:
             os.close(theirs_fd)
@@ -211,18 +210,6 @@ def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     return ours, process
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment variables for the new process: those of this one, with this package's folder in ``PYTHONPATH``.
-
-    This program can have found the package by a change of `sys.path`, which the new process does not inherit.
-    """
-    root = str(Path(__file__).resolve().parents[2])
-    environment = dict(os.environ)
-    if not root.endswith(("site-packages", "dist-packages")):
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), root]))
-    return environment
-
-
 def _ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
     try:
         process.wait(timeout_s)
@@ -231,11 +218,5 @@ def _ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
     return True
 
 
-def _how_it_ended(code: int | None) -> str:
-    if code is None:
-        return "it closed the socketpair"
-    if code >= 0:
-        return f"exit status {code}"
-    with contextlib.suppress(ValueError):
-        return f"signal {-code} ({signal.Signals(-code).name})"
-    return f"signal {-code}"
+def _end(code: int | None) -> str:
+    return "it closed the socketpair" if code is None else end_text(code)

@@ -66,6 +66,7 @@ def segments(actions: Space, steps: int = 16) -> Iterator[Segment]:
             rewards=rng.normal(1.0, 3.0, steps).astype(np.float32),
             log_probs=rng.normal(-1.4, 0.1, steps).astype(np.float32),
             versions=np.zeros(steps, np.uint64),
+            masks=None,
             generation=1,
             episode_id=number // 4,
             segment_index=number % 4,
@@ -185,7 +186,7 @@ def test_an_error_in_the_middle_of_an_update_ends_the_group() -> None:
     pids = group.pids
     with pytest.raises(ZeroDivisionError), group.leading({}, algorithm.checkpoint):
         raise ZeroDivisionError("made to raise")
-    with pytest.raises(RankError, match="an update failed on rank 0 .*made to raise"):
+    with pytest.raises(RankError, match=r"an update failed on rank 0 .*made to raise"):
         train(algorithm, segments(FOUR), 1)
     assert not any(map(running, pids))
 

@@ -1,9 +1,11 @@
-"""The device of a client: wrong ones are refused with what there is, and training on a GPU is as on the CPU, where there is one."""
+"""The device of a client: a wrong one is refused with what there is, and a GPU learns what the CPU learns."""
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -37,11 +39,11 @@ def fake_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 def test_a_device_that_does_not_exist_is_refused_with_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_gpus(monkeypatch, 0)
-    with pytest.raises(ConfigError, match="device: expected cuda:0, but torch .* finds no GPU") as caught:
+    with pytest.raises(ConfigError, match=r"device: expected cuda:0, but torch .* finds no GPU") as caught:
         find_devices("cuda")
     assert caught.value.key == "device"
     fake_gpus(monkeypatch, 2)
-    with pytest.raises(ConfigError, match="expected cuda:5, but torch .* finds cuda:0, cuda:1; use one of them, cpu or auto"):
+    with pytest.raises(ConfigError, match=r"expected cuda:5, but torch .* finds cuda:0, cuda:1; use one of them, cpu or auto"):
         find_devices("cuda:5")
     with pytest.raises(ConfigError, match="expected cuda:1 to cuda:2 for 2 ranks, but"):
         find_devices("cuda:1", 2)
@@ -73,43 +75,43 @@ def test_a_clients_device_and_threads_override_the_learners() -> None:
 
 def test_each_client_has_its_own_number_of_threads() -> None:
     """Torch keeps this number for each thread, so two clients of one process can differ, also after both are built."""
-    found: dict[str, set[int]] = {"one": set(), "two": set()}
+    found: queue.Queue[tuple[str, int]] = queue.Queue()
     both = threading.Barrier(2)
+    clients = {"one": ClientConfig(torch_threads=1), "two": ClientConfig(torch_threads=2)}
 
-    class Counting(FakeAlgorithm):
-        """An algorithm that records the number of torch's threads, once every client of the test is built."""
+    def counting(name: str) -> Any:
+        """A factory of algorithms that report the number of torch's threads, once both clients are built."""
+        fake = FakeAlgorithm.factory()
 
-        def update(self, *, partial: bool = False) -> Any:
-            if not found[self.name]:
+        def make(*given: Any) -> FakeAlgorithm:
+            algorithm = fake(*given)
+            update = algorithm.update
+
+            def count(**options: Any) -> Any:
+                algorithm.update = update  # type: ignore[method-assign]
                 both.wait(30.0)
                 torch.ones(300, 300) @ torch.ones(300, 300)
-                found[self.name].add(torch.get_num_threads())
-            return super().update(partial=partial)
+                found.put((name, torch.get_num_threads()))
+                return update(**options)
 
-    def make(name: str) -> Any:
-        def factory(*given: Any) -> Any:
-            algorithm = Counting.factory()(*given)
-            algorithm.name = name
+            algorithm.update = count  # type: ignore[method-assign]
             return algorithm
 
-        return factory
+        return make
 
-    clients = {"one": ClientConfig(torch_threads=1), "two": ClientConfig(torch_threads=2)}
-    for name in clients:
-        register_algorithm(f"COUNTING_{name.upper()}", make(name))
-    with Learner(LearnerConfig(bind="inproc://*", run_dir=None, clients=clients)) as learner:
-        agents = [
-            RL4SysAgent(
-                config=AgentConfig(
-                    client_id=name, algorithm_name=f"COUNTING_{name.upper()}", input_size=1, act_dim=2,
-                    train_server_address=learner.address,
-                )
+    with ExitStack() as stack:
+        learner = stack.enter_context(Learner(LearnerConfig(bind="inproc://*", run_dir=None, clients=clients)))
+        for name in clients:
+            register_algorithm(f"COUNTING_{name.upper()}", counting(name))
+            config = AgentConfig(
+                client_id=name,
+                algorithm_name=f"COUNTING_{name.upper()}",
+                input_size=1,
+                act_dim=2,
+                train_server_address=learner.address,
             )
-            for name in clients
-        ]  # fmt: skip
-        for agent in agents:
-            agent.close()
-    assert found == {"one": {1}, "two": {2}}
+            stack.enter_context(RL4SysAgent(config=config))
+        assert dict(found.get(timeout=30.0) for _ in clients) == {"one": 1, "two": 2}
 
 
 def segments(count: int) -> Iterator[Segment]:
@@ -121,6 +123,7 @@ def segments(count: int) -> Iterator[Segment]:
             rewards=rng.normal(1.0, 3.0, 16).astype(np.float32),
             log_probs=rng.normal(-1.4, 0.1, 16).astype(np.float32),
             versions=np.zeros(16, np.uint64),
+            masks=None,
             generation=1,
             episode_id=number // 4,
             segment_index=number % 4,

@@ -514,7 +514,9 @@ def test_a_client_inherits_the_learners_options() -> None:
     entry = config.client("a")
     assert (entry.algorithm_name, entry.algorithm_parameters, entry.observation_space) == ("DQN", {"epochs": 2}, BoxSpace((3,)))
     assert (entry.max_policy_lag, entry.on_lag, entry.pacing_lag) == (4, "correct", None)
-    assert config.client("unknown") == ClientConfig(max_policy_lag=4, on_lag="drop", max_magnitude=1e15, max_reward=1e12)
+    assert config.client("unknown") == ClientConfig(
+        max_policy_lag=4, on_lag="drop", max_magnitude=1e15, max_reward=1e12, device="cpu", learners=1
+    )
 
 
 @pytest.mark.parametrize("bind", ["127.0.0.1:0", "localhost:1", "[::1]:0", "ipc://*", "inproc://lab", "127.1.2.3:*"])

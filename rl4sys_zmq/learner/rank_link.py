@@ -35,7 +35,7 @@ def encode_rank_message(message: Mapping[str, Any]) -> list[memoryview]:
     listed = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
     text = json.dumps([tree, listed]).encode()
     parts = [memoryview(_LENGTH.pack(len(text)) + text)]
-    parts += [memoryview(array.reshape(-1).view(np.uint8)) for array in arrays.values()]
+    parts += [array.reshape(-1).view(np.uint8).data for array in arrays.values()]
     if sum(map(len, parts)) <= JOIN_BYTES:
         return [memoryview(b"".join(parts))]
     return parts

@@ -54,17 +54,18 @@ class RankMember:
         Raises:
             RankError: If the ranks do not find each other within `RANK_TIMEOUT_S`.
         """
-        prefix = distributed.PrefixStore(f"generation-{generation}", store)
+        torch_groups: Any = distributed  # its annotations lack these classes
+        prefix = torch_groups.PrefixStore(f"generation-{generation}", store)
         timeout, here = timedelta(seconds=RANK_TIMEOUT_S), (self.rank, self.size)
         try:
             if device.type == "cuda":
                 os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a dead rank then raises, and does not end the process
-                nccl: Any = distributed.ProcessGroupNCCL
+                nccl = torch_groups.ProcessGroupNCCL
                 options = nccl.Options()
                 options._timeout = timeout
                 self._group = nccl(prefix, *here, options)
             else:
-                gloo: Any = distributed.ProcessGroupGloo
+                gloo = torch_groups.ProcessGroupGloo
                 options = gloo._Options()
                 options._timeout = timeout
                 options._devices = [gloo.create_device(hostname=_LOOPBACK)]

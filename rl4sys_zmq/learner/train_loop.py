@@ -222,7 +222,8 @@ class TrainLoop:
             self._check_size(plan)
         if a.torch_threads and "torch" in sys.modules:
             torch = importlib.import_module("torch")  # waits for another thread that is importing it
-            # Set this before any computation: the number of threads changes the last bits.
+            # Set this before any computation: the number of threads changes the last bits. The number is this thread's own.
+            torch.get_num_threads()  # its first call in a thread copies the process's number, and would undo the next line
             torch.set_num_threads(a.torch_threads)
         algorithm = make(*spaces, a.parameters, a.seed)
         if a.device != "cpu" or a.learners > 1:  # the module imports torch

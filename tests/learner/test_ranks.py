@@ -130,7 +130,14 @@ def test_the_ranks_share_every_row_once(rows: int, size: int) -> None:
 CASES: dict[str, tuple[str, Space, int, dict[str, Any], int, int]] = {
     # algorithm, actions, ranks, parameters, updates, gradient steps in all
     "ppo": ("PPO", FOUR, 3, PPO, 7, 105),
-    "ppo in turn": ("PPO", BOX, 2, {**PPO, "train_pi_iters": 4, "train_v_iters": 4, "target_kl": 0.01, "lr": 1e-3}, 5, 0),
+    "ppo in turn": (
+        "PPO",
+        BOX,
+        2,
+        {**PPO, "train_pi_iters": 4, "train_v_iters": 4, "target_kl": 0.01, "learning_rate": 1e-3},
+        5,
+        0,
+    ),
     "dqn": ("DQN", FOUR, 2, DQN, 100, 100),
 }
 
@@ -152,8 +159,10 @@ def test_ranks_learn_what_one_learns(case: str) -> None:
         for mine, other in zip(ours, theirs, strict=True):
             assert mine == pytest.approx(other, rel=1e-3, abs=1e-5)
 
+        changed = {**parameters, "learning_rate": 1e-4, "max_grad_norm": 0.01}
+        group.change(changed)
         for algorithm in (many, one):  # a change of parameters, a return to an earlier state, and less data than ranks
-            algorithm.change({**parameters, "learning_rate": 1e-4, "max_grad_norm": 0.01})
+            algorithm.change(changed)
             kept = algorithm.checkpoint()
             train(algorithm, segments(actions), 1)
             algorithm.restore(kept)

@@ -286,9 +286,9 @@ class DQN:
         observations, successors = (
             encode_observations(self._observation_space, column) for column in (batch.observations, batch.successors)
         )
-        numbers = (torch.from_numpy(column) for column in (batch.actions, batch.returns, batch.discounts))
+        actions, returns, discounts = (torch.from_numpy(column) for column in (batch.actions, batch.returns, batch.discounts))
         forbidden = None if batch.masks is None else ~torch.from_numpy(batch.masks)
-        return _TransitionTensors(observations, *numbers, successors, forbidden)
+        return _TransitionTensors(observations, actions, returns, discounts, successors, forbidden)
 
     def follow(self, work: Mapping[str, Any]) -> None:
         """Do this rank's part of a gradient step. The ranks are the processes that train together."""

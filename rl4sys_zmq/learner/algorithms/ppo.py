@@ -390,8 +390,8 @@ class PPO:
 
     def follow(self, work: Mapping[str, Any]) -> None:
         """Do this rank's part of the gradient steps of an update. The ranks are the processes that train together."""
-        columns = {name: self._compute.put(column) for name, column in work["columns"].items()}
-        self._fit(TrainingTensors(**{"forbidden": None, **columns}), work["sizes"], work["rates"], work["value_clip"])
+        columns = TrainingTensors(**{name: self._compute.put(column) for name, column in work["columns"].items()})
+        self._fit(columns, work["sizes"], work["rates"], work["value_clip"])
 
     def _fit(self, columns: TrainingTensors, sizes: list[int], learning_rates: Sequence[float], value_clip: float) -> PassMetrics:
         """Do all passes over a batch, with a gradient step per minibatch. Return the metrics of the last pass.

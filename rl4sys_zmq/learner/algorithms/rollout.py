@@ -49,7 +49,7 @@ class TrainingTensors:
     high: Tensor
     values: Tensor
     targets: Tensor
-    forbidden: Tensor | None
+    forbidden: Tensor | None = None
 
     def minibatches(
         self, sizes: list[int], generator: torch.Generator, ranks: Ranks = ONE_RANK
@@ -94,7 +94,7 @@ class TrainingTensors:
 
     def _select(self, choose: Callable[[Tensor], Tensor]) -> TrainingTensors:
         """Return the result of a function for each column."""
-        return TrainingTensors(**{"forbidden": None, **{name: choose(column) for name, column in self.columns().items()}})
+        return TrainingTensors(**{name: choose(column) for name, column in self.columns().items()})
 
 
 def equal_sizes(steps: int, count: int) -> list[int]:

@@ -93,8 +93,11 @@ def measure(wanted: int, options: argparse.Namespace) -> dict[str, Any]:
 def prepare(stack: ExitStack, parameters: dict[str, Any], ranks: int) -> Callable[[], None]:
     """A function that makes one update of a new algorithm with running ranks."""
     spaces = space_to_json(OBSERVATIONS), space_to_json(ACTIONS)
-    required = (1, -1, "drop", -1, 0, 1 << 30, "", 10.0, 1)
-    assign = AssignClient("c", bytes(8), 1, "PPO", parameters, *spaces, *required, torch_threads=1, learners=ranks)
+    assign = AssignClient(
+        "c", bytes(8), 1, "PPO", parameters, *spaces, seed=1, max_policy_lag=-1, on_lag="drop", pacing_lag=-1,
+        publish_every_updates=0, max_parameters=1 << 30, checkpoints="", checkpoint_every_s=10.0, journal_id=1,
+        torch_threads=1, learners=ranks,
+    )  # fmt: skip
     algorithm = make_algorithm("PPO", OBSERVATIONS, ACTIONS, parameters, 1)
     group = place_algorithm(algorithm, assign, threading.Event())
     if group is not None:

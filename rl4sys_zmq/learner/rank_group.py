@@ -18,16 +18,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
 from rl4sys_zmq.child_process import child_environment, end_text
 from rl4sys_zmq.errors import Closed, RankError
 from rl4sys_zmq.learner.rank_link import RankLink, encode_rank_message
-from rl4sys_zmq.learner.rank_member import RANK_TIMEOUT_S, RankMember
+from rl4sys_zmq.learner.rank_member import RANK_TIMEOUT_S, RankMember, open_store
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import AssignClient
@@ -102,7 +101,7 @@ class RankGroup(RankMember, Resource):
             Closed: If the learner thread is asked to end.
         """
         try:
-            port = self._open_store()
+            self._store, port = open_store(self.size)
             for rank in range(1, self.size):
                 self._others.append(_start_process(rank))
                 self._send(self._others[-1:], self._setup(rank, port))
@@ -115,18 +114,6 @@ class RankGroup(RankMember, Resource):
             raise
         log.info("client %s: ranks 1 to %d have the pids %s", self._assign.client_id, self.size - 1, self.pids)
 
-    def _open_store(self) -> int:
-        """Open the store through which the ranks exchange their addresses, on the loopback interface. Return its port."""
-        with socket.socket() as listening:
-            listening.bind(("127.0.0.1", 0))
-            listening.listen(self.size)
-            port: int = listening.getsockname()[1]
-            timeout = timedelta(seconds=RANK_TIMEOUT_S)
-            self._store = distributed.TCPStore(
-                "127.0.0.1", port, None, True, timeout, wait_for_workers=False, master_listen_fd=listening.detach()
-            )
-        return port
-
     def _setup(self, rank: int, port: int) -> dict[str, Any]:
         return {
             "rank": rank,
@@ -134,7 +121,7 @@ class RankGroup(RankMember, Resource):
             "port": port,
             "device": str(self._devices[rank]),
             "factory": self._factory,
-            "path": [folder for folder in sys.path if isinstance(folder, str)],
+            "path": list(sys.path),
             "assign": [bytes(frame) for frame in encode(self._assign)],
         }
 

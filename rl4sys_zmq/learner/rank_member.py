@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -14,7 +15,7 @@ from torch import Tensor, distributed
 from rl4sys_zmq.errors import RankError
 from rl4sys_zmq.learner.algorithms.compute import RowShare, row_share
 
-__all__ = ["RANK_TIMEOUT_S", "RankMember"]
+__all__ = ["RANK_TIMEOUT_S", "RankMember", "join_store", "open_store"]
 
 RANK_TIMEOUT_S = 60.0
 """The time after which a rank that has not taken part in a sum counts as failed, in seconds.
@@ -23,6 +24,36 @@ It is much longer than a gradient step, because a machine can be slow or a proce
 """
 
 _LOOPBACK = "127.0.0.1"
+_DISTRIBUTED: Any = distributed
+"""The module without its annotations, which lack the classes of stores and of groups that are not torch's default group."""
+
+
+def open_store(size: int) -> tuple[Any, int]:
+    """Open a store through which `size` ranks exchange their addresses, on a free port of the loopback interface.
+
+    Returns:
+        The store, a `torch.distributed.TCPStore`, and its port.
+    """
+    with socket.socket() as listening:
+        listening.bind((_LOOPBACK, 0))
+        listening.listen(size)
+        port: int = listening.getsockname()[1]
+        timeout = timedelta(seconds=RANK_TIMEOUT_S)
+        fd = listening.detach()  # the store closes it
+        store = _DISTRIBUTED.TCPStore(_LOOPBACK, port, None, True, timeout, wait_for_workers=False, master_listen_fd=fd)
+    return store, port
+
+
+def join_store(port: int) -> Any:
+    """Connect to the store that rank 0 has opened on this port of the loopback interface, and return it.
+
+    Raises:
+        RankError: If the store does not answer.
+    """
+    try:
+        return _DISTRIBUTED.TCPStore(_LOOPBACK, port, None, False, timedelta(seconds=RANK_TIMEOUT_S))
+    except RuntimeError as exc:
+        raise RankError(f"the store of rank 0 at port {port} does not answer: {exc}") from exc
 
 
 class RankMember:
@@ -54,18 +85,17 @@ class RankMember:
         Raises:
             RankError: If the ranks do not find each other within `RANK_TIMEOUT_S`.
         """
-        torch_groups: Any = distributed  # its annotations lack these classes
-        prefix = torch_groups.PrefixStore(f"generation-{generation}", store)
+        prefix = _DISTRIBUTED.PrefixStore(f"generation-{generation}", store)
         timeout, here = timedelta(seconds=RANK_TIMEOUT_S), (self.rank, self.size)
         try:
             if device.type == "cuda":
                 os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a dead rank then raises, and does not end the process
-                nccl = torch_groups.ProcessGroupNCCL
+                nccl = _DISTRIBUTED.ProcessGroupNCCL
                 options = nccl.Options()
                 options._timeout = timeout
                 self._group = nccl(prefix, *here, options)
             else:
-                gloo = torch_groups.ProcessGroupGloo
+                gloo = _DISTRIBUTED.ProcessGroupGloo
                 options = gloo._Options()
                 options._timeout = timeout
                 options._devices = [gloo.create_device(hostname=_LOOPBACK)]

@@ -13,11 +13,9 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping
-from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from torch import distributed
 
 from rl4sys_zmq.errors import RankError
 from rl4sys_zmq.learner.algorithms import ParallelAlgorithm
@@ -26,7 +24,7 @@ from rl4sys_zmq.learner.algorithms.compute import Compute
 from rl4sys_zmq.learner.placement import allow_tf32
 from rl4sys_zmq.learner.rank_group import LOST_STATUS
 from rl4sys_zmq.learner.rank_link import RankLink
-from rl4sys_zmq.learner.rank_member import RANK_TIMEOUT_S, RankMember
+from rl4sys_zmq.learner.rank_member import RankMember, join_store
 from rl4sys_zmq.plugins import load_object
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.values import observation_space_from, space_from
@@ -85,7 +83,7 @@ def build(setup: Mapping[str, Any]) -> tuple[AssignClient, RankMember, torch.dev
     return assign, member, device, algorithm
 
 
-def serve(link: RankLink) -> None:
+def serve(link: RankLink) -> NoReturn:
     """Build the algorithm, connect to the other ranks, and do the work that rank 0 announces, until it closes the link.
 
     Raises:
@@ -95,8 +93,7 @@ def serve(link: RankLink) -> None:
     setup = link.receive()
     assign, member, device, algorithm = build(setup)
     link.send({"ready": True})
-    store = distributed.TCPStore("127.0.0.1", setup["port"], None, False, timedelta(seconds=RANK_TIMEOUT_S))
-    member.connect(store, assign.generation, device)
+    member.connect(join_store(setup["port"]), assign.generation, device)
     while True:
         message = link.receive()
         if "change" in message:

@@ -185,8 +185,8 @@ class PlaceableAlgorithm(Protocol):
     def place(self, compute: Compute) -> None:
         """Move the networks and the optimizer to a device, and use it and its ranks (processes) from now on.
 
-        The learner thread calls this at most once, right after it has built the algorithm. What `Algorithm.state` returns must
-        not depend on the device.
+        The learner thread calls this at most once, right after it has built the algorithm. Afterwards, `Algorithm.state` can
+        return tensors on the device. `Algorithm.load` must accept a state of any device: its tensors are on the CPU.
 
         Raises:
             ConfigError: If there are more ranks than a minibatch has rows.

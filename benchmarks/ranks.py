@@ -7,7 +7,8 @@ segments, without a network. The ways of computing take turns, so that a change 
 
 - one rank with one thread of torch;
 - one rank with as many threads as there are ranks in the other case;
-- several ranks with one thread each.
+- several ranks with one thread each;
+- one rank on a GPU, if torch finds one.
 """
 
 from __future__ import annotations
@@ -74,9 +75,11 @@ def measure(wanted: int, options: argparse.Namespace) -> dict[str, Any]:
         "update_epochs": EPOCHS,
         "normalise_observations": False,
     }
-    ways = {"one rank": (1, 1), "one rank, more threads": (1, options.ranks), "ranks": (options.ranks, 1)}
+    ways = {"one rank": (1, 1, "cpu"), "one rank, more threads": (1, options.ranks, "cpu"), "ranks": (options.ranks, 1, "cpu")}
+    if torch.cuda.is_available():
+        ways["one rank, GPU"] = (1, 1, "cuda")
     with ExitStack() as stack:
-        updates = {name: (prepare(stack, parameters, ranks), threads) for name, (ranks, threads) in ways.items()}
+        updates = {name: (prepare(stack, parameters, ranks, where), threads) for name, (ranks, threads, where) in ways.items()}
         rates: dict[str, list[float]] = {name: [] for name in ways}
         for round_number in range(-1, options.rounds):
             for name, (update, threads) in updates.items():
@@ -90,13 +93,13 @@ def measure(wanted: int, options: argparse.Namespace) -> dict[str, Any]:
     return {"parameters": trained_parameters(parameters["hidden_sizes"][0]), "steps_per_s": figures, "gain": asdict(gain)}
 
 
-def prepare(stack: ExitStack, parameters: dict[str, Any], ranks: int) -> Callable[[], None]:
+def prepare(stack: ExitStack, parameters: dict[str, Any], ranks: int, device: str) -> Callable[[], None]:
     """A function that makes one update of a new algorithm with running ranks."""
     spaces = space_to_json(OBSERVATIONS), space_to_json(ACTIONS)
     assign = AssignClient(
         "c", bytes(8), 1, "PPO", parameters, *spaces, seed=1, max_policy_lag=-1, on_lag="drop", pacing_lag=-1,
         publish_every_updates=0, max_parameters=1 << 30, checkpoints="", checkpoint_every_s=10.0, journal_id=1,
-        torch_threads=1, learners=ranks,
+        torch_threads=1, learners=ranks, device=device,
     )  # fmt: skip
     algorithm = make_algorithm("PPO", OBSERVATIONS, ACTIONS, parameters, 1)
     group = place_algorithm(algorithm, assign, threading.Event())

@@ -27,6 +27,7 @@ from rl4sys_zmq.wire.messages import AssignClient
 
 torch = pytest.importorskip("torch")
 
+from rl4sys_zmq.learner import rank_group, rank_member  # noqa: E402
 from rl4sys_zmq.learner.algorithms.compute import ONE_RANK, check_rows, find_devices, row_share  # noqa: E402
 from rl4sys_zmq.learner.placement import importable_factory, place_algorithm  # noqa: E402
 from rl4sys_zmq.learner.rank_group import RankGroup  # noqa: E402
@@ -190,6 +191,19 @@ def test_a_killed_rank_ends_the_group() -> None:
         assert not any(map(running, pids))
         with pytest.raises(RankError, match="rank 1 of 3"):
             train(algorithm, segments(FOUR), 1)
+
+
+def test_a_stopped_rank_is_given_up_and_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (rank_group, rank_member):
+        monkeypatch.setattr(module, "RANK_TIMEOUT_S", 8.0)
+    algorithm, group = ranked(assignment("PPO", FOUR, PPO, learners=2))
+    with group:
+        train(algorithm, segments(FOUR), 1)
+        (pid,) = group.pids
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(RankError, match=rf"rank 1 of 2 \(pid {pid}\) did not answer within 8 s"):
+            train(algorithm, segments(FOUR), 1)
+        assert not running(pid)
 
 
 def test_an_error_in_the_middle_of_an_update_ends_the_group() -> None:

@@ -29,6 +29,7 @@
     ├── ProtocolError               bytes that are not a valid message (with a `RefusalReason` code)
     ├── WeightsError                a weight diff or snapshot does not fit, or its digest is wrong
     ├── WorkerDied                  a thread of this library ended with an exception
+    ├── RankError                   a process that trains together with a learner thread has ended or does not answer
     ├── MemoryExceeded              the learner's process is over its memory limit
     ├── CheckpointError             a checkpoint cannot be written or read, or is damaged
     ├── PolicyFolderError           a policy folder is missing, damaged, of another format, or cannot be written
@@ -77,6 +78,7 @@ __all__ = [
     "PolicyStale",
     "ProtocolError",
     "RL4SysError",
+    "RankError",
     "RefusalReason",
     "RewardError",
     "RunDirectoryError",
@@ -441,6 +443,13 @@ class WorkerDied(RL4SysError):
 
 class RunDirectoryError(RL4SysError):
     """A run directory that cannot be created or written."""
+
+
+class RankError(RL4SysError):
+    """A rank of a client that could not be started, has ended or does not answer. The learner thread of the client then ends.
+
+    The ranks are the processes that train one policy together (the option ``learners``).
+    """
 
 
 class CheckpointError(RL4SysError):

@@ -460,8 +460,11 @@ class AssignClient(ToLearnerThread):
         weights_level: Compression level of the weights: 0, 1 or 2.
         max_magnitude: Largest absolute value of an observation or a raw action whose space has no bounds.
         max_reward: Largest absolute value of a reward.
-        torch_threads: Number of threads that torch uses in this process; 0 leaves it unchanged.
+        torch_threads: Number of threads that torch uses in the learner thread; 0 leaves it unchanged.
         init: File or folder with the weights with which a client without a checkpoint starts; empty for random weights.
+        device: Device on which the client trains: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.
+        tf32: True to let GPUs multiply float32 matrices with the precision of TensorFloat-32.
+        learners: Number of ranks, the processes that train the client together.
     """
 
     KIND: ClassVar[int] = 32
@@ -487,6 +490,9 @@ class AssignClient(ToLearnerThread):
     max_reward: float = 1e12
     torch_threads: int = 0
     init: str = ""
+    device: str = "cpu"
+    tf32: bool = False
+    learners: int = 1
 
 
 @dataclass(frozen=True, slots=True)

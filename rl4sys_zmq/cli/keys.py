@@ -139,9 +139,7 @@ def add_user(folder: Path, name: str, client_ids: Sequence[str], roles: Sequence
         print_line(f"copy {file.name} to the actor's machine (chmod 600), and add to the actor's configuration:")
         print_line(f'  "keys": "{file.name}"')
     if "relay" in roles:
-        print_line(
-            f"copy {file.name} to the relay (chmod 600): rl4sys-learner relay ADDRESS --upstream-keys {file.name}"
-        )
+        print_line(f"copy {file.name} to the relay (chmod 600): rl4sys-learner relay ADDRESS --upstream-keys {file.name}")
     if "admin" in roles:
         print_line(f"to see the status: rl4sys-learner status ADDRESS --keys {file}")
 

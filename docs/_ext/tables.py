@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig
+from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig, RelayConfig
 from rl4sys_zmq.config.options import SPACE, InvalidValue
 from rl4sys_zmq.errors import ConfigError
 
@@ -42,7 +42,7 @@ PUBLIC = (
 """The modules whose `__all__` is the public interface. A name that two of them export is described at the first."""
 
 
-CONFIGURATIONS = (AgentConfig, ClientConfig, LearnerConfig)
+CONFIGURATIONS = (AgentConfig, ClientConfig, LearnerConfig, RelayConfig)
 """Classes with so many keywords that a signature hides what follows; the page of options lists them."""
 
 

@@ -168,13 +168,14 @@ def _resolve(argument: str) -> Any:
 
 def _field_docs(cls: type[Any]) -> dict[str, str]:
     """Return the text that stands under each field of a class in the source."""
-    (body,) = ast.parse(inspect.getsource(cls)).body
-    assert isinstance(body, ast.ClassDef)
     docs = {}
-    for field, below in itertools.pairwise(body.body):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
-            assert isinstance(below.value, ast.Constant)
-            docs[field.target.id] = " ".join(str(below.value.value).split())
+    for base in filter(dataclasses.is_dataclass, reversed(cls.__mro__)):
+        (body,) = ast.parse(inspect.getsource(base)).body
+        assert isinstance(body, ast.ClassDef)
+        for field, below in itertools.pairwise(body.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+                assert isinstance(below.value, ast.Constant)
+                docs[field.target.id] = " ".join(str(below.value.value).split())
     return docs
 
 

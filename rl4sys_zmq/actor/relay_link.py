@@ -13,7 +13,7 @@ from rl4sys_zmq.config import RelayAddress
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.liveness import FOLLOW_S, RELAY_ANSWER_S, RELAY_RETRY, RELAY_SILENCE_S, SilenceTimer, jittered
-from rl4sys_zmq.transports import Address
+from rl4sys_zmq.transports import MAX_FRAME_BYTES, Address
 from rl4sys_zmq.transports.network import ConnectingSocket, Keys, SocketFactory, SocketPoller
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import FetchWeights, FollowWeights, Message, WeightsSource
@@ -21,6 +21,7 @@ from rl4sys_zmq.wire.messages import FetchWeights, FollowWeights, Message, Weigh
 __all__ = ["RelayLink", "relays_told"]
 
 MAX_MESSAGE_FRAMES = 256
+HWM = 8
 
 
 def relays_told(told: Sequence[object]) -> tuple[RelayAddress, ...]:
@@ -47,6 +48,7 @@ class RelayLink:
 
     Attributes:
         source: The relay's answer to the last `FollowWeights`: its topic and its PUB socket. None before the first answer.
+        max_frame_bytes: The largest frame that the actor accepts from a relay, in bytes. Set it before `connect_next`.
     """
 
     def __init__(self, client_id: str, keys: Keys | None, counters: Counters, rng: random.Random) -> None:
@@ -61,6 +63,7 @@ class RelayLink:
         self.source: WeightsSource | None = None
         self._client_id, self._keys, self._counters, self._rng = client_id, keys, counters, rng
         self._relays: tuple[RelayAddress, ...] = ()
+        self.max_frame_bytes = MAX_FRAME_BYTES
         self._untried: deque[RelayAddress] = deque()
         self._relay: RelayAddress | None = None
         self._dealer: ConnectingSocket | None = None
@@ -102,7 +105,10 @@ class RelayLink:
         while self._untried:
             self._relay, self._poller = self._untried.popleft(), poller
             try:
-                self._dealer = network.dealer(Address.parse(self._relay.address), keys=self.keys)
+                address = Address.parse(self._relay.address)
+                self._dealer = network.dealer(
+                    address, send_hwm=HWM, recv_hwm=HWM, max_frame_bytes=self.max_frame_bytes, keys=self.keys
+                )
             except TransportError:  # an address that only other processes can reach, or an invalid key
                 self._counters.add("relays_left.address")
                 continue

@@ -51,6 +51,8 @@ HWM = 64
 PREVIOUS_KEPT = 2
 MAX_WEIGHT_BYTES = MAX_FRAME_BYTES - TRAILER_BYTES
 """The largest size of weights, in bytes: what fits into a frame. The actor refuses a policy with more weights."""
+RELAY_FRAME_SLACK_BYTES = 1 << 16
+"""The number of bytes by which a frame from a relay can be larger than the policy's weights."""
 
 
 class WeightSubscriber:
@@ -227,6 +229,7 @@ class WeightSubscriber:
         self.leave()
         self._poller = poller
         self._link.use(self._relays(welcome))
+        self._link.max_frame_bytes = min(MAX_FRAME_BYTES, spec.nbytes + RELAY_FRAME_SLACK_BYTES)
         if not self._link.connect_next(self.network, poller, time.monotonic()):
             self._dial_learner()
             if self._acts:
@@ -255,11 +258,11 @@ class WeightSubscriber:
         self._relayed = False
         self._subscribe(self._pub, self._welcome.topic, self._keys)
 
-    def _subscribe(self, pub: Address, topic: bytes, keys: Keys | None) -> None:
+    def _subscribe(self, pub: Address, topic: bytes, keys: Keys | None, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._unsubscribe()
         assert self._poller is not None
         self._silence.restart(time.monotonic())
-        self._sub = self.network.sub(pub, hwm=HWM, keys=keys)
+        self._sub = self.network.sub(pub, hwm=HWM, max_frame_bytes=max_frame_bytes, keys=keys)
         self._sub.subscribe(BEACON_TOPIC + topic)
         self._poller.register(self._sub)
         if self._acts:
@@ -339,7 +342,9 @@ class WeightSubscriber:
             pub = Address.parse(source.pub)
             if pub.host == "*":
                 pub = Address("tcp", address.host, pub.port)
-            self._subscribe(pub, source.topic, self._link.keys)
+            if pub.scheme != address.scheme:
+                raise TransportError(f"its PUB socket at {pub.uri} has another transport than {address.uri}")
+            self._subscribe(pub, source.topic, self._link.keys, self._link.max_frame_bytes)
         except TransportError as exc:
             self._leave_relay("address", f"its answer is invalid: {exc}")
             return
@@ -355,7 +360,8 @@ class WeightSubscriber:
         """Leave the relay, for the next one or, if none is left, for the learner's PUB socket."""
         self._counters.add(f"relays_left.{reason}")
         address = self._link.address
-        log.warning("%s: leaves the relay at %s: %s", self._config.client_id, address.uri if address else "?", words)
+        level = logging.WARNING if self._sub is None or self._relayed else logging.INFO  # quiet while it only tries it again
+        log.log(level, "%s: leaves the relay at %s: %s", self._config.client_id, address.uri if address else "?", words)
         assert self._poller is not None
         self._owed, self._fetch_at = None, 0.0
         if self._relayed:

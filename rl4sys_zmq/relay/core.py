@@ -284,7 +284,7 @@ class RelayCore:
         client = self._clients.get(source.client_id)
         if client is None:
             return
-        before = client.upstream_topics
+        earlier, before = client.source, client.upstream_topics
         client.adopt(source)
         if source.pub != self._source_pub:
             self._source_pub = source.pub
@@ -294,7 +294,9 @@ class RelayCore:
                 self._callbacks.unsubscribe(topic)
             for topic in client.upstream_topics:
                 self._callbacks.subscribe(topic)
-        if client.lacks(source.version, source.digest) and not client.fetch_at:
+        # The newest version can still be on its way to the SUB socket. One that the earlier answer named has been lost.
+        lost = client.history is None or (earlier is not None and client.lacks(earlier.version, earlier.digest))
+        if lost and not client.fetch_at:
             self._fetch(client, now)
 
     def _listen(self, now: float) -> None:
@@ -424,7 +426,8 @@ class RelayCore:
         for client in list(self._clients.values()):
             client.followers = {p: at for p, at in client.followers.items() if not is_silent(now, at, RELAY_CHILD_S)}
             client.waiting &= client.followers.keys()
-            if is_silent(now, client.asked_at, RELAY_CLIENT_S):
+            kept_s = RELAY_CLIENT_S if client.source is not None else RELAY_SILENCE_S  # names that do not exist leave soon
+            if is_silent(now, client.asked_at, kept_s):
                 del self._clients[client.client_id]
                 for topic in client.upstream_topics:
                     self._callbacks.unsubscribe(topic)

@@ -28,7 +28,7 @@ PUB_HWM = 32
 """Largest number of publications that wait for one slow child. Further ones are lost for it, and it fetches later."""
 REPLY_HWM, REQUEST_HWM = 4, 16
 """Largest number of replies that wait for one child, and of requests of one child that wait for the relay."""
-SUB_HWM = 256
+SUB_HWM = 64
 BURST = 256
 """Largest number of messages that are read from one socket in a row, so that no socket keeps the others waiting."""
 MAX_MESSAGE_FRAMES = 256

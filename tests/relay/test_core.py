@@ -82,7 +82,8 @@ def test_damaged_updates_are_not_passed_on_and_fetched_again(upstream: Upstream,
     damaged[len(damaged) // 2] ^= 1
     assert rig.hears([*frames[:frame], bytes(damaged), *frames[frame + 1 :]]) == []
     assert rig.client()["version"] == 0
-    rig.upstream(upstream.source())  # within a second at the latest
+    for _ in range(2):
+        rig.upstream(upstream.source())  # the second answer says that it did not come late
     assert isinstance(rig.asked[-1], FetchWeights)
     rig.upstream(upstream.reply())
     assert rig.client()["digest"] == f"{upstream.states[-1].digest:016x}"

@@ -61,7 +61,7 @@ def test_the_learner_remembers_relays_for_a_while_and_not_too_many() -> None:
     ("given", "key"),
     [
         ({"relays": "host:1"}, "relays"),
-        ({"relays": [{"key": KEY}]}, "relays.address"),
+        ({"relays": [{"key": KEY}]}, "relays"),
         ({"relays": ["host"]}, "relays.address"),
         ({"relays": [{"address": "host:1", "key": "short"}]}, "relays.key"),
         ({"relays": [{"address": "host:1", "networks": ["10.0.0.0/40"]}]}, "relays.networks"),

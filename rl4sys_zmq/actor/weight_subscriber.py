@@ -277,7 +277,7 @@ class WeightSubscriber:
     def leave(self) -> None:
         """Close the SUB socket and the connection to a relay at the end of a session. The current policy stays in use."""
         self._unsubscribe()
-        self._link.close()
+        self._link.use(())  # until the next handshake, no relay is tried again
         self._relayed, self._owed = False, None
 
     def read(self) -> bool:

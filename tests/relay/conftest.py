@@ -109,7 +109,7 @@ class Rig:
     def _redial(self) -> None:
         self.redials += 1
 
-    def child(self, message: Message, peer: bytes = b"child", key: str | None = None) -> list[Message]:
+    def child(self, message: Message, peer: bytes = b"child", key: str | None = None) -> list[Any]:
         """Sends a child's message; returns what that child is answered."""
         before = len(self.sent)
         self.core.on_child(peer, key, encode(message), self.now)

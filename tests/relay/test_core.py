@@ -126,7 +126,7 @@ def test_a_silent_upstream_turns_the_children_away_until_it_answers(upstream: Up
     rig.tick(3.0, problem="its key is wrong")
     assert rig.redials == 1
     answers = rig.child(FOLLOW)
-    assert code_of(answers) == RefusalReason.UPSTREAM and "its key is wrong" in answers[0].reason  # type: ignore[attr-defined]
+    assert code_of(answers) == RefusalReason.UPSTREAM and "its key is wrong" in answers[0].reason
     assert rig.core.report(rig.now)["upstream"]["state"] == "lost"
     rig.upstream(upstream.source())
     assert isinstance(rig.child(FOLLOW)[0], WeightsSource)
@@ -151,13 +151,13 @@ def test_children_have_the_rights_of_their_keys(upstream: Upstream) -> None:
     assert isinstance(rig.child(fetch, b"far", "far")[0], WeightsReply)
     for key, code in (("sender", "forbidden"), ("ops", "forbidden"), ("stranger", "identity"), ("nobody", "forbidden")):
         assert code_of(rig.child(FOLLOW, key.encode(), key)) == code_of(rig.child(fetch, key.encode(), key)) == code
-    topic = b"W" + rig.child(FOLLOW, key="edge")[0].topic  # type: ignore[attr-defined]
+    topic = b"W" + rig.child(FOLLOW, key="edge")[0].topic
     keys = ("edge", "far", "sender", "stranger")
     assert [rig.core.topic_of(topic, key) is not None for key in keys] == [True, True, False, False]
     assert isinstance(rig.child(StatusRequest(), b"ops", "ops")[0], StatusReply)
     assert code_of(rig.child(StatusRequest(), b"edge", "edge")) == "forbidden"
     rig.core.change_access(access(users[0]))
-    assert rig.child(FOLLOW, key="edge")[0].topic != topic[1:]  # type: ignore[attr-defined]
+    assert rig.child(FOLLOW, key="edge")[0].topic != topic[1:]
     assert rig.core.topic_of(topic, "edge") is None
 
 

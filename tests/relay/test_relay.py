@@ -264,12 +264,12 @@ class Keyed:
         self.told = {"address": self.relay.address, "key": read_learner_public(self.relay_folder / "learner.public")}
 
     @property
-    def relay_keys(self) -> dict[str, Path]:
+    def relay_keys(self) -> dict[str, Any]:
         """The keys of a relay."""
         return {"keys": self.relay_folder, "upstream_keys": self.folder / "hub.keys"}
 
     @property
-    def arm(self) -> dict[str, Path]:
+    def arm(self) -> dict[str, Any]:
         """The keys of an actor."""
         return {"keys": self.folder / "arm.keys"}
 

@@ -314,7 +314,8 @@ class RelayCore:
             self._on_update(None, header, payload, tag if isinstance(tag, bytes) else b"", now)
 
     def _on_refused(self, message: Refused) -> None:
-        self.counters.add(f"refused_by_upstream.{message.code}"[:64])
+        code = message.code if message.code in set(RefusalReason) else RefusalReason.MALFORMED
+        self.counters.add(f"refused_by_upstream.{code}")
         client = self._clients.get(message.field)
         if client is None:
             return

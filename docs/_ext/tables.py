@@ -31,6 +31,7 @@ PUBLIC = (
     "rl4sys_zmq.config",
     "rl4sys_zmq.learner",
     "rl4sys_zmq.learner.algorithms",
+    "rl4sys_zmq.relay",
     "rl4sys_zmq.actor",
     "rl4sys_zmq.policies",
     "rl4sys_zmq.values",

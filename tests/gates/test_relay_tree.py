@@ -96,7 +96,6 @@ def test_a_tree_with_a_killed_relay(
             group.ask("wait", driver.version)
         states = [state for group in groups for state in group.ask("state")]
         digest = process.ask("digest", driver.version)
-        at, before = driver.version, pub.counters.get("bytes.down")
         baseline = subscribers(spawn, counted, 4, relays=[])
         baseline.ask("wait", driver.version)
         at, before = driver.version, pub.counters.get("bytes.down")

@@ -381,6 +381,7 @@ class RefusalReason(StrEnum):
     CONFIG = "config"  # the learner cannot use this configuration
     QUOTA = "quota"  # a limit of the session, the user or the learner is exceeded
     FAILED = "failed"  # the client's learner thread has failed
+    UPSTREAM = "upstream"  # the learner, or the relay, behind this relay does not answer or refuses
     CLOSING = "closing"  # the learner is shutting down
     INTERNAL = "internal"  # a bug on the side that refuses; its log has the traceback
 

@@ -159,6 +159,7 @@ def test_yaml_says_the_same_as_json(write: Write, cls: type[AgentConfig | Learne
 
 AGENT_DEFAULTS: dict[str, Any] = {
     "client_id": "x",
+    "relays": None,
     "actor_id": None,
     "algorithm_name": None,
     "algorithm_parameters": {},
@@ -204,6 +205,7 @@ LEARNER_DEFAULTS: dict[str, Any] = {
     "bind": "tcp://127.0.0.1:50051",
     "pub": None,
     "inference": None,
+    "relays": (),
     "plugins": (),
     "engine": "thread",
     "torch_threads": None,

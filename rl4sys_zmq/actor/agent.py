@@ -366,6 +366,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
             "in_doubt": session.in_doubt,
             "verdicts": dict(session.verdicts),
             "alarms": dict(io.weight_subscriber.alarms),
+            "relay": io.weight_subscriber.relay,
             "credit_steps": max(0, session.credit_steps - session.sent_steps),
             "waiting_for_rewards": len(self._context.pending.late),
             "episodes": self._context.pending.episodes,

@@ -299,4 +299,5 @@ def _hello(config: AgentConfig, actor_id: str) -> Hello:
         config.explore,
         f"rl4sys_zmq {package_version()}",
         weights=config.weights.to_json(),
+        relay=config.relays[0].address if config.relays else "",
     )

@@ -3,6 +3,8 @@
 - `AgentConfig`: the options of one actor process.
 - `LearnerConfig`: the options of the learner process.
 - `ClientConfig`: the learner's options for one client (a policy with its learner).
+- `RelayConfig`: the options of a relay, a process that passes weights on. `RelayAddress`, `RelayRule`: relays in the options of
+  actors and learners.
 - `WeightsConfig`: the encoding of weights, for both.
 
 They also read the JSON files of RL4Sys. For an unknown key or an invalid value, each class raises a `ConfigError` with a
@@ -19,9 +21,10 @@ if TYPE_CHECKING:
     from rl4sys_zmq.config.agent import AgentConfig
     from rl4sys_zmq.config.client import ClientConfig
     from rl4sys_zmq.config.learner import LearnerConfig
+    from rl4sys_zmq.config.relay import RelayAddress, RelayConfig, RelayRule
     from rl4sys_zmq.config.weights import WeightsConfig
 
-__all__ = ["AgentConfig", "ClientConfig", "LearnerConfig", "WeightsConfig"]
+__all__ = ["AgentConfig", "ClientConfig", "LearnerConfig", "RelayAddress", "RelayConfig", "RelayRule", "WeightsConfig"]
 
 __getattr__ = lazy_getattr(
     __name__,
@@ -29,6 +32,7 @@ __getattr__ = lazy_getattr(
         "agent": ("AgentConfig",),
         "client": ("ClientConfig",),
         "learner": ("LearnerConfig",),
+        "relay": ("RelayAddress", "RelayConfig", "RelayRule"),
         "weights": ("WeightsConfig",),
     },
 )

@@ -32,6 +32,7 @@ from rl4sys_zmq.config.options import (
     text,
     with_source,
 )
+from rl4sys_zmq.config.relay import RelayRule, check_relay_keys, relay_rules
 from rl4sys_zmq.config.rl4sys import ACTOR_KEYS, algorithm_name, translate_global
 from rl4sys_zmq.config.spaces import FLAT_KEYS
 from rl4sys_zmq.config.weights import WeightsConfig, weights_options
@@ -95,6 +96,10 @@ class LearnerConfig:
     of `bind`, with a free port or name. Default: no inference service."""
     advertise: str | None = option(optional(text), None)
     """The host name that actors use to reach `pub` and `inference`. Default: the host through which an actor reached `bind`."""
+    relays: tuple[RelayRule, ...] = option(relay_rules, ())
+    """The relays, which pass weights on, so that this learner sends each version once per relay and not once per actor. For each:
+    ``address``, ``key`` (its public key), and the actors that take their weights from it: ``networks`` such as 10.1.0.0/16, or
+    ``actors``, patterns of their names. Default: all actors take the weights from `pub`."""
     run_dir: Path | None = option(optional(path), Path("runs/learner"))
     """The run directory, for all files of the learner. None (null): the learner writes no files."""
     clients: Mapping[str, ClientConfig] = option(_clients, {})
@@ -198,6 +203,8 @@ class LearnerConfig:
                     "or allow it with --insecure (insecure: true)"
                 )
                 raise ConfigError(message, key=key)
+        if self.keys is not None:
+            check_relay_keys(self.relays)
 
     @property
     def durable(self) -> bool:

@@ -42,7 +42,7 @@ FLOORS = (
     ("security",),
     ("rpc",),
     ("actor", "learner"),
-    ("serving", "ops", "testing"),
+    ("serving", "ops", "testing", "fleet"),
     ("bench",),
     ("cli",),
     ("__init__",),
@@ -54,7 +54,7 @@ GROUND = FLOORS[0]
 TORCH_ROOMS = {"learner", "bench", "cli"}
 TORCH_ROOMS_LATE = {"testing"}
 """Here only inside a function."""
-NO_GYMNASIUM = {room for floor in FLOORS[: FLOORS.index(("actor", "learner"))] for room in floor} | {"actor"}
+NO_GYMNASIUM = {room for floor in FLOORS[: FLOORS.index(("actor", "learner"))] for room in floor} | {"actor", "fleet"}
 SANS_IO = {
     "learner": {"client", "core", "endpoint", "client_registry", "dispatcher", "operator"},
     "delivery": {"actor_slots", "credit", "intake", "session", "stall", "stream", "table", "transit"},

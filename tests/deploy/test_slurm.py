@@ -138,30 +138,51 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         cluster.close()
 
 
-def test_a_job_trains_and_ends_when_its_actors_have_run_their_episodes(cluster: Cluster, tmp_path: Path) -> None:
-    (port,) = free_ports(1)
-    cluster.environment |= {
-        "PYTHONPATH": str(PACKAGE),
-        "RL4SYS_PYTHON": sys.executable,
-        "RL4SYS_PORT": str(port),
-        "RL4SYS_EPISODES": "20",
-    }
-    output = tmp_path / "job.out"
-    given = ("--chdir", str(tmp_path), "--output", str(output), "--cpus-per-task=2")
-    job = cluster.run("sbatch", "--parsable", *given, str(SCRIPT), "runs/pole", "CartPole-v1", "pole").strip()
-    assert job.isdigit(), job + cluster.logs()
-    done = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
+class Job:
+    """A job of the batch script. `runs` is its folder, below the working directory."""
 
-    def state() -> str:
-        return cluster.run("scontrol", "show", "job", job, "--oneliner").partition("JobState=")[2].partition(" ")[0]
+    def __init__(self, cluster: Cluster, folder: Path, **variables: str) -> None:
+        self._cluster, self.output = cluster, folder / "job.out"
+        (port,) = free_ports(1)
+        cluster.environment |= {
+            "PYTHONPATH": str(PACKAGE),
+            "RL4SYS_PYTHON": sys.executable,
+            "RL4SYS_PORT": str(port),
+            **variables,
+        }
+        given = ("--chdir", str(folder), "--output", str(self.output), "--cpus-per-task=2")
+        self.number = cluster.run("sbatch", "--parsable", *given, str(SCRIPT), "runs/pole", "CartPole-v1", "pole").strip()
+        assert self.number.isdigit(), self.number + cluster.logs()
 
-    def said() -> str:
-        return f"{state()}\n{output.read_text() if output.exists() else ''}\n{cluster.logs()}"
+    @property
+    def text(self) -> str:
+        return self.output.read_text() if self.output.exists() else ""
 
-    until(lambda: state() in done, said, 200.0)
-    assert state() == "COMPLETED", said()
-    text = output.read_text()
-    assert "1 done: " in text and "restarts 0" in text, text
-    assert "pole: checkpoint " in text, "the learner ended after the actors, with a last checkpoint"
+    def everything(self) -> str:
+        return f"{self._state()}\n{self.text}\n{self._cluster.logs()}"
+
+    def _state(self) -> str:
+        shown = self._cluster.run("scontrol", "show", "job", self.number, "--oneliner")
+        return shown.partition("JobState=")[2].partition(" ")[0]
+
+    def wait(self) -> str:
+        """Wait for the end of the job, and return its state."""
+        until(lambda: self._state() in ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT"), self.everything, 200.0)
+        return self._state()
+
+
+def test_a_job_trains_until_its_actors_have_run_their_episodes_and_another_continues_it(cluster: Cluster, tmp_path: Path) -> None:
+    first = Job(cluster, tmp_path, RL4SYS_EPISODES="20")
+    assert first.wait() == "COMPLETED", first.everything()
+    assert "1 done: " in first.text and "restarts 0" in first.text, first.text
+    assert first.text.index("1 done: ") < first.text.index("SIGTERM: the learner has ended"), first.text
     keys = tmp_path / "runs/pole/keys"
     assert {path.stat().st_mode & 0o777 for path in keys.glob("*.keys")} == {0o600}
+
+    cluster.environment.pop("RL4SYS_EPISODES")
+    second = Job(cluster, tmp_path)
+    until(lambda: "return " in second.text.rpartition("continues the run")[2], second.everything, 100.0)
+    cluster.run("scancel", "--batch", "--signal=TERM", second.number)  # as Slurm does before the time limit
+    assert second.wait() == "COMPLETED", second.everything()
+    assert "draining 1 actors" in second.text and "Killed" not in second.text, second.text
+    assert second.text.index("draining 1 actors") < second.text.index("SIGTERM: the learner has ended"), second.text

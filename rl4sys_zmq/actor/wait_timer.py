@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 __all__ = ["WaitTimer"]
 
@@ -14,7 +15,8 @@ class WaitTimer:
     Any thread can use it. A block that a thread has entered and not left so far counts too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._waiting = 0
         self._at_s = self._total_s = 0.0
@@ -30,7 +32,7 @@ class WaitTimer:
             self._waiting -= 1
 
     def _add_passed(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         self._total_s += self._waiting * (now - self._at_s)
         self._at_s = now
 

@@ -360,6 +360,8 @@ PLANTED = [
     ("cellar/a.py", "", "a room without a floor"),
     ("actor/a.py", "def f():\n    import torch", "actor imports torch"),
     ("testing/a.py", "from torch import nn", "testing imports torch"),
+    ("fleet/a.py", "import torch", "fleet imports torch"),
+    ("fleet/a.py", "def f():\n    import gymnasium", "fleet imports gymnasium"),
     ("actor/a.py", "def f():\n    import gymnasium.spaces", "actor imports gymnasium"),
     ("learner/a.py", "from pickle import loads", "imports pickle"),
     ("wire/a.py", "from msgpack_numpy import decode", "imports msgpack_numpy.decode"),

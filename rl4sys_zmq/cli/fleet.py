@@ -95,9 +95,9 @@ def run_fleet(options: FleetOptions) -> None:
             fleet.drain()
             while fleet.alive:
                 fleet.tick(POLL_S)
-            raise
-        finally:
             display.last(fleet.status())
+            raise
+        display.last(fleet.status())
 
 
 def fleet_config(options: FleetOptions) -> FleetConfig:

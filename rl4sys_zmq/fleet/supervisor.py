@@ -242,8 +242,8 @@ class Fleet(Resource):
         if handle.report is not None:
             self._ended_steps += handle.report.steps
             self._ended_episodes += handle.report.episodes
-        if place.leaving:
-            del self._places[place.index]
+        if place.leaving:  # the place keeps the number of its starts, which its next actor's seed depends on
+            place.leaving, place.report, place.failures = False, None, 0
         elif self._draining:
             return
         elif handle.exit_code == 0 and handle.report is not None and handle.report.done:

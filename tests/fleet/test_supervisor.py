@@ -201,6 +201,7 @@ def test_on_shrink_the_last_actors_drain_and_on_growth_they_come_back_with_a_new
     world.tick()
     world.tick()
     assert sorted(world.alive) == [0, 1, 2] and not world.alive[2].stops
+    assert world.alive[2].start == 1, "its seed differs from that of the actor before"
     assert (world.fleet.status().restarts, world.fleet.status().done, world.fleet.status().steps) == (0, 0, 400)
 
 

@@ -134,7 +134,7 @@ def test_an_actor_that_ends_in_order_is_not_started_again_and_the_fleet_ends_wit
     world.all_report()
     world.alive[0].ends(0, done=True)
     world.tick(100.0)
-    assert list(world.alive) == [1] and not world.fleet.done
+    assert list(world.alive) == [1] and world.fleet.alive == 1
     world.alive[1].ends(0)  # somebody terminated it
     world.tick()
     world.tick(1.0)
@@ -239,7 +239,7 @@ def test_a_fleet_follows_the_waiting_time_of_its_actors() -> None:
     world.tick()
     world.alive[4].reports()
     passes(world, 0.3, 100)
-    assert (world.fleet.size, world.fleet.status().waiting) == (5, pytest.approx(0.3))
+    assert world.fleet.size == 5 and world.fleet.status().waiting == pytest.approx(0.3)
     passes(world, 0.9, 100)
     assert world.fleet.size == 2
     assert [handle.stops for handle in world.engine.started] == [[], [], [7.0], [7.0], [7.0]]

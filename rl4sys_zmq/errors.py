@@ -29,6 +29,7 @@
     ├── ProtocolError               bytes that are not a valid message (with a `RefusalReason` code)
     ├── WeightsError                a weight diff or snapshot does not fit, or its digest is wrong
     ├── WorkerDied                  a thread of this library ended with an exception
+    ├── RankError                   a process that trains together with a learner thread has ended or does not answer
     ├── MemoryExceeded              the learner's process is over its memory limit
     ├── CheckpointError             a checkpoint cannot be written or read, or is damaged
     ├── PolicyFolderError           a policy folder is missing, damaged, of another format, or cannot be written
@@ -77,6 +78,7 @@ __all__ = [
     "PolicyStale",
     "ProtocolError",
     "RL4SysError",
+    "RankError",
     "RefusalReason",
     "RewardError",
     "RunDirectoryError",
@@ -379,6 +381,7 @@ class RefusalReason(StrEnum):
     CONFIG = "config"  # the learner cannot use this configuration
     QUOTA = "quota"  # a limit of the session, the user or the learner is exceeded
     FAILED = "failed"  # the client's learner thread has failed
+    UPSTREAM = "upstream"  # the learner, or the relay, behind this relay does not answer or refuses
     CLOSING = "closing"  # the learner is shutting down
     INTERNAL = "internal"  # a bug on the side that refuses; its log has the traceback
 
@@ -441,6 +444,13 @@ class WorkerDied(RL4SysError):
 
 class RunDirectoryError(RL4SysError):
     """A run directory that cannot be created or written."""
+
+
+class RankError(RL4SysError):
+    """A rank of a client that could not be started, has ended or does not answer. The learner thread of the client then ends.
+
+    The ranks are the processes that train one policy together (the option ``learners``).
+    """
 
 
 class CheckpointError(RL4SysError):

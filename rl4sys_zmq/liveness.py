@@ -30,6 +30,15 @@ FETCH_RETRY_S = 1.0  # before missing weights are fetched again
 LATEST_RETRY_S = 5.0  # before a newest publication is requested again; long, because the caller's session resends the request
 WEIGHTS_TOPIC, BEACON_TOPIC = b"W", b"B"  # the first byte of a learner's topics
 
+# A relay, its upstream and its children
+FOLLOW_S = 1.0  # between two `FollowWeights` of one child for one client; also the relay's towards its upstream
+RELAY_ANSWER_S = 1.5  # longest wait for the first answer of a relay, before an actor tries another one, and then the learner
+RELAY_SILENCE_S = MISSED_MESSAGES * FOLLOW_S  # then a child leaves its relay, and a relay reconnects to its upstream
+RELAY_BEHIND_S = 3.0  # an actor leaves a relay that lacks a version for so long after the learner has announced it
+RELAY_CHILD_S = 10.0  # silence after which a relay discards its record of a child
+RELAY_CLIENT_S = 60.0  # after which a relay drops a client that no child has requested
+RELAY_SHOWN_S = 600.0  # for which a learner's status shows a relay that has gone
+
 # A server and its callers
 SLOWEST_BYTES_S = 1 << 20  # bytes per second; large calls extend `SILENCE_S` by the time that they take at this rate
 SESSION_S = 600.0  # silence after which a server discards a caller's session; a waiting caller resends every few seconds
@@ -75,6 +84,7 @@ class Backoff:
 
 SEGMENT_RESEND = Backoff(0.5, 10.0)  # up to long pauses, because a learner that is behind gets all segments again
 CALL_RESEND = Backoff(0.5, 4.0)  # up to shorter pauses, because a thread can be waiting for the reply
+RELAY_RETRY = Backoff(5.0, 60.0)  # before an actor that has left all relays tries them again
 IO_RESTART = Backoff(0.2, 5.0)  # before an actor creates its sockets again after an exception
 WORKER_RESTART = Backoff(0.2, 5.0)  # before a client whose learner process has crashed gets another one
 

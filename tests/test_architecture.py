@@ -42,8 +42,8 @@ FLOORS = (
     ("transports", "delivery", "policies"),
     ("security",),
     ("rpc",),
-    ("actor", "learner"),
-    ("serving", "ops", "testing"),
+    ("actor", "learner", "relay"),
+    ("serving", "ops", "testing", "fleet"),
     ("bench",),
     ("cli",),
     ("__init__",),
@@ -55,11 +55,12 @@ GROUND = FLOORS[0]
 TORCH_ROOMS = {"learner", "bench", "cli"}
 TORCH_ROOMS_LATE = {"testing"}
 """Here only inside a function."""
-NO_GYMNASIUM = {room for floor in FLOORS[: FLOORS.index(("actor", "learner"))] for room in floor} | {"actor"}
+NO_GYMNASIUM = {room for floor in FLOORS[: FLOORS.index(("actor", "learner", "relay"))] for room in floor} | {"actor", "fleet"}
 SANS_IO = {
-    "learner": {"client", "core", "endpoint", "client_registry", "dispatcher", "operator"},
-    "delivery": {"actor_slots", "credit", "intake", "session", "stall", "stream", "table", "transit"},
+    "learner": {"client", "core", "endpoint", "client_registry", "dispatcher", "operator", "relays"},
+    "delivery": {"actor_slots", "credit", "intake", "session", "stall", "stream", "table", "transit", "weight_history"},
     "rpc": {"call_queue", "session"},
+    "relay": {"core", "followed"},
     "liveness": {"liveness"},
     "dedup": {"dedup"},
 }
@@ -69,6 +70,7 @@ LIVENESS = re.compile(r"_?(\w+_)?(SILEN\w*|HEARTBEAT|BEACON|RESEND|RECONNECT|RED
 IO = {
     *(f"rl4sys_zmq.transports.{name}" for name in ("Endpoint", "Poller", "Socket", "Wakeup")),
     *(f"rl4sys_zmq.learner.{name}" for name in ("checkpoints", "gateway", "trainer_worker", "learner_thread", "engines")),
+    "rl4sys_zmq.relay.thread",
     "rl4sys_zmq.resource",
 }
 EXECUTING = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
@@ -361,6 +363,8 @@ PLANTED = [
     ("cellar/a.py", "", "a room without a floor"),
     ("actor/a.py", "def f():\n    import torch", "actor imports torch"),
     ("testing/a.py", "from torch import nn", "testing imports torch"),
+    ("fleet/a.py", "import torch", "fleet imports torch"),
+    ("fleet/a.py", "def f():\n    import gymnasium", "fleet imports gymnasium"),
     ("actor/a.py", "def f():\n    import gymnasium.spaces", "actor imports gymnasium"),
     ("learner/a.py", "from pickle import loads", "imports pickle"),
     ("wire/a.py", "from msgpack_numpy import decode", "imports msgpack_numpy.decode"),

@@ -159,6 +159,7 @@ def test_yaml_says_the_same_as_json(write: Write, cls: type[AgentConfig | Learne
 
 AGENT_DEFAULTS: dict[str, Any] = {
     "client_id": "x",
+    "relays": None,
     "actor_id": None,
     "algorithm_name": None,
     "algorithm_parameters": {},
@@ -204,9 +205,13 @@ LEARNER_DEFAULTS: dict[str, Any] = {
     "bind": "tcp://127.0.0.1:50051",
     "pub": None,
     "inference": None,
+    "relays": (),
     "plugins": (),
     "engine": "thread",
     "torch_threads": None,
+    "device": "cpu",
+    "tf32": False,
+    "learners": 1,
     "advertise": None,
     "run_dir": Path("runs/learner"),
     "clients": {},
@@ -513,7 +518,13 @@ def test_a_client_inherits_the_learners_options() -> None:
     assert (entry.algorithm_name, entry.algorithm_parameters, entry.observation_space) == ("DQN", {"epochs": 2}, BoxSpace((3,)))
     assert (entry.max_policy_lag, entry.on_lag, entry.pacing_lag) == (4, "correct", None)
     assert config.client("unknown") == ClientConfig(
-        max_policy_lag=4, on_lag="drop", max_magnitude=1e15, max_reward=1e12, engine="thread"
+        max_policy_lag=4,
+        on_lag="drop",
+        max_magnitude=1e15,
+        max_reward=1e12,
+        engine="thread",
+        device="cpu",
+        learners=1,
     )
 
 

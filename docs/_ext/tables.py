@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig
+from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig, RelayConfig
 from rl4sys_zmq.config.options import SPACE, InvalidValue
 from rl4sys_zmq.errors import ConfigError
 
@@ -31,6 +31,7 @@ PUBLIC = (
     "rl4sys_zmq.config",
     "rl4sys_zmq.learner",
     "rl4sys_zmq.learner.algorithms",
+    "rl4sys_zmq.relay",
     "rl4sys_zmq.actor",
     "rl4sys_zmq.policies",
     "rl4sys_zmq.values",
@@ -42,7 +43,7 @@ PUBLIC = (
 """The modules whose `__all__` is the public interface. A name that two of them export is described at the first."""
 
 
-CONFIGURATIONS = (AgentConfig, ClientConfig, LearnerConfig)
+CONFIGURATIONS = (AgentConfig, ClientConfig, LearnerConfig, RelayConfig)
 """Classes with so many keywords that a signature hides what follows; the page of options lists them."""
 
 
@@ -168,13 +169,14 @@ def _resolve(argument: str) -> Any:
 
 def _field_docs(cls: type[Any]) -> dict[str, str]:
     """Return the text that stands under each field of a class in the source."""
-    (body,) = ast.parse(inspect.getsource(cls)).body
-    assert isinstance(body, ast.ClassDef)
     docs = {}
-    for field, below in itertools.pairwise(body.body):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
-            assert isinstance(below.value, ast.Constant)
-            docs[field.target.id] = " ".join(str(below.value.value).split())
+    for base in filter(dataclasses.is_dataclass, reversed(cls.__mro__)):
+        (body,) = ast.parse(inspect.getsource(base)).body
+        assert isinstance(body, ast.ClassDef)
+        for field, below in itertools.pairwise(body.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+                assert isinstance(below.value, ast.Constant)
+                docs[field.target.id] = " ".join(str(below.value.value).split())
     return docs
 
 

@@ -42,7 +42,7 @@ from rl4sys_zmq.transports import Address, Wakeup, explain
 from rl4sys_zmq.transports.network import ConnectingSocket, Keys, LocalSocketFactory, SocketFactory, SocketPoller
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.wire import decode, encode
-from rl4sys_zmq.wire.messages import FetchWeights, Hello, Message, Refused, WeightsReply, Welcome
+from rl4sys_zmq.wire.messages import Beacon, FetchWeights, Hello, Message, Refused, WeightsReply, Welcome
 
 if TYPE_CHECKING:  # modules for optional features are imported only by actors that use them
     from rl4sys_zmq.actor.policy_cache import ActorPolicyCache
@@ -399,6 +399,8 @@ class ActorIOThread(Worker):
                 message = decode(frames)
                 if isinstance(message, WeightsReply):
                     self._weight_subscriber.on_fetched(message)
+                elif isinstance(message, Beacon):
+                    self._weight_subscriber.on_learner_beacon(message)
             except ProtocolError as exc:
                 self.counters.add(f"refused.{exc.code.value}")
                 self._version_errors += exc.code is RefusalReason.VERSION

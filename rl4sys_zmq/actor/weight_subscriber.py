@@ -1,4 +1,7 @@
-"""The receiver of the learner's weights: it applies verified updates from the PUB socket, and fetches missing ones."""
+"""The receiver of the learner's weights: it applies verified updates from a PUB socket, and fetches missing ones.
+
+The PUB socket is the learner's, or that of a relay, a process that passes weights on.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,36 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from rl4sys_zmq.actor.relay_link import RelayLink, relays_told
 from rl4sys_zmq.actor.remote import PlaceholderPolicy
-from rl4sys_zmq.config import AgentConfig
+from rl4sys_zmq.config import AgentConfig, RelayAddress
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import ConfigError, HandshakeRefused, ProtocolError, RefusalReason, RL4SysError, WeightsError
-from rl4sys_zmq.liveness import BEACON_TOPIC, FETCH_RETRY_S, PUBLISHER_SILENCE_S, WEIGHTS_TOPIC, SilenceTimer, jittered
+from rl4sys_zmq.errors import (
+    ConfigError,
+    HandshakeRefused,
+    ProtocolError,
+    RefusalReason,
+    RL4SysError,
+    TransportError,
+    WeightsError,
+)
+from rl4sys_zmq.liveness import (
+    BEACON_TOPIC,
+    FETCH_RETRY_S,
+    PUBLISHER_SILENCE_S,
+    RELAY_BEHIND_S,
+    WEIGHTS_TOPIC,
+    SilenceTimer,
+    is_silent,
+    jittered,
+)
 from rl4sys_zmq.policies import Policy, build_policy, local_only_reason, require_policy
 from rl4sys_zmq.transports import MAX_FRAME_BYTES, Address, Frame
 from rl4sys_zmq.transports.network import ConnectingSocket, Keys, SocketFactory, SocketPoller
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
-from rl4sys_zmq.weights import TRAILER_BYTES, WeightsHeader, apply_update
+from rl4sys_zmq.weights import TAG_KEY_BYTES, TRAILER_BYTES, WeightsHeader, apply_update, is_tag_of
 from rl4sys_zmq.wire import decode, spec_from_document
-from rl4sys_zmq.wire.messages import Beacon, FetchWeights, WeightsReply, Welcome
+from rl4sys_zmq.wire.messages import Beacon, FetchWeights, Message, Refused, WeightsReply, WeightsSource, Welcome
 
 __all__ = ["WeightSubscriber"]
 
@@ -30,6 +51,8 @@ HWM = 64
 PREVIOUS_KEPT = 2
 MAX_WEIGHT_BYTES = MAX_FRAME_BYTES - TRAILER_BYTES
 """The largest size of weights, in bytes: what fits into a frame. The actor refuses a policy with more weights."""
+RELAY_FRAME_SLACK_BYTES = 1 << 16
+"""The number of bytes by which a frame from a relay can be larger than the policy's weights."""
 
 
 class WeightSubscriber:
@@ -42,6 +65,11 @@ class WeightSubscriber:
     weights is wrong, or if a beacon (a message once a second) names a version that did not arrive. Each version becomes a new
     policy over a new buffer. The current policy acts until the new one is verified. An actor with ``inference: remote`` needs no
     weights and receives only the version numbers.
+
+    If the learner or the configuration names relays, the subscriber takes updates from the first relay that answers. It acts with
+    a version from a relay only if the version's tag, a checksum under a key that the learner gave to the actor itself, is right.
+    It leaves a relay that is silent, refuses, sends a wrong tag, or lacks a version that the learner has announced over the
+    actor's own connection. It then uses the next relay, or the learner's PUB socket, and tries the relays again later.
 
     Attributes:
         policy: The current policy, None before the first weights.
@@ -90,6 +118,15 @@ class WeightSubscriber:
         self._poller: SocketPoller | None = None
         self._fetch_at = 0.0
         self._whole = False
+        self._link = RelayLink(config.client_id, keys, counters, rng)
+        self._relayed = False
+        self._owed: tuple[int, float] | None = None
+
+    @property
+    def relay(self) -> str:
+        """The address of the relay from which the weights come; empty if they come from the learner."""
+        address = self._link.address if self._relayed else None
+        return address.uri if address is not None else ""
 
     @property
     def held(self) -> tuple[int, int]:
@@ -106,8 +143,8 @@ class WeightSubscriber:
 
     @property
     def next_deadline(self) -> float:
-        """The monotonic time at which `tick` must be called to repeat a fetch, in seconds. Infinity without a fetch."""
-        return self._fetch_at or float("inf")
+        """The monotonic time at which `tick` must be called, in seconds: to repeat a fetch, or for a relay."""
+        return min(self._fetch_at or float("inf"), self._link.next_deadline)
 
     def take_up(self, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
         """Start with a policy that an earlier start of the actor saved in a file (the policy cache).
@@ -189,7 +226,20 @@ class WeightSubscriber:
         self.spec, self._welcome, self._pub = spec, dataclasses.replace(welcome, body=()), pub  # the spec has the blob
         if not self._acts:
             self._note(welcome.generation, welcome.version, welcome.digest)
-        self._dial(welcome, pub, poller)
+        self.leave()
+        self._poller = poller
+        self._link.use(self._relays(welcome))
+        self._link.max_frame_bytes = min(MAX_FRAME_BYTES, spec.nbytes + RELAY_FRAME_SLACK_BYTES)
+        if not self._link.connect_next(self.network, poller, time.monotonic()):
+            self._dial_learner()
+            if self._acts:
+                self._fetch()
+
+    def _relays(self, welcome: Welcome) -> tuple[RelayAddress, ...]:
+        """Return the relays to use in this session, nearest first: the configured ones, or those that the learner names."""
+        if not self._acts or len(welcome.tag_key) != TAG_KEY_BYTES:
+            return ()
+        return self._config.relays if self._config.relays is not None else relays_told(welcome.relays)
 
     def _check_configuration(self, spec: PolicySpec) -> None:
         """Check that the actor's configuration fits a policy.
@@ -202,36 +252,48 @@ class WeightSubscriber:
         if self._config.inference != "local" and (reason := local_only_reason(spec)):
             raise ConfigError(f"inference is {self._config.inference!r}, but {reason}", key="inference")
 
-    def _dial(self, welcome: Welcome, pub: Address, poller: SocketPoller) -> None:
-        self.leave()
-        self._poller = poller
-        self._silence.restart(time.monotonic())
-        self._sub = self.network.sub(pub, hwm=HWM, keys=self._keys)
-        self._sub.subscribe(BEACON_TOPIC + welcome.topic)
-        poller.register(self._sub)
-        if self._acts:
-            self._sub.subscribe(WEIGHTS_TOPIC + welcome.topic)
-            self._fetch()
+    def _dial_learner(self) -> None:
+        """Subscribe to the learner's PUB socket. Its first beacon, which is sent at once, shows if weights are missing."""
+        assert self._welcome is not None and self._pub is not None
+        self._relayed = False
+        self._subscribe(self._pub, self._welcome.topic, self._keys)
 
-    def leave(self) -> None:
-        """Close the SUB socket at the end of a session. The current policy stays in use."""
+    def _subscribe(self, pub: Address, topic: bytes, keys: Keys | None, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._unsubscribe()
+        assert self._poller is not None
+        self._silence.restart(time.monotonic())
+        self._sub = self.network.sub(pub, hwm=HWM, max_frame_bytes=max_frame_bytes, keys=keys)
+        self._sub.subscribe(BEACON_TOPIC + topic)
+        self._poller.register(self._sub)
+        if self._acts:
+            self._sub.subscribe(WEIGHTS_TOPIC + topic)
+
+    def _unsubscribe(self) -> None:
         if self._sub is not None and self._poller is not None:
             self._poller.unregister(self._sub)
             self._sub.close()
             self._sub = None
 
+    def leave(self) -> None:
+        """Close the SUB socket and the connection to a relay at the end of a session. The current policy stays in use."""
+        self._unsubscribe()
+        self._link.use(())  # until the next handshake, no relay is tried again
+        self._relayed, self._owed = False, None
+
     def read(self) -> bool:
-        """Receive and process one message from the SUB socket. Return False if no message is waiting."""
-        if self._sub is None:
-            return False
+        """Receive and process one message from a relay or from the SUB socket. Return False if no message is waiting."""
         try:
-            frames = self._sub.recv()
+            message = self._link.read()
+            if message is not None:
+                self._on_relay_message(message)
+                return True
+            frames = self._sub.recv() if self._sub is not None else None
             if frames is None:
                 return False
             self._silence.restart(time.monotonic())
             topic = bytes(frames[0][:1])
-            if topic == WEIGHTS_TOPIC and len(frames) == 3:
-                self._on_update(frames[1], frames[2])
+            if topic == WEIGHTS_TOPIC and len(frames) in (3, 4):
+                self._on_update(frames[1], frames[2], bytes(frames[3]) if len(frames) == 4 else b"", relayed=self._relayed)
             elif topic == BEACON_TOPIC:
                 self._on_beacon(frames[1:])
         except ProtocolError as exc:
@@ -244,17 +306,114 @@ class WeightSubscriber:
         Raises:
             ProtocolError: If the answer is malformed.
         """
+        self._on_reply(message, relayed=False)
+
+    def _on_reply(self, message: WeightsReply, *, relayed: bool) -> None:
         if len(message.body) % 2 or not message.body:
             raise ProtocolError(RefusalReason.FRAMES, f"{len(message.body)} frames of weights; expected pairs of them")
-        for header, payload in zip(message.body[::2], message.body[1::2], strict=True):
-            self._on_update(header, payload)
+        updates = zip(message.body[::2], message.body[1::2], strict=True)
+        for place, (header, payload) in enumerate(updates):
+            tag = message.tags[place] if place < len(message.tags) else b""
+            self._on_update(header, payload, tag if isinstance(tag, bytes) else b"", relayed=relayed)
+            if relayed and not self._relayed:
+                return  # the relay was left
+
+    # ---- relays
+
+    def _on_relay_message(self, message: Message) -> None:
+        """Process a message of the relay, which is not trusted."""
+        if isinstance(message, WeightsSource):
+            self._on_source(message, time.monotonic())
+        elif isinstance(message, WeightsReply) and self._relayed:
+            self._on_reply(message, relayed=True)
+        elif isinstance(message, Refused):
+            self._leave_relay("refused", f"it refuses: {message.reason:.200}")
+
+    def _on_source(self, source: WeightsSource, now: float) -> None:
+        """Take the weights from the relay that has answered. An answer about another policy or generation counts as none."""
+        welcome, address = self._welcome, self._link.address
+        if welcome is None or address is None or source.client_id != self._config.client_id:
+            return
+        if (source.policy_id, source.generation) != (welcome.policy_id, welcome.generation):
+            return
+        if not self._link.answered(source, now) and self._relayed:
+            return
+        try:
+            pub = Address.parse(source.pub)
+            if pub.host == "*":
+                pub = Address("tcp", address.host, pub.port)
+            if pub.scheme != address.scheme:
+                raise TransportError(f"its PUB socket at {pub.uri} has another transport than {address.uri}")
+            self._subscribe(pub, source.topic, self._link.keys, self._link.max_frame_bytes)
+        except TransportError as exc:
+            self._leave_relay("address", f"its answer is invalid: {exc}")
+            return
+        self._relayed, self._owed = True, None
+        held = self.policy.snapshot if self.policy is not None else None
+        current = held is not None and held.generation == source.generation and held.version >= source.version
+        if not current or self._whole:
+            self._fetch(whole=self._whole)
+        else:
+            self._fetch_at = 0.0
+
+    def _leave_relay(self, reason: str, words: str) -> None:
+        """Leave the relay, for the next one or, if none is left, for the learner's PUB socket."""
+        self._counters.add(f"relays_left.{reason}")
+        address = self._link.address
+        level = logging.WARNING if self._sub is None or self._relayed else logging.INFO  # quiet while it only tries it again
+        log.log(level, "%s: leaves the relay at %s: %s", self._config.client_id, address.uri if address else "?", words)
+        assert self._poller is not None
+        self._owed, self._fetch_at = None, 0.0
+        if self._relayed:
+            self._unsubscribe()
+            self._relayed = False
+        if not self._link.connect_next(self.network, self._poller, time.monotonic()) and self._sub is None:
+            self._dial_learner()
+            if self.policy is None or self._whole or self.policy.generation != self._generation:
+                self._fetch(whole=self._whole)
+
+    @property
+    def _generation(self) -> int:
+        """The generation (number of the learner thread) in the handshake; 0 before it."""
+        return self._welcome.generation if self._welcome is not None else 0
+
+    def on_learner_beacon(self, beacon: Beacon) -> None:
+        """Compare the learner's announcement of its newest version, over the actor's own connection, with the relay's weights."""
+        self._note_alarms(beacon)
+        policy = self.policy
+        if not self._relayed or beacon.generation != self._generation or (beacon.generation, beacon.version) == self._rejected:
+            return
+        version = policy.version if policy is not None and policy.generation == beacon.generation else -1
+        if self._owed is not None and version >= self._owed[0]:
+            self._owed = None
+        if beacon.version > version and self._owed is None:
+            self._owed = beacon.version, time.monotonic()
+        elif beacon.version == version and policy is not None and policy.snapshot.digest != beacon.digest:
+            self._whole = True
+            self._leave_relay("digest", f"the weights of version {version} are not the learner's")
+
+    def _tick_relay(self, now: float) -> None:
+        match self._link.tick(now):
+            case "silent":
+                self._leave_relay("silent", "it does not answer")
+            case "retry" if self._poller is not None:
+                self._link.connect_next(self.network, self._poller, now)
+        if self._relayed and self._owed is not None and is_silent(now, self._owed[1], RELAY_BEHIND_S):
+            self._leave_relay("behind", f"it has no version {self._owed[0]}, which the learner has published")
+        elif self._relayed and self._silence.expired(now):
+            self._leave_relay("no_beacons", "it publishes nothing")
 
     def tick(self, now: float) -> None:
-        """Repeat a fetch that was not answered in time. Reconnect to the PUB socket if it has been silent for too long."""
-        quiet = self._sub is not None and self._silence.expired(now)
-        if quiet and self._welcome is not None and self._pub is not None and self._poller is not None:
+        """Repeat a fetch that was not answered in time. Reconnect to the PUB socket if it has been silent for too long.
+
+        Leave a relay that has failed, or try the relays again.
+        """
+        self._tick_relay(now)
+        if self._sub is not None and not self._relayed and self._silence.expired(now):
             self._counters.add("redials.weights")
-            self._dial(self._welcome, self._pub, self._poller)
+            self._dial_learner()
+            if self._acts:
+                self._fetch()
             return
         if self._fetch_at and now >= self._fetch_at:
             self._fetch(whole=self._whole)
@@ -264,9 +423,14 @@ class WeightSubscriber:
         self._whole = whole
         self._fetch_at = time.monotonic() + jittered(FETCH_RETRY_S, self._rng)
         self._counters.add("fetches")
-        self._send_fetch(FetchWeights(*((0, 0) if whole else self.held)))
+        held = (0, 0) if whole else self.held
+        if self._relayed:
+            self._link.fetch(held)
+        else:
+            self._send_fetch(FetchWeights(*held))
 
-    def _on_update(self, header: Frame, payload: Frame) -> None:
+    def _on_update(self, header: Frame, payload: Frame, tag: bytes, *, relayed: bool) -> None:
+        """Apply an update, and use the new version. An update from a relay (`relayed`) must have the right tag."""
         if self.spec is None or self._welcome is None:
             return
         head = WeightsHeader.unpack(header)
@@ -283,11 +447,24 @@ class WeightSubscriber:
             return
         try:
             others = self.spec.others
-            self._swap(apply_update(head, payload, held, self.spec.sizes, others=others, before=self._before()))
+            new = apply_update(head, payload, held, self.spec.sizes, others=others, before=self._before())
+            if relayed and not is_tag_of(tag, self._welcome.tag_key, head.policy_id, new):
+                self._on_wrong_tag(tag, new.version)
+                return
+            self._swap(new)
         except WeightsError as exc:
             self._counters.add(f"weights_refused.{exc.reason}")
             if not self._fetch_at:
                 self._fetch(whole=exc.reason != "gap")
+
+    def _on_wrong_tag(self, tag: bytes, version: int) -> None:
+        """Refuse a version from a relay. A missing tag can still come; a relay with a wrong one is left."""
+        self._counters.add("weights_refused.tag")
+        if tag:
+            self._whole = True
+            self._leave_relay("tag", f"the weights of version {version} are not the learner's")
+        elif not self._fetch_at:
+            self._fetch()
 
     def _swap(self, snapshot: PolicySnapshot) -> None:
         assert self.spec is not None
@@ -321,10 +498,13 @@ class WeightSubscriber:
         except IndexError:
             return None
 
+    def _note_alarms(self, beacon: Beacon) -> None:
+        self.alarms = {name: count for name, count in beacon.alarms.items() if type(count) is int and count > 0}
+
     def _on_beacon(self, frames: list[Frame]) -> None:
         beacon, policy = decode(frames), self.policy
-        if isinstance(beacon, Beacon):
-            self.alarms = {name: count for name, count in beacon.alarms.items() if type(count) is int and count > 0}
+        if isinstance(beacon, Beacon) and not self._relayed:
+            self._note_alarms(beacon)
         if not isinstance(beacon, Beacon) or policy is None or self._welcome is None or self._fetch_at:
             return
         if beacon.generation != self._welcome.generation:
@@ -338,6 +518,6 @@ class WeightSubscriber:
         if policy.generation != beacon.generation or beacon.version > policy.version:
             self._counters.add("resyncs.beacon")
             self._fetch()
-        elif beacon.version == policy.version and beacon.digest != policy.snapshot.digest:
+        elif not self._relayed and beacon.version == policy.version and beacon.digest != policy.snapshot.digest:
             self._counters.add("resyncs.digest")
             self._fetch(whole=True)

@@ -48,7 +48,7 @@ _FILE_HEADER = """\
 # [edge-7]                              # the user: a name, shown in status and logs
 # key = "40 characters of Z85"          # the user's public key
 # client_ids = ["luna"]                 # the clients that the user may act for; ["*"] for all
-# roles = ["submit", "read_weights"]    # also "admin" for status and commands, "call" for services
+# roles = ["submit", "read_weights"]    # also "admin" for status and commands, "call" for services, "relay" for relays
 # expires = 2027-01-01                  # optional
 #
 # [edge-7.quota]                        # optional, as is each key in it
@@ -138,6 +138,8 @@ def add_user(folder: Path, name: str, client_ids: Sequence[str], roles: Sequence
     if "submit" in roles:
         print_line(f"copy {file.name} to the actor's machine (chmod 600), and add to the actor's configuration:")
         print_line(f'  "keys": "{file.name}"')
+    if "relay" in roles:
+        print_line(f"copy {file.name} to the relay (chmod 600): rl4sys-learner relay ADDRESS --upstream-keys {file.name}")
     if "admin" in roles:
         print_line(f"to see the status: rl4sys-learner status ADDRESS --keys {file}")
 

@@ -118,6 +118,48 @@ def serve(
 
 
 @main.command()
+@click.argument("upstream")
+@option("--bind", metavar="ADDRESS", help="Listen at this address: host:port, tcp://, ipc://.  [default: 127.0.0.1:50061]")
+@option("--pub", metavar="ADDRESS", help="Publish weights at this address.  [default: a free port of the same host]")
+@option("--advertise", metavar="HOST", help="Send children this host for the weights.  [default: the host they connected to]")
+@option("--upstream-keys", type=FILE, metavar="FILE", help="NAME.keys with the role relay, for an upstream with keys.")
+@option("--keys", type=FILE, metavar="DIR", help="The relay's own keys from `rl4sys-learner keys DIR`.")
+@option("--users", type=FILE, metavar="FILE", help="The access list of the children.  [default: users.toml in --keys]")
+@option("--debug", is_flag=True, help="Log everything.")
+@option("--insecure", is_flag=True, help="Let other machines connect without keys.")
+def relay(
+    *,
+    upstream: str,
+    bind: str | None,
+    pub: str | None,
+    advertise: str | None,
+    upstream_keys: Path | None,
+    keys: Path | None,
+    users: Path | None,
+    debug: bool,
+    insecure: bool,
+) -> None:
+    """Pass the weights of the learner or relay at UPSTREAM on to actors and further relays, until Ctrl-C or SIGTERM.
+
+    The first line of output has the address. Name the relay in the learner's configuration (relays), or in an actor's. Actors
+    send their data to the learner all the same.
+    """
+    from rl4sys_zmq.cli.relay import relay as run
+
+    given: dict[str, Any] = {
+        "upstream": upstream,
+        "bind": bind,
+        "pub": pub,
+        "advertise": advertise,
+        "upstream_keys": upstream_keys,
+        "keys": keys,
+        "users_file": users,
+        "insecure": insecure or None,
+    }
+    run({key: value for key, value in given.items() if value is not None}, debug=debug)
+
+
+@main.command()
 @option("--env", default="CartPole-v1", metavar="ID", help="A Gymnasium environment.")
 @option("--algorithm", metavar="NAME", default="PPO", help="The algorithm, from the list of `rl4sys-learner algorithms`.")
 @option("--seed", type=click.IntRange(0), default=1, help="The seed of all random numbers.")
@@ -148,6 +190,8 @@ def demo(env: str, **options: Any) -> int:
 @option("--timeout", type=click.FloatRange(0, min_open=True), default=3.0, help="Seconds to wait for the learner.")
 def status(address: str, json: bool, watch: bool, keys: Path | None, timeout: float) -> None:
     """Show the learner at ADDRESS (host:port or a URI): its clients (policies), their actors, its journal, and refusals.
+
+    ADDRESS can also be that of a relay.
 
     Problems are marked with !!. The column "saved" counts the segments that a checkpoint covers.
     """
@@ -282,9 +326,10 @@ def doctor(address: str, keys: Path | None, config: Path | None, timeout: float)
 @option("--client-id", multiple=True, metavar="ID", help="A client that the user may act for; repeatable.  [default: all]")
 @option(
     "--role",
-    type=click.Choice(["submit", "read_weights", "admin", "call"]),
+    type=click.Choice(["submit", "read_weights", "admin", "call", "relay"]),
     multiple=True,
-    help="A role of the user; admin: status and commands; call: services; repeatable.  [default: submit and read_weights]",
+    help="A role of the user; admin: status and commands; call: services; relay: pass weights on; repeatable.  "
+    "[default: submit and read_weights]",
 )
 @option("--expires", metavar="DATE", help="The end of the key's validity (UTC), such as 2027-01-01.  [default: never]")
 @option("--revoke", metavar="NAME", help="Remove NAME from the list; takes effect on a running learner within a second.")

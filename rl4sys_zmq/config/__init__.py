@@ -3,6 +3,8 @@
 - `AgentConfig`: the options of one actor process.
 - `LearnerConfig`: the options of the learner process.
 - `ClientConfig`: the learner's options for one client (a policy with its learner).
+- `RelayConfig`: the options of a relay, a process that passes weights on. `RelayAddress`, `RelayRule`: relays in the options of
+  actors and learners.
 - `ResourcesConfig`: what the engine ``ray`` reserves for a client.
 - `WeightsConfig`: the encoding of weights, for both.
 
@@ -20,10 +22,20 @@ if TYPE_CHECKING:
     from rl4sys_zmq.config.agent import AgentConfig
     from rl4sys_zmq.config.client import ClientConfig
     from rl4sys_zmq.config.learner import LearnerConfig
+    from rl4sys_zmq.config.relay import RelayAddress, RelayConfig, RelayRule
     from rl4sys_zmq.config.resources import ResourcesConfig
     from rl4sys_zmq.config.weights import WeightsConfig
 
-__all__ = ["AgentConfig", "ClientConfig", "LearnerConfig", "ResourcesConfig", "WeightsConfig"]
+__all__ = [
+    "AgentConfig",
+    "ClientConfig",
+    "LearnerConfig",
+    "RelayAddress",
+    "RelayConfig",
+    "RelayRule",
+    "ResourcesConfig",
+    "WeightsConfig",
+]
 
 __getattr__ = lazy_getattr(
     __name__,
@@ -31,6 +43,7 @@ __getattr__ = lazy_getattr(
         "agent": ("AgentConfig",),
         "client": ("ClientConfig",),
         "learner": ("LearnerConfig",),
+        "relay": ("RelayAddress", "RelayConfig", "RelayRule"),
         "resources": ("ResourcesConfig",),
         "weights": ("WeightsConfig",),
     },

@@ -33,6 +33,7 @@ from rl4sys_zmq.config.options import (
     path,
     with_source,
 )
+from rl4sys_zmq.config.relay import RelayAddress, check_relay_keys, relay_addresses
 from rl4sys_zmq.config.rl4sys import IGNORED_BY_ACTORS, PARAMETER_HINT, algorithm_name, expand_sections, lift_actor_keys
 from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
 from rl4sys_zmq.config.weights import WeightsConfig, weights_options
@@ -162,6 +163,10 @@ class AgentConfig:
     weights: WeightsConfig = option(weights_options, WeightsConfig())
     """Encoding of the weights that the learner sends. An option in the learner's entry for the client overrides it; the learner's
     `weights` set the options that are set in neither."""
+    relays: tuple[RelayAddress, ...] | None = option(optional(relay_addresses), None)
+    """The relays (processes that pass weights on) from which this actor takes the weights, nearest first, each an address or a
+    mapping with ``address`` and ``key``. If none answers, the actor takes them from the learner. An empty list: use no relay.
+    Default: the relays that the learner names."""
     input_size: InitVar[int | None] = None
     """Number of elements of an observation. The observation space becomes a float32 Box of this size."""
     act_dim: InitVar[int | None] = None
@@ -188,6 +193,8 @@ class AgentConfig:
             raise ConfigError(f"image_codec: {NEEDS_PILLOW}", key="image_codec")
         if self.observation_space is not None:
             self.check_images(self.observation_space)
+        if self.keys is not None:
+            check_relay_keys(self.relays or ())
 
     @property
     def images(self) -> ImageFormat | None:

@@ -13,6 +13,7 @@ from rl4sys_zmq.config.options import (
     as_json,
     check_fields,
     checked_arguments,
+    device_name,
     integer,
     name,
     number,
@@ -73,6 +74,13 @@ class ClientConfig:
     """Largest valid absolute value of a reward. Default: the learner's option."""
     weights: WeightsConfig = option(weights_options, WeightsConfig())
     """Encoding of the client's weights. The learner's `weights` set the options that are not set here."""
+    device: str | None = option(optional(device_name), None)
+    """Device on which the client trains: ``cpu``, ``cuda``, ``cuda:N``, or ``auto``. Default: the learner's option."""
+    torch_threads: int | None = option(optional(integer(1, 1024)), None)
+    """Number of threads that torch computes with in the client's learner thread, and in each rank. Default: the learner's
+    option."""
+    learners: int | None = option(optional(integer(1, 64)), None)
+    """Number of processes that train the client together. Default: the learner's option."""
     init: Path | None = option(optional(path), None)
     """A policy folder, or a ``.safetensors`` file of named tensors, with whose weights the training starts. It has no effect on
     a client with a checkpoint. Default: random weights."""

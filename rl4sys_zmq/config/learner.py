@@ -16,6 +16,7 @@ from rl4sys_zmq.config.options import (
     check_fields,
     check_value,
     checked_arguments,
+    device_name,
     flag,
     integer,
     mapping,
@@ -31,6 +32,7 @@ from rl4sys_zmq.config.options import (
     text,
     with_source,
 )
+from rl4sys_zmq.config.relay import RelayRule, check_relay_keys, relay_rules
 from rl4sys_zmq.config.resources import ResourcesConfig, resources_options
 from rl4sys_zmq.config.rl4sys import ACTOR_KEYS, algorithm_name, translate_global
 from rl4sys_zmq.config.spaces import FLAT_KEYS
@@ -40,7 +42,19 @@ from rl4sys_zmq.loopback import is_local
 
 __all__ = ["LearnerConfig"]
 
-_INHERITED = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates", "max_magnitude", "max_reward", "engine", "resources")
+_INHERITED = (
+    "max_policy_lag",
+    "on_lag",
+    "pacing_lag",
+    "publish_every_updates",
+    "max_magnitude",
+    "max_reward",
+    "device",
+    "torch_threads",
+    "learners",
+    "engine",
+    "resources",
+)
 """Options of `LearnerConfig` and of `ClientConfig`. The learner's value applies if a client's entry does not set one."""
 
 
@@ -84,6 +98,10 @@ class LearnerConfig:
     of `bind`, with a free port or name. Default: no inference service."""
     advertise: str | None = option(optional(text), None)
     """The host name that actors use to reach `pub` and `inference`. Default: the host through which an actor reached `bind`."""
+    relays: tuple[RelayRule, ...] = option(relay_rules, ())
+    """The relays, which pass weights on, so that this learner sends each version once per relay and not once per actor. For each:
+    ``address``, ``key`` (its public key), and the actors that take their weights from it: ``networks`` such as 10.1.0.0/16, or
+    ``actors``, patterns of their names. Default: all actors take the weights from `pub`."""
     run_dir: Path | None = option(optional(path), Path("runs/learner"))
     """The run directory, for all files of the learner. None (null): the learner writes no files."""
     clients: Mapping[str, ClientConfig] = option(_clients, {})
@@ -166,8 +184,17 @@ class LearnerConfig:
     insecure: bool = option(flag, False)
     """True to let other machines connect without keys."""
     torch_threads: int | None = option(optional(integer(1, 1024)), None)
-    """Number of threads that torch computes with, for the whole process. Default: unchanged. For small networks a second thread
-    doubles the CPU time without a gain, so ``rl4sys-learner serve`` and ``demo`` use 1 by default."""
+    """Number of threads that torch computes with, in the learner thread of each client. Default: unchanged. For small networks a
+    second thread doubles the CPU time without a gain, so ``rl4sys-learner serve`` and ``demo`` use 1 by default."""
+    device: str = option(device_name, "cpu")
+    """Device on which clients train: ``cpu``; ``cuda`` or ``cuda:N`` for a GPU; ``auto`` for a GPU if torch finds one, else the
+    CPU. Small networks train faster on the CPU."""
+    tf32: bool = option(flag, False)
+    """True to let GPUs multiply float32 matrices with 10 bits of precision (TensorFloat-32), which is faster. It applies to the
+    whole process."""
+    learners: int = option(integer(1, 64), 1)
+    """Number of processes that train each client together. Each computes the gradient of a part of every minibatch. This pays
+    for networks of a million parameters and more."""
     seed: int | None = option(optional(integer(0, 2**63 - 1)), None)
     """The seed of the training of clients whose parameters have no ``seed``. Default: from the operating system."""
     ignored: tuple[str, ...] = option(_texts, ())
@@ -185,6 +212,8 @@ class LearnerConfig:
                     "or allow it with --insecure (insecure: true)"
                 )
                 raise ConfigError(message, key=key)
+        if self.keys is not None:
+            check_relay_keys(self.relays)
 
     @property
     def durable(self) -> bool:
@@ -199,7 +228,8 @@ class LearnerConfig:
     def client(self, client_id: str) -> ClientConfig:
         """Return the options of one client (a policy with its learner).
 
-        Options for lag, pacing, publishing and bounds that the entry does not set are taken from the learner's own options.
+        Options for lag, pacing, publishing, bounds and computing that the entry does not set are taken from the learner's own
+        options.
         """
         entry = self.clients.get(client_id, ClientConfig())
         inherited = {name: getattr(self, name) for name in _INHERITED if getattr(entry, name) is None}

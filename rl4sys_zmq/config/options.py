@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import re
 import reprlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ __all__ = [
     "checked_arguments",
     "closest",
     "compression",
+    "device_name",
     "flag",
     "parse_options",
     "integer",
@@ -189,6 +191,17 @@ def compression(value: object) -> str:
     False becomes ``off``, and true becomes ``zstd``.
     """
     return ("zstd" if value else "off") if isinstance(value, bool) else one_of("off", "zstd")(value)
+
+
+def device_name(value: object) -> str:
+    """Check that an option's value names a device for torch (``auto``, ``cpu``, ``cuda`` or ``cuda:N``), and return it.
+
+    Raises:
+        InvalidValue: If it is something else.
+    """
+    if isinstance(value, str) and re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", value, re.ASCII):
+        return value
+    raise InvalidValue("'auto', 'cpu', 'cuda', or 'cuda:N' with the number N of a GPU")
 
 
 def log_level(value: object) -> str:

@@ -7,6 +7,7 @@
 - `CreditAllocator`: divides the steps that a learner thread can use among its actors. `LearnerThreadBacklog`: counts the data
   between the gateway and that thread.
 - `StallTimer`: detects a client that makes no progress although it could.
+- `weight_history.WeightHistory`: the recent versions of a policy's weights, for peers that request them.
 - `Journal`: the interface of the record of accepted segments. `DiskJournal` writes a file, in a thread. `MemoryJournal` stores
   nothing and reports every segment as committed at once.
 

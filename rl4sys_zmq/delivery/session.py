@@ -59,6 +59,7 @@ from rl4sys_zmq.wire.messages import (
     ToLearnerThread,
     Verdict,
     WeightsReply,
+    WeightsSource,
     Welcome,
 )
 
@@ -351,6 +352,7 @@ class ActorSession:
                 WeightsReply()
                 | StatusReply()
                 | Beacon()
+                | WeightsSource()
                 | OperatorCommandDone()
                 | ToLearner()
                 | ToLearnerThread()

@@ -35,6 +35,7 @@ class SegmentStream:
             must then never discard `received`.
         owner: The authenticated user that the stream belongs to; empty without keys.
         library: The name and version of the actor's library, as the actor reports it; empty before its first session.
+        relay: The URI of the first relay (a process that passes weights on) that the actor should use; empty for none.
         received: The next sequence number that the learner expects. Segments below it were accepted or refused.
         durable: All segments below this number are in the journal.
         trained: All segments below this number have a verdict.
@@ -61,7 +62,7 @@ class SegmentStream:
         submits: bool = True,
         spooled: bool = False,
     ) -> None:
-        self.owner = self.library = ""
+        self.owner = self.library = self.relay = ""
         self.client_id = client_id
         self.actor_id = actor_id
         self.incarnation = incarnation

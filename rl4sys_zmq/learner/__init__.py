@@ -6,7 +6,8 @@
 The main modules: `gateway` has the network sockets, and `core` makes its decisions. `endpoint` handles the messages of actors,
 and `admission` their configuration. `client_registry` creates, fails and restarts clients; `client` is the gateway's state of
 one client. `dispatcher` sends segments to the learner threads. `learner_thread` and `train_loop` run an algorithm in a thread.
-`weight_history` keeps recent weights. `recorder` writes the run directory.
+`placement` moves it to its device, and `rank_group` starts the processes that train with it (the option ``learners``).
+`relays` chooses the relays (which pass weights on) for an actor. `recorder` writes the run directory.
 """
 
 from rl4sys_zmq.config import LearnerConfig

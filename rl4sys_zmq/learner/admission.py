@@ -174,8 +174,11 @@ class ClientSettings:
             writing.level,
             float(entry.max_magnitude or config.max_magnitude),
             float(entry.max_reward or config.max_reward),
-            config.torch_threads or 0,
+            entry.torch_threads or 0,
             self.init,
+            entry.device or config.device,
+            config.tf32,
+            entry.learners or config.learners,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from rl4sys_zmq.delivery import (
     replay_entry,
     stall_reason,
 )
+from rl4sys_zmq.delivery.weight_history import WeightHistory
 from rl4sys_zmq.learner.admission import ClientSettings
 from rl4sys_zmq.learner.alarms import Alarms
 from rl4sys_zmq.learner.algorithms.base import PACING_LAG
@@ -32,9 +33,9 @@ from rl4sys_zmq.learner.core_callbacks import SYSTEM_CLOCK, Clock, CoreCallbacks
 from rl4sys_zmq.learner.parameters import algorithm_parameters, parameters_shown
 from rl4sys_zmq.learner.reporting import RECENT_EPISODES
 from rl4sys_zmq.learner.train_loop import MAX_SEGMENT_STEPS
-from rl4sys_zmq.learner.weight_history import WeightHistory
 from rl4sys_zmq.liveness import WORKER_RESTART
 from rl4sys_zmq.values import PolicySpec
+from rl4sys_zmq.weights import TAG_KEY_BYTES
 from rl4sys_zmq.wire import SegmentSchema, encode, spec_from_document
 from rl4sys_zmq.wire.messages import (
     Ack,
@@ -48,9 +49,13 @@ from rl4sys_zmq.wire.messages import (
     ThreadReady,
     TrainingMetrics,
     Verdict,
+    WeightsSource,
 )
 
-__all__ = ["ClientState", "LearnerThreadState", "new_topic"]
+__all__ = ["ClientState", "LearnerThreadState", "Relays"]
+
+Relays = list[list[str]]
+"""The relays (processes that pass weights on) for an actor, nearest first, each as ``[URI, public key or ""]``."""
 
 CREDIT_ITEMS = 4096
 """Number of segments that actors are allowed to have waiting for one learner thread. It includes the segments that the journal is
@@ -114,7 +119,7 @@ class ClientState:
         dirty: The ids of the actors that need an `Ack` message.
         next_ack_at: The earliest time for the next `Ack` messages, on the monotonic clock, in seconds.
         waiting: The HELLOs (requests for a session) that arrived while the learner thread was starting, by routing id, each
-            with the name of its user.
+            with the name of its user and the relays (processes that pass weights on) for its actor.
         worker: The handle of the current learner thread; None after `end_thread`.
         started_at: The time when the current learner thread was started, on the monotonic clock, in seconds.
         restart_at: The time when a new learner process starts after a crash, on the monotonic clock, in seconds; None at all
@@ -129,6 +134,7 @@ class ClientState:
         page_after: The row of the journal after which the next page of the replay begins; None if no page has to be requested.
         topic: The PUB topic of the client's weights and beacons (messages with the newest version): 8 bytes, without the first
             byte, which is the kind of the message.
+        tag_key: The secret key of the tags of published versions (`rl4sys_zmq.weights.tag`); empty if versions get no tags.
         parameters: The parameters of the algorithm in force, with defaults; empty until the first learner thread is ready.
         stalled_s: The time for which actors and learner thread could work but no data has moved, in seconds; 0 if not stalled.
         alarms: The alarms (counted problems) of the client since the start of the learner.
@@ -148,6 +154,7 @@ class ClientState:
         self._clock = clock
         self.policy_id = policy_id
         self.topic = new_topic()
+        self.tag_key = b""
         self.table = table
         self.checkpoints = checkpoints
         self.state = LearnerThreadState.STARTING
@@ -166,7 +173,7 @@ class ClientState:
         self.worker: LearnerThreadHandle | None = None
         self.workers: list[LearnerThreadHandle] = []
         self.backlog: deque[list[Frame]] = deque()
-        self.waiting: dict[bytes, tuple[Hello, str]] = {}
+        self.waiting: dict[bytes, tuple[Hello, str, Relays]] = {}
         self.dirty: set[str] = set()
         self.next_ack_at = 0.0
         self.counters = Counters()
@@ -314,6 +321,8 @@ class ClientState:
         self.state, self.error = LearnerThreadState.STARTING, ""
         self.started_at = self._clock.monotonic()
         self.pool = CreditAllocator()
+        if config.relays and not self.tag_key:
+            self.start_tagging()
         assign = self.settings.assign(
             self.policy_id, self.weight_history.generation, config, checkpoints=self.checkpoints, journal_id=journal.journal_id
         )
@@ -388,12 +397,45 @@ class ClientState:
         writing = self.settings.writing(spec)
         writing = replace(writing, level=min(writing.level, 1))  # higher levels would occupy the gateway thread too long
         self.weight_history.describe(self.policy_id, writing)
+        self.weight_history.tag_with(self.tag_key)
         self.schema = SegmentSchema.of(spec, MAX_SEGMENT_STEPS)
         self.parameters = parameters_shown(self.settings.kind, self.settings.in_force)
         self._metrics = TrainingMetrics(message.steps, message.updates, self._metrics.scalars, [], message.episodes)
         self._returns.clear()
         self._returns.extend((total, length) for total, length in message.recent)
         self._pace.clear()
+
+    def start_tagging(self) -> None:
+        """Publish a tag with each version from now on, under a new key, so that actors can take the weights from relays.
+
+        The actors get the key in their next `Welcome`.
+        """
+        self.tag_key = os.urandom(TAG_KEY_BYTES)
+        self.weight_history.tag_with(self.tag_key)
+
+    def change_topic(self) -> None:
+        """Continue the publication of weights under a new topic, and with tags under a new key."""
+        self.topic = new_topic()
+        if self.tag_key:
+            self.start_tagging()
+
+    def weights_source(self, pub: str) -> WeightsSource:
+        """Return the answer to a relay that asks where this client's weights are published.
+
+        Args:
+            pub: The URI of the learner's PUB socket, as peers need it.
+        """
+        history = self.weight_history
+        return WeightsSource(
+            client_id=self.client_id,
+            policy_id=self.policy_id,
+            topic=self.topic,
+            generation=history.generation,
+            version=history.version,
+            digest=history.digest,
+            tensors=self.welcome_spec["tensors"],
+            pub=pub,
+        )
 
     def use_parameters(self) -> None:
         """Queue the parameters in `settings` for the learner thread, if it runs. Call this after they have changed."""
@@ -624,6 +666,7 @@ class ClientState:
                 s.actor_id: {
                     "live": self.table.is_live(s),
                     "library": s.library,
+                    "relay": s.relay,
                     "incarnation": s.incarnation,
                     "spooled": s.spooled,
                     "silent_s": round(now - s.last_seen, 3),

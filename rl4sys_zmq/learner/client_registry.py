@@ -11,12 +11,12 @@ from collections.abc import Iterator
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import Journal, JournalContent, StreamTable
+from rl4sys_zmq.delivery.weight_history import WeightHistory
 from rl4sys_zmq.errors import ClientFailed, ConfigError, ProtocolError, RefusalReason, RL4SysError
 from rl4sys_zmq.learner.admission import ClientSettings, resolve_configuration
 from rl4sys_zmq.learner.client import ClientState, LearnerThreadState
 from rl4sys_zmq.learner.core_callbacks import Clock, CoreCallbacks, LearnerThreadHandle
 from rl4sys_zmq.learner.restored import GIVEN_UP, RestoredClient, restore_configuration
-from rl4sys_zmq.learner.weight_history import WeightHistory
 from rl4sys_zmq.liveness import SILENCE_S
 from rl4sys_zmq.names import folder_name
 from rl4sys_zmq.wire.messages import Hello, ThreadFailed

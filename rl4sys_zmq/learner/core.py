@@ -19,7 +19,7 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Journal, JournalContent
 from rl4sys_zmq.errors import ProtocolError, RefusalReason, RL4SysError
 from rl4sys_zmq.learner.alarms import SEGMENT_QUARANTINED, WORKER_CRASHED, WORKER_SILENT
-from rl4sys_zmq.learner.client import ClientState, LearnerThreadState, new_topic
+from rl4sys_zmq.learner.client import ClientState, LearnerThreadState
 from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
@@ -337,6 +337,7 @@ class LearnerCore:
                 client.alarms.note(WORKER_SILENT, text)
             if client.state is LearnerThreadState.RUNNING:
                 self._beacon(client)
+                self.endpoint.send_beacons(client)
             for stream in client.table.silent(now):
                 peer = client.table.peer_of(stream)
                 if peer is not None:
@@ -384,7 +385,7 @@ class LearnerCore:
 
     def _rotate_topics(self, losers: set[str]) -> None:
         for client in self.registry if losers else ():
-            client.topic = new_topic()
+            client.change_topic()
             self.endpoint.close_client_sessions(client, "the access list has changed; send HELLO again")
 
     # ---- operators
@@ -408,10 +409,11 @@ class LearnerCore:
         return self._dispatcher.save(partial=partial)
 
     def report(self, now: float) -> dict[str, Any]:
-        """Return the state of the journal (the record of accepted segments) and of all clients, for the learner's status."""
+        """Return the state of the journal (the record of accepted segments), the clients and the relays, for the status."""
         return {
             "journal": asdict(self._journal.state()),
             "clients": {client.client_id: client.report(now) for client in self.registry},
+            "relays": self.endpoint.relays.report(now),
         }
 
     # ---- closing

@@ -125,6 +125,7 @@ class CoreCallbacks:
             received a call for this client.
         forget_policy: Removes a client's policy from the inference service.
         status: Returns the status document of the learner.
+        sender_host: Returns the IP address of the peer whose message is being handled; empty if it is unknown.
     """
 
     clock: Clock
@@ -136,3 +137,4 @@ class CoreCallbacks:
     offer_policy: Callable[[str, PolicySpec, PolicySnapshot], bool]
     forget_policy: Callable[[str], None]
     status: Callable[[], dict[str, Any]]
+    sender_host: Callable[[], str] = lambda: ""

@@ -14,10 +14,11 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import DataAmount, Journal, SegmentStream, take_submit
 from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError, RefusalReason, RL4SysError
 from rl4sys_zmq.learner.admission import check_hello, require_match
-from rl4sys_zmq.learner.client import QUEUE_ITEMS, ClientState, LearnerThreadState
+from rl4sys_zmq.learner.client import QUEUE_ITEMS, ClientState, LearnerThreadState, Relays
 from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.recorder import EventSink
+from rl4sys_zmq.learner.relays import RelayDirectory
 from rl4sys_zmq.learner.train_loop import MAX_SEGMENT_STEPS
 from rl4sys_zmq.liveness import HEARTBEAT_S
 from rl4sys_zmq.loopback import is_local
@@ -25,8 +26,10 @@ from rl4sys_zmq.security import Authorizer, User
 from rl4sys_zmq.transports import Address, SendResult
 from rl4sys_zmq.wire import decode, encode, read_heads
 from rl4sys_zmq.wire.messages import (
+    AnyBytes,
     Bye,
     FetchWeights,
+    FollowWeights,
     Frame,
     FromLearnerThread,
     Heartbeat,
@@ -85,6 +88,7 @@ class ActorSessionHandler:
             segments).
         pub_address: The URI at which weights are published.
         inference_address: The URI of the inference service, or empty.
+        relays: The relays (processes that pass weights on): the choice for each actor, and those that ask for weights.
         run_command: A function that starts an operator's command. `LearnerCore` sets it.
         make_room: A function that removes an idle client if `max_clients` is reached. `LearnerCore` sets it.
     """
@@ -118,6 +122,7 @@ class ActorSessionHandler:
         self._clock = callbacks.clock.monotonic
         self.sessions: dict[bytes, tuple[ClientState, SegmentStream]] = {}
         self.pub_address = self.inference_address = ""
+        self.relays = RelayDirectory(config.relays)
         self._live_by_user: Counter[str] = Counter()
         self._status_frames_kept: list[Frame] = []
         self._status_until = 0.0
@@ -194,6 +199,13 @@ class ActorSessionHandler:
             case OperatorCommand():
                 self._on_command(peer, sender, message)
                 return None
+            case FollowWeights():
+                self._on_follow(peer, sender, message, now)
+                return None
+            case FetchWeights(client_id=client_id) if client_id:
+                self._authorizer.check_fetch(sender, now)
+                self._send(peer, self._followed(sender, client_id).weight_history.catch_up(*_held(message)))
+                return None
             case Submit() | Heartbeat() | FetchWeights() | Bye():
                 return self._on_session_message(peer, sender, message, frames, now)
             case ToActor() | ToLearnerThread() | FromLearnerThread():
@@ -240,12 +252,37 @@ class ActorSessionHandler:
                 except ProtocolError as exc:  # the session stays open: the actor can still submit
                     self.refuse(peer, exc.code, exc.detail)
                     return None
-                self._send(peer, client.weight_history.catch_up(message.held_generation, message.held_version))
+                self._send(peer, client.weight_history.catch_up(*_held(message)))
             case Bye():
                 self.close_session(peer, client, stream)
             case _:
                 assert_never(message)
         return None
+
+    def _on_follow(self, peer: bytes, sender: User | None, message: FollowWeights, now: float) -> None:
+        """Answer a relay's question where a client's weights are published."""
+        try:
+            self._authorizer.check_reader(sender)
+            client = self._followed(sender, message.client_id)
+        except ProtocolError as exc:
+            self.refuse(peer, exc.code, exc.detail, field=message.client_id)
+            return
+        self.relays.saw(sender.name if sender is not None else "", message, now)
+        self._send(peer, client.weights_source(_advertised(self.pub_address, self._config.advertise)))
+
+    def _followed(self, sender: User | None, client_id: str) -> ClientState:
+        """Return a client whose weights a relay requests.
+
+        Raises:
+            ProtocolError: If the relay's user may not read the client, or the client has no weights.
+        """
+        self._authorizer.check_client(sender, client_id)
+        client = self._registry.get(client_id)
+        if client is None or client.state is LearnerThreadState.STARTING:
+            raise ProtocolError(RefusalReason.STARTING, f"there are no weights of client {client_id!r:.80} so far")
+        if client.state is LearnerThreadState.FAILED:
+            raise ProtocolError(RefusalReason.FAILED, client.error)
+        return client
 
     def _status_frames(self) -> list[Frame]:
         """Return the learner's status, encoded: a new one, or the last one if building statuses took too much time lately."""
@@ -320,6 +357,7 @@ class ActorSessionHandler:
         code = RefusalReason.CONFIG
         try:
             check_hello(hello)
+            relays = self._relays_for(hello)
             client = self._registry.get(hello.client_id)
             if sender is not None:
                 owner = client.table.owner_of(hello.actor_id) if client is not None else ""
@@ -337,11 +375,18 @@ class ActorSessionHandler:
                 if peer in client.waiting:  # a repeated HELLO: the actor can wait longer. It is not counted as refused
                     reason = f"client {client.client_id!r} has been starting for {now - client.started_at:.0f} s"
                     self._send(peer, Refused(RefusalReason.STARTING.value, "", reason, 0, 0))
-                client.waiting[peer] = hello, sender.name if sender is not None else ""
+                client.waiting[peer] = hello, sender.name if sender is not None else "", relays
             case LearnerThreadState.FAILED:
                 raise ProtocolError(RefusalReason.FAILED, client.error)
             case LearnerThreadState.RUNNING:
-                self._welcome(peer, client, hello, sender.name if sender is not None else "", now)
+                self._welcome(peer, client, hello, sender.name if sender is not None else "", relays, now)
+
+    def _relays_for(self, hello: Hello) -> Relays:
+        """Return the relays (processes that pass weights on) for the actor whose HELLO is being handled.
+
+        An actor whose configuration names relays gets none.
+        """
+        return self.relays.choose(hello.actor_id, self._callbacks.sender_host()) if not hello.relay else []
 
     def _live_actors(self, user: str, client: ClientState | None, replaces: str) -> int:
         """Count a user's actors with a session, to check the user's quota when a further actor asks for a session.
@@ -362,7 +407,7 @@ class ActorSessionHandler:
         self._sink.event("client_started", client_id=client.client_id, algorithm=settings.algorithm_name, seed=settings.seed)
         return client
 
-    def _welcome(self, peer: bytes, client: ClientState, hello: Hello, user: str, now: float) -> None:
+    def _welcome(self, peer: bytes, client: ClientState, hello: Hello, user: str, relays: Relays, now: float) -> None:
         owner = client.table.owner_of(hello.actor_id)
         if owner not in ("", user):  # two users with one actor name may have waited for the learner thread
             raise ProtocolError(RefusalReason.IDENTITY, f"actor {hello.actor_id!r:.80} belongs to another key")
@@ -373,6 +418,9 @@ class ActorSessionHandler:
         opened = client.table.open(hello, peer, now)
         stream = opened.stream
         stream.owner, stream.library = user, hello.library[:MAX_LIBRARY]
+        stream.relay = hello.relay or (relays[0][0] if relays else "")
+        if stream.relay and not client.tag_key:
+            client.start_tagging()
         if spoke:
             self._live_by_user[owner] -= 1
         self._live_by_user[user] += 1
@@ -415,6 +463,8 @@ class ActorSessionHandler:
             heartbeat_s=HEARTBEAT_S,
             weights=settings.weights.to_json(),
             inference=_advertised(self.inference_address, self._config.advertise),
+            relays=relays,
+            tag_key=AnyBytes(client.tag_key if stream.relay else b""),
             body=() if hello.held_generation == pub.generation else client.welcome_body,
         )
         self._send(peer, answer)
@@ -464,9 +514,9 @@ class ActorSessionHandler:
     def admit_waiting(self, client: ClientState, now: float) -> None:
         """Answer the HELLOs (requests for a session) that arrived while the learner thread of a client was starting."""
         waiting, client.waiting = client.waiting, {}
-        for peer, (hello, user) in waiting.items():
+        for peer, (hello, user, relays) in waiting.items():
             try:
-                self._welcome(peer, client, hello, user, now)
+                self._welcome(peer, client, hello, user, relays, now)
             except ProtocolError as exc:
                 self.refuse(peer, exc.code, exc.detail, incarnation=exc.incarnation)
 
@@ -498,6 +548,18 @@ class ActorSessionHandler:
         rest_s = min(ACK_REST_FACTOR * (done - began), ACK_REST_MAX_S)
         client.next_ack_at = done + rest_s if done - began > ACK_LONG_S else 0.0
 
+    def send_beacons(self, client: ClientState) -> None:
+        """Send the newest version of a client to its actors that take their weights from a relay, over their own connections.
+
+        With it, an actor notices that a relay is behind or has changed the weights.
+        """
+        followers = [stream for stream in client.table.live() if stream.relay]
+        frames = encode(client.beacon()) if followers else []
+        for stream in followers:
+            peer = client.table.peer_of(stream)
+            if peer is not None:
+                self._send_frames(peer, frames)
+
     def refuse(
         self, peer: bytes, code: RefusalReason, reason: str, *, field: str = "", expected_seq: int = 0, incarnation: int = 0
     ) -> None:
@@ -507,7 +569,7 @@ class ActorSessionHandler:
             peer: The routing id of the receiver.
             code: The code of the refusal.
             reason: One line for a person.
-            field: The name of the configuration field that caused the refusal, or empty.
+            field: The name of the configuration field that caused the refusal, or of the client in answer to a relay, or empty.
             expected_seq: With the code ``GAP``, the sequence number of the segment to send next.
             incarnation: With the code ``FENCED``, the recorded incarnation (number of a start of the actor), if the actor is
                 allowed to join with a higher one; else 0.
@@ -526,6 +588,11 @@ class ActorSessionHandler:
         session = self.sessions.get(peer)
         if sent is SendResult.GONE and session is not None:
             self.close_session(peer, *session)
+
+
+def _held(message: FetchWeights) -> tuple[int, int]:
+    """Return the (generation, version) of the weights that the sender of a request holds."""
+    return message.held_generation, message.held_version
 
 
 @functools.lru_cache

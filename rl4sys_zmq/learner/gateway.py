@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import Journal, JournalContent
+from rl4sys_zmq.delivery.weight_history import WeightHistory
 from rl4sys_zmq.errors import Closed, RL4SysError
 from rl4sys_zmq.learner.client import LearnerThreadState
 from rl4sys_zmq.learner.connections import RouterReader
@@ -30,7 +31,6 @@ from rl4sys_zmq.learner.engines.registry import ENGINES
 from rl4sys_zmq.learner.inference import InferenceService
 from rl4sys_zmq.learner.learner_thread import NO_FRAME_LIMIT, AbandonCheckpointsThread
 from rl4sys_zmq.learner.recorder import EventSink
-from rl4sys_zmq.learner.weight_history import WeightHistory
 from rl4sys_zmq.liveness import BEACON_S, SilenceTimer
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security import AccessList, Authenticator, Authorizer
@@ -114,6 +114,7 @@ class Gateway(Worker):
             offer_policy=self._offer_policy,
             forget_policy=self._forget_policy,
             status=self.status,
+            sender_host=self._sender_host,
         )
         self._core = LearnerCore(config, journal, sink, self._authorizer, callbacks)
         self.published = self._core.published
@@ -369,6 +370,9 @@ class Gateway(Worker):
 
     def _send(self, peer: bytes, frames: Sequence[Frame]) -> SendResult:
         return self._router.send([peer, *frames])
+
+    def _sender_host(self) -> str:
+        return self._router.sender_host()
 
     def _publish(self, topic: bytes, frames: Sequence[Frame]) -> None:
         self._xpub.send([topic, *frames])

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import assert_never, cast
+from typing import TYPE_CHECKING, assert_never, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,9 @@ from rl4sys_zmq.wire.messages import (
     Verdict,
 )
 
+if TYPE_CHECKING:
+    from rl4sys_zmq.learner.rank_group import RankGroup
+
 __all__ = ["MAX_MESSAGE_FRAMES", "MAX_SEGMENT_STEPS", "TrainLoop"]
 
 log = logging.getLogger(__name__)
@@ -87,6 +90,7 @@ class TrainLoop:
         self._poller = Poller()
         self._poller.register(down)
         self._assign = self._wait_for_assignment()
+        self._ranks: RankGroup | None = None
         self._algorithm = self._build()
         self._spec = self._algorithm.spec()
         own_limit = -1 if self._algorithm.max_policy_lag is None else self._algorithm.max_policy_lag
@@ -118,6 +122,8 @@ class TrainLoop:
 
     def run(self) -> None:
         """Receive messages and train until the message `StopThread` arrives."""
+        if self._ranks is not None:
+            self._ranks.start()
         self._send(self._ready)
         self._publish()
         if self._suspects.finding:
@@ -145,8 +151,15 @@ class TrainLoop:
             self._reporter.report_figures(self._trainer.updates)
 
     def close(self) -> None:
-        """Record on disk that no segment is in training any more. Only the learner thread calls this, at its end."""
-        self._suspects.close()
+        """Record on disk that no segment is in training any more, and end the other ranks (processes) of the client.
+
+        Only the learner thread calls this, at its end.
+        """
+        try:
+            self._suspects.close()
+        finally:
+            if self._ranks is not None:
+                self._ranks.close()
 
     def expect_end(self, *, replaced: bool = False) -> None:
         """Record that the thread was asked to stop.
@@ -174,6 +187,8 @@ class TrainLoop:
             case ChangeParameters():
                 assert isinstance(self._algorithm, TunableAlgorithm)  # since its entry has changeable parameters
                 self._algorithm.change(message.parameters)
+                if self._ranks is not None:
+                    self._ranks.change(message.parameters)
             case AssignClient() | StopThread() | ToLearner() | ToActor() | FromLearnerThread():
                 log.warning("ignored a %s: it is not a message for a learner thread", type(message).__name__)
             case _:
@@ -214,9 +229,13 @@ class TrainLoop:
             self._check_size(plan)
         if a.torch_threads and "torch" in sys.modules:
             torch = importlib.import_module("torch")  # waits for another thread that is importing it
-            # Set this before any computation: the number of threads changes the last bits.
+            # Set this before any computation: the number of threads changes the last bits. The number is this thread's own.
+            torch.get_num_threads()  # its first call in a thread copies the process's number, and would undo the next line
             torch.set_num_threads(a.torch_threads)
         algorithm = make(*spaces, a.parameters, a.seed)
+        if a.device != "cpu" or a.learners > 1:  # the module imports torch
+            placement = importlib.import_module("rl4sys_zmq.learner.placement")
+            self._ranks = placement.place_algorithm(algorithm, a, self._stopping)
         for line in readings(getattr(algorithm, "parameters", None)):
             log.info("client %s: %s", a.client_id, line)
         self._check_size(algorithm.spec())

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.errors import TrainingDiverged
+from rl4sys_zmq.errors import RankError, TrainingDiverged
 from rl4sys_zmq.learner.algorithms import Algorithm, UndoableAlgorithm
 from rl4sys_zmq.learner.held_segments import DecodedSegmentMessage, RecentSegments, SegmentInTraining
 from rl4sys_zmq.learner.suspects import CrashSuspectRecord
@@ -119,6 +119,7 @@ class UpdateRunner:
             TrainingDiverged: If more than `MAX_DIVERGED` updates in a row were undone without progress: no segment of the batch
                 was good, or (off-policy) no data were found at fault. Also if an update of an off-policy algorithm without the
                 methods of `UndoableAlgorithm` makes its weights non-finite.
+            RankError: If another rank, a process that trains with this one, was lost.
             Exception: The algorithm's own exception, if it raises with every part of the data.
         """
         noted = self._onpolicy and bool(self.held) and (partial or not self._algorithm.demand())
@@ -129,6 +130,8 @@ class UpdateRunner:
         metrics: Mapping[str, float] | None = None
         try:
             metrics = self._algorithm.update(partial=True) if partial else self._algorithm.update()
+        except RankError:  # no fault of the data
+            raise
         except Exception as exc:
             if self._hooks is None and not self._onpolicy:
                 raise
@@ -259,6 +262,8 @@ class UpdateRunner:
             for one in part:
                 self._algorithm.observe(one.segment, correct=one.correct)
             metrics = self._algorithm.update(partial=True)
+        except RankError:
+            raise
         except Exception as exc:  # noqa: BLE001 - the failure is the result; `_undo` raises it if no segment is left
             failure = exc
         finally:

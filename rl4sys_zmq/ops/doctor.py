@@ -10,6 +10,7 @@ keys                  The ZeroMQ handshake succeeds, with the given keys or with
 protocol              A `StatusRequest` gets a reply, which may be a refusal.
 configuration         With an actor's configuration: a `Hello` of an actor that only evaluates is accepted.
 weights               The PUB socket for weights is reached. If ``configuration`` ran, a beacon arrives.
+relays                The relays from which the actor should take its weights answer.
 ====================  ========================================================================================
 
 A `Hello` is an actor's handshake message. A beacon is the message with the newest version, which the learner publishes once a
@@ -22,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from rl4sys_zmq.config import AgentConfig
+from rl4sys_zmq.config import AgentConfig, RelayAddress
 from rl4sys_zmq.config.addresses import connect_uri
 from rl4sys_zmq.errors import RefusalReason, RL4SysError
 from rl4sys_zmq.liveness import BEACON_S, BEACON_TOPIC
@@ -33,12 +34,21 @@ from rl4sys_zmq.transports import Address, Secure, Socket
 from rl4sys_zmq.transports.greeting import LearnerUnreachable, ZmtpGreeting, dial, greet, look_up
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.messages import Bye, Message, Refused, StatusReply, StatusRequest, Welcome
+from rl4sys_zmq.wire.messages import (
+    Bye,
+    FollowWeights,
+    Message,
+    Refused,
+    StatusReply,
+    StatusRequest,
+    WeightsSource,
+    Welcome,
+)
 from rl4sys_zmq.wire.prefix import MAJOR, MINOR
 
 __all__ = ["STAGES", "StageResult", "diagnose"]
 
-STAGES = ("name", "connect", "greeting", "keys", "protocol", "configuration", "weights")
+STAGES = ("name", "connect", "greeting", "keys", "protocol", "configuration", "weights", "relays")
 
 BEACON_WAIT_S = 2 * BEACON_S
 NO_ALGORITHM = "(asked by doctor)"
@@ -217,8 +227,9 @@ class _Diagnosis:
         self._report_pub = str(answer.report.get("pub", ""))
         clients = answer.report.get("clients")
         count = len(clients) if isinstance(clients, dict) else 0
+        what = "a relay" if answer.report.get("relay") else "a learner"
         theirs = f"rl4sys_zmq {answer.report.get('version', 'of an earlier version')}"
-        return f"a learner of {theirs} replies to {ours}, protocol {MAJOR}.{MINOR}, {count} client{'' if count == 1 else 's'}"
+        return f"{what} of {theirs} replies to {ours}, protocol {MAJOR}.{MINOR}, {count} client{'' if count == 1 else 's'}"
 
     def configuration(self) -> str:
         if self._config is None:
@@ -227,6 +238,8 @@ class _Diagnosis:
         hello = evaluating_hello(self._config)
         probe = self._ask(replace(hello, algorithm_name=NO_ALGORITHM, algorithm_parameters={}), Welcome, Refused)
         if isinstance(probe, Refused):
+            if probe.code == RefusalReason.DIRECTION:
+                raise _StageSkipped(probe.reason)
             if probe.code == RefusalReason.CONFIG and probe.field not in ("client_id", "actor_id"):
                 raise _StageSkipped(f"client {client_id!r} does not exist; its first actor creates it")
             if probe.code != RefusalReason.MISMATCH:
@@ -256,6 +269,33 @@ class _Diagnosis:
         finally:
             self._say_bye()
         return found
+
+    def relays(self) -> str:
+        if self._welcome is None or self._config is None:
+            raise _StageSkipped("no actor was admitted; give --config")
+        own = self._config.relays
+        relays = own if own is not None else [RelayAddress(address=a, key=key or None) for a, key in self._welcome.relays]
+        if not relays:
+            raise _StageSkipped("the actor takes its weights from the learner")
+        return "; ".join(self._follow(relay, self._config.client_id) for relay in relays)
+
+    def _follow(self, relay: RelayAddress, client_id: str) -> str:
+        """Ask a relay for the weights of a client, and return the result as text.
+
+        Raises:
+            LearnerUnreachable: If the relay does not answer, or refuses.
+        """
+        keys = UserKeys(self._keys.own, relay.key) if self._keys is not None and relay.key is not None else None
+        with Socket.dealer(Address.parse(relay.address), secure=curve_client(keys) if keys is not None else None) as dealer:
+            answer = ask(dealer, FollowWeights(client_id), (WeightsSource, Refused), self._timeout_s)
+        meanwhile = "until it answers, actors use another relay or the learner"
+        if answer is None:
+            remedy = f"start it, and compare its key and its users.toml with this actor's; {meanwhile}"
+            raise LearnerUnreachable(f"the relay at {relay.address} does not answer", remedy)
+        if isinstance(answer, Refused):
+            raise LearnerUnreachable(f"the relay at {relay.address} refuses ({answer.code}): {answer.reason}", meanwhile)
+        assert isinstance(answer, WeightsSource)
+        return f"{relay.address} has version {answer.version}"
 
     def _listen(self, pub: Address) -> str:
         """Connect to the socket that publishes weights, and return the result as text.

@@ -18,12 +18,38 @@ BUSY_S = 5.0
 
 
 def report_lines(report: Mapping[str, Any], now_unix_s: float) -> list[str]:
-    """Convert a learner's status report to lines of text. Problems are marked with ``!!``."""
+    """Convert the status report of a learner or a relay to lines of text. Problems are marked with ``!!``."""
+    if report.get("relay"):
+        return [printable(line) for line in _relay_lines(report)]
     lines = [f"learner at {report['address']}, process {report['pid']}, up {span_text(report['uptime_s'])}", _versions(report)]
     lines += _whole(report)
     for client_id, client in sorted(report["clients"].items()):
         lines += ["", *_client_lines(client_id, client, now_unix_s)]
     return [printable(line) for line in (lines if report["clients"] else [*lines, "no clients yet"])]
+
+
+def _relay_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines about a relay, a process that passes weights on."""
+    yield f"relay at {report['address']}, process {report['pid']}, up {span_text(report['uptime_s'])}"
+    yield f"version {report['version']}, this command {package_version()}"
+    upstream = report["upstream"]
+    heard = "no answer so far" if upstream["silent_s"] is None else f"last answer {span_text(upstream['silent_s'])} ago"
+    yield f"upstream {upstream['address']}: {upstream['state']}, {heard}"
+    if upstream["state"] == "lost" or upstream["problem"]:
+        yield f"!! the upstream does not answer; the children use another relay or the learner: {upstream['problem']}"
+    yield f"children: {report['children']:,}"
+    yield from _security_lines(report)
+    if refused := _named(report["counters"], "refused."):
+        yield f"messages refused: {refused}"
+    if wrong := _named(report["counters"], "weights_refused."):
+        yield f"!! updates refused: {wrong}"
+    for client_id, client in sorted(report["clients"].items()):
+        held = f"{client['history_versions']:,} versions, {byte_text(client['history_bytes'])}"
+        yield f"{client_id}: version {client['version']:,}, {client['children']:,} children, {held}"
+        if client["error"]:
+            yield f"  !! {client['error']}"
+    if not report["clients"]:
+        yield "no child asks for a client"
 
 
 def _versions(report: Mapping[str, Any]) -> str:
@@ -85,6 +111,20 @@ def _whole(report: Mapping[str, Any]) -> Iterator[str]:
             yield f"!! journal: {lost:,} acknowledged segments were missing at the start (accept-loss)"
         if rescued := journal.get("rescued", 0):
             yield f"!! journal: its file was deleted, moved or replaced {rescued:,} times, and written again"
+    yield from _security_lines(report)
+    inference = report.get("inference", {})
+    if calls := inference.get("counters", {}).get("calls"):
+        yield f"inference at {inference['address']}: {calls:,} calls in {inference['counters']['jobs']:,} batches"
+    for relay in report.get("relays", ()):
+        followed = ", ".join(f"{client} {count:,}" for client, count in sorted(relay["children"].items()))
+        mark = "" if relay["live"] else "!! "
+        yield f"{mark}relay at {relay['address']}: last request {span_text(relay['silent_s'])} ago; children: {followed}"
+    if refused := _named(report["counters"], "refused."):
+        yield f"messages refused: {refused}"
+
+
+def _security_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines about warnings, and about the keys and the access list of a learner or a relay."""
     security = report.get("security")
     for warning in (*report.get("warnings", ()), *(security or {}).get("warnings", ())):
         yield f"!! {warning}"
@@ -97,11 +137,6 @@ def _whole(report: Mapping[str, Any]) -> Iterator[str]:
             yield "!! the check of keys has stopped, so no peer can connect: restart the learner"
     elif "security" in report:
         yield "security: no keys; any peer that reaches the port has all rights"
-    inference = report.get("inference", {})
-    if calls := inference.get("counters", {}).get("calls"):
-        yield f"inference at {inference['address']}: {calls:,} calls in {inference['counters']['jobs']:,} batches"
-    if refused := _named(report["counters"], "refused."):
-        yield f"messages refused: {refused}"
 
 
 def _named(counters: Mapping[str, Any], prefix: str) -> str:

@@ -5,7 +5,7 @@ An example of an entry::
     [edge-7]                              # the user: a name of your choice, shown in status and logs
     key = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
     client_ids = ["luna"]                 # the clients that the user may act for; ["*"] for all
-    roles = ["submit", "read_weights"]    # also "admin" for status and commands, "call" for services
+    roles = ["submit", "read_weights"]    # also "admin" for status and commands, "call" for services, "relay" for relays
     expires = 2027-01-01T00:00:00Z        # optional
 
     [edge-7.quota]                        # optional, as is each key in it
@@ -37,12 +37,15 @@ __all__ = ["ROLES", "USERS_FILE", "AccessList", "User", "load_access"]
 USERS_FILE = "users.toml"
 """The file name of the access list in a folder of keys."""
 
-ROLES = ("submit", "read_weights", "admin", "call")
+ROLES = ("submit", "read_weights", "admin", "call", "relay")
 """The roles that a user can have.
 
 ``submit``: send segments. ``read_weights``: receive the policy. ``admin``: read the learner's status and send commands. ``call``:
-call services, such as inference, environments and actions.
+call services, such as inference, environments and actions. ``relay``: receive weights in order to pass them on, without the
+secret key with which actors check them. A user with this role has no other role.
 """
+
+RELAY_ROLE = "relay"
 
 ANY_CLIENT = "*"
 MAX_FILE_BYTES = 16 << 20
@@ -137,6 +140,9 @@ def _user(name: str, table: object) -> User:
     for role in roles:
         if role not in ROLES:
             raise ConfigError(f"{name}.roles: {role!r} is not one of {', '.join(ROLES)}", key=f"{name}.roles")
+    if RELAY_ROLE in roles and len(set(roles)) > 1:
+        others = ", ".join(role for role in roles if role != RELAY_ROLE)
+        raise ConfigError(f"{name}.roles: relay excludes {others}; give the relay a key of its own", key=f"{name}.roles")
     client_ids = _texts(f"{name}.client_ids", table["client_ids"], name_of_user)
     return User(
         name=name,

@@ -17,6 +17,8 @@ from rl4sys_zmq.wire.messages import Hello
 __all__ = ["Authorizer"]
 
 READ_ROLE = "read_weights"
+READERS = frozenset({READ_ROLE, "relay"})
+"""The roles that allow a user to receive weights. A user with the role ``relay`` passes them on."""
 
 
 class Authorizer:
@@ -45,14 +47,14 @@ class Authorizer:
 
         Returns:
             The names of the users that can receive fewer weights than before: removed users, users with another key, without the
-            role ``read_weights``, or with fewer clients. Empty if there was no access list before.
+            role ``read_weights`` or ``relay``, or with fewer clients. Empty if there was no access list before.
         """
         old, self._access = self._access, access
         self._meters.clear()
         return {name for name, user in old.by_name.items() if _reads_less(user, access.by_name.get(name))} if old else set()
 
     def lapsed(self, unix_s: float) -> set[str]:
-        """Return the names of the users with the role ``read_weights`` whose keys have expired since the last call.
+        """Return the names of the users who could read weights and whose keys have expired since the last call.
 
         The caller then renames the subscription topics for the weights, so that these users receive no more messages.
 
@@ -61,7 +63,7 @@ class Authorizer:
         """
         if self._access is None:
             return set()
-        over = {name for name, user in self._access.by_name.items() if user.expired(unix_s) and READ_ROLE in user.roles}
+        over = {name for name, user in self._access.by_name.items() if user.expired(unix_s) and READERS & user.roles}
         fresh, self._lapsed = over - self._lapsed, over
         return fresh
 
@@ -116,12 +118,12 @@ class Authorizer:
         Args:
             key: The public key of the connection.
             client_id: The client (a policy with its learner). None: the subscription belongs to no client, so only the role
-                ``read_weights`` is needed.
+                ``read_weights`` or ``relay`` is needed.
         """
         if self._access is None:
             return True
         user = self._access.by_key.get(key)
-        if user is None or READ_ROLE not in user.roles or user.expired(time.time()):
+        if user is None or not READERS & user.roles or user.expired(time.time()):
             return False
         return client_id is None or user.may_act_for(client_id)
 
@@ -157,15 +159,21 @@ class Authorizer:
             now: The time on the monotonic clock, in seconds.
 
         Raises:
-            ProtocolError: ``FORBIDDEN`` if the user does not have the role ``read_weights``, ``QUOTA`` if its requests are too
-                frequent.
+            ProtocolError: ``FORBIDDEN`` if the user has neither the role ``read_weights`` nor ``relay``, ``QUOTA`` if its
+                requests are too frequent.
         """
         if user is None:
             return
-        self.check_role(user, READ_ROLE)
+        self.check_reader(user)
         meter = self._meters.get(user.key) or self._new_meter(user, now)
         if meter.fetches is not None and not meter.fetches.take(1, now):
             raise ProtocolError(RefusalReason.QUOTA, f"more than {user.quota.fetches_per_min:g} fetches/min from {user.name}")
+
+    @staticmethod
+    def check_reader(user: User | None) -> None:
+        """Raise ProtocolError (``FORBIDDEN``) if the user may not receive weights. If the user is None, never raise."""
+        if user is not None and not READERS & user.roles:
+            raise ProtocolError(RefusalReason.FORBIDDEN, f"the key of {user.name} does not have the role {READ_ROLE} or relay")
 
     @staticmethod
     def check_steps(user: User | None, steps: Iterable[int]) -> None:
@@ -191,9 +199,9 @@ def _reads_less(before: User, after: User | None) -> bool:
         before: The user in the old access list.
         after: The user with the same name in the new access list, or None.
     """
-    if READ_ROLE not in before.roles:
+    if not READERS & before.roles:
         return False
-    if after is None or after.key != before.key or READ_ROLE not in after.roles:
+    if after is None or after.key != before.key or not READERS & after.roles:
         return True
     if after.client_ids is None:
         return False

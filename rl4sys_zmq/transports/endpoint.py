@@ -15,7 +15,7 @@ from rl4sys_zmq.transports.binding import SocketBinding
 from rl4sys_zmq.transports.context import TrackedResource, track, untrack
 from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, MAX_FRAMES, Frame, Frames, SendResult, TooManyFrames
 from rl4sys_zmq.transports.monitor import MAX_EVENTS, Monitor, MonitorEvent
-from rl4sys_zmq.transports.peers import SubscriptionControl, connections, cut_off, descriptor_of, user_of
+from rl4sys_zmq.transports.peers import SubscriptionControl, connections, cut_off, descriptor_of, host_of, user_of
 
 __all__ = ["Endpoint"]
 
@@ -226,6 +226,10 @@ class Endpoint(TrackedResource):
         Return -1 before the first message, on inproc, and on a connecting socket.
         """
         return -1 if self._binding is None or self._first is None else descriptor_of(self._first)
+
+    def sender_host(self) -> str:
+        """Return the IP address of the peer that sent the last message. Empty before the first message, and on ipc and inproc."""
+        return host_of(self._first) if self._first is not None else ""
 
     def cut(self, descriptor: int) -> bool:
         """Close the connection with this file descriptor. The peer reconnects.

@@ -14,7 +14,7 @@ import zmq
 from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.transports.address import Address
 
-__all__ = ["MAX_UNGRANTED", "SubscriptionControl", "connections", "cut_off", "descriptor_of", "user_of"]
+__all__ = ["MAX_UNGRANTED", "SubscriptionControl", "connections", "cut_off", "descriptor_of", "host_of", "user_of"]
 
 MAX_UNGRANTED = 64
 """The number of subscriptions that can be refused on one connection before the connection is closed.
@@ -82,6 +82,15 @@ def user_of(frame: zmq.Frame) -> str:
         return str(frame.get("User-Id"))
     except zmq.ZMQError:
         return ""
+
+
+def host_of(frame: zmq.Frame) -> str:
+    """Return the IP address from which a frame came, as libzmq reports it; empty on ipc and inproc."""
+    try:
+        host = str(frame.get("Peer-Address"))
+    except zmq.ZMQError:
+        return ""
+    return host.partition("%")[0] if "." in host or ":" in host else ""
 
 
 def cut_off(fd: int, bound: Address) -> bool:

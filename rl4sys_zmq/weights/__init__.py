@@ -7,7 +7,7 @@ A *state* is all weights of one policy version as a flat float32 array. A *snaps
   the options.
 - `WeightsHeader`: the 72 bytes before every payload.
 - `encode_diff`, `decode_diff`: convert a diff (the difference of two states) to bytes and back. `digest`: the checksum over a
-  state.
+  state. `tag_of`, `is_tag_of`: a checksum with a secret key.
 
 The modules: `coder` chooses the form of a diff, with the help of `forms` (states as integers), `blocks`, `contexts` and `choice`.
 `integers`, `planes`, `symbols` and `bits` write the bytes. `snapshots` encodes whole states, and `others` the tensors that are
@@ -21,11 +21,14 @@ from rl4sys_zmq.weights.header import HEADER_BYTES, WeightsHeader
 from rl4sys_zmq.weights.others import TRAILER_BYTES, verify_others
 from rl4sys_zmq.weights.rounding import Steps, choose_steps, round_to
 from rl4sys_zmq.weights.state import EncodingOptions, apply_update, encode_update
+from rl4sys_zmq.weights.tag import TAG_BYTES, TAG_KEY_BYTES, is_tag_of, tag_of
 
 __all__ = [
     "BF16",
     "FP32",
     "HEADER_BYTES",
+    "TAG_BYTES",
+    "TAG_KEY_BYTES",
     "TRAILER_BYTES",
     "PayloadEncoding",
     "DecodedState",
@@ -43,6 +46,8 @@ __all__ = [
     "encode_diff",
     "encode_update",
     "form_of",
+    "is_tag_of",
     "round_to",
+    "tag_of",
     "verify_others",
 ]

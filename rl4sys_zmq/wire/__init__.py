@@ -17,7 +17,7 @@ from rl4sys_zmq.wire.codec import decode, encode
 from rl4sys_zmq.wire.layout import action_dtype
 from rl4sys_zmq.wire.schema import SegmentSchema
 from rl4sys_zmq.wire.segments import PackedSegment, join_submit, pack_segment, with_images
-from rl4sys_zmq.wire.specs import blob_digest, spec_body, spec_from_document, spec_to_document
+from rl4sys_zmq.wire.specs import blob_digest, spec_body, spec_from_document, spec_to_document, tensors_from_document
 
 __all__ = [
     "SegmentBatchReader",
@@ -34,5 +34,6 @@ __all__ = [
     "spec_body",
     "spec_from_document",
     "spec_to_document",
+    "tensors_from_document",
     "with_images",
 ]

@@ -41,6 +41,7 @@ __all__ = [
     "SegmentVerdicts",
     "ThreadFailed",
     "FetchWeights",
+    "FollowWeights",
     "StreamEnded",
     "Frame",
     "FromLearnerThread",
@@ -61,6 +62,7 @@ __all__ = [
     "ToLearnerThread",
     "Verdict",
     "WeightsReply",
+    "WeightsSource",
     "Welcome",
 ]
 
@@ -89,13 +91,16 @@ class Verdict:
 
 
 class ToLearner:
-    """The base class of messages from an actor or an operator to the learner."""
+    """The base class of messages from an actor, a relay (which passes weights on) or an operator to the learner.
+
+    A relay receives some of these messages too, from its own peers.
+    """
 
     __slots__ = ()
 
 
 class ToActor:
-    """The base class of messages from the learner to an actor or an operator."""
+    """The base class of messages from the learner, or from a relay, to an actor, a relay or an operator."""
 
     __slots__ = ()
 
@@ -140,6 +145,8 @@ class Hello(ToLearner):
         spooled: True if the actor keeps segments and their numbers on disk, so that both survive the end of its process.
         weights: The actor's settings ``wire_dtype`` and ``level`` for the encoding of weights.
         previously_welcomed: True if this start of the actor has received a `Welcome` before.
+        relay: The first relay (a process that passes weights on) that the actor's own configuration names, as a URI; empty if it
+            names none. The learner then publishes tags (`Welcome.tag_key`).
     """
 
     KIND: ClassVar[int] = 1
@@ -161,6 +168,7 @@ class Hello(ToLearner):
     spooled: bool = False
     weights: Document = field(default_factory=dict)
     previously_welcomed: bool = False
+    relay: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,11 +223,13 @@ class FetchWeights(ToLearner):
         held_generation: Generation (number of the learner thread) of the policy that the actor holds; 0 if it has none. With
             this field, the learner can answer with a diff.
         held_version: Version of that policy.
+        client_id: In a session: empty. Without a session (from a relay, or to a relay): the client whose weights are requested.
     """
 
     KIND: ClassVar[int] = 4
     held_generation: int
     held_version: int
+    client_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +268,25 @@ class OperatorCommand(ToLearner):
     values: Document = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class FollowWeights(ToLearner):
+    """A request of a relay to a learner, or of an actor or a relay to a relay: where are a client's weights published?
+
+    A relay is a process that passes weights on. The sender needs no session. It repeats the request once a second, so that both
+    sides notice the end of the other. The answer is `WeightsSource`, or `Refused` with the client's name in the field ``field``.
+
+    Attributes:
+        client_id: Name of the client (a policy with its learner).
+        relay: The URI at which the sender serves its own peers, if it is a relay; else empty. Informative only.
+        children: The number of peers that follow this client at the sender, if it is a relay; else 0. Informative only.
+    """
+
+    KIND: ClassVar[int] = 8
+    client_id: str
+    relay: str = ""
+    children: int = 0
+
+
 # ---- learner to actor
 
 
@@ -291,6 +320,10 @@ class Welcome(ToActor):
         weights: The client's settings ``wire_dtype`` and ``level`` for the encoding of weights. Informative only: the header of
             each update names the dtype of that update.
         inference: URI of the inference service, in the form of `pub`; empty if there is none.
+        relays: The relays (processes that pass weights on) from which this actor should take the weights, nearest first: a list
+            ``[URI, public key or ""]`` for each. Empty: take the weights from `pub`.
+        tag_key: The secret key of the tags of published versions (`rl4sys_zmq.weights.tag`), 32 bytes; empty if there are no
+            tags. Relays do not get it.
         body: One frame with the blob of the spec; empty if the spec has no blob, or the actor holds a version of this generation.
     """
 
@@ -317,6 +350,8 @@ class Welcome(ToActor):
     heartbeat_s: float
     weights: Document = field(default_factory=dict)
     inference: str = ""
+    relays: list[Any] = field(default_factory=list)
+    tag_key: AnyBytes = field(default=AnyBytes(b""), repr=False)
     body: tuple[Frame, ...] = field(default=(), repr=False)
 
 
@@ -362,7 +397,7 @@ class Refused(ToActor):
     Attributes:
         code: The reason as a code, such as ``fenced``: a value of `rl4sys_zmq.errors.RefusalReason`.
         field: The configuration field in which actor and learner differ; ``keys`` if the actor lacks a right; ``rate`` if it
-            exceeded a rate limit; empty for other reasons.
+            exceeded a rate limit; the client's name in an answer to `FollowWeights`; empty for other reasons.
         reason: The reason in one line for a person, with the numbers.
         expected_seq: With the code ``gap``, the sequence number to send next.
         incarnation: With the code ``fenced``, the number of the actor's start on record, if the actor is allowed to take a higher
@@ -383,10 +418,12 @@ class WeightsReply(ToActor):
 
     Attributes:
         body: Two frames for each update: the weights header of 72 bytes (`rl4sys_zmq.weights.header`), and the payload.
+        tags: The tag of the version that each update leads to, as bytes (empty bytes if unknown); an empty list without tags.
     """
 
     KIND: ClassVar[int] = 20
     body: tuple[Frame, ...]
+    tags: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,13 +438,15 @@ class StatusReply(ToActor):
 class Beacon(ToActor):
     """A message with the newest version of one policy. With it, actors notice that they have missed updates.
 
-    The learner sends it once a second on its PUB socket.
+    The learner sends it once a second on its PUB socket. To an actor that takes its weights from a relay, it also sends it over
+    the actor's own connection.
 
     Attributes:
         generation: Number of the learner thread that trains the policy. Versions count within it.
         version: The newest version.
         digest: Checksum (xxh3-64) of the weights of that version.
         alarms: Dict from the kind of an alarm to the number of such alarms of the client since the learner's start.
+        tag: The tag of that version (`rl4sys_zmq.weights.tag`), 16 bytes; empty if versions have no tags.
     """
 
     KIND: ClassVar[int] = 22
@@ -415,6 +454,33 @@ class Beacon(ToActor):
     version: int
     digest: int
     alarms: Document = field(default_factory=dict)
+    tag: AnyBytes = AnyBytes(b"")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsSource(ToActor):
+    """The answer to `FollowWeights`: the topic and the socket at which a learner or a relay publishes a client's weights.
+
+    Attributes:
+        client_id: Name of the client (a policy with its learner).
+        policy_id: 8 bytes that identify the policy, as in `Welcome`.
+        topic: The topic at this sender, as in `Welcome`. Each relay has topics of its own.
+        generation: Number of the learner thread that trains the policy. Versions count within it.
+        version: The newest version that the sender holds.
+        digest: Checksum (xxh3-64) of that version's weights.
+        tensors: Names, shapes and dtypes of the tensors, as in the policy spec of `Welcome`.
+        pub: URI of the sender's PUB socket, in the form of `Welcome.pub`.
+    """
+
+    KIND: ClassVar[int] = 24
+    client_id: str
+    policy_id: bytes
+    topic: bytes
+    generation: int
+    version: int
+    digest: int
+    tensors: list[Any]
+    pub: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,8 +526,11 @@ class AssignClient(ToLearnerThread):
         weights_level: Compression level of the weights: 0, 1 or 2.
         max_magnitude: Largest absolute value of an observation or a raw action whose space has no bounds.
         max_reward: Largest absolute value of a reward.
-        torch_threads: Number of threads that torch uses in this process; 0 leaves it unchanged.
+        torch_threads: Number of threads that torch uses in the learner thread; 0 leaves it unchanged.
         init: File or folder with the weights with which a client without a checkpoint starts; empty for random weights.
+        device: Device on which the client trains: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.
+        tf32: True to let GPUs multiply float32 matrices with the precision of TensorFloat-32.
+        learners: Number of ranks, the processes that train the client together.
     """
 
     KIND: ClassVar[int] = 32
@@ -487,6 +556,9 @@ class AssignClient(ToLearnerThread):
     max_reward: float = 1e12
     torch_threads: int = 0
     init: str = ""
+    device: str = "cpu"
+    tf32: bool = False
+    learners: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -756,6 +828,7 @@ Message = (
     | Heartbeat
     | FetchWeights
     | StatusRequest
+    | FollowWeights
     | Bye
     | OperatorCommand
     | Welcome
@@ -764,6 +837,7 @@ Message = (
     | WeightsReply
     | StatusReply
     | Beacon
+    | WeightsSource
     | OperatorCommandDone
     | AssignClient
     | DeliverSegments

@@ -26,7 +26,7 @@ from rl4sys_zmq.values import (
 from rl4sys_zmq.values.tensors import FLOAT32
 from rl4sys_zmq.wire.messages import Frame
 
-__all__ = ["blob_digest", "spec_body", "spec_from_document", "spec_to_document"]
+__all__ = ["blob_digest", "spec_body", "spec_from_document", "spec_to_document", "tensors_from_document"]
 
 MAX_DIMENSIONS = 8
 MAX_TENSORS = 4096
@@ -77,21 +77,34 @@ def spec_from_document(form: dict[str, Any], body: Sequence[Frame] = (), held: P
         body = spec_body(held)
     if set(form) - {_BLOB} != set(_KEYS) or any(type(form[k]) is not kind for k, kind in _KEYS.items()):
         raise ProtocolError(RefusalReason.SPEC, f"not a policy spec: {form!r:.120}")
+    tensors = tensors_from_document(form["tensors"])
     try:
-        if len(form["tensors"]) > MAX_TENSORS:
-            raise ValueError(f"{len(form['tensors'])} tensors; the limit is {MAX_TENSORS}")
         return PolicySpec(
             observation_space_from(form["observation_space"]),
             space_from(form["action_space"]),
             form["kind"],
             form["document"],
-            tuple(_tensor(*tensor) for tensor in form["tensors"]),
+            tensors,
             blob=_blob(form.get(_BLOB, [0, ""]), body),
             columns=tuple(
                 ColumnSpec(_string(name), _sizes(shape, MAX_DIMENSIONS), dtype, per)
                 for name, shape, dtype, per in form["columns"]
             ),
         )
+    except (ConfigError, TypeError, ValueError) as exc:
+        raise ProtocolError(RefusalReason.SPEC, f"not a policy spec: {exc}") from exc
+
+
+def tensors_from_document(form: list[Any]) -> tuple[TensorSpec, ...]:
+    """Return the tensors of a policy that a received list describes: ``[name, shape]`` or ``[name, shape, dtype]`` for each.
+
+    Raises:
+        ProtocolError: If the list does not have this form, or has more than `MAX_TENSORS` entries.
+    """
+    try:
+        if len(form) > MAX_TENSORS:
+            raise ValueError(f"{len(form)} tensors; the limit is {MAX_TENSORS}")
+        return tuple(_tensor(*tensor) for tensor in form)
     except (ConfigError, TypeError, ValueError) as exc:
         raise ProtocolError(RefusalReason.SPEC, f"not a policy spec: {exc}") from exc
 

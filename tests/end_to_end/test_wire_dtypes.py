@@ -12,9 +12,9 @@ from harness.chaos_frames import ChaosFrames
 from harness.chaos_pub import ChaosPub
 
 from rl4sys_zmq.config import WeightsConfig
+from rl4sys_zmq.delivery.weight_history import WeightHistory
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused
 from rl4sys_zmq.learner import Learner, register_algorithm
-from rl4sys_zmq.learner.weight_history import WeightHistory
 from rl4sys_zmq.testing import ChaosProxy, FakeAlgorithm, FakeParameters, fake_spec
 from rl4sys_zmq.transports import Address
 from rl4sys_zmq.weights import WeightsHeader

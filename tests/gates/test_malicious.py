@@ -676,11 +676,11 @@ def _(siege: Siege) -> None:
     until(lambda: siege.moved()["subscriptions_refused"] > refused, "the last of it")
 
 
-@case(37, "words-of-the-other-side", {"refused.direction": 22})
+@case(37, "words-of-the-other-side", {"refused.direction": 23})
 def _(siege: Siege) -> None:
     attacker = siege.attacker()
     others = [message for message in build().values() if message.KIND >= 17]
-    assert len({message.KIND for message in others}) == 22
+    assert len({message.KIND for message in others}) == 23
     for message in {message.KIND: message for message in others}.values():
         assert attacker.refused(message) == "direction", message
 

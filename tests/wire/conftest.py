@@ -79,6 +79,7 @@ def build() -> dict[str, m.Message]:
         m.Heartbeat(64),
         m.FetchWeights(GENERATION, 3),
         m.StatusRequest(),
+        m.FollowWeights("cart", "tcp://10.0.0.5:50061", 16),
         m.Bye(),
         m.OperatorCommand("set", "cart", "a1", {"learning_rate": 0.001}),
         m.Welcome(
@@ -108,6 +109,7 @@ def build() -> dict[str, m.Message]:
         m.WeightsReply(update()),
         m.StatusReply({"clients": {"cart": {"state": "running", "mean_return": None}}}),
         m.Beacon(GENERATION, 3, DIGEST, {"update_undone": 2}),
+        m.WeightsSource("cart", policy_id, b"\x03" + bytes(7), GENERATION, 3, DIGEST, spec["tensors"], "tcp://*:5557"),
         m.OperatorCommandDone("a1 is dropped", {"pending": 2}),
         m.AssignClient(
             "cart",

@@ -1,12 +1,19 @@
 """The learning algorithms: PPO (on-policy), DQN (off-policy), and those that users register.
 
-- `Algorithm`: the interface through which a learner thread uses an algorithm. `UndoableAlgorithm`, `TunableAlgorithm` and
-  `WarmStartAlgorithm`: its optional methods.
+- `Algorithm`: the interface through which a learner thread uses an algorithm. `UndoableAlgorithm`, `TunableAlgorithm`,
+  `WarmStartAlgorithm`, `PlaceableAlgorithm` and `ParallelAlgorithm`: its optional methods.
 - `AlgorithmEntry`: the description of one algorithm in the registry. It can contain tested settings (`TaskPreset`).
 - `register_algorithm`: adds an algorithm to the registry. `ALGORITHMS`: the registry.
 """
 
-from rl4sys_zmq.learner.algorithms.base import Algorithm, TunableAlgorithm, UndoableAlgorithm, WarmStartAlgorithm
+from rl4sys_zmq.learner.algorithms.base import (
+    Algorithm,
+    ParallelAlgorithm,
+    PlaceableAlgorithm,
+    TunableAlgorithm,
+    UndoableAlgorithm,
+    WarmStartAlgorithm,
+)
 from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, AlgorithmFactory, TaskPreset
 from rl4sys_zmq.learner.algorithms.registry import ALGORITHMS, make_algorithm, planned_policy, register_algorithm
 
@@ -15,6 +22,8 @@ __all__ = [
     "Algorithm",
     "AlgorithmEntry",
     "AlgorithmFactory",
+    "ParallelAlgorithm",
+    "PlaceableAlgorithm",
     "TaskPreset",
     "TunableAlgorithm",
     "UndoableAlgorithm",

@@ -8,13 +8,24 @@ created the algorithm.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
 from rl4sys_zmq.values import PolicySpec, Segment
 
-__all__ = ["PACING_LAG", "Algorithm", "TunableAlgorithm", "UndoableAlgorithm", "WarmStartAlgorithm"]
+if TYPE_CHECKING:
+    from rl4sys_zmq.learner.algorithms.compute import Compute
+
+__all__ = [
+    "PACING_LAG",
+    "Algorithm",
+    "ParallelAlgorithm",
+    "PlaceableAlgorithm",
+    "TunableAlgorithm",
+    "UndoableAlgorithm",
+    "WarmStartAlgorithm",
+]
 
 PACING_LAG = {"onpolicy": 0, "offpolicy": 1}
 """The default of ``pacing_lag``, by kind of algorithm: the number of batches that actors can collect ahead of training."""
@@ -164,4 +175,36 @@ class WarmStartAlgorithm(Protocol):
 
         Args:
             tensors: All tensors of the specification, by name, in its shapes and dtypes.
+        """
+
+
+@runtime_checkable
+class PlaceableAlgorithm(Protocol):
+    """The optional method of an algorithm that can compute on a GPU (the option ``device``)."""
+
+    def place(self, compute: Compute) -> None:
+        """Move the networks and the optimizer to a device, and use it and its ranks (processes) from now on.
+
+        The learner thread calls this at most once, right after it has built the algorithm. Afterwards, `Algorithm.state` can
+        return tensors on the device. `Algorithm.load` must accept a state of any device: its tensors are on the CPU.
+
+        Raises:
+            ConfigError: If there are more ranks than a minibatch has rows.
+        """
+
+
+@runtime_checkable
+class ParallelAlgorithm(PlaceableAlgorithm, UndoableAlgorithm, Protocol):
+    """The optional methods of an algorithm that several processes can train together (the option ``learners``).
+
+    Each of these processes, the *ranks*, has an object of the algorithm with the same parameters and seed. Only rank 0 observes
+    segments and makes updates. The other ranks follow it through `follow`, and get its state through
+    `UndoableAlgorithm.restore`. `Ranks` in `rl4sys_zmq.learner.algorithms.compute` describes an update.
+    """
+
+    def follow(self, work: Mapping[str, Any]) -> None:
+        """Do this rank's part of the work that rank 0 has announced. Only ranks other than 0 call this.
+
+        Args:
+            work: The argument of rank 0 for `Ranks.leading`. Its tensors are on the CPU.
         """

@@ -8,6 +8,7 @@ change the number of gradient steps per environment step.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.algorithms.compute import CPU, Compute, check_rows
 from rl4sys_zmq.learner.algorithms.dqn_parameters import DQNParameters, plan_dqn
 from rl4sys_zmq.learner.algorithms.entry import read_parameters
 from rl4sys_zmq.learner.algorithms.networks import FlatAdam, MLPStack, encode_observations
@@ -27,6 +29,31 @@ __all__ = ["DQN"]
 
 _STEPS_PER_VERSION = 256
 _COUNTERS = ("steps", "episodes", "units", "gradient_steps")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _TransitionTensors:
+    """The inputs of a gradient step on ``B`` transitions, as tensors.
+
+    Attributes:
+        observations: The features of the observations before the actions, float32 ``[B, F]``.
+        actions: Int64 ``[B]``, from 0.
+        returns: The n-step returns, float32 ``[B]``.
+        discounts: The factors of the values of `successors`, float32 ``[B]``.
+        successors: The features of the observations whose estimated values are added to the returns, float32 ``[B, F]``.
+        forbidden: True for each action that is forbidden in `successors`, bool ``[B, n]``; None if all are allowed.
+    """
+
+    observations: torch.Tensor
+    actions: torch.Tensor
+    returns: torch.Tensor
+    discounts: torch.Tensor
+    successors: torch.Tensor
+    forbidden: torch.Tensor | None = None
+
+    def columns(self) -> dict[str, torch.Tensor]:
+        """Return the columns by name, without those that are None."""
+        return {name: column for name in self.__slots__ if (column := getattr(self, name)) is not None}
 
 
 class DQN:
@@ -49,6 +76,7 @@ class DQN:
     ) -> None:
         observations = self._observation_space = flat_space(observation_space, "DQN")
         self._spec = plan_dqn(observation_space, action_space, parameters)
+        self._compute = CPU
         self.parameters = p = read_parameters(DQNParameters, parameters, algorithm="DQN")
         assert isinstance(action_space, DiscreteSpace)
         self.rollout_length = p.rollout_length
@@ -65,6 +93,20 @@ class DQN:
         self._episodes = 0  # ended since `learning_starts`
         self._units = 0  # of training that are done
         self._gradient_steps = 0
+
+    def place(self, compute: Compute) -> None:
+        """Move the networks and the optimizer to a device, and use it and its ranks (processes) from now on.
+
+        The replay buffer stays in the memory of the CPU.
+
+        Raises:
+            ConfigError: If there are more ranks than a batch has transitions.
+        """
+        check_rows(self.parameters.batch_size, compute.ranks)
+        self._compute = compute
+        for network in (self._online, self._target):
+            network.place(compute.device)
+        self._optimizer = FlatAdam(self._online.flat, eps=self.parameters.adam_epsilon)
 
     def spec(self) -> PolicySpec:
         """Return the specification of the policy: an MLP with one value per action, and epsilon (for random actions)."""
@@ -114,7 +156,7 @@ class DQN:
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of the online network's weights, and the current epsilon. The target network is not included."""
-        flat = np.append(self._online.flat.numpy(), np.float32(self.parameters.epsilon_at(self._steps))).astype(np.float32)
+        flat = np.append(self._online.flat.cpu().numpy(), np.float32(self.parameters.epsilon_at(self._steps))).astype(np.float32)
         return {k: v.copy() for k, v in self._spec.views(flat).items()}
 
     def state(self) -> dict[str, Any]:
@@ -137,6 +179,7 @@ class DQN:
         size = torch.as_tensor(state["online"]).numel()
         if size != self._online.flat.numel():
             raise ConfigError(f"the state has {size} parameters; the network has {self._online.flat.numel()}")
+        self._compute.ranks.differ()
         self._online.flat.copy_(torch.as_tensor(state["online"]))
         self._target.flat.copy_(torch.as_tensor(state["target"]))
         self._optimizer.load(state["optimizer"])
@@ -150,6 +193,7 @@ class DQN:
 
         Epsilon (the probability of a random action) keeps its schedule.
         """
+        self._compute.ranks.differ()
         flat, _ = self._spec.flatten(tensors)
         for network in (self._online, self._target):
             network.flat.copy_(torch.from_numpy(flat[: network.flat.numel()]))
@@ -169,6 +213,7 @@ class DQN:
 
     def restore(self, kept: tuple[Any, ...]) -> None:
         """Return to a state that `checkpoint` has copied. The replay buffer and the counts of observed data do not change."""
+        self._compute.ranks.differ()
         online, target, optimizer, generator, self._units, self._gradient_steps = kept
         self._online.flat.copy_(online)
         self._target.flat.copy_(target)
@@ -176,8 +221,11 @@ class DQN:
         self._generator.set_state(generator)
 
     def numbers_to_check(self) -> list[NDArray[Any]]:
-        """Return views of the weights of both networks, and of Adam's moments. The caller checks that they are finite."""
-        return [self._online.flat.numpy(), self._target.flat.numpy(), *self._optimizer.moments()]
+        """Return the weights of both networks, and Adam's moments: views, or copies from a GPU.
+
+        The caller checks that they are finite.
+        """
+        return [self._online.flat.cpu().numpy(), self._target.flat.cpu().numpy(), *self._optimizer.moments()]
 
     def discard(self) -> list[int]:
         """Find the transitions that make the next update non-finite, and remove their segments from the replay buffer.
@@ -230,26 +278,55 @@ class DQN:
 
     def _train_on(self, rows: NDArray[np.int64], rate: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Take one gradient step on these replay rows. Return the loss, and the mean estimated value of their actions."""
-        p = self.parameters
-        batch = self._replay.gather(rows)
+        batch = self._tensors(self._replay.gather(rows))
+        with self._compute.ranks.leading({"columns": batch.columns(), "rate": rate}, self.checkpoint):
+            return self._step(batch, rate)
+
+    def _tensors(self, batch: TransitionBatch) -> _TransitionTensors:
+        observations, successors = (
+            encode_observations(self._observation_space, column) for column in (batch.observations, batch.successors)
+        )
+        actions, returns, discounts = (torch.from_numpy(column) for column in (batch.actions, batch.returns, batch.discounts))
+        forbidden = None if batch.masks is None else ~torch.from_numpy(batch.masks)
+        return _TransitionTensors(observations, actions, returns, discounts, successors, forbidden)
+
+    def follow(self, work: Mapping[str, Any]) -> None:
+        """Do this rank's part of a gradient step. The ranks are the processes that train together."""
+        self._step(_TransitionTensors(**work["columns"]), work["rate"])
+
+    def _step(self, batch: _TransitionTensors, rate: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take a gradient step on a batch. Return the loss, and the mean estimated value of the batch's actions.
+
+        Each rank (one of the processes that train together) computes with its share of the rows.
+        """
+        p, ranks, put = self.parameters, self._compute.ranks, self._compute.put
+        share = ranks.share(len(batch.actions))
+        if ranks.size > 1:
+            batch = _TransitionTensors(**{name: column[share.rows] for name, column in batch.columns().items()})
         targets = self._targets(batch)
-        actions = torch.from_numpy(batch.actions).unsqueeze(1)
-        observations = encode_observations(self._observation_space, batch.observations)
-        values = self._online(observations)[0].gather(1, actions).squeeze(1)
+        values = self._online(put(batch.observations))[0].gather(1, put(batch.actions).unsqueeze(1)).squeeze(1)
         loss = functional.huber_loss(values, targets, delta=p.huber_delta)
-        self._optimizer.step(self._online.gradient(loss), [rate], max_norm=p.max_grad_norm)
+        gradient = self._online.gradient(loss if ranks.size == 1 else loss * share.weight)
+        ranks.add_up(gradient)
+        self._optimizer.step(gradient, [rate], max_norm=p.max_grad_norm)
         self._gradient_steps += 1
         if self._gradient_steps % p.target_every == 0:
             self._target.flat.lerp_(self._online.flat, p.target_share)
-        return loss.detach(), values.detach().mean()
+        loss, mean_value = loss.detach(), values.detach().mean()
+        if ranks.size > 1:
+            means = torch.stack((loss, mean_value)) * share.weight
+            ranks.add_up(means)
+            loss, mean_value = means.unbind()
+        return loss, mean_value
 
     @torch.no_grad()
-    def _targets(self, batch: TransitionBatch) -> torch.Tensor:
+    def _targets(self, batch: _TransitionTensors) -> torch.Tensor:
         """Return the values that the online network must learn for a batch, ``[B]`` (van Hasselt et al. 2016, equation 4)."""
-        successors = encode_observations(self._observation_space, batch.successors)
+        put = self._compute.put
+        successors = put(batch.successors)
         values = self._target(successors)[0]
         chooser = self._online(successors)[0] if self.parameters.double_q else values
-        if batch.masks is not None:
-            chooser = chooser.masked_fill(~torch.from_numpy(batch.masks), -torch.inf)
+        if batch.forbidden is not None:
+            chooser = chooser.masked_fill(put(batch.forbidden), -torch.inf)
         best = values.gather(1, chooser.argmax(1, keepdim=True)).squeeze(1)
-        return torch.from_numpy(batch.returns) + torch.from_numpy(batch.discounts) * best
+        return put(batch.returns) + put(batch.discounts) * best

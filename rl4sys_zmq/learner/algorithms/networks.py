@@ -157,14 +157,23 @@ class MLPStack:
         self._extras = extras
         size = sum(rows * columns + rows for rows, columns in self._shapes) + extras
         self.parts = tuple(slice(k * size, (k + 1) * size) for k in range(len(outputs)))
-        self.flat = torch.zeros(len(outputs) * size)
-        self._views = self._views_of(self.flat)
-        self._grad = torch.zeros_like(self.flat)
+        self._bind(torch.zeros(len(outputs) * size))
+
+    def place(self, device: torch.device) -> None:
+        """Move all parameters to another device. `flat` and `leaves` are then new tensors."""
+        self._bind(self.flat.to(device))
+
+    def _bind(self, flat: Tensor) -> None:
+        """Use `flat` as the vector of all parameters, and create the views into it and into a gradient of the same size."""
+        count = len(self._outputs)
+        self.flat = flat
+        self._views = self._views_of(flat)
+        self._grad = torch.zeros_like(flat)
         self._grad_views = self._views_of(self._grad)
         self.leaves = [view.requires_grad_() for view in self._views]
-        self.extras = self.leaves[-1] if extras else None
-        self._leaves_of = [[view.requires_grad_() for view in self._views_of(self.flat, k)] for k in range(len(outputs))]
-        self._grad_views_of = [self._views_of(self._grad, k) for k in range(len(outputs))]
+        self.extras = self.leaves[-1] if self._extras else None
+        self._leaves_of = [[view.requires_grad_() for view in self._views_of(flat, k)] for k in range(count)]
+        self._grad_views_of = [self._views_of(self._grad, k) for k in range(count)]
         if self.extras is not None:
             self._leaves_of[0].append(self.extras)
             self._grad_views_of[0].append(self._grad_views[-1])
@@ -342,8 +351,8 @@ class FlatAdam:
         self._square.mul_(factor).mul_(factor)
 
     def moments(self) -> list[NDArray[Any]]:
-        """Return views of Adam's first and second moments, float32 ``[size]`` each."""
-        return [self._mean.numpy(), self._square.numpy()]
+        """Return Adam's first and second moments, float32 ``[size]`` each: views on the CPU, copies from a GPU."""
+        return [self._mean.cpu().numpy(), self._square.cpu().numpy()]
 
     def state(self) -> dict[str, Any]:
         """Return copies of the moments, and the number of steps of each part."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.algorithms.compute import CPU, Compute, Ranks, check_rows
 from rl4sys_zmq.learner.algorithms.entry import read_parameters
 from rl4sys_zmq.learner.algorithms.networks import Categorical, DiagonalGaussian, Distribution, FlatAdam, MLPStack, standardise
 from rl4sys_zmq.learner.algorithms.normalise import RewardScaler, RunningMoments
@@ -53,6 +54,29 @@ class PassMetrics:
     entropies: list[Tensor] = field(default_factory=list)
     log_ratios: list[Tensor] = field(default_factory=list)
     stopped: bool = False
+
+    def add_up(self, ranks: Ranks, sizes: Sequence[int]) -> None:
+        """Replace the measurements on this rank's rows by those on all rows. All ranks must call this together.
+
+        Args:
+            ranks: The interface to the ranks, the processes that train together.
+            sizes: The sizes of the minibatches over all ranks.
+        """
+        if ranks.size == 1:
+            return
+        shares = [ranks.share(size) for size in sizes]
+        means = (self.policy_losses, self.value_losses, self.entropies)
+        found = [mean * share.weight for each in means for mean, share in zip(each, shares, strict=False)]
+        ratios = []
+        for part, share, size in zip(self.log_ratios, shares, sizes, strict=False):  # a pass that ended early has fewer
+            ratios.append(part.new_zeros(size))
+            if share.weight:
+                ratios[-1][share.rows] = part
+        everything = torch.cat([torch.stack(found), *ratios])
+        ranks.add_up(everything)
+        lengths = [*map(len, means), *map(len, ratios)]
+        policy, value, entropy, *self.log_ratios = torch.split_with_sizes(everything, lengths)
+        self.policy_losses, self.value_losses, self.entropies = list(policy), list(value), list(entropy)
 
     def kl(self) -> float:
         """Return the approximate KL divergence of the current policy from the policy that chose the actions.
@@ -135,6 +159,7 @@ class PPO:
         self.parameters = p = read_parameters(PPOParameters, parameters, algorithm="PPO")
         self.rollout_length = p.segment_length()
         self._spec = plan_ppo(observation_space, action_space, parameters)
+        self._compute = CPU
         self._continuous = isinstance(action_space, BoxSpace)
         self._normalise = p.normalise_observations and isinstance(observations, BoxSpace)
         self._generator = torch.Generator().manual_seed(seed)
@@ -157,6 +182,18 @@ class PPO:
         self._batch = p.batch()
         self._complete = False
         self._surplus = 0
+
+    def place(self, compute: Compute) -> None:
+        """Move the networks and the optimizer to a device, and use it and its ranks (processes) from now on.
+
+        Raises:
+            ConfigError: If there are more ranks than a minibatch has steps.
+        """
+        check_rows(self.parameters.minibatch_steps(), compute.ranks)
+        self._compute = compute
+        self._network.place(compute.device)
+        self._optimizer = FlatAdam(self._network.flat, self._network.parts, eps=self.parameters.adam_eps)
+        self._mean, self._scale = compute.put(self._mean), compute.put(self._scale)
 
     def spec(self) -> PolicySpec:
         """Return the specification of an MLP policy: categorical for discrete actions, Gaussian for continuous ones.
@@ -222,10 +259,11 @@ class PPO:
         """
         trained = self._moments.count > 0
         self._moments.update(rollout.features.numpy()[rollout.rows])
-        mean = torch.from_numpy(self._moments.mean.astype(np.float32))
-        scale = torch.from_numpy(self._moments.scale().astype(np.float32))
+        mean = self._compute.put(torch.from_numpy(self._moments.mean.astype(np.float32)))
+        scale = self._compute.put(torch.from_numpy(self._moments.scale().astype(np.float32)))
         if trained:
             self._optimizer.rescale(self._network.change_inputs(self._mean, self._scale, mean, scale))
+            self._compute.ranks.differ()
         self._mean, self._scale = mean, scale
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
@@ -234,12 +272,12 @@ class PPO:
         They include ``log_std`` for continuous actions, and the current statistics that standardise observations.
         """
         flat = np.empty(self._spec.size, dtype=np.float32)
-        policy = self._network.flat[self._network.parts[0]].numpy()
+        policy = self._network.flat[self._network.parts[0]].cpu().numpy()
         flat[self._spec.size - len(policy) :] = policy
         tensors = self._spec.views(flat)
         if self._normalise:
-            tensors["obs_mean"][:] = self._mean.numpy()
-            tensors["obs_scale"][:] = self._scale.numpy()
+            tensors["obs_mean"][:] = self._mean.cpu().numpy()
+            tensors["obs_scale"][:] = self._scale.cpu().numpy()
         return tensors
 
     def state(self) -> dict[str, Any]:
@@ -268,6 +306,7 @@ class PPO:
             raise ConfigError(f"the state has {flat.numel()} parameters; the networks have {self._network.flat.numel()}")
         if (self._reward_scale is None) is bool(state["rewards"]):
             raise ConfigError("the state has another normalise_rewards", key="algorithm_parameters.normalise_rewards")
+        self._compute.ranks.differ()
         self._network.flat.copy_(flat)
         self._optimizer.load(state["optimizer"])
         self._generator.set_state(torch.as_tensor(state["generator"]).clone())
@@ -275,8 +314,9 @@ class PPO:
         self._surplus = int(state["surplus"])
         self._trajectory_length = float(state["trajectory_length"])
         self._moments.load(state["observations"])
-        self._mean = torch.as_tensor(state["obs_mean"]).clone()
-        self._scale = torch.as_tensor(state["obs_scale"]).clone()
+        device = self._compute.device
+        self._mean = torch.as_tensor(state["obs_mean"]).to(device, copy=True)
+        self._scale = torch.as_tensor(state["obs_scale"]).to(device, copy=True)
         if self._reward_scale is not None:
             self._reward_scale.load(state["rewards"])
         self._clear()
@@ -289,11 +329,12 @@ class PPO:
         flat, _ = self._spec.flatten(tensors)
         policy = self._network.flat[self._network.parts[0]]
         policy.copy_(torch.from_numpy(flat[self._spec.size - len(policy) :]))
+        self._compute.ranks.differ()
         if self._normalise:
-            self._mean = torch.from_numpy(np.array(tensors["obs_mean"], np.float32))
-            self._scale = torch.from_numpy(np.array(tensors["obs_scale"], np.float32))
-            mean, scale = self._mean.numpy().astype(np.float64), self._scale.numpy().astype(np.float64)
-            self._moments.load({"count": WARM_START_ROWS, "mean": mean, "variance": 1.0 / np.maximum(scale, 1e-12) ** 2})
+            mean, scale = (np.array(tensors[name], np.float32) for name in ("obs_mean", "obs_scale"))
+            self._mean, self._scale = (self._compute.put(torch.from_numpy(array)) for array in (mean, scale))
+            variance = 1.0 / np.maximum(scale.astype(np.float64), 1e-12) ** 2
+            self._moments.load({"count": WARM_START_ROWS, "mean": mean.astype(np.float64), "variance": variance})
 
     def change(self, parameters: Mapping[str, object]) -> None:
         """Use these parameters from the next update on. Only those in `PPOParameters.changeable` can have new values."""
@@ -311,11 +352,11 @@ class PPO:
         self.load(kept)
 
     def numbers_to_check(self) -> list[NDArray[Any]]:
-        """Return views of the weights, of Adam's moments, and of the statistics of observations and returns.
+        """Return the weights, Adam's moments, and the statistics of observations and returns: views, or copies from a GPU.
 
         The learner thread checks that they are finite.
         """
-        found: list[NDArray[Any]] = [self._network.flat.numpy(), *self._optimizer.moments()]
+        found: list[NDArray[Any]] = [self._network.flat.cpu().numpy(), *self._optimizer.moments()]
         for moments in (self._moments, *([] if self._reward_scale is None else [self._reward_scale.moments])):
             found += [moments.mean, moments.variance]
         return found
@@ -339,15 +380,37 @@ class PPO:
         columns, metrics = self._prepare(rollout, clip)
         steps = len(rollout.rewards)
         sizes = equal_sizes(steps, p.minibatches(steps))
-        stopped = False
         before = self._network.flat.clone()
+        rates, value_clip = (policy_rate, value_rate), p.value_clip if p.value_clip is not None else clip
+        work = {"columns": columns.columns(), "sizes": sizes, "rates": rates, "value_clip": value_clip}
+        with self._compute.ranks.leading(work, self.checkpoint):
+            last = self._fit(columns, sizes, rates, value_clip)
+        change = float(torch.linalg.vector_norm(self._network.flat - before))
+        return {**last.scalars(clip), **metrics, "losses/weight_change": change, "charts/learning_rate": policy_rate}
+
+    def follow(self, work: Mapping[str, Any]) -> None:
+        """Do this rank's part of the gradient steps of an update. The ranks are the processes that train together."""
+        columns = TrainingTensors(**{name: self._compute.put(column) for name, column in work["columns"].items()})
+        self._fit(columns, work["sizes"], work["rates"], work["value_clip"])
+
+    def _fit(self, columns: TrainingTensors, sizes: list[int], learning_rates: Sequence[float], value_clip: float) -> PassMetrics:
+        """Do all passes over a batch, with a gradient step per minibatch. Return the metrics of the last pass.
+
+        Args:
+            columns: The batch.
+            sizes: The sizes of the minibatches, in steps.
+            learning_rates: The learning rates of the policy and of the value network.
+            value_clip: Largest distance of a value from the old one, if the value loss is clipped.
+        """
+        p = self.parameters
+        stopped = False
         last = PassMetrics()
         for policy, value in p.passes():
             if stopped and not value:
                 continue
             trains = (policy and not stopped, value)
-            rates = (policy_rate if trains[0] else None, value_rate if value else None)
-            seen = self._pass(columns, sizes, trains, rates, p.value_clip if p.value_clip is not None else clip)
+            rates = [rate if due else None for rate, due in zip(learning_rates, trains, strict=True)]
+            seen = self._pass(columns, sizes, trains, rates, value_clip)
             seen.value_losses = seen.value_losses or last.value_losses
             if not trains[0]:
                 last.value_losses = seen.value_losses
@@ -356,8 +419,7 @@ class PPO:
             stopped = seen.stopped or (p.target_kl is not None and not p.in_turn and seen.kl() > p.target_kl)
             if stopped and p.value_epochs is None and not p.in_turn:
                 break
-        change = float(torch.linalg.vector_norm(self._network.flat - before))
-        return {**last.scalars(clip), **metrics, "losses/weight_change": change, "charts/learning_rate": policy_rate}
+        return last
 
     def _prepare(self, rollout: RolloutBatch, clip: float) -> tuple[TrainingTensors, dict[str, float]]:
         """Compute the inputs of all gradient steps of an update, by one forward pass over all observations.
@@ -370,14 +432,18 @@ class PPO:
             The columns to train on, with advantages and value targets; and metrics.
         """
         p = self.parameters
-        features = standardise(rollout.features, self._mean, self._scale) if self._normalise else rollout.features
-        rows = torch.from_numpy(rollout.rows)
+        put = self._compute.put
+        features, actions, log_probs = put(rollout.features), put(rollout.actions), put(rollout.log_probs)
+        forbidden = None if rollout.forbidden is None else put(rollout.forbidden)
+        if self._normalise:
+            features = standardise(features, self._mean, self._scale)
+        rows = put(torch.from_numpy(rollout.rows))
         acted = features.index_select(0, rows)
         with torch.no_grad():
             outputs, estimates = self._network(features)
-            current = self._distribution(outputs.index_select(0, rows), rollout.forbidden).log_probs(rollout.actions)
-            ratios = (current - rollout.log_probs).exp()
-        all_values = np.append(estimates.squeeze(1).numpy().astype(np.float64), 0.0)
+            current = self._distribution(outputs.index_select(0, rows), forbidden).log_probs(actions)
+            ratios = (current - log_probs).exp().cpu()
+        all_values = np.append(estimates.squeeze(1).cpu().numpy().astype(np.float64), 0.0)
         values, next_values = all_values[rollout.rows], all_values[rollout.rows + 1] * rollout.alive
         rewards = rollout.rewards * p.reward_scale
         if self._reward_scale is not None:
@@ -395,14 +461,14 @@ class PPO:
         low, high = ratio_bounds(weights, clip)
         columns = TrainingTensors(
             features=acted,
-            actions=rollout.actions,
-            log_probs=rollout.log_probs,
-            advantages=weights,
-            low=low,
-            high=high,
-            values=torch.from_numpy(values.astype(np.float32)),
-            targets=torch.from_numpy(targets.astype(np.float32)),
-            forbidden=rollout.forbidden,
+            actions=actions,
+            log_probs=log_probs,
+            advantages=put(weights),
+            low=put(low),
+            high=put(high),
+            values=put(torch.from_numpy(values.astype(np.float32))),
+            targets=put(torch.from_numpy(targets.astype(np.float32))),
+            forbidden=forbidden,
         )
         return columns, metrics
 
@@ -427,8 +493,8 @@ class PPO:
         limit = RL4SYS_KL_FACTOR * p.target_kl if p.in_turn and p.target_kl is not None else None
         value_weight = 2.0 if p.in_turn else p.vf_coef  # RL4Sys's value loss is the whole mean squared error
         only = None if all(trains) else trains.index(True)  # running one network costs half
-        record = PassMetrics()
-        for batch in columns.minibatches(sizes, self._generator):
+        record, ranks = PassMetrics(), self._compute.ranks
+        for batch, weight in columns.minibatches(sizes, self._generator, ranks):
             if only is None:
                 outputs, estimates = self._network(batch.features)
             else:
@@ -443,9 +509,12 @@ class PPO:
                     entropy = distribution.mean_entropy()
                 record.entropies.append(entropy.detach())
                 record.log_ratios.append(log_ratio.detach())
-                if limit is not None and float(-log_ratio.detach().mean()) > limit:
-                    record.stopped = True
-                    break
+                if limit is not None:
+                    decrease = log_ratio.detach().mean() * -weight
+                    ranks.add_up(decrease)
+                    if float(decrease) > limit:
+                        record.stopped = True
+                        break
                 if self._entropy_weight:
                     loss = loss.sub(entropy, alpha=self._entropy_weight)
             if trains[1]:
@@ -454,7 +523,10 @@ class PPO:
                 record.value_losses.append(value_loss.detach())
                 loss = value_loss * value_weight if loss is None else loss.add(value_loss, alpha=value_weight)
             assert loss is not None, "a pass trains at least one of the two networks"
-            self._optimizer.step(self._network.gradient(loss, only), rates, max_norm=p.max_grad_norm)
+            gradient = self._network.gradient(loss if weight == 1.0 else loss * weight, only)
+            ranks.add_up(gradient if only is None else gradient[self._network.parts[only]])
+            self._optimizer.step(gradient, rates, max_norm=p.max_grad_norm)
+        record.add_up(ranks, sizes)
         return record
 
     def _distribution(self, outputs: Tensor, forbidden: Tensor | None) -> Distribution:

@@ -236,6 +236,11 @@ class PPOParameters:
         size = self.minibatch_size or (steps if self.in_turn else self.batch_size or DEFAULT_MINIBATCH)
         return self.num_minibatches or max(1, round(steps / size))
 
+    def minibatch_steps(self) -> int | None:
+        """Return the number of steps of the smallest minibatch of a batch, or None if the size of a batch is unknown."""
+        steps = self.batch().steps
+        return None if steps is None else max(1, steps // self.minibatches(steps))
+
     def readings(self) -> list[str]:
         """Return one line of text for each parameter in use that comes from RL4Sys: its meaning here. The learner logs them."""
         lines = []

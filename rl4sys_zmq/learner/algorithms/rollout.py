@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rl4sys_zmq.learner.algorithms.compute import ONE_RANK, Ranks
 from rl4sys_zmq.learner.algorithms.networks import encode_observations
 from rl4sys_zmq.values import DiscreteSpace, Segment, Space
 
@@ -48,17 +49,30 @@ class TrainingTensors:
     high: Tensor
     values: Tensor
     targets: Tensor
-    forbidden: Tensor | None
+    forbidden: Tensor | None = None
 
-    def minibatches(self, sizes: list[int], generator: torch.Generator) -> Iterator[TrainingTensors]:
-        """Yield minibatches of the given sizes, which must add up to ``N``.
+    def minibatches(
+        self, sizes: list[int], generator: torch.Generator, ranks: Ranks = ONE_RANK
+    ) -> Iterator[tuple[TrainingTensors, float]]:
+        """Yield the rows of this rank (one of the processes that train together) in minibatches, each with the rank's weight.
 
         Each call uses a new random order of the steps. A single minibatch is the batch as it is.
+
+        Args:
+            sizes: The sizes of the minibatches over all ranks, which must add up to ``N``.
+            generator: The source of the order. It must have the same state on all ranks.
+            ranks: The interface to the ranks. `RowShare` defines the rows and the weight of a rank.
         """
         if len(sizes) == 1:  # the order makes no difference
-            yield self
+            share = ranks.share(sizes[0])
+            yield (self if ranks.size == 1 else self._select(lambda column: column[share.rows])), share.weight
             return
-        order = torch.randperm(len(self.actions), generator=generator)
+        order, weights = torch.randperm(len(self.actions), generator=generator), [1.0] * len(sizes)
+        if ranks.size > 1:
+            shares = [ranks.share(size) for size in sizes]
+            parts = [part[share.rows] for part, share in zip(torch.split_with_sizes(order, sizes), shares, strict=True)]
+            order, sizes, weights = torch.cat(parts), [len(part) for part in parts], [share.weight for share in shares]
+        order = order.to(self.actions.device)
         # One gather per column and pass, then slices: cheaper than one gather per column and minibatch.
         features, actions, log_probs, advantages, low, high, values, targets = (
             torch.split_with_sizes(column.index_select(0, order), sizes)
@@ -67,11 +81,20 @@ class TrainingTensors:
             )
         )  # fmt: skip
         forbidden = None if self.forbidden is None else torch.split_with_sizes(self.forbidden.index_select(0, order), sizes)
-        for k in range(len(sizes)):
-            yield TrainingTensors(
+        for k, weight in enumerate(weights):
+            part = TrainingTensors(
                 features[k], actions[k], log_probs[k], advantages[k], low[k], high[k], values[k], targets[k],
                 None if forbidden is None else forbidden[k],
             )  # fmt: skip
+            yield part, weight
+
+    def columns(self) -> dict[str, Tensor]:
+        """Return the columns by name, without those that are None."""
+        return {name: column for name in self.__slots__ if (column := getattr(self, name)) is not None}
+
+    def _select(self, choose: Callable[[Tensor], Tensor]) -> TrainingTensors:
+        """Return the result of a function for each column."""
+        return TrainingTensors(**{name: choose(column) for name, column in self.columns().items()})
 
 
 def equal_sizes(steps: int, count: int) -> list[int]:

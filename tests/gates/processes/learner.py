@@ -8,7 +8,8 @@ from typing import Any
 
 from harness.talk import obey, options, say
 
-from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm, weight_history
+from rl4sys_zmq.delivery import weight_history
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
 from rl4sys_zmq.values import Segment

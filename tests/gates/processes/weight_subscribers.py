@@ -55,13 +55,14 @@ def wait(version: int) -> bool:
     return True
 
 
-def state() -> list[dict[str, int]]:
+def state() -> list[dict[str, Any]]:
     """What each of them holds, and how it came by it."""
     found = []
     for agent in agents:
-        counters = agent.stats()["counters"]
+        stats = agent.stats()
+        counters = stats["counters"]
         counted = {name: counters.get(name, 0) for name in ("weights_applied", "fetches", "resyncs.beacon")}
-        found.append({"version": agent.version, "digest": agent.digest, **counted})
+        found.append({"version": agent.version, "digest": agent.digest, "relay": stats["relay"], **counted})
     return found
 
 

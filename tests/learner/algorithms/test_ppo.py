@@ -409,9 +409,9 @@ def test_minibatches_are_equal(steps: int, count: int) -> None:
 def test_a_minibatch_keeps_rows_together() -> None:
     algorithm, rng = make(), np.random.default_rng(0)
     columns = targets_of(algorithm, [(segment(algorithm, rng, 9, masked=True), False)])
-    seen = torch.cat([batch.targets for batch in columns.minibatches([5, 4], torch.Generator().manual_seed(0))])
+    seen = torch.cat([batch.targets for batch, _ in columns.minibatches([5, 4], torch.Generator().manual_seed(0))])
     assert sorted(seen.tolist()) == sorted(columns.targets.tolist())
-    for batch in columns.minibatches([5, 4], torch.Generator().manual_seed(0)):
+    for batch, _ in columns.minibatches([5, 4], torch.Generator().manual_seed(0)):
         for k in range(len(batch.targets)):
             row = int((columns.targets == batch.targets[k]).nonzero()[0])
             for name in ("features", "actions", "log_probs", "advantages", "low", "high", "values", "forbidden"):

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq.learner import weight_history
-from rl4sys_zmq.learner.weight_history import DIGESTS_KEPT, RING_ITEMS, WeightHistory
+from rl4sys_zmq.delivery import weight_history
+from rl4sys_zmq.delivery.weight_history import DIGESTS_KEPT, RING_ITEMS, WeightHistory
 from rl4sys_zmq.values import PolicySnapshot, TensorSpec
 from rl4sys_zmq.values.tensors import other_tensors
 from rl4sys_zmq.weights import (
@@ -211,7 +211,7 @@ def test_tensors_that_are_not_float32_are_kept_and_diffed(monkeypatch: pytest.Mo
         again = PolicySnapshot(GENERATION, version, states[-1].digest, states[-1].flat, states[-1].others)
         body = (again.flat.tobytes() + again.others, *encode_update(POLICY, None, again, writing))
         learner.publish(PolicyPublished(version, again.digest, body))
-    assert learner._ring_bytes == 2 * (again.flat.nbytes + len(again.others))
+    assert learner.nbytes == 2 * (again.flat.nbytes + len(again.others))
 
 
 def test_a_beacon_says_the_version_and_its_digest() -> None:

@@ -1,4 +1,4 @@
-"""The recent versions of a policy's weights. They are kept in memory for actors that request weights."""
+"""The recent versions of a policy's weights. A learner or a relay keeps them in memory for peers that request weights."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from rl4sys_zmq.values import PolicySnapshot
-from rl4sys_zmq.weights import EncodingOptions, WeightsHeader, encode_update
-from rl4sys_zmq.wire.messages import Beacon, Frame, PolicyPublished, WeightsReply
+from rl4sys_zmq.weights import EncodingOptions, WeightsHeader, encode_update, tag_of
+from rl4sys_zmq.wire.messages import AnyBytes, Beacon, Frame, PolicyPublished, WeightsReply
 
 __all__ = ["WeightHistory"]
 
@@ -22,6 +22,7 @@ The last two versions are always kept.
 DIGESTS_KEPT = 16_384
 
 Frames = tuple[Frame, ...]
+"""The frames of one or more encoded updates: the weights header and the payload of each."""
 
 
 class WeightHistory:
@@ -36,16 +37,19 @@ class WeightHistory:
         generation: The number of the learner thread that published all these versions.
         version: Number of the newest version; -1 before the first one.
         digest: Checksum (xxh3-64) of the newest weights.
+        nbytes: Total size of the weights that are kept, in bytes.
     """
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
         self.version = -1
         self.digest = 0
+        self.nbytes = 0
         self._policy_id = b""
+        self._tag_key = b""
+        self._tags: dict[int, bytes] = {}
         self._writing = EncodingOptions()
         self._ring: deque[PolicySnapshot] = deque()
-        self._ring_bytes = 0
         self._predicted = False
         self._steps: dict[tuple[int, int], Frames] = {}
         self._digests: OrderedDict[int, int] = OrderedDict()
@@ -57,35 +61,74 @@ class WeightHistory:
         """
         self._policy_id, self._writing = policy_id, writing
 
+    def tag_with(self, key: bytes) -> None:
+        """Give each version from now on, and the newest two, a tag under this key (`rl4sys_zmq.weights.tag`).
+
+        An empty key ends this.
+        """
+        self._tag_key = key
+        self._tags = {s.version: tag_of(key, self._policy_id, s) for s in list(self._ring)[-2:]} if key else {}
+
     def publish(self, message: PolicyPublished) -> Frames:
-        """Add a new version, and return the message frames to send to all subscribed actors: a diff, or all weights.
+        """Add a new version, and return the message frames to send to all subscribers.
+
+        The frames are the weights header, the payload (a diff, or all weights) and, if versions get tags, the tag.
 
         Args:
             message: The learner thread's message with the new version.
         """
-        self.version, self.digest = message.version, message.digest
         state, header, *payload = message.body
         head = WeightsHeader.unpack(header)
         flat = np.frombuffer(state, "<f4", head.elements).astype(np.float32, copy=False)
         others = bytes(memoryview(state)[flat.nbytes :])
         update = (header, *(payload or (state,)))
-        self._digests[message.version] = message.digest
+        snapshot = PolicySnapshot(self.generation, message.version, message.digest, flat, others)
+        tag = tag_of(self._tag_key, self._policy_id, snapshot) if self._tag_key else b""
+        self.add(snapshot, head, update, tag)
+        return (*update, tag) if tag else update
+
+    def add(self, snapshot: PolicySnapshot, head: WeightsHeader, update: Frames, tag: bytes) -> None:
+        """Add a new version with the update that leads to it. A relay calls this after it has verified the update.
+
+        Args:
+            snapshot: The weights of the version.
+            head: The header of the update, decoded.
+            update: The header and the payload of the update, as they were received.
+            tag: The tag of the version; empty if there is none.
+        """
+        self.version, self.digest = snapshot.version, snapshot.digest
+        self._digests[snapshot.version] = snapshot.digest
         if len(self._digests) > DIGESTS_KEPT:
             self._digests.popitem(last=False)
         self._steps.clear()
         if not head.predicted:
-            self._steps[head.base_version if head.codec.is_diff else -1, message.version] = update
-        if self._ring and message.version != self._ring[-1].version + 1:
+            self._steps[head.base_version if head.codec.is_diff else -1, snapshot.version] = update
+        if self._ring and snapshot.version != self._ring[-1].version + 1:
             self._ring.clear()
-            self._ring_bytes = 0
+            self.nbytes = 0
         self._predicted = head.predicted
-        self._ring.append(PolicySnapshot(self.generation, message.version, message.digest, flat, others))
-        self._ring_bytes += len(state)
+        self._ring.append(snapshot)
+        self.nbytes += _size(snapshot)
         most = RING_ITEMS if self._writing.level else 2
-        while len(self._ring) > 2 and (len(self._ring) > most or self._ring_bytes > RING_BYTES):
-            gone = self._ring.popleft()
-            self._ring_bytes -= gone.flat.nbytes + len(gone.others)
-        return update
+        while len(self._ring) > 2 and (len(self._ring) > most or self.nbytes > RING_BYTES):
+            self.nbytes -= _size(self._ring.popleft())
+        self._tags = {version: known for version, known in self._tags.items() if version == snapshot.version - 1}
+        self.set_tag(tag)
+
+    def set_tag(self, tag: bytes) -> None:
+        """Set the tag of the newest version. A relay calls this if a beacon has a newer tag. An empty tag is ignored."""
+        if tag:
+            self._tags[self.version] = tag
+
+    @property
+    def versions(self) -> int:
+        """The number of versions whose weights are kept."""
+        return len(self._ring)
+
+    @property
+    def before(self) -> PolicySnapshot | None:
+        """The weights of the version before the newest one, or None. Some diffs can only be decoded with both."""
+        return self._ring[-2] if len(self._ring) > 1 else None
 
     @property
     def newest(self) -> PolicySnapshot:
@@ -109,8 +152,13 @@ class WeightHistory:
         if self._predicted and len(self._ring) > 1:
             last = self.version - 1
             first = () if held == last else self._step(held, last)
-            return WeightsReply((*first, *self._step(last, self.version)))
-        return WeightsReply(self._step(held, self.version))
+            return self._reply((*first, *self._step(last, self.version)), last, self.version)
+        return self._reply(self._step(held, self.version), self.version)
+
+    def _reply(self, body: Frames, *versions: int) -> WeightsReply:
+        """Return a reply with the updates in `body`, the last of which lead to `versions`, and with their tags."""
+        tags = [self._tags.get(version, b"") for version in versions[-(len(body) // 2) :]]
+        return WeightsReply(body, tags if any(tags) else [])
 
     def _step(self, held: int, version: int) -> Frames:
         """Return the frames of an encoded update to a version that is kept.
@@ -134,8 +182,13 @@ class WeightHistory:
         Args:
             alarms: The number of alarms (reported problems of the policy's training) by kind. They are part of the message.
         """
-        return Beacon(self.generation, max(self.version, 0), self.digest, dict(alarms))
+        tag = AnyBytes(self._tags.get(self.version, b""))
+        return Beacon(self.generation, max(self.version, 0), self.digest, dict(alarms), tag)
 
     def digest_of(self, version: int) -> int | None:
         """Return the checksum of a version's weights; None if it is no longer kept, or the version was never published here."""
         return self._digests.get(version)
+
+
+def _size(snapshot: PolicySnapshot) -> int:
+    return snapshot.flat.nbytes + len(snapshot.others)

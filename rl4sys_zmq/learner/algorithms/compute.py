@@ -1,0 +1,188 @@
+"""The device on which an algorithm computes, and the interface to the ranks, the processes that share the work of one client.
+
+Rank 0 is the learner thread, which trains the client's policy. The option ``learners`` sets the number of ranks. All ranks have
+equal networks and optimizers. Each rank computes the gradient of some rows of a minibatch, the gradients are added up, and each
+rank takes the same optimizer step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from rl4sys_zmq.errors import ConfigError
+
+__all__ = ["CPU", "ONE_RANK", "Compute", "Ranks", "RowShare", "check_rows", "find_devices", "row_share"]
+
+
+class RowShare(NamedTuple):
+    """The part of a minibatch that one rank (one of the processes that train together) computes the gradient of.
+
+    Attributes:
+        rows: The rows of the rank. There is at least one.
+        weight: The number of these rows divided by the number of all rows. The gradient of a mean over the whole minibatch is
+            the sum over all ranks of ``weight`` times the gradient of the mean over the rank's rows. The weight is 0 if there
+            are fewer rows than ranks and none is left for this rank.
+    """
+
+    rows: slice
+    weight: float
+
+
+def row_share(rows: int, rank: int, size: int) -> RowShare:
+    """Return the part of a minibatch of `rows` rows for one of `size` ranks. The numbers of rows differ by at most one."""
+    start, stop = rows * rank // size, rows * (rank + 1) // size
+    if start == stop:
+        return RowShare(slice(0, 1), 0.0)
+    return RowShare(slice(start, stop), (stop - start) / rows)
+
+
+class Ranks(Protocol):
+    """The interface of an algorithm to the ranks, the processes that compute its gradients together.
+
+    An update on rank 0 looks like this. The other ranks call `ParallelAlgorithm.follow` with the same `work`::
+
+        with ranks.leading(work, self.checkpoint):   # rank 0 only
+            share = ranks.share(rows)                # all ranks, from here on
+            gradient = network.gradient(loss(minibatch[share.rows]) * share.weight)
+            ranks.add_up(gradient)
+            optimizer.step(gradient, ...)
+
+    Every rank must call `add_up` equally often, with tensors of equal sizes. So a decision that depends on data, such as an early
+    end of an update, must depend on sums of all ranks.
+    """
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank; 0 for the learner thread."""
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+
+    def share(self, rows: int) -> RowShare:
+        """Return the part of a minibatch of `rows` rows for this rank."""
+
+    def add_up(self, tensor: Tensor) -> None:
+        """Replace each element of a float32 tensor, in place, by its sum over all ranks. All ranks get identical bits.
+
+        Raises:
+            RankError: If another rank has ended or does not answer.
+        """
+
+    def leading(self, work: Mapping[str, Any], state: Callable[[], Any]) -> AbstractContextManager[None]:
+        """Let the other ranks do the same work as the ``with`` block. Only rank 0 calls this.
+
+        Args:
+            work: The argument for `ParallelAlgorithm.follow`: a dict of tensors, arrays, numbers, and dicts and lists of them.
+            state: Returns everything that the work changes, as `UndoableAlgorithm.checkpoint` does. It is called only if the
+                other ranks must first get the same state.
+
+        Raises:
+            RankError: If another rank has ended or does not answer, or if the block of an earlier call raised an exception.
+        """
+
+    def differ(self) -> None:
+        """Record that the state of rank 0 has changed outside of `leading`. The other ranks then get it with the next work."""
+
+
+class _OneRank:
+    """The `Ranks` of an algorithm that trains in one process. Its methods do nothing."""
+
+    rank = 0
+    size = 1
+    _WHOLE = RowShare(slice(None), 1.0)
+    _NOTHING = nullcontext()
+
+    def share(self, rows: int) -> RowShare:
+        return self._WHOLE
+
+    def add_up(self, tensor: Tensor) -> None:
+        pass
+
+    def leading(self, work: Mapping[str, Any], state: Callable[[], Any]) -> AbstractContextManager[None]:
+        return self._NOTHING
+
+    def differ(self) -> None:
+        pass
+
+
+ONE_RANK: Ranks = _OneRank()
+"""The `Ranks` of an algorithm that trains in one process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compute:
+    """The resources that an algorithm computes with: a device, and the ranks (processes) that train together.
+
+    Attributes:
+        device: The device of the networks, the optimizer and the minibatches.
+        ranks: The interface to the other ranks.
+    """
+
+    device: torch.device
+    ranks: Ranks = ONE_RANK
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """Return a CPU tensor on the device: the tensor itself on the CPU, a copy on a GPU.
+
+        The copy goes through page-locked memory, so that the GPU fetches it while this thread continues.
+        """
+        if self.device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+
+CPU = Compute(device=torch.device("cpu"))
+"""The resources of an algorithm that is not told otherwise: the CPU and one rank."""
+
+
+def check_rows(rows: int | None, ranks: Ranks) -> None:
+    """Check that a minibatch has at least one row for each rank.
+
+    Args:
+        rows: The smallest number of rows of a minibatch; None if it is unknown.
+        ranks: The ranks.
+
+    Raises:
+        ConfigError: If there are fewer rows than ranks.
+    """
+    if rows is not None and rows < ranks.size:
+        raise ConfigError(
+            f"learners: {ranks.size} ranks cannot divide a minibatch of {rows} rows; expected at most {rows}; use fewer ranks or "
+            "larger minibatches",
+            key="learners",
+        )
+
+
+def find_devices(name: str, count: int = 1) -> list[torch.device]:
+    """Return the devices of `count` ranks: the CPU for all of them, or one GPU for each.
+
+    Args:
+        name: The option ``device``: ``cpu``, ``cuda``, ``cuda:N`` for the GPU of rank 0, or ``auto`` for GPUs if torch finds one
+            for each rank, else the CPU.
+        count: The number of ranks.
+
+    Raises:
+        ConfigError: If torch does not find the GPUs.
+    """
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        name = "cuda" if found >= count else "cpu"
+    if name == "cpu":
+        return [torch.device("cpu")] * count
+    first = int(name.partition(":")[2] or 0)
+    if first + count > found:
+        wanted = f"cuda:{first}" if count == 1 else f"cuda:{first} to cuda:{first + count - 1} for {count} ranks"
+        there = ", ".join(f"cuda:{index}" for index in range(found)) or (
+            "no GPU" if torch.version.cuda else "no GPU, because it was built without CUDA"
+        )
+        raise ConfigError(
+            f"device: expected {wanted}, but torch {torch.__version__} finds {there}; use one of them, cpu or auto", key="device"
+        )
+    return [torch.device("cuda", first + rank) for rank in range(count)]

@@ -1,0 +1,104 @@
+"""The relays that work with a learner: which actors are sent to which relay, and which relays have asked for weights lately.
+
+A relay is a process that receives weights from the learner, or from another relay, and passes them on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import xxhash
+
+from rl4sys_zmq.config import RelayRule
+from rl4sys_zmq.liveness import RELAY_SHOWN_S, RELAY_SILENCE_S, is_silent
+from rl4sys_zmq.wire.messages import FollowWeights
+
+__all__ = ["RelayDirectory"]
+
+MAX_CHOICES = 4
+"""Largest number of relays that one actor is told."""
+
+MAX_SHOWN = 256
+"""Largest number of relays in the learner's status. Those that have been silent for the longest time are dropped first."""
+
+
+class _SeenRelay:
+    """One relay that follows clients of this learner, for the status.
+
+    Attributes:
+        children: The number of children that follow each client at the relay, by client.
+        seen_at: The time of its last request, in seconds.
+    """
+
+    __slots__ = ("children", "seen_at")
+
+    def __init__(self) -> None:
+        self.children: dict[str, int] = {}
+        self.seen_at = 0.0
+
+
+class RelayDirectory:
+    """The relays of one learner. Only the thread of `LearnerCore` uses it.
+
+    It chooses the relays for each actor by the rules of the configuration. Of several relays that serve an actor, a hash of the
+    actor's name decides the order, so that the actors spread over the relays, and those of a relay that ends over the others.
+    """
+
+    def __init__(self, rules: Sequence[RelayRule]) -> None:
+        """Create the directory.
+
+        Args:
+            rules: The relays, each with the actors that it serves.
+        """
+        self._rules = tuple(rules)
+        self._seen: dict[tuple[str, str], _SeenRelay] = {}
+
+    def choose(self, actor_id: str, host: str) -> list[list[str]]:
+        """Return the relays for an actor, nearest first, as ``[URI, public key or ""]``; an empty list if no rule applies.
+
+        A relay whose rule names the actor or its network comes before relays that serve all actors.
+
+        Args:
+            actor_id: The name of the actor.
+            host: The IP address from which the actor has connected; empty if it is unknown.
+        """
+
+        def order(rule: RelayRule) -> tuple[bool, int]:
+            named = bool(rule.networks or rule.actors)
+            return not named, xxhash.xxh3_64_intdigest(f"{actor_id}\0{rule.address}".encode())
+
+        found = sorted((rule for rule in self._rules if rule.serves(actor_id, host)), key=order)
+        return [[rule.address, rule.key or ""] for rule in found[:MAX_CHOICES]]
+
+    def saw(self, user: str, message: FollowWeights, now: float) -> None:
+        """Record a request of a relay, for the status. A request of an actor is ignored.
+
+        Args:
+            user: The name of the relay's user; empty without keys.
+            message: The request.
+            now: Time on the monotonic clock, in seconds.
+        """
+        if not message.relay:
+            return
+        key = user, message.relay[:MAX_SHOWN]
+        seen = self._seen.pop(key, None) or _SeenRelay()
+        self._seen[key] = seen  # the last one is the one seen last
+        seen.seen_at = now
+        seen.children[message.client_id] = message.children
+        while len(self._seen) > MAX_SHOWN:
+            del self._seen[next(iter(self._seen))]
+
+    def report(self, now: float) -> list[dict[str, Any]]:
+        """Return the relays that have asked for weights within `RELAY_SHOWN_S` seconds, for the learner's status."""
+        self._seen = {key: seen for key, seen in self._seen.items() if not is_silent(now, seen.seen_at, RELAY_SHOWN_S)}
+        return [
+            {
+                "address": address,
+                "user": user,
+                "silent_s": round(now - seen.seen_at, 3),
+                "live": not is_silent(now, seen.seen_at, RELAY_SILENCE_S),
+                "children": dict(seen.children),
+            }
+            for (user, address), seen in self._seen.items()
+        ]

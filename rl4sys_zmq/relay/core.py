@@ -1,0 +1,464 @@
+"""The logic of a relay, a process that passes weights on, without sockets, threads and clocks.
+
+The *upstream* is the learner or the relay from which the weights come. The *children* are the actors and relays that take them
+from this relay.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rl4sys_zmq.config import RelayConfig
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.errors import ProtocolError, RefusalReason, WeightsError
+from rl4sys_zmq.liveness import (
+    BEACON_TOPIC,
+    FETCH_RETRY_S,
+    FOLLOW_S,
+    PUBLISHER_SILENCE_S,
+    RELAY_CHILD_S,
+    RELAY_CLIENT_S,
+    RELAY_SILENCE_S,
+    WEIGHTS_TOPIC,
+    is_silent,
+    jittered,
+)
+from rl4sys_zmq.relay.followed import FollowedClient
+from rl4sys_zmq.security import AccessList, Authorizer, TokenBucket, User
+from rl4sys_zmq.transports import SendResult
+from rl4sys_zmq.weights import WeightsHeader
+from rl4sys_zmq.wire import decode, encode
+from rl4sys_zmq.wire.messages import (
+    Beacon,
+    FetchWeights,
+    FollowWeights,
+    Frame,
+    Message,
+    Refused,
+    StatusReply,
+    StatusRequest,
+    WeightsReply,
+    WeightsSource,
+)
+
+__all__ = ["MAX_REQUEST_BYTES", "RelayCallbacks", "RelayCore"]
+
+log = logging.getLogger(__name__)
+
+MAX_REQUEST_BYTES = 1 << 14
+"""Largest message of a child, in bytes."""
+
+FETCHES_PER_S = 4.0
+"""Limit on the requests for weights per second of each child. A child repeats an unanswered one after a second."""
+
+CUT_AFTER = 1024
+"""Number of dropped messages after which the connection of a child is closed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayCallbacks:
+    """The functions with which a `RelayCore` (the logic of a relay, without I/O) uses the sockets. No function blocks.
+
+    Attributes:
+        send: Sends a message to a child. Arguments: the routing id, and the frames.
+        cut: Closes the connection of the child whose message is being handled.
+        publish: Publishes a message to the children. Arguments: the topic, and the frames.
+        ask: Sends a message to the upstream.
+        listen: Replaces the SUB socket. Arguments: the URI of the upstream's PUB socket (empty: none), and the topics.
+        subscribe: Adds a topic to the subscriptions of the SUB socket.
+        unsubscribe: Removes a topic from the subscriptions of the SUB socket.
+        redial: Replaces the DEALER socket to the upstream.
+        status: Returns the relay's status document.
+    """
+
+    send: Callable[[bytes, Sequence[Frame]], SendResult]
+    cut: Callable[[], bool]
+    publish: Callable[[bytes, Sequence[Frame]], None]
+    ask: Callable[[Sequence[Frame]], None]
+    listen: Callable[[str, Sequence[bytes]], None]
+    subscribe: Callable[[bytes], None]
+    unsubscribe: Callable[[bytes], None]
+    redial: Callable[[], None]
+    status: Callable[[], dict[str, Any]]
+
+
+class _Child:
+    """The rate limits of one child."""
+
+    __slots__ = ("excess", "fetches", "messages", "seen_at")
+
+    def __init__(self, messages_per_s: float, now: float) -> None:
+        self.messages = TokenBucket(messages_per_s, now)
+        self.fetches = TokenBucket(FETCHES_PER_S, now)
+        self.seen_at, self.excess = now, 0
+
+
+class RelayCore:
+    """The logic of a relay: it follows at its upstream each client that a child has requested, and answers the children.
+
+    Use it in one thread only.
+
+    Attributes:
+        counters: The relay's counters.
+        address: The URI at which the relay serves its children; for the upstream's status.
+        pub: The URI of the relay's PUB socket, as children need it.
+    """
+
+    def __init__(self, config: RelayConfig, authorizer: Authorizer, callbacks: RelayCallbacks) -> None:
+        """Create a core that follows no client.
+
+        Args:
+            config: The relay's configuration.
+            authorizer: Checks the rights of the children.
+            callbacks: Gives access to the sockets.
+        """
+        self.counters = Counters()
+        self.address = self.pub = ""
+        self._config, self._authorizer, self._callbacks = config, authorizer, callbacks
+        self._rng = random.Random()
+        self._clients: dict[str, FollowedClient] = {}
+        self._children: dict[bytes, _Child] = {}
+        self._source_pub = ""
+        self._heard_at = self._published_at = 0.0
+        self._unanswered_at: float | None = None
+        self._follow_at = 0.0
+        self._lost = False
+        self._problem = ""
+
+    # ---- children
+
+    def on_child(self, peer: bytes, key: str | None, frames: Sequence[Frame], now: float) -> None:
+        """Handle a message of a child, and reply to it.
+
+        Args:
+            peer: The routing id of the child.
+            key: The public key of the child's connection. None without keys, when every peer is allowed everything.
+            frames: The message.
+            now: Time on the monotonic clock, in seconds.
+        """
+        field = ""
+        try:
+            child = self._admit(peer, now)
+            if child is None:
+                return
+            nbytes = sum(len(frame) for frame in frames)
+            sender = self._authorizer.admit(key, nbytes, now) if key is not None else None
+            message = decode(frames, max_bytes=MAX_REQUEST_BYTES)
+            field = getattr(message, "client_id", "")
+            self._on_request(peer, child, sender, message, now)
+        except ProtocolError as exc:
+            self._refuse(peer, exc.code, exc.detail, field)
+
+    def _admit(self, peer: bytes, now: float) -> _Child | None:
+        """Return the record of a child, or None if its message is over the rate limit and was dropped.
+
+        Raises:
+            ProtocolError: ``QUOTA`` if there are too many children.
+        """
+        child = self._children.get(peer)
+        if child is None:
+            if len(self._children) >= self._config.max_children:
+                raise ProtocolError(RefusalReason.QUOTA, f"this relay has {len(self._children)} children, which is the limit")
+            child = self._children[peer] = _Child(self._config.messages_per_s, now)
+        child.seen_at = now
+        if child.messages.take(1, now):
+            return child
+        self.counters.add(f"refused.{RefusalReason.QUOTA.value}")
+        child.excess += 1
+        if child.excess >= CUT_AFTER:
+            child.excess = 0
+            if self._callbacks.cut():
+                self.counters.add("connections.cut")
+        return None
+
+    def _on_request(self, peer: bytes, child: _Child, sender: User | None, message: Message, now: float) -> None:
+        if isinstance(message, StatusRequest):
+            self._authorizer.check_role(sender, "admin")
+            self._send(peer, StatusReply(self._callbacks.status()))
+        elif isinstance(message, FollowWeights):
+            self._authorizer.check_reader(sender)
+            self._authorizer.check_client(sender, message.client_id)
+            self._on_follow(peer, message.client_id, now)
+        elif isinstance(message, FetchWeights) and message.client_id:
+            self._authorizer.check_fetch(sender, now)
+            self._authorizer.check_client(sender, message.client_id)
+            client = self._clients.get(message.client_id)
+            if client is None or client.history is None:
+                raise ProtocolError(RefusalReason.STARTING, "this relay has no weights of this client so far")
+            if not child.fetches.take(1, now):
+                self.counters.add(f"refused.{RefusalReason.QUOTA.value}")
+                return  # the child repeats it
+            self.counters.add("fetches_answered")
+            self._send(peer, client.history.catch_up(message.held_generation, message.held_version))
+        else:
+            name = type(message).__name__
+            raise ProtocolError(RefusalReason.DIRECTION, f"this is a relay, which takes no {name}; connect to the learner")
+
+    def _on_follow(self, peer: bytes, client_id: str, now: float) -> None:
+        client = self._clients.get(client_id)
+        if client is None:
+            if len(self._clients) >= self._config.max_clients:
+                raise ProtocolError(RefusalReason.QUOTA, f"this relay follows {len(self._clients)} clients, which is the limit")
+            client = self._clients[client_id] = FollowedClient(client_id, now)
+            self._follow(client, now)
+        client.asked_at = client.followers[peer] = now
+        if self._lost or client.refusal:
+            raise ProtocolError(RefusalReason.UPSTREAM, client.refusal or self._words())
+        if client.history is None:
+            client.waiting.add(peer)
+        else:
+            self._send(peer, client.answer(self.pub))
+
+    def _words(self) -> str:
+        return f"the upstream at {self._config.upstream} does not answer" + (f" ({self._problem})" if self._problem else "")
+
+    def _refuse(self, peer: bytes, code: RefusalReason, reason: str, field: str) -> None:
+        self.counters.add(f"refused.{code.value}")
+        self._send(peer, Refused(code.value, field, reason))
+
+    def _send(self, peer: bytes, message: Message) -> None:
+        sent = self._callbacks.send(peer, encode(message))
+        if sent is not SendResult.OK:
+            self.counters.add(f"replies_dropped.{sent.value}")
+
+    # ---- subscriptions of the children
+
+    def topic_of(self, topic: bytes, key: str | None) -> FollowedClient | None:
+        """Return the client that a child subscribes to, or None if there is no such topic or the child may not read the client.
+
+        Args:
+            topic: The topic of the subscription.
+            key: The public key of the child's connection; None without keys.
+        """
+        known = (c for c in self._clients.values() if topic[:1] in (WEIGHTS_TOPIC, BEACON_TOPIC) and c.topic == topic[1:])
+        client = next(known, None)
+        if client is None or (key is not None and not self._authorizer.may_read(key, client.client_id)):
+            self.counters.add("subscriptions_refused")
+            return None
+        return client
+
+    def on_subscribed(self, client: FollowedClient, topic: bytes) -> None:
+        """Publish the last beacon (the message with the newest version) again for a new subscriber to beacons."""
+        if topic[:1] == BEACON_TOPIC and client.beacon:
+            self._callbacks.publish(topic, client.beacon)
+
+    def change_access(self, access: AccessList) -> None:
+        """Apply a new access list. If a user has lost the right to read weights, all topics change."""
+        if self._authorizer.replace(access):
+            self._change_topics()
+
+    def _change_topics(self) -> None:
+        for client in self._clients.values():
+            client.change_topic()
+
+    # ---- the upstream
+
+    def on_upstream(self, frames: Sequence[Frame], now: float) -> None:
+        """Handle a message that the upstream has sent to this relay."""
+        self.counters.add("received_bytes", sum(len(frame) for frame in frames))
+        try:
+            message = decode(frames)
+            self._heard(now)
+            if isinstance(message, WeightsSource):
+                self._on_source(message, now)
+            elif isinstance(message, WeightsReply):
+                self._on_reply(message, now)
+            elif isinstance(message, Refused):
+                self._on_refused(message)
+            else:
+                raise ProtocolError(RefusalReason.DIRECTION, f"a relay receives no {type(message).__name__}")
+        except ProtocolError as exc:
+            self.counters.add(f"refused.{exc.code.value}")
+
+    def _heard(self, now: float) -> None:
+        self._heard_at, self._unanswered_at, self._problem = now, None, ""
+        if self._lost:
+            self._lost = False
+            log.warning("the upstream at %s answers again", self._config.upstream)
+
+    def _on_source(self, source: WeightsSource, now: float) -> None:
+        client = self._clients.get(source.client_id)
+        if client is None:
+            return
+        earlier, before = client.source, client.upstream_topics
+        client.adopt(source)
+        if source.pub != self._source_pub:
+            self._source_pub = source.pub
+            self._listen(now)
+        elif before != client.upstream_topics:
+            for topic in before:
+                self._callbacks.unsubscribe(topic)
+            for topic in client.upstream_topics:
+                self._callbacks.subscribe(topic)
+        # The newest version can still be on its way to the SUB socket. One that the earlier answer named has been lost.
+        lost = client.history is None or (earlier is not None and client.lacks(earlier.version, earlier.digest))
+        if lost and not client.fetch_at:
+            self._fetch(client, now)
+
+    def _listen(self, now: float) -> None:
+        """Connect the SUB socket to the upstream's PUB socket, and subscribe to the topics of all clients."""
+        self._published_at = now
+        topics = [topic for client in self._clients.values() for topic in client.upstream_topics]
+        self._callbacks.listen(self._source_pub, topics)
+
+    def _on_reply(self, message: WeightsReply, now: float) -> None:
+        if len(message.body) % 2:
+            raise ProtocolError(RefusalReason.FRAMES, f"{len(message.body)} frames of weights; expected pairs of them")
+        updates = zip(message.body[::2], message.body[1::2], strict=True)
+        for place, (header, payload) in enumerate(updates):
+            tag = message.tags[place] if place < len(message.tags) else b""
+            self._on_update(None, header, payload, tag if isinstance(tag, bytes) else b"", now)
+
+    def _on_refused(self, message: Refused) -> None:
+        code = message.code if message.code in set(RefusalReason) else RefusalReason.MALFORMED
+        self.counters.add(f"refused_by_upstream.{code}")
+        client = self._clients.get(message.field)
+        if client is None:
+            return
+        client.refusal = f"the upstream refuses: {message.reason:.200}"
+        self._turn_away(client)
+
+    def _turn_away(self, client: FollowedClient) -> None:
+        """Refuse the children that wait for this client's first version."""
+        waiting, client.waiting = client.waiting, set()
+        for peer in waiting:
+            self._refuse(peer, RefusalReason.UPSTREAM, client.refusal or self._words(), client.client_id)
+
+    def on_published(self, frames: Sequence[Frame], now: float) -> None:
+        """Handle a publication of the upstream: an update of the weights, or a beacon."""
+        self._published_at = now
+        self.counters.add("received_bytes", sum(len(frame) for frame in frames))
+        topic = bytes(frames[0])
+        found = (c for c in self._clients.values() if c.source is not None and c.source.topic == topic[1:])
+        client = next(found, None)
+        if client is None:
+            return
+        try:
+            if topic[:1] == WEIGHTS_TOPIC and len(frames) in (3, 4):
+                self._on_update(client, frames[1], frames[2], bytes(frames[3]) if len(frames) == 4 else b"", now)
+            elif topic[:1] == BEACON_TOPIC:
+                self._on_beacon(client, list(frames[1:]), now)
+        except ProtocolError as exc:
+            self.counters.add(f"refused.{exc.code.value}")
+
+    def _on_update(self, client: FollowedClient | None, header: Frame, payload: Frame, tag: bytes, now: float) -> None:
+        """Verify an update, and pass it on. `client` is None for an update that was fetched; its header names the policy."""
+        head = WeightsHeader.unpack(header)
+        if client is None:
+            ours = (c for c in self._clients.values() if c.source is not None and c.source.policy_id == head.policy_id)
+            client = next(ours, None)
+        if client is None:
+            return
+        try:
+            if not client.apply(head, header, payload, tag):
+                return
+        except WeightsError as exc:
+            self.counters.add(f"weights_refused.{exc.reason}")
+            client.whole = client.whole or exc.reason != "gap"
+            if not client.fetch_at:
+                self._fetch(client, now)
+            return
+        self.counters.add("weights_passed_on")
+        self._callbacks.publish(WEIGHTS_TOPIC + client.topic, [header, payload, *([tag] if tag else [])])
+        waiting, client.waiting = client.waiting, set()
+        for peer in waiting:
+            self._send(peer, client.answer(self.pub))
+
+    def _on_beacon(self, client: FollowedClient, frames: list[Frame], now: float) -> None:
+        beacon = decode(frames)
+        if not isinstance(beacon, Beacon) or client.source is None or beacon.generation != client.source.generation:
+            return  # the answer to the next `FollowWeights` reports another generation
+        if client.take_beacon(beacon, frames):
+            self._callbacks.publish(BEACON_TOPIC + client.topic, frames)
+        elif client.lacks(beacon.version, beacon.digest) and not client.fetch_at:
+            self.counters.add("resyncs.beacon")
+            self._fetch(client, now)
+
+    def _follow(self, client: FollowedClient, now: float) -> None:
+        if self._unanswered_at is None:
+            self._unanswered_at = now
+        self._callbacks.ask(encode(FollowWeights(client.client_id, self.address, len(client.followers))))
+
+    def _fetch(self, client: FollowedClient, now: float) -> None:
+        client.fetch_at = now + jittered(FETCH_RETRY_S, self._rng)
+        self.counters.add("fetches")
+        held = (0, 0) if client.whole else client.held
+        self._callbacks.ask(encode(FetchWeights(*held, client.client_id)))
+
+    # ---- time
+
+    def next_deadline(self) -> float:
+        """Return the time at which `tick` must be called, on the monotonic clock, in seconds."""
+        return min([self._follow_at, *(client.fetch_at for client in self._clients.values() if client.fetch_at)])
+
+    def tick(self, now: float, unix_s: float, problem: str = "") -> None:
+        """Repeat requests, notice a silent upstream, and discard silent children and clients that no child requests.
+
+        Args:
+            now: Time on the monotonic clock, in seconds.
+            unix_s: Unix time, in seconds.
+            problem: The reason for which the connection to the upstream fails, as text; empty if there is none.
+        """
+        self._problem = problem or self._problem
+        for client in self._clients.values():
+            if client.fetch_at and now >= client.fetch_at:
+                self._fetch(client, now)
+        if now < self._follow_at:
+            return
+        self._follow_at = now + jittered(FOLLOW_S, self._rng)
+        self._forget(now)
+        if self._authorizer.lapsed(unix_s):
+            self._change_topics()
+        if self._unanswered_at is not None and is_silent(now, self._unanswered_at, RELAY_SILENCE_S):
+            self._on_silence(now)
+        elif any(c.source for c in self._clients.values()) and is_silent(now, self._published_at, PUBLISHER_SILENCE_S):
+            self.counters.add("redials.weights")
+            self._listen(now)
+        for client in self._clients.values():
+            self._follow(client, now)
+
+    def _forget(self, now: float) -> None:
+        """Discard the records of silent children, and the clients that no child has requested for a while."""
+        self._children = {peer: c for peer, c in self._children.items() if not is_silent(now, c.seen_at, RELAY_CHILD_S)}
+        for client in list(self._clients.values()):
+            client.followers = {p: at for p, at in client.followers.items() if not is_silent(now, at, RELAY_CHILD_S)}
+            client.waiting &= client.followers.keys()
+            kept_s = RELAY_CLIENT_S if client.source is not None else RELAY_SILENCE_S  # names that do not exist leave soon
+            if is_silent(now, client.asked_at, kept_s):
+                del self._clients[client.client_id]
+                for topic in client.upstream_topics:
+                    self._callbacks.unsubscribe(topic)
+        if not self._clients:
+            self._unanswered_at, self._lost = None, False  # nothing is asked, so nothing can be unanswered
+
+    def _on_silence(self, now: float) -> None:
+        """Replace the sockets to the upstream, which may be half open, and turn the waiting children away."""
+        self.counters.add("redials")
+        if not self._lost:
+            self._lost = True
+            log.warning("%s; the children use another relay or the learner", self._words())
+        self._unanswered_at = now
+        self._callbacks.redial()
+        if self._source_pub:
+            self._listen(now)
+        for client in self._clients.values():
+            self._turn_away(client)
+
+    def report(self, now: float) -> dict[str, Any]:
+        """Return the state of the upstream and of all clients, for the relay's status."""
+        state = "lost" if self._lost else "idle" if not self._clients else "up" if self._heard_at else "connecting"
+        return {
+            "upstream": {
+                "address": self._config.upstream,
+                "state": state,
+                "silent_s": round(now - self._heard_at, 3) if self._heard_at else None,
+                "problem": self._problem,
+            },
+            "clients": {client.client_id: client.report() for client in self._clients.values()},
+            "children": len(self._children),
+            "counters": self.counters.snapshot(),
+        }

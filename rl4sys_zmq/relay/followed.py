@@ -1,0 +1,180 @@
+"""The weights of one client (a policy with its learner) in a relay, which verifies them and passes them on."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from rl4sys_zmq.delivery.weight_history import WeightHistory
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
+from rl4sys_zmq.liveness import BEACON_TOPIC, WEIGHTS_TOPIC
+from rl4sys_zmq.transports import MAX_FRAME_BYTES
+from rl4sys_zmq.values import TensorSpec
+from rl4sys_zmq.values.tensors import FLOAT32, other_bytes, other_tensors
+from rl4sys_zmq.weights import TRAILER_BYTES, EncodingOptions, WeightsHeader, apply_update
+from rl4sys_zmq.wire import tensors_from_document
+from rl4sys_zmq.wire.messages import Beacon, Frame, WeightsSource
+
+__all__ = ["FollowedClient"]
+
+MAX_WEIGHT_BYTES = MAX_FRAME_BYTES - TRAILER_BYTES
+"""The largest size of a version's weights, in bytes: what fits into a frame."""
+
+
+class FollowedClient:
+    """The weights of one client, as a relay holds them: the recent versions, and who waits for them. It does no I/O.
+
+    Attributes:
+        client_id: Name of the client (a policy with its learner).
+        topic: The relay's own topic for this client, 8 random bytes.
+        source: The upstream's last answer; None before the first one.
+        followers: The time of the last request of each child for this client, by routing id, in seconds.
+        waiting: The routing ids of the children whose requests are answered when the first version has arrived.
+        asked_at: The time of the last request of a child, in seconds.
+        fetch_at: The time at which a request for missing weights is repeated, in seconds; 0 if nothing was requested.
+        whole: True if all weights, and not a diff, are requested.
+        refusal: The reason for which the upstream refuses this client; empty if it does not.
+        beacon: The frames of the newest beacon that was passed on; empty before the first one.
+        updates: Number of updates that were verified and passed on.
+    """
+
+    def __init__(self, client_id: str, now: float) -> None:
+        self.client_id = client_id
+        self.topic = os.urandom(8)
+        self.source: WeightsSource | None = None
+        self.followers: dict[bytes, float] = {}
+        self.waiting: set[bytes] = set()
+        self.asked_at = now
+        self.fetch_at = 0.0
+        self.whole = False
+        self.refusal = ""
+        self.beacon: list[Frame] = []
+        self.updates = 0
+        self._history: WeightHistory | None = None
+        self._tensors: tuple[TensorSpec, ...] = ()
+        self._options = EncodingOptions()
+
+    @property
+    def history(self) -> WeightHistory | None:
+        """The versions that are held; None before the first one of the present generation (number of the learner thread)."""
+        return self._history if self._history is not None and self._history.version >= 0 else None
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """The (generation, version) of the newest version that is held; (0, 0) for none."""
+        history = self.history
+        return (history.generation, history.version) if history is not None else (0, 0)
+
+    @property
+    def upstream_topics(self) -> list[bytes]:
+        """The topics of this client's beacons and weights at the upstream; empty before its first answer."""
+        return [kind + self.source.topic for kind in (BEACON_TOPIC, WEIGHTS_TOPIC)] if self.source is not None else []
+
+    def change_topic(self) -> None:
+        """Publish under a new topic from now on. The children get it in the answer to their next request."""
+        self.topic = os.urandom(8)
+
+    def adopt(self, source: WeightsSource) -> None:
+        """Use the upstream's answer. With another policy or generation, the versions that are held are discarded.
+
+        Raises:
+            ProtocolError: If the description of the tensors is invalid, or the weights do not fit into a frame.
+        """
+        before, tensors = self.source, tensors_from_document(source.tensors)
+        sizes = tuple(tensor.size for tensor in tensors if tensor.dtype == FLOAT32)
+        others = other_tensors(tensors)
+        nbytes = 4 * sum(sizes) + other_bytes(others)
+        if nbytes > MAX_WEIGHT_BYTES:
+            raise ProtocolError(RefusalReason.TOO_LARGE, f"a policy with {nbytes} bytes of weights; limit {MAX_WEIGHT_BYTES}")
+        same = before is not None and (before.policy_id, before.generation) == (source.policy_id, source.generation)
+        self.source, self.refusal = source, ""
+        if same and tensors == self._tensors:
+            return
+        self._tensors = tensors
+        self._history = WeightHistory(source.generation)
+        self._options = EncodingOptions(sizes=sizes, others=others)
+        self._history.describe(source.policy_id, self._options)
+        self.beacon, self.fetch_at, self.whole = [], 0.0, False
+
+    def lacks(self, version: int, digest: int) -> bool:
+        """Return True if weights are missing or wrong, given the upstream's newest version and its digest (checksum)."""
+        history = self.history
+        if history is None or version > history.version:
+            return True
+        self.whole = self.whole or (version == history.version and digest != history.digest)
+        return self.whole
+
+    def apply(self, head: WeightsHeader, header: Frame, payload: Frame, tag: bytes) -> bool:
+        """Verify an update and hold the version to which it leads. Return False if the version is already held.
+
+        Args:
+            head: The header of the update, decoded.
+            header: The same header, as it was received.
+            payload: The payload of the update.
+            tag: The tag of the version (`rl4sys_zmq.weights.tag`), which a relay cannot check; empty if there is none.
+
+        Raises:
+            WeightsError: If the update does not build on what is held, is damaged, or does not lead to its digest.
+        """
+        source, held = self.source, self._history
+        if source is None or held is None or (head.policy_id, head.generation) != (source.policy_id, source.generation):
+            return False
+        history = self.history
+        if history is not None and head.new_version <= history.version and not self.whole:
+            if head.new_version == history.version:
+                self.fetch_at = 0.0
+                history.set_tag(tag)
+            return False
+        newest, before = (history.newest, history.before) if history is not None else (None, None)
+        if self._options.dtype is not head.wire_dtype:
+            self._options = EncodingOptions(head.wire_dtype, sizes=self._options.sizes, others=self._options.others)
+            held.describe(source.policy_id, self._options)
+        new = apply_update(head, payload, newest, self._options.sizes, others=self._options.others, before=before)
+        held.add(new, head, (header, payload), tag)
+        self.fetch_at, self.whole = 0.0, False
+        self.updates += 1
+        return True
+
+    def take_beacon(self, beacon: Beacon, frames: list[Frame]) -> bool:
+        """Record the tag of a beacon, and return True if the beacon can be passed on: it names the version that is held."""
+        history = self.history
+        if history is None or (beacon.generation, beacon.version, beacon.digest) != (*self.held, history.digest):
+            return False
+        history.set_tag(beacon.tag)
+        self.beacon = frames
+        return True
+
+    def answer(self, pub: str) -> WeightsSource:
+        """Return the answer to a child that asks where this client's weights are published. A version must be held.
+
+        Args:
+            pub: The URI of the relay's PUB socket, as children need it.
+        """
+        source, history = self.source, self.history
+        assert source is not None
+        assert history is not None
+        return WeightsSource(
+            client_id=self.client_id,
+            policy_id=source.policy_id,
+            topic=self.topic,
+            generation=history.generation,
+            version=history.version,
+            digest=history.digest,
+            tensors=source.tensors,
+            pub=pub,
+        )
+
+    def report(self) -> dict[str, Any]:
+        """Return this client's part of the relay's status, as JSON."""
+        history = self.history
+        return {
+            "generation": self.held[0],
+            "version": history.version if history is not None else -1,
+            "digest": f"{history.digest if history is not None else 0:016x}",
+            "upstream_version": self.source.version if self.source is not None else -1,
+            "children": len(self.followers),
+            "updates": self.updates,
+            "history_versions": history.versions if history is not None else 0,
+            "history_bytes": history.nbytes if history is not None else 0,
+            "error": self.refusal,
+        }

@@ -1,0 +1,124 @@
+"""The relay as one object: `Relay` starts its thread and its key check, and closes them."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
+from typing import Any, Self
+
+from rl4sys_zmq.config import RelayConfig
+from rl4sys_zmq.errors import Closed, LearnerUnavailable
+from rl4sys_zmq.relay.thread import RelayThread
+from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.security import AccessList, Authenticator, read_user_keys
+
+__all__ = ["Relay"]
+
+CALL_TIMEOUT_S = 5.0
+JOIN_S = 5.0
+
+
+class Relay(Resource):
+    """A relay: it takes the weights of policies from a learner or another relay, verifies them, and passes them on.
+
+    It follows a client (a policy with its learner) when the first child asks for it, and drops it when no child asks any more.
+    Use it as a context manager, or call `start` and `close`.
+    """
+
+    def __init__(self, config: RelayConfig) -> None:
+        self.config = config
+        self._thread: RelayThread | None = None
+        self._authenticator: Authenticator | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def start(self) -> Self:
+        """Bind the sockets and start the thread. The upstream can start later.
+
+        Raises:
+            AddressInUse: If another socket is bound to the address.
+            TransportError: If the address cannot be bound.
+            ConfigError: If the keys or the access list cannot be used.
+            Closed: If this relay was closed before.
+        """
+        with self._lock:
+            if self._closed:
+                raise Closed("this relay is closed; create a new one")
+            if self._thread is not None:
+                return self
+            config = self.config
+            try:
+                upstream_keys = read_user_keys(config.upstream_keys)[1] if config.upstream_keys is not None else None
+                if config.keys is not None:
+                    self._authenticator = Authenticator(config.keys, config.users_file)
+                self._thread = RelayThread(config, self._authenticator, upstream_keys)
+                self._thread.start()
+                self._thread.wait_open()
+                self._thread.raise_if_dead()
+                if self._authenticator is not None:
+                    self._authenticator.open(self._change_access)
+            except BaseException:
+                self._end()
+                raise
+        return self
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    @property
+    def address(self) -> str:
+        """The URI that children connect to. If the configured port is 0, this has the port that the system chose."""
+        return self._running.address
+
+    @property
+    def pub_address(self) -> str:
+        """The URI of the socket that publishes the weights."""
+        return self._running.pub_address
+
+    def status(self) -> dict[str, Any]:
+        """Return the state of the relay as a JSON document: its upstream, its clients and its counters.
+
+        Raises:
+            LearnerUnavailable: If the relay's thread does not answer within `CALL_TIMEOUT_S` seconds.
+            Closed: If the relay is not running.
+        """
+        thread = self._running
+        try:
+            return thread.call(thread.status).result(CALL_TIMEOUT_S)
+        except FutureTimeout:
+            raise LearnerUnavailable(thread.address, "the relay's thread", CALL_TIMEOUT_S) from None
+
+    def raise_if_dead(self) -> None:
+        """Raise WorkerDied if a thread of the relay has ended with an error."""
+        self._running.raise_if_dead()
+        if self._authenticator is not None:
+            self._authenticator.raise_if_dead()
+
+    def close(self) -> None:
+        """End the thread and close the sockets. The children use another relay or the learner. A second call does nothing."""
+        with self._lock:
+            self._closed = True
+            self._end()
+
+    @property
+    def _running(self) -> RelayThread:
+        if self._thread is None or self._closed:
+            raise Closed("this relay is not running; call start")
+        return self._thread
+
+    def _end(self) -> None:
+        try:
+            if self._thread is not None:
+                self._thread.stop()
+                if self._thread.join(JOIN_S):
+                    self._thread.release()
+        finally:
+            if self._authenticator is not None:
+                self._authenticator.close()
+
+    def _change_access(self, access: AccessList) -> None:
+        thread = self._thread
+        if thread is not None:
+            with suppress(Closed):
+                thread.call(lambda: thread.change_access(access))

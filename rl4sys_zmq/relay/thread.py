@@ -1,0 +1,307 @@
+"""The relay's thread, with its sockets.
+
+For the children there are a ROUTER and an XPUB, as at a learner. Towards the upstream there are a DEALER for requests and a SUB
+for weights. `RelayCore` handles the messages.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from rl4sys_zmq.config import RelayConfig
+from rl4sys_zmq.errors import Closed, RL4SysError
+from rl4sys_zmq.relay.core import MAX_REQUEST_BYTES, RelayCallbacks, RelayCore
+from rl4sys_zmq.resource import Worker
+from rl4sys_zmq.security import AccessList, Authenticator, Authorizer, UserKeys, curve_client
+from rl4sys_zmq.transports import Address, Poller, SendResult, Socket, TooManyFrames, Wakeup, explain, read_subscription
+from rl4sys_zmq.version import package_version
+from rl4sys_zmq.wire.messages import Frame
+
+__all__ = ["RelayThread"]
+
+PUB_HWM = 32
+"""Largest number of publications that wait for one slow child. Further ones are lost for it, and it fetches later."""
+REPLY_HWM, REQUEST_HWM = 4, 16
+"""Largest number of replies that wait for one child, and of requests of one child that wait for the relay."""
+SUB_HWM = 64
+BURST = 256
+"""Largest number of messages that are read from one socket in a row, so that no socket keeps the others waiting."""
+MAX_MESSAGE_FRAMES = 256
+MAX_WAIT_S = 1.0
+
+T = TypeVar("T")
+
+
+class RelayThread(Worker):
+    """The thread of a relay (a process that passes weights on), which uses the sockets and runs the `RelayCore`.
+
+    Attributes:
+        address: The URI that children connect to; empty until the sockets are bound.
+        pub_address: The URI at which weights are published; empty until the sockets are bound.
+    """
+
+    def __init__(self, config: RelayConfig, authenticator: Authenticator | None, upstream_keys: UserKeys | None) -> None:
+        """Create the thread object. `start` starts the thread.
+
+        Args:
+            config: The relay's configuration.
+            authenticator: Has the relay's own keys and its access list. With None, every child has all rights.
+            upstream_keys: The relay's keys for the upstream. None: the upstream has no keys.
+        """
+        super().__init__("rl4sys-relay")
+        self.address = self.pub_address = ""
+        self._config, self._authenticator = config, authenticator
+        self._upstream = Address.parse(config.upstream)
+        self._secure_upstream = curve_client(upstream_keys) if upstream_keys is not None else None
+        self._wakeup = Wakeup()
+        self._stopping, self._open = threading.Event(), threading.Event()
+        self._bind_error: RL4SysError | None = None
+        self._commands: list[tuple[Callable[[], Any], Future[Any]]] = []
+        self._commands_lock = threading.Lock()
+        self._started_at = time.monotonic()
+        self._sub: Socket | None = None
+        self._sockets: list[Socket] = []
+        authorizer = Authorizer(authenticator.watcher.access if authenticator is not None else None)
+        callbacks = RelayCallbacks(
+            send=self._send,
+            cut=self._cut,
+            publish=self._publish,
+            ask=self._ask,
+            listen=self._listen,
+            subscribe=self._subscribe,
+            unsubscribe=self._unsubscribe,
+            redial=self._redial,
+            status=self.status,
+        )
+        self._core = RelayCore(config, authorizer, callbacks)
+
+    # ---- for other threads
+
+    def wait_open(self) -> None:
+        """Wait until the sockets are bound.
+
+        Raises:
+            RL4SysError: If a socket could not be bound.
+        """
+        self._open.wait()
+        if self._bind_error is not None:
+            raise self._bind_error
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run `function` in the relay's thread, and return a future for the result.
+
+        Raises:
+            Closed: If the thread has ended or is stopping.
+        """
+        future: Future[T] = Future()
+        with self._commands_lock:
+            if not self.alive or self._stopping.is_set():
+                raise Closed("the relay is closed")
+            self._commands.append((function, future))
+        self._wakeup.set()
+        return future
+
+    def stop(self) -> None:
+        """Ask the thread to end. This does not wait for its end."""
+        with self._commands_lock:
+            self._stopping.set()
+        self._wakeup.set()
+
+    def on_death(self, error: BaseException) -> None:
+        """Release the threads that wait in `wait_open`, after the thread has failed."""
+        self._open.set()
+
+    def release(self) -> None:
+        """Close the descriptor that wakes the thread. Call this method after `join`."""
+        self._wakeup.close()
+
+    # ---- the thread
+
+    def run(self) -> None:
+        """Run the thread's loop until `stop`."""
+        try:
+            with Poller() as self._poller:
+                if self._bind():
+                    self._poller.register(self._wakeup)
+                    self._open.set()
+                    self._loop()
+        finally:
+            for socket in self._sockets:
+                socket.close()
+            self._open.set()
+            with self._commands_lock:
+                self._stopping.set()
+                commands, self._commands = self._commands, []
+            for _, future in commands:
+                future.set_exception(Closed("the relay is closed"))
+
+    def _bind(self) -> bool:
+        """Create the sockets. Return False after an error, which `wait_open` then raises."""
+        config, core = self._config, self._core
+        secure = self._authenticator.secure if self._authenticator is not None else None
+        try:
+            self._router = self._add(
+                Socket.router(
+                    config.bind,
+                    send_hwm=REPLY_HWM,
+                    recv_hwm=REQUEST_HWM,
+                    max_frame_bytes=MAX_REQUEST_BYTES,
+                    secure=secure,
+                )
+            )
+            bound = self._router.bound
+            beside = bound.with_port(0).uri if bound.scheme == "tcp" else f"{bound.uri}.pub"
+            self._xpub = self._add(Socket.xpub(config.pub or beside, hwm=PUB_HWM, secure=secure, grants=True))
+            self._dealer = self._add(Socket.dealer(self._upstream, secure=self._secure_upstream, watch=True))
+        except RL4SysError as exc:
+            self._bind_error = exc
+            return False
+        pub = self._xpub.bound
+        self.address, self.pub_address = bound.uri, pub.uri
+        core.address = f"tcp://{config.advertise}:{bound.port}" if config.advertise and bound.scheme == "tcp" else bound.uri
+        core.pub = f"tcp://{config.advertise or '*'}:{pub.port}" if pub.scheme == "tcp" else pub.uri
+        return True
+
+    def _add(self, socket: Socket) -> Socket:
+        self._sockets.append(socket)
+        self._poller.register(socket)
+        return socket
+
+    def _remove(self, socket: Socket) -> None:
+        self._poller.unregister(socket)
+        self._sockets.remove(socket)
+        socket.close()
+
+    def _loop(self) -> None:
+        core = self._core
+        while not self._stopping.is_set():
+            self._poller.poll(min(MAX_WAIT_S, max(0.0, core.next_deadline() - time.monotonic())))
+            self._wakeup.clear()
+            self._run_commands()
+            for _ in range(BURST):
+                if self._sub is None or (frames := self._sub.recv()) is None:
+                    break
+                core.on_published(frames, time.monotonic())
+            for _ in range(BURST):
+                if (frames := self._dealer.recv(MAX_MESSAGE_FRAMES)) is None:
+                    break
+                core.on_upstream(frames, time.monotonic())
+            self._read_children()
+            self._read_subscriptions()
+            core.tick(time.monotonic(), time.time(), self._read_events())
+
+    def _run_commands(self) -> None:
+        with self._commands_lock:
+            commands, self._commands = self._commands, []
+        for function, future in commands:
+            try:
+                future.set_result(function())
+            except Exception as exc:  # noqa: BLE001 - handed to the caller
+                future.set_exception(exc)
+
+    def _read_children(self) -> None:
+        for _ in range(BURST):
+            try:
+                frames = self._router.recv()
+            except TooManyFrames as exc:
+                self._core.counters.add(f"refused.{exc.code.value}")
+                continue
+            if frames is None:
+                return
+            key = self._router.user if self._router.authenticated else None
+            self._core.on_child(bytes(frames[0]), key, frames[1:], time.monotonic())
+
+    def _read_subscriptions(self) -> None:
+        """Accept new subscriptions of children that may read the weights."""
+        for _ in range(BURST):
+            try:
+                frames = self._xpub.recv()
+            except TooManyFrames as exc:
+                self._core.counters.add(f"refused.{exc.code.value}")
+                continue
+            if frames is None:
+                return
+            subscription = read_subscription(frames)
+            if subscription is None or not subscription[0]:
+                continue
+            topic = subscription[1]
+            client = self._core.topic_of(topic, self._xpub.user if self._xpub.authenticated else None)
+            if client is not None:
+                self._xpub.grant(topic)
+                self._core.on_subscribed(client, topic)
+
+    def _read_events(self) -> str:
+        """Return the reason for which the connection to the upstream fails, as text; empty if there is none."""
+        problem = ""
+        for event in self._dealer.events():
+            if event.is_failure:
+                self._core.counters.add(f"connections.{event.name}")
+                problem = explain(event, "actor")
+        return problem
+
+    # ---- the callbacks of the core
+
+    def _send(self, peer: bytes, frames: Sequence[Frame]) -> SendResult:
+        return self._router.send([peer, *frames])
+
+    def _cut(self) -> bool:
+        return self._router.cut_off()
+
+    def _publish(self, topic: bytes, frames: Sequence[Frame]) -> None:
+        self._xpub.send([topic, *frames])
+
+    def _ask(self, frames: Sequence[Frame]) -> None:
+        if not self._dealer.send(frames):
+            self._core.counters.add("sends_refused.full")  # the core repeats its requests
+
+    def _listen(self, pub: str, topics: Sequence[bytes]) -> None:
+        if self._sub is not None:
+            self._remove(self._sub)
+            self._sub = None
+        try:
+            address = Address.parse(pub)
+            if address.host == "*":
+                address = Address("tcp", self._upstream.host, address.port)
+            self._sub = self._add(Socket.sub(address, hwm=SUB_HWM, secure=self._secure_upstream))
+        except RL4SysError:  # an address that this machine cannot reach; the core tries again
+            self._core.counters.add("refused.pub")
+            return
+        for topic in topics:
+            self._sub.subscribe(topic)
+
+    def _subscribe(self, topic: bytes) -> None:
+        if self._sub is not None:
+            self._sub.subscribe(topic)
+
+    def _unsubscribe(self, topic: bytes) -> None:
+        if self._sub is not None:
+            self._sub.unsubscribe(topic)
+
+    def _redial(self) -> None:
+        self._remove(self._dealer)
+        self._dealer = self._add(Socket.dealer(self._upstream, secure=self._secure_upstream, watch=True))
+
+    # ---- calls that other threads make through `call`
+
+    def change_access(self, access: AccessList) -> None:
+        """Apply a new access list of the children. See `RelayCore.change_access`."""
+        self._core.change_access(access)
+
+    def status(self) -> dict[str, Any]:
+        """Return the relay's status as a JSON document. Only the relay's thread itself can call this."""
+        now = time.monotonic()
+        return {
+            "relay": True,
+            "address": self.address,
+            "pub": self.pub_address,
+            "version": package_version(),
+            "pid": os.getpid(),
+            "uptime_s": round(now - self._started_at, 3),
+            "security": self._authenticator.report() if self._authenticator is not None else None,
+            **self._core.report(now),
+        }

@@ -1,0 +1,157 @@
+"""A learner's weights without a learner, and a relay's core without sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq.config import RelayConfig
+from rl4sys_zmq.delivery.weight_history import WeightHistory
+from rl4sys_zmq.relay.core import RelayCallbacks, RelayCore
+from rl4sys_zmq.security import AccessList, Authorizer, Quota, User
+from rl4sys_zmq.transports import SendResult
+from rl4sys_zmq.values import PolicySnapshot
+from rl4sys_zmq.weights import EncodingOptions, digest, encode_update
+from rl4sys_zmq.wire import decode, encode
+from rl4sys_zmq.wire.messages import Frame, Message, PolicyPublished, WeightsSource
+
+POLICY = b"policy-1"
+SIZES = (300, 20)
+TENSORS = [["w", [300]], ["b", [20]]]
+TAG_KEY = bytes(range(32))
+
+
+class Upstream:
+    """Publishes versions as a learner does, and answers as one."""
+
+    def __init__(self, generation: int = 7, topic: bytes = b"up-topic") -> None:
+        self.topic = topic
+        self.history = WeightHistory(generation)
+        self.history.describe(POLICY, EncodingOptions(sizes=SIZES))
+        self.history.tag_with(TAG_KEY)
+        self.states: list[PolicySnapshot] = []
+
+    def publish(self) -> list[Frame]:
+        """The next version, as it goes out."""
+        version = len(self.states)
+        flat = np.random.default_rng([self.history.generation, version]).normal(0.0, 0.1, sum(SIZES)).astype(np.float32)
+        new = PolicySnapshot(self.history.generation, version, digest(flat), flat)
+        base = self.states[-1] if self.states else None
+        body = (flat.tobytes(), *encode_update(POLICY, base, new, EncodingOptions(sizes=SIZES)))
+        self.states.append(new)
+        return [b"W" + self.topic, *self.history.publish(PolicyPublished(version, new.digest, body))]
+
+    def beacon(self) -> list[Frame]:
+        """The present beacon, as it goes out."""
+        return [b"B" + self.topic, *encode(self.history.beacon({}))]
+
+    def source(self) -> list[Frame]:
+        """The answer to a relay's question."""
+        history = self.history
+        return encode(
+            WeightsSource(
+                "lab",
+                POLICY,
+                self.topic,
+                history.generation,
+                history.version,
+                history.digest,
+                TENSORS,
+                "tcp://*:5",
+            )
+        )
+
+    def reply(self, generation: int = 0, version: int = 0) -> list[Frame]:
+        """The answer to a fetch."""
+        return encode(self.history.catch_up(generation, version))
+
+
+class Rig:
+    """A relay's core, and everything that it does."""
+
+    def __init__(self, access: AccessList | None = None, **options: Any) -> None:
+        self.sent: list[tuple[bytes, Message]] = []
+        self.published: list[tuple[bytes, list[Frame]]] = []
+        self.asked: list[Message] = []
+        self.topics: set[bytes] = set()
+        self.listens: list[str] = []
+        self.redials = self.cuts = 0
+        self.now = 1000.0
+        callbacks = RelayCallbacks(
+            send=self._send,
+            cut=self._cut,
+            publish=lambda topic, frames: self.published.append((topic, list(frames))),
+            ask=lambda frames: self.asked.append(decode(list(frames))),
+            listen=self._listen,
+            subscribe=lambda topic: self.topics.add(topic),
+            unsubscribe=lambda topic: self.topics.discard(topic),
+            redial=self._redial,
+            status=dict,
+        )
+        config = RelayConfig(upstream="tcp://127.0.0.1:1", **options)
+        self.core = RelayCore(config, Authorizer(access), callbacks)
+
+    def _send(self, peer: bytes, frames: Sequence[Frame]) -> SendResult:
+        self.sent.append((peer, decode(list(frames))))
+        return SendResult.OK
+
+    def _cut(self) -> bool:
+        self.cuts += 1
+        return True
+
+    def _listen(self, pub: str, topics: Sequence[bytes]) -> None:
+        self.listens.append(pub)
+        self.topics = set(topics)
+
+    def _redial(self) -> None:
+        self.redials += 1
+
+    def child(self, message: Message, peer: bytes = b"child", key: str | None = None) -> list[Any]:
+        """Sends a child's message; returns what that child is answered."""
+        before = len(self.sent)
+        self.core.on_child(peer, key, encode(message), self.now)
+        return [answer for to, answer in self.sent[before:] if to == peer]
+
+    def upstream(self, frames: Sequence[Frame]) -> None:
+        """A message of the upstream for this relay."""
+        self.core.on_upstream(frames, self.now)
+
+    def hears(self, frames: Sequence[Frame]) -> list[tuple[bytes, list[Frame]]]:
+        """A publication of the upstream; returns what is published onward."""
+        before = len(self.published)
+        self.core.on_published(frames, self.now)
+        return self.published[before:]
+
+    def tick(self, seconds: float = 0.0, problem: str = "") -> None:
+        """Time passes, in steps of a quarter of a second."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 0.25)
+            self.core.tick(self.now, 0.0, problem)
+
+    def client(self, client_id: str = "lab") -> dict[str, Any]:
+        """What the status says of a client."""
+        found: dict[str, Any] = self.core.report(self.now)["clients"][client_id]
+        return found
+
+
+def user(name: str, *roles: str, client_ids: Sequence[str] | None = ("lab",)) -> User:
+    """A user; the key is its name."""
+    ids = frozenset(client_ids) if client_ids is not None else None
+    return User(name=name, key=name, client_ids=ids, roles=frozenset(roles), expires_unix_s=None, quota=Quota())
+
+
+def access(*users: User) -> AccessList:
+    """A list of users."""
+    return AccessList({u.name: u for u in users}, {u.key: u for u in users})
+
+
+@pytest.fixture
+def upstream() -> Upstream:
+    """An upstream with one version."""
+    made = Upstream()
+    made.publish()
+    return made

@@ -1,0 +1,204 @@
+"""A relay's decisions, without sockets: what it passes on, what it refuses, and what it keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rl4sys_zmq.errors import RefusalReason
+from rl4sys_zmq.liveness import RELAY_CLIENT_S
+from rl4sys_zmq.relay.core import CUT_AFTER
+from rl4sys_zmq.weights import apply_update, is_tag_of
+from rl4sys_zmq.wire import encode
+from rl4sys_zmq.wire.messages import (
+    FetchWeights,
+    FollowWeights,
+    Heartbeat,
+    Refused,
+    StatusReply,
+    StatusRequest,
+    WeightsReply,
+    WeightsSource,
+)
+
+from .conftest import POLICY, SIZES, TAG_KEY, Rig, Upstream, access, user
+
+FOLLOW = FollowWeights("lab")
+
+
+def joined(upstream: Upstream, rig: Rig | None = None, key: str | None = None) -> Rig:
+    """A relay that holds what the upstream has, and one child."""
+    rig = rig or Rig()
+    assert rig.child(FOLLOW, key=key) == []
+    rig.upstream(upstream.source())
+    rig.upstream(upstream.reply())
+    assert isinstance(rig.sent[-1][1], WeightsSource)
+    return rig
+
+
+def code_of(answers: list[Any]) -> str:
+    (refused,) = answers
+    assert isinstance(refused, Refused)
+    return refused.code
+
+
+def test_the_first_child_of_a_client_makes_the_relay_follow_it_once(upstream: Upstream) -> None:
+    rig = Rig()
+    assert rig.child(FOLLOW) == rig.child(FOLLOW, b"other") == []
+    assert [type(m) for m in rig.asked] == [FollowWeights]
+    rig.upstream(upstream.source())
+    assert rig.listens == ["tcp://*:5"] and rig.topics == {b"B" + upstream.topic, b"W" + upstream.topic}
+    assert isinstance(rig.asked[-1], FetchWeights) and rig.asked[-1].client_id == "lab"
+    rig.upstream(upstream.reply())
+    assert {peer for peer, _ in rig.sent} == {b"child", b"other"}
+    (answer,) = rig.child(FOLLOW, b"third")
+    assert isinstance(answer, WeightsSource) and (answer.version, answer.policy_id) == (0, POLICY)
+    assert answer.topic != upstream.topic and len(rig.asked) == 2
+    assert rig.client()["children"] == 3
+
+
+def test_updates_go_onward_unchanged_and_beacons_when_their_version_is_held(upstream: Upstream) -> None:
+    rig = joined(upstream)
+    for _ in range(3):
+        topic, *frames = upstream.publish()
+        ((onward, passed),) = rig.hears([topic, *frames])
+        assert passed == frames and onward[:1] == b"W" and onward != topic
+        assert is_tag_of(bytes(passed[2]), TAG_KEY, POLICY, upstream.states[-1])
+    topic, *beacon = upstream.beacon()
+    ((onward, passed),) = rig.hears([topic, *beacon])
+    assert passed == beacon and onward[:1] == b"B"
+    missed = upstream.publish()
+    assert rig.hears(upstream.beacon()) == []  # it names a version that was lost, which is fetched first
+    assert isinstance(rig.asked[-1], FetchWeights) and rig.asked[-1].held_version == 3
+    assert len(rig.hears(missed)) == 1 and len(rig.hears(upstream.beacon())) == 1
+
+
+@pytest.mark.parametrize("frame", [1, 2])
+def test_damaged_updates_are_not_passed_on_and_fetched_again(upstream: Upstream, frame: int) -> None:
+    rig = joined(upstream)
+    frames = upstream.publish()
+    damaged = bytearray(frames[frame])
+    damaged[len(damaged) // 2] ^= 1
+    assert rig.hears([*frames[:frame], bytes(damaged), *frames[frame + 1 :]]) == []
+    assert rig.client()["version"] == 0
+    for _ in range(2):
+        rig.upstream(upstream.source())  # the second answer says that it did not come late
+    assert isinstance(rig.asked[-1], FetchWeights)
+    rig.upstream(upstream.reply())
+    assert rig.client()["digest"] == f"{upstream.states[-1].digest:016x}"
+    assert len(rig.hears(upstream.publish())) == 1
+
+
+def test_fetches_are_answered_from_what_is_held(upstream: Upstream) -> None:
+    rig = joined(upstream)
+    for _ in range(5):
+        rig.hears(upstream.publish())
+    for held in (None, upstream.states[2]):
+        rig.now += 1.0
+        generation, version = (held.generation, held.version) if held is not None else (0, 0)
+        (answer,) = rig.child(FetchWeights(generation, version, "lab"))
+        assert isinstance(answer, WeightsReply)
+        header, payload = answer.body
+        got = apply_update(header, payload, held, SIZES)
+        assert (got.version, got.digest) == (5, upstream.states[5].digest)
+        assert is_tag_of(answer.tags[0], TAG_KEY, POLICY, got)
+    assert not [m for m in rig.asked[2:] if isinstance(m, FetchWeights)]
+
+
+def test_an_upstream_with_a_new_generation_is_followed_anew(upstream: Upstream) -> None:
+    rig = joined(upstream)
+    rig.hears(upstream.publish())
+    again = Upstream(generation=8, topic=b"new-topi")
+    again.publish()
+    assert rig.hears(again.beacon()) == []
+    rig.upstream(again.source())
+    assert rig.topics == {b"B" + again.topic, b"W" + again.topic} and rig.listens == ["tcp://*:5"]
+    rig.upstream(again.reply())
+    assert (rig.client()["generation"], rig.client()["version"]) == (8, 0)
+    assert len(rig.hears(again.publish())) == 1
+    assert rig.hears(upstream.publish()) == []
+
+
+def test_a_silent_upstream_turns_the_children_away_until_it_answers(upstream: Upstream) -> None:
+    rig = joined(upstream)
+    rig.tick(2.0)
+    assert rig.core.counters.get("redials") == 0
+    rig.tick(3.0, problem="its key is wrong")
+    assert rig.redials == 1
+    answers = rig.child(FOLLOW)
+    assert code_of(answers) == RefusalReason.UPSTREAM and "its key is wrong" in answers[0].reason
+    assert rig.core.report(rig.now)["upstream"]["state"] == "lost"
+    rig.upstream(upstream.source())
+    assert isinstance(rig.child(FOLLOW)[0], WeightsSource)
+
+
+def test_children_that_wait_are_refused_with_the_upstreams_reason() -> None:
+    rig = Rig()
+    rig.child(FOLLOW)
+    rig.child(FollowWeights("other"), b"other")
+    rig.upstream(encode(Refused("identity", "lab", "this key is not for lab")))
+    ((peer, refused),) = rig.sent
+    assert peer == b"child" and isinstance(refused, Refused)
+    assert (refused.code, refused.field) == (RefusalReason.UPSTREAM, "lab") and "not for lab" in refused.reason
+    assert code_of(rig.child(FOLLOW)) == RefusalReason.UPSTREAM
+
+
+def test_children_have_the_rights_of_their_keys(upstream: Upstream) -> None:
+    users = (user("edge", "submit", "read_weights"), user("far", "relay"), user("sender", "submit"), user("ops", "admin"))
+    rig = joined(upstream, Rig(access(*users, user("stranger", "read_weights", client_ids=["other"]))), key="edge")
+    assert isinstance(rig.child(FOLLOW, b"far", "far")[0], WeightsSource)
+    fetch = FetchWeights(0, 0, "lab")
+    assert isinstance(rig.child(fetch, b"far", "far")[0], WeightsReply)
+    for key, code in (("sender", "forbidden"), ("ops", "forbidden"), ("stranger", "identity"), ("nobody", "forbidden")):
+        assert code_of(rig.child(FOLLOW, key.encode(), key)) == code_of(rig.child(fetch, key.encode(), key)) == code
+    topic = b"W" + rig.child(FOLLOW, key="edge")[0].topic
+    keys = ("edge", "far", "sender", "stranger")
+    assert [rig.core.topic_of(topic, key) is not None for key in keys] == [True, True, False, False]
+    assert isinstance(rig.child(StatusRequest(), b"ops", "ops")[0], StatusReply)
+    assert code_of(rig.child(StatusRequest(), b"edge", "edge")) == "forbidden"
+    rig.core.change_access(access(users[0]))
+    assert rig.child(FOLLOW, key="edge")[0].topic != topic[1:]
+    assert rig.core.topic_of(topic, "edge") is None
+
+
+def test_a_flood_is_dropped_and_its_connection_closed(upstream: Upstream) -> None:
+    rig = joined(upstream, Rig(messages_per_s=10.0))
+    answered = sum(bool(rig.child(FOLLOW, b"flood")) for _ in range(CUT_AFTER + 100))
+    assert answered == 20 and rig.cuts == 1
+    assert isinstance(rig.child(FOLLOW, b"good")[0], WeightsSource)
+
+
+def test_limits_on_children_clients_and_messages(upstream: Upstream) -> None:
+    rig = joined(upstream, Rig(max_children=2, max_clients=1))
+    assert code_of(rig.child(FollowWeights("other"), b"second")) == "quota"
+    assert code_of(rig.child(FOLLOW, b"third")) == "quota"
+    assert code_of(rig.child(Heartbeat(5), b"second")) == "direction"
+    rig.core.on_child(b"second", None, [b"junk"], rig.now)
+    assert rig.core.counters.get("refused.magic") == 1
+    rig.core.on_child(b"second", None, [bytes(1 << 15)], rig.now)
+    assert rig.core.counters.get("refused.too_large") == 1
+    fetches = [rig.child(FetchWeights(0, 0, "lab"), b"second") for _ in range(30)]
+    assert 0 < sum(map(bool, fetches)) < 10
+
+
+def test_what_no_child_asks_for_is_dropped(upstream: Upstream) -> None:
+    rig = joined(upstream)
+    for _ in range(int(RELAY_CLIENT_S)):
+        rig.upstream(upstream.source())
+        rig.tick(1.0)
+    assert rig.client()["children"] == 0 and rig.core.report(rig.now)["children"] == 0
+    rig.tick(3.0)
+    report = rig.core.report(rig.now)
+    assert report["clients"] == {} and not rig.topics and report["upstream"]["state"] == "idle"
+
+
+def test_what_an_upstream_must_not_send_is_counted(upstream: Upstream) -> None:
+    rig = joined(upstream)
+    rig.upstream(encode(Heartbeat(1)))
+    rig.upstream([b"junk"])
+    rig.upstream(encode(WeightsReply((b"odd",))))
+    rig.hears([b"B" + upstream.topic, b"junk"])
+    counters = rig.core.counters
+    assert [counters.get(f"refused.{code}") for code in ("direction", "magic", "frames")] == [1, 2, 1]
+    assert rig.client()["version"] == 0

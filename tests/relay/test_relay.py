@@ -1,0 +1,351 @@
+"""Learners, relays and actors over real sockets: the same bits everywhere, whatever happens to a relay."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.actor.weight_subscriber import WeightSubscriber
+from rl4sys_zmq.cli.keys import add_user, make_keys, revoke_user
+from rl4sys_zmq.config import RelayConfig
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.liveness import WEIGHTS_TOPIC, Backoff
+from rl4sys_zmq.ops.doctor import diagnose
+from rl4sys_zmq.ops.report import report_lines
+from rl4sys_zmq.ops.status import request_status
+from rl4sys_zmq.relay import Relay
+from rl4sys_zmq.relay.thread import RelayThread
+from rl4sys_zmq.security import read_learner_public, read_user_keys
+from rl4sys_zmq.testing import FakeAlgorithm
+from rl4sys_zmq.transports import SendResult
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
+from rl4sys_zmq.weights import WeightsHeader, digest, encode_update
+from rl4sys_zmq.wire import decode, encode
+from rl4sys_zmq.wire.messages import Frame, WeightsReply
+
+PATIENCE_S = 30.0
+TCP = "tcp://127.0.0.1:0"
+register_algorithm("ONE_STEP", FakeAlgorithm.factory(steps_per_update=1, rollout_length=1))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a clock that is not tested."""
+    for module in ("actor.relay_link", "relay.core"):
+        monkeypatch.setattr(f"rl4sys_zmq.{module}.FOLLOW_S", 0.1)
+        monkeypatch.setattr(f"rl4sys_zmq.{module}.RELAY_SILENCE_S", 1.0)
+    monkeypatch.setattr("rl4sys_zmq.actor.relay_link.RELAY_RETRY", Backoff(0.2, 0.4))
+    monkeypatch.setattr("rl4sys_zmq.learner.gateway.BEACON_S", 0.1)
+    monkeypatch.setattr("rl4sys_zmq.security.authenticator.POLL_S", 0.02)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+class Site:
+    """A learner with relays and actors."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.stack = stack
+
+    def learner(self, bind: str = "", **options: Any) -> Learner:
+        """A learner, over inproc unless `bind` says otherwise."""
+        config = LearnerConfig(bind=bind or f"inproc://learner-{uuid.uuid4().hex}", run_dir=None, **options)
+        return self.stack.enter_context(Learner(config))
+
+    def relay(self, upstream: str, bind: str = "", **options: Any) -> Relay:
+        """A relay, over inproc unless `bind` says otherwise."""
+        config = RelayConfig(upstream=upstream, bind=bind or f"inproc://relay-{uuid.uuid4().hex}", **options)
+        return self.stack.enter_context(Relay(config))
+
+    def agent(self, learner: Learner, *, drives: bool = False, **options: Any) -> RL4SysAgent:
+        """An actor that follows the policy, or one that drives the training."""
+        config = AgentConfig(
+            client_id="lab",
+            train_server_address=learner.address,
+            algorithm_name="ONE_STEP",
+            observation_space=BoxSpace((4,)),
+            action_space=DiscreteSpace(2),
+            linger_ms=0,
+            connect_timeout_s=PATIENCE_S,
+            explore=drives,
+            overflow="wait",
+            **options,
+        )
+        return self.stack.enter_context(RL4SysAgent(config=config))
+
+
+@pytest.fixture
+def site(stack: ExitStack) -> Site:
+    return Site(stack)
+
+
+def until(ready: Callable[[], object], what: str) -> None:
+    deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
+    while not ready():
+        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:g} s"
+        pause.wait(0.01)
+
+
+def drive(driver: RL4SysAgent, learner: Learner, followers: Sequence[RL4SysAgent], versions: int) -> None:
+    """One version after another. Each follower has the learner's bits of each."""
+    for _ in range(versions):
+        version = driver.version + 1
+        traj, action = driver.request_for_action(None, np.zeros(4, np.float32))
+        action.update_reward(1.0)
+        driver.add_to_trajectory(traj, action)
+        driver.mark_end_of_trajectory(traj, action)
+        for agent in (driver, *followers):
+            agent.wait_version(version, PATIENCE_S)
+            assert (agent.version, agent.digest) == (version, learner.digest("lab", version))
+
+
+def relays_of(agents: Sequence[RL4SysAgent]) -> list[str]:
+    """The relay that each actor uses."""
+    return [agent.stats()["relay"] for agent in agents]
+
+
+def test_actors_take_weights_from_the_relay_that_the_learner_names(site: Site) -> None:
+    names = [f"inproc://relay-{uuid.uuid4().hex}" for _ in range(2)]
+    rules = [{"address": names[0], "actors": ["near-*"]}, {"address": names[1], "actors": ["far-*"]}]
+    learner = site.learner(relays=rules)
+    first = site.relay(learner.address, names[0])
+    site.relay(first.address, names[1])
+    driver = site.agent(learner, drives=True)
+    agents = [site.agent(learner, actor_id=f"{where}-{n}") for where in ("near", "far") for n in range(3)]
+    drive(driver, learner, agents, 12)
+    assert relays_of(agents) == [names[0]] * 3 + [names[1]] * 3
+    assert relays_of([driver]) == [""]
+    status = learner.status()
+    told = {actor: found["relay"] for actor, found in status["clients"]["lab"]["actors"].items() if found["relay"]}
+    assert told == {agent.actor_id: relay for agent, relay in zip(agents, relays_of(agents), strict=True)}
+    assert [(relay["address"], relay["live"]) for relay in status["relays"]] == [(names[0], True)]
+    assert [agent.stats()["counters"]["fetches"] for agent in agents] == [1] * 6
+    counters = first.status()["counters"]
+    assert counters["weights_passed_on"] == 13 and counters["fetches"] == 1
+    assert "weights_refused.tag" not in {name for agent in agents for name in agent.stats()["counters"]}
+
+
+def test_actors_of_a_relay_that_ends_go_on_and_return(site: Site) -> None:
+    learner = site.learner()
+    name = f"inproc://relay-{uuid.uuid4().hex}"
+    relay = site.relay(learner.address, name)
+    driver, other = site.agent(learner, drives=True), site.agent(learner, relays=())
+    agent = site.agent(learner, relays=(name,))
+    drive(driver, learner, [agent, other], 5)
+    assert relays_of([agent, other]) == [name, ""]
+    relay.close()
+    until(lambda: relays_of([agent]) == [""], "the end of the relay to be noticed")
+    drive(driver, learner, [agent], 5)
+    site.relay(learner.address, name)
+    until(lambda: relays_of([agent]) == [name], "the return to the relay")
+    drive(driver, learner, [agent, other], 5)
+    assert agent.stats()["counters"]["relays_left.silent"] >= 1
+
+
+def test_another_relay_is_used_before_the_learner(site: Site) -> None:
+    learner = site.learner()
+    relays = [site.relay(learner.address) for _ in range(2)]
+    driver, agent = site.agent(learner, drives=True), site.agent(learner, relays=[relay.address for relay in relays])
+    drive(driver, learner, [agent], 3)
+    relays[0].close()
+    until(lambda: relays_of([agent]) == [relays[1].address], "the second relay")
+    drive(driver, learner, [agent], 3)
+
+
+def test_an_actor_starts_without_any_of_its_relays(site: Site) -> None:
+    learner = site.learner()
+    driver, agent = site.agent(learner, drives=True), site.agent(learner, relays=("inproc://nobody-binds-this",))
+    drive(driver, learner, [agent], 2)
+    assert relays_of([agent]) == [""]
+
+
+def forged(header: Frame, payload: Frame) -> tuple[bytes, bytes | memoryview]:
+    """Other weights for the same version, whole and with a right digest: all that a relay can do without the key."""
+    head = WeightsHeader.unpack(header)
+    flat = np.full(head.elements, 7.0, np.float32)
+    return encode_update(head.policy_id, None, PolicySnapshot(head.generation, head.new_version, digest(flat), flat))
+
+
+def test_weights_that_a_relay_has_changed_are_never_used(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish, send, swap = RelayThread._publish, RelayThread._send, WeightSubscriber._swap
+    used: list[tuple[int, int]] = []
+    lies = threading.Event()
+
+    def lying_publish(self: RelayThread, topic: bytes, frames: Sequence[Frame]) -> None:
+        publish(self, topic, [*forged(frames[0], frames[1]), *frames[2:]] if topic[:1] == WEIGHTS_TOPIC else frames)
+
+    def lying_send(self: RelayThread, peer: bytes, frames: Sequence[Frame]) -> SendResult:
+        message = decode(list(frames))
+        if isinstance(message, WeightsReply) and lies.is_set():
+            pairs = zip(message.body[::2], message.body[1::2], strict=True)
+            frames = encode(WeightsReply(tuple(part for pair in pairs for part in forged(*pair)), message.tags))
+        return send(self, peer, frames)
+
+    def noting_swap(self: WeightSubscriber, snapshot: PolicySnapshot) -> None:
+        used.append((snapshot.version, snapshot.digest))
+        swap(self, snapshot)
+
+    monkeypatch.setattr(RelayThread, "_publish", lying_publish)
+    monkeypatch.setattr(RelayThread, "_send", lying_send)
+    monkeypatch.setattr(WeightSubscriber, "_swap", noting_swap)
+    learner = site.learner()
+    relay = site.relay(learner.address)
+    driver, agent = site.agent(learner, drives=True), site.agent(learner, relays=(relay.address,))
+    lies.set()
+    drive(driver, learner, [agent], 6)
+    assert agent.stats()["counters"]["relays_left.tag"] >= 1
+    assert all(learner.digest("lab", version) == found for version, found in used)
+
+
+def test_an_actor_leaves_a_relay_that_withholds_versions(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl4sys_zmq.actor.weight_subscriber.RELAY_BEHIND_S", 0.3)
+    learner = site.learner()
+    relay = site.relay(learner.address)
+    driver, agent = site.agent(learner, drives=True), site.agent(learner, relays=(relay.address,))
+    drive(driver, learner, [agent], 2)
+    monkeypatch.setattr("rl4sys_zmq.relay.core.RelayCore.on_published", lambda self, frames, now: None)
+    monkeypatch.setattr("rl4sys_zmq.relay.core.RelayCore._fetch", lambda self, client, now: None)
+    drive(driver, learner, [agent], 3)
+    assert agent.stats()["counters"]["relays_left.behind"] >= 1
+
+
+def test_a_learner_that_starts_again_is_followed_in_its_new_generation(site: Site) -> None:
+    learner = site.learner(TCP)
+    address = learner.address
+    relay = site.relay(address, TCP)
+    driver, agent = site.agent(learner, drives=True), site.agent(learner, relays=(relay.address,))
+    drive(driver, learner, [agent], 3)
+    generation = agent.stats()["generation"]
+    learner.close()
+    learner = site.learner(address)
+    until(lambda: all(a.stats()["generation"] > generation for a in (driver, agent)), "the new generation")
+    until(lambda: relays_of([agent]) == [relay.address], "the relay again")
+    drive(driver, learner, [agent], 3)
+    assert relay.status()["clients"]["lab"]["generation"] == agent.stats()["generation"]
+
+
+def test_an_actor_with_a_sidecar_uses_a_relay(site: Site) -> None:
+    learner = site.learner(TCP)
+    relay = site.relay(learner.address, TCP)
+    driver, agent = site.agent(learner, drives=True), site.agent(learner, relays=(relay.address,), sidecar=True)
+    drive(driver, learner, [agent], 4)
+    assert relays_of([agent]) == [relay.address]
+
+
+# ---- keys
+
+
+class Keyed:
+    """A learner with keys, a relay with keys of its own, and their users."""
+
+    def __init__(self, site: Site, folder: Path) -> None:
+        self.folder, self.relay_folder = folder / "learner", folder / "relay"
+        for keys in (self.folder, self.relay_folder):
+            make_keys(keys)
+        for name, roles in (("arm", ("submit", "read_weights")), ("hub", ("relay",)), ("ops", ("admin",))):
+            add_user(self.folder, name, ["lab"], roles, None)
+        shutil.copy(self.folder / "users.toml", self.relay_folder / "users.toml")
+        self.learner = site.learner(TCP, keys=self.folder)
+        self.relay = site.relay(self.learner.address, TCP, **self.relay_keys)
+        self.told = {"address": self.relay.address, "key": read_learner_public(self.relay_folder / "learner.public")}
+
+    @property
+    def relay_keys(self) -> dict[str, Any]:
+        """The keys of a relay."""
+        return {"keys": self.relay_folder, "upstream_keys": self.folder / "hub.keys"}
+
+    @property
+    def arm(self) -> dict[str, Any]:
+        """The keys of an actor."""
+        return {"keys": self.folder / "arm.keys"}
+
+
+@pytest.fixture
+def keyed(site: Site, tmp_path: Path) -> Keyed:
+    return Keyed(site, tmp_path)
+
+
+def test_keys_hold_hop_by_hop_and_rights_behind_the_relay(site: Site, keyed: Keyed) -> None:
+    learner, relay = keyed.learner, keyed.relay
+    driver = site.agent(learner, drives=True, relays=(), **keyed.arm)
+    agent = site.agent(learner, relays=(keyed.told,), **keyed.arm)
+    drive(driver, learner, [agent], 4)
+    assert relays_of([agent]) == [relay.address]
+    assert relay.status()["security"]["listed"] == 3
+    ops = read_user_keys(keyed.folder / "ops.keys")[1]
+    (seen,) = request_status(learner.address, PATIENCE_S, ops)["relays"]
+    assert seen["user"] == "hub" and set(seen["children"]) == {"lab"}
+    revoke_user(keyed.relay_folder, "arm")  # the relay's list: the actor goes to the learner
+    until(lambda: relays_of([agent]) == [""], "the relay to refuse the actor")
+    drive(driver, learner, [agent], 2)
+    shutil.copy(keyed.folder / "users.toml", keyed.relay_folder / "users.toml")
+    until(lambda: relays_of([agent]) == [relay.address], "the return to the relay")
+    revoke_user(keyed.folder, "hub")  # the learner's list: the relay has no upstream any more
+    until(lambda: relays_of([agent]) == [""], "the learner to refuse the relay")
+    drive(driver, learner, [agent], 2)
+
+
+def test_a_relay_with_an_old_key_says_so_and_costs_its_actors_nothing(site: Site, keyed: Keyed) -> None:
+    learner = keyed.learner
+    loads = learner.status()["security"]["loads"]
+    revoke_user(keyed.folder, "hub")
+    until(lambda: learner.status()["security"]["loads"] > loads, "the new list")
+    late = site.relay(learner.address, TCP, **keyed.relay_keys)
+    driver = site.agent(learner, drives=True, relays=(), **keyed.arm)
+    agent = site.agent(learner, relays=({**keyed.told, "address": late.address},), **keyed.arm)
+    drive(driver, learner, [agent], 2)
+    assert relays_of([agent]) == [""]
+
+    def lost() -> bool:
+        upstream = late.status()["upstream"]
+        return upstream["state"] == "lost" and bool(upstream["problem"])
+
+    until(lost, "the reason")
+    lines = report_lines(late.status(), time.time())
+    assert any(line.startswith("!! the upstream does not answer") for line in lines), lines
+
+
+# ---- what people see
+
+
+def test_status_and_doctor_show_relays(site: Site, tmp_path: Path) -> None:
+    relay_address = f"ipc://{tmp_path}/relay"
+    learner = site.learner(TCP, relays=(relay_address,))
+    driver = site.agent(learner, drives=True, relays=())
+    config = AgentConfig(
+        client_id="lab",
+        algorithm_name="ONE_STEP",
+        train_server_address=learner.address,
+        observation_space=BoxSpace((4,)),
+        action_space=DiscreteSpace(2),
+    )
+
+    def stage() -> Any:
+        return list(diagnose(learner.address, config=config, timeout_s=1.0))[-1]
+
+    assert (stage().state, relay_address in stage().text) == ("FAIL", True)
+    relay = site.relay(learner.address, relay_address)
+    until(lambda: stage().state == "ok", "the relay to answer")
+    agent = site.agent(learner)
+    drive(driver, learner, [agent], 2)
+    lines = report_lines(request_status(relay.address, PATIENCE_S), time.time())
+    assert lines[0].startswith(f"relay at {relay.address}") and any("lab: version 2" in line for line in lines), lines
+    assert any(line.startswith(f"relay at {relay.address}") for line in report_lines(learner.status(), time.time()))
+    found = {result.stage: result for result in diagnose(relay.address, config=config, timeout_s=5.0)}
+    assert "a relay of" in found["protocol"].text and found["configuration"].state == "skipped"
+    relay.close()
+    until(lambda: any(line.startswith("!! relay at") for line in report_lines(learner.status(), time.time())), "its end")

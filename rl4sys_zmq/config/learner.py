@@ -12,6 +12,7 @@ from rl4sys_zmq.config.addresses import bind_uri
 from rl4sys_zmq.config.client import ClientConfig
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.config.options import (
+    InvalidValue,
     as_json,
     check_fields,
     check_value,
@@ -40,7 +41,7 @@ from rl4sys_zmq.config.weights import WeightsConfig, weights_options
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.loopback import is_local
 
-__all__ = ["LearnerConfig"]
+__all__ = ["LearnerConfig", "ray_address"]
 
 _INHERITED = (
     "max_policy_lag",
@@ -77,6 +78,23 @@ def _texts(value: object) -> tuple[str, ...]:
 
 def _inference(value: object) -> str:
     return "auto" if value == "auto" else bind_uri(value)
+
+
+def ray_address(value: object) -> str:
+    """Check that an option's value is the address of a Ray cluster: ``auto``, ``local`` or ``HOST:PORT``. Return it.
+
+    Raises:
+        InvalidValue: If it is something else.
+    """
+    if value in ("auto", "local"):
+        return str(value)
+    host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    if not host or "/" in host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
+        raise InvalidValue(
+            "'auto', 'local', or the HOST:PORT of the head node; with 'auto', this machine must be a node of the cluster "
+            "(ray start --address HOST:PORT), as with HOST:PORT, and ray:// is not supported"
+        )
+    return str(value)
 
 
 @checked_arguments
@@ -116,7 +134,7 @@ class LearnerConfig:
     ``ray``: an actor of a Ray cluster, on any of its nodes."""
     resources: ResourcesConfig | None = option(optional(resources_options), None)
     """What the engine ``ray`` reserves for the training of each client. Default: one core."""
-    ray_address: str | None = option(optional(text), None)
+    ray_address: str | None = option(optional(ray_address), None)
     """The Ray cluster of the engine ``ray``. ``HOST:PORT``: the address of its head node. ``auto``: the cluster of which this
     machine is a node. ``local``: a Ray of the learner's own, on this machine, which ends with it. Default: the environment
     variable ``RAY_ADDRESS``, or else ``local``."""

@@ -11,7 +11,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -131,17 +131,14 @@ class Gateway(Worker):
         if self._bind_error is not None:
             raise self._bind_error
 
-    def wait_engines(self, resumed: Collection[str]) -> None:
+    def wait_engines(self) -> None:
         """Wait until all engines can start workers. Call this after `wait_open`, in another thread than this gateway thread.
-
-        Args:
-            resumed: The clients that were in the run directory at the start of the learner.
 
         Raises:
             ConfigError, TransportError: If an engine cannot be used.
         """
         for engine in list(self._engines.values()):
-            engine.wait_ready(resumed)
+            engine.wait_ready()
 
     @property
     def start_notes(self) -> tuple[str, ...]:
@@ -264,8 +261,10 @@ class Gateway(Worker):
                 self._service = InferenceService(inference, config.keys, config.users_file, insecure=True)
                 self._service.start()
             self._listen(self._up)
+            resumed = [row.client_id for row in self._restored.clients] if self._restored is not None else []
+            endpoints = GatewayEndpoints(config=config, resumed=resumed, up=self._up, listen=self._listen)
             for entry in map(ENGINES.get, config.engines):
-                self._engines[entry.name] = entry.factory(GatewayEndpoints(config=config, up=self._up, listen=self._listen))
+                self._engines[entry.name] = entry.factory(endpoints)
             if self._restored is not None:
                 self._core.restore(self._restored, self.rolled_back)
         except RL4SysError as exc:

@@ -121,7 +121,7 @@ class Learner(Resource):
                 self._gateway.rolled_back = self.rollback.client_id if self.rollback is not None else ""
                 self._gateway.start()
                 self._gateway.wait_open()
-                self._gateway.wait_engines(self.resumed_clients)
+                self._gateway.wait_engines()
                 self.start_notes = self._gateway.start_notes
                 if self._recorder is not None:
                     self._recorder.open()

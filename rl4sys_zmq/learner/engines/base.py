@@ -40,12 +40,14 @@ class GatewayEndpoints:
 
     Attributes:
         config: The learner's configuration.
+        resumed: The clients that were in the run directory at the start of the learner.
         up: The inproc address of a PULL socket of the gateway, for workers in this process.
         listen: Binds a further PULL socket of the gateway to an address, and returns the bound address. Workers send their
             messages there.
     """
 
     config: LearnerConfig
+    resumed: Collection[str]
     up: str
     listen: Callable[[str], str]
 
@@ -60,11 +62,8 @@ class Engine(Protocol):
             TransportError: If a socket cannot be bound, or no process can be started.
         """
 
-    def wait_ready(self, resumed: Collection[str]) -> None:
+    def wait_ready(self) -> None:
         """Wait until workers can be started. `Learner.start` calls this in its thread, while the gateway thread runs.
-
-        Args:
-            resumed: The clients that were in the run directory at the start of the learner.
 
         Raises:
             ConfigError: If what the configuration asks for is impossible.

@@ -26,7 +26,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,7 @@ class ProcessEngine:
         """
         return LearnerProcess(assignment, self._up, f"ipc://{self._folder}/{next(self._numbers)}")
 
-    def wait_ready(self, resumed: Collection[str]) -> None:
+    def wait_ready(self) -> None:
         """Return at once: a process can be started now."""
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """The program that connects a learner with Ray. It creates, watches and ends the Ray actors that train the learner's clients.
 
-It runs as ``python -m rl4sys_zmq.learner.engines.ray_driver FD``. FD is the descriptor of the socketpair to the learner's process.
-It is a process of its own for four reasons: Ray installs signal handlers, also in C++; it writes to stdout; its calls can take
-seconds; and a driver whose node is lost cannot continue. The learner then starts another one.
+`ray_connection` starts it with the descriptor of the socketpair to the learner's process, and the address of the cluster. It is
+a process of its own for four reasons: Ray installs signal handlers, also in C++; it writes to stdout; its calls can take seconds;
+and a driver whose node is lost cannot continue. The learner then starts another one.
 
 The program ends when the socketpair closes, which is also when the learner's process ends. It then ends its actors, and the Ray
 that it has started itself, if any.
@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,10 +37,11 @@ from rl4sys_zmq.learner.engines.ray_packets import (
     REFUSED,
     WAITING,
 )
+from rl4sys_zmq.learner.engines.ray_resources import BUILT_IN, amounts_text, placement_problem
 from rl4sys_zmq.learner.engines.ray_worker import RayWorker, own_versions
 from rl4sys_zmq.liveness import WORKER_REPORT_S
 
-__all__ = ["describe_nodes", "main", "missing"]
+__all__ = ["RayDriver", "main"]
 
 REACH_S = 5.0
 """Longest time to wait for a TCP connection to the cluster's address, in seconds."""
@@ -53,23 +54,6 @@ STORE_BYTES = 80 * 1024 * 1024
 """Size of the object store of a local Ray. No data passes through it, and this is about the least that Ray accepts."""
 
 METHODS_AT_ONCE = 4
-BUILT_IN = ("CPU", "GPU", "memory")
-
-
-def missing(wanted: Mapping[str, float], node: Mapping[str, float]) -> bool:
-    """Return True if a node's resources do not suffice for a worker, even if nothing else uses them."""
-    return any(amount > node.get(name, 0.0) for name, amount in wanted.items())
-
-
-def describe_nodes(nodes: Iterable[Mapping[str, Any]]) -> str:
-    """Return the resources of a cluster's nodes as text, such as ``10.0.0.5 {CPU: 8, edge: 1}``."""
-
-    def text(node: Mapping[str, Any]) -> str:
-        kept = {k: v for k, v in node["resources"].items() if k != "object_store_memory" and not k.startswith("node:")}
-        ordered = sorted(kept.items(), key=lambda item: (item[0] not in BUILT_IN, item[0]))
-        return f"{node['host']} {{{', '.join(f'{name}: {amount:g}' for name, amount in ordered)}}}"
-
-    return ", ".join(map(text, nodes)) or "no node"
 
 
 def _alive_nodes() -> list[dict[str, Any]]:
@@ -206,18 +190,17 @@ class RayDriver:
     # ---- one worker
 
     def _place(self, placement: _Placement) -> None:
-        nodes = _alive_nodes()
-        wanted = ", ".join(f"{name}: {amount:g}" for name, amount in placement.wanted.items())
-        if all(missing(placement.wanted, node["resources"]) for node in nodes):
-            text = f"no node of the Ray cluster has {{{wanted}}}; there is {describe_nodes(nodes)}"
+        problem = placement_problem(placement.wanted, _alive_nodes())
+        if problem:
             if placement.waits:
-                self._wait(placement, text)
+                self._wait(placement, problem)
             else:
-                self._end(placement, error=f"resources: {text}; change the resources of the client, or add a node")
+                self._end(placement, error=f"resources: {problem}; change the resources of the client, or add a node")
             return
         others = {name: amount for name, amount in placement.wanted.items() if name not in BUILT_IN}
         options = {
-            "num_cpus": placement.wanted["CPU"],
+            "name": f"rl4sys-{placement.client_id}-{placement.number}",
+            "num_cpus": placement.wanted.get("CPU", 0),
             "num_gpus": placement.wanted.get("GPU", 0),
             "resources": others,
             "max_restarts": 0,  # a restart by Ray would have the key of the worker before it; the learner restarts with a new one
@@ -259,7 +242,9 @@ class RayDriver:
         ours = own_versions()
         if found["versions"] != ours:
             theirs = found["versions"]
-            text = "; ".join(f"{name} {theirs.get(name)} instead of {ours[name]}" for name in ours if theirs.get(name) != ours[name])
+            text = "; ".join(
+                f"{name} {theirs.get(name)} instead of {ours[name]}" for name in ours if theirs.get(name) != ours[name]
+            )
             self._end(placement, error=f"node {found['host']} has {text}; install the learner's version there")
             return
         self.send(PLACED, number=placement.number, node=found["node"], host=found["host"], pid=found["pid"])
@@ -294,10 +279,12 @@ class RayDriver:
             if placement.actor is None:
                 self._place(placement)
             elif "describe" in placement.refs and now - placement.since >= PENDING_S:
-                free = {k: v for k, v in ray.available_resources().items() if k in placement.wanted}
-                text = ", ".join(f"{name}: {free.get(name, 0.0):g}" for name in placement.wanted)
-                wanted = ", ".join(f"{name}: {amount:g}" for name, amount in placement.wanted.items())
-                self._wait(placement, f"Ray has not placed it so far: it needs {{{wanted}}}, and {{{text}}} are free in the cluster")
+                found = ray.available_resources()
+                free = amounts_text({name: found.get(name, 0.0) for name in placement.wanted})
+                needs = amounts_text(placement.wanted)
+                self._wait(
+                    placement, f"Ray has not placed it so far: it needs {needs} on one node, and the cluster has {free} free"
+                )
             elif "run" in placement.refs and "look" not in placement.refs:
                 placement.refs["look"] = placement.actor.look.remote()
 
@@ -309,7 +296,10 @@ def _line(exc: BaseException) -> str:
 
 
 def main() -> None:
-    """Connect to Ray, and follow the learner until it ends. The argument is the descriptor of the socketpair."""
+    """Connect to Ray, and follow the learner until it ends.
+
+    The arguments of the command line are the descriptor of the socketpair, and the address of the cluster.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     pair = socket.socket(fileno=int(sys.argv[1]))
@@ -328,7 +318,3 @@ def main() -> None:
         driver.close()
     ray.shutdown()
     os._exit(code)
-
-
-if __name__ == "__main__":
-    main()

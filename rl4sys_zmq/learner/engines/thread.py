@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rl4sys_zmq.learner.client import QUEUE_MESSAGES
@@ -29,7 +29,7 @@ class ThreadEngine:
         """
         return InProcessLearnerThread(assignment, self._up)
 
-    def wait_ready(self, resumed: Collection[str]) -> None:
+    def wait_ready(self) -> None:
         """Return at once: a thread can always be started."""
 
     def close(self) -> None:

@@ -195,6 +195,7 @@ class ClientState:
         self.crashes = 0
         self._crashes_in_a_row = self._failed_starts = 0
         self._last_crash = ""
+        self._computing: dict[str, Any] = {}
         self._token = b""
         self.parameters: dict[str, Any] = {}
         self._metrics = TrainingMetrics(0, 0, {}, [], 0)
@@ -326,6 +327,7 @@ class ClientState:
         assign = self.settings.assign(
             self.policy_id, self.weight_history.generation, config, checkpoints=self.checkpoints, journal_id=journal.journal_id
         )
+        self._computing = {"device": assign.device, "learners": assign.learners}
         self.backlog.append(encode(assign))
         self.worker = callbacks.start_worker(self.client_id, self.key)
         self.workers.append(self.worker)
@@ -685,7 +687,7 @@ class ClientState:
 
     def _worker_report(self, now: float) -> dict[str, Any]:
         """Return the part of the status about the thread or process that trains this client, and about its crashes."""
-        found = self.worker.describe() if self.worker is not None else {}
+        found = {**self.worker.describe(), **self._computing} if self.worker is not None else {}
         if self.crashes:
             found |= {"crashes": self.crashes, "last_crash": self._last_crash}
         if self.restart_at is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import select
 import socket
 import subprocess
@@ -12,20 +11,20 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rl4sys_zmq.child_process import child_environment, end_text
-from rl4sys_zmq.errors import TransportError
-from rl4sys_zmq.learner.engines.packets import LOG, MAX_PACKET_BYTES, TURN, decode_packet, encode_packet
+from rl4sys_zmq.errors import ConfigError, TransportError
+from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
 from rl4sys_zmq.learner.engines.ray_packets import CONNECTED, ENDED, KILL, LOCAL, PLACE, PLACED, REFUSED, WAITING
 from rl4sys_zmq.learner.engines.ray_resources import nodes_text
+from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.liveness import WORKER_RESTART
 from rl4sys_zmq.resource import Worker
-from rl4sys_zmq.wire.messages import ThreadFailed
 
-__all__ = ["CONNECT_S", "RayConnectionThread", "RayWorkerRecord"]
+__all__ = ["RayConnectionThread", "RayProcess"]
 
 log = logging.getLogger(__name__)
 
@@ -41,47 +40,61 @@ _NO_STATISTICS = {"RAY_USAGE_STATS_ENABLED": "0"}
 """A Ray that the learner starts sends no statistics to Ray's authors, unless the environment says so."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class RayWorkerRecord:
-    """One worker of the engine ``ray``, as the learner knows it. The connection's thread changes it; any thread can read it.
+class RayProcess:
+    """One worker of the engine ``ray``, as the learner knows it. It implements `RemoteProcess`.
+
+    The connection's thread changes it. Any thread can read it.
 
     Attributes:
         number: The number of the worker in packets.
         client_id: The client that it trains.
         wanted: The resources that it needs, by Ray's names.
         waits: True if it waits until the cluster has a node with these resources. If False, it fails if there is none.
-        start: The data with which it starts, as JSON.
-        ended: Is called once, after its end.
+        start: The data with which it starts.
         sent: True if the present driver has been told to place it.
-        node: The Ray node on which it runs; empty until then, as are `host` and `pid`.
-        host: The address of this node.
-        pid: Its process id on that node.
+        node: The Ray node on which it runs; empty until then.
         waiting: A text about what it waits for; empty if it does not wait.
-        busy_s: The time since it last looked for messages, in seconds, as of its last sign of life.
-        alive_at: The time of its last sign of life, on the monotonic clock; infinite until the first.
-        kill_at: The time at which it is ended by force, on the monotonic clock.
-        crash: A description of how it ended by itself; empty in all other cases.
-        failure: The error that it has reported at its end.
-        over: Is set after its end.
+        unwanted: True after `kill`, until the driver has been told.
     """
 
-    number: int
-    client_id: str
-    wanted: Mapping[str, float]
-    waits: bool
-    start: Mapping[str, Any]
-    ended: Callable[[], None]
-    sent: bool = False
-    node: str = ""
-    host: str = ""
-    pid: int | None = None
-    waiting: str = ""
-    busy_s: float = 0.0
-    alive_at: float = math.inf
-    kill_at: float = math.inf
-    crash: str = ""
-    failure: ThreadFailed | None = None
-    over: threading.Event = field(default_factory=threading.Event)
+    def __init__(
+        self, number: int, client_id: str, wanted: Mapping[str, float], start: RemoteWorkerStart, *, waits: bool
+    ) -> None:
+        self.number, self.client_id, self.wanted, self.start, self.waits = number, client_id, wanted, start, waits
+        self.sent = self.unwanted = False
+        self.node = self.waiting = ""
+        self._end = self._error = ""
+        self._over = threading.Event()
+
+    def wait(self, timeout_s: float) -> str | None:
+        """Wait for the end of the worker, at most `timeout_s` seconds. Return None while it runs, else how it ended.
+
+        Raises:
+            ConfigError: If no worker can be placed, for example because no node has the resources.
+        """
+        if not self._over.wait(timeout_s):
+            return None
+        if self._error:
+            raise ConfigError(self._error, key="engine")
+        return self._end
+
+    def kill(self) -> None:
+        """End the worker by force, without waiting for its end. Any thread can call this."""
+        self.unwanted = True
+
+    def describe(self) -> dict[str, Any]:
+        """Return the Ray node on which the worker runs, and what it waits for, as JSON. A text is empty if there is none."""
+        return {"node": self.node, "waiting": self.waiting}
+
+    def ended(self, end: str, error: str) -> None:
+        """Record the end of the worker. Only the thread of the connection calls this.
+
+        Args:
+            end: A description of how it ended; empty if in order.
+            error: The reason why another worker would fail too; else empty.
+        """
+        self._end, self._error, self.waiting = end, error, ""
+        self._over.set()
 
 
 class RayConnectionThread(Worker):
@@ -103,7 +116,8 @@ class RayConnectionThread(Worker):
         self.nodes: list[dict[str, Any]] = []
         self._address = address
         self._lock = threading.Lock()
-        self._workers: dict[int, RayWorkerRecord] = {}
+        self._workers: list[RayProcess] = []
+        self._host = ""
         self._outbox: deque[bytes] = deque()
         self._stopping = threading.Event()
         self._settled = threading.Event()
@@ -124,22 +138,10 @@ class RayConnectionThread(Worker):
         if self._problem:
             raise TransportError(f"ray_address: {self._described} cannot be used: {self._problem}")
 
-    def add(self, worker: RayWorkerRecord) -> None:
+    def add(self, worker: RayProcess) -> None:
         """Place a worker as soon as there is a connection. Any thread can call this."""
         with self._lock:
-            self._workers[worker.number] = worker
-
-    def tell(self, worker: RayWorkerRecord, kind: str, **fields: object) -> None:
-        """Send a packet about a worker to the driver. Any thread can call this, also after the worker's end."""
-        with self._lock:
-            if not worker.sent:
-                worker.kill_at = 0.0  # there is nothing to end but this record
-            elif worker.number in self._workers:
-                self._outbox.append(encode_packet(kind, number=worker.number, **fields))
-
-    def kill(self, worker: RayWorkerRecord) -> None:
-        """End a worker by force. Any thread can call this, also after the worker's end."""
-        worker.kill_at = 0.0
+            self._workers.append(worker)
 
     def stop(self) -> None:
         """End the driver, and so all workers and a local Ray. Any thread can call this."""
@@ -212,26 +214,24 @@ class RayConnectionThread(Worker):
         return self._connected
 
     def _send(self, pair: socket.socket) -> None:
-        """Send waiting packets, place new workers, and end those whose time is over."""
-        now = time.monotonic()
+        """Send waiting packets, place new workers, and end unwanted ones."""
         with self._lock:
-            for worker in self._workers.values() if self._connected else ():
-                if not worker.sent:
-                    worker.sent = True
-                    fields = {
-                        "client_id": worker.client_id,
-                        "wanted": worker.wanted,
-                        "start": worker.start,
-                        "waits": worker.waits,
-                    }
-                    self._outbox.append(encode_packet(PLACE, number=worker.number, **fields))
-                if now >= worker.kill_at:
-                    worker.kill_at = math.inf
-                    self._outbox.append(encode_packet(KILL, number=worker.number))
-            with contextlib.suppress(BlockingIOError):
-                while self._outbox:
-                    pair.send(self._outbox[0], socket.MSG_NOSIGNAL)
-                    self._outbox.popleft()
+            workers = list(self._workers)
+        for worker in workers:
+            if worker.unwanted and not worker.sent:
+                self._on_end(worker, "", "")
+            elif worker.unwanted:
+                worker.unwanted = False
+                self._outbox.append(encode_packet(KILL, number=worker.number))
+            elif self._connected and not worker.sent:
+                worker.sent = True
+                fields = {"client_id": worker.client_id, "wanted": worker.wanted, "waits": worker.waits}
+                start = reachable(worker.start, self._host)
+                self._outbox.append(encode_packet(PLACE, number=worker.number, start=start.to_json(), **fields))
+        with contextlib.suppress(BlockingIOError):
+            while self._outbox:
+                pair.send(self._outbox[0], socket.MSG_NOSIGNAL)
+                self._outbox.popleft()
 
     def _read(self, pair: socket.socket) -> bool:
         """Handle the packets that have arrived. Return False if the driver has ended."""
@@ -250,57 +250,52 @@ class RayConnectionThread(Worker):
             elif kind == REFUSED:
                 self._problem = fields["error"]
             else:
-                worker = self._workers.get(fields.pop("number"))
+                with self._lock:
+                    worker = next((one for one in self._workers if one.number == fields["number"]), None)
                 if worker is not None:
                     self._on_worker(worker, kind, fields)
 
     def _on_connected(self, *, address: str, host: str, node: str, nodes: list[dict[str, Any]], version: str) -> None:
-        self._connected, self.nodes = True, nodes
+        self._connected, self.nodes, self._host = True, nodes, host
         started = "has started a local Ray" if self._address == LOCAL else "is connected to the Ray cluster"
         words = "the learner %s %s at %s: driver process %d on node %s (%s); nodes: %s"
         assert self._process is not None
         log.info(words, started, version, address, self._process.pid, node, host, nodes_text(nodes))
         self._settled.set()
 
-    def _on_worker(self, worker: RayWorkerRecord, kind: str, fields: dict[str, Any]) -> None:
+    def _on_worker(self, worker: RayProcess, kind: str, fields: dict[str, Any]) -> None:
         if kind == PLACED:
-            worker.node, worker.host, worker.pid, worker.waiting = fields["node"], fields["host"], fields["pid"], ""
-            worker.alive_at = time.monotonic()
-            words = "client %s is trained by process %d on %s, node %s of the Ray cluster"
-            log.info(words, worker.client_id, worker.pid, worker.host, worker.node)
+            worker.node, worker.waiting = fields["node"], ""
+            words = "client %s, generation %d, is trained by process %d on %s, node %s of the Ray cluster"
+            log.info(words, worker.client_id, worker.start.generation, fields["pid"], fields["host"], worker.node)
         elif kind == WAITING:
             worker.waiting = fields["text"]
             log.warning("client %s waits for a worker: %s", worker.client_id, worker.waiting)
-        elif kind == TURN:
-            worker.alive_at, worker.busy_s = time.monotonic(), float(fields["busy_s"])
-        elif kind == LOG:
-            text = "process %d on %s: %s"
-            logging.getLogger(fields["name"]).log(fields["level"], text, worker.pid, worker.host, fields["text"])
         elif kind == ENDED:
-            if fields["error"]:
-                worker.failure = ThreadFailed(fields["error"], fields["trace"])
-            self._end(worker, fields["crash"])
+            self._on_end(worker, fields["end"], fields["error"])
 
-    def _end(self, worker: RayWorkerRecord, crash: str) -> None:
-        if crash:
-            place = f"process {worker.pid} on {worker.host}" if worker.pid is not None else "its Ray worker"
-            worker.crash = f"{place} has ended: {crash}"
+    def _on_end(self, worker: RayProcess, end: str, error: str) -> None:
         with self._lock:
-            self._workers.pop(worker.number, None)
-        worker.over.set()
-        worker.ended()
+            self._workers.remove(worker)
+        worker.ended(end, error)
 
     def _forget_driver(self) -> None:
         """Record the end of all workers that the driver had placed. The others wait for the next driver."""
+        self._connected = False
+        self._outbox.clear()
         with self._lock:
-            self._outbox.clear()
-            workers = list(self._workers.values())
+            workers = list(self._workers)
         for worker in workers:
             if worker.sent or self._stopping.is_set() or not self._settled.is_set():
-                self._end(worker, self._problem)
-            elif worker.waiting != self._problem:
+                self._on_end(worker, self._problem, "")
+            else:
                 worker.waiting = self._problem
-        self._connected = False
+
+
+def reachable(start: RemoteWorkerStart, host: str) -> RemoteWorkerStart:
+    """Return start data in which addresses on all interfaces of this machine have a host name instead."""
+    down, up = (address.replace("//0.0.0.0:", f"//{host}:", 1) for address in (start.down, start.up))
+    return replace(start, down=down, up=up)
 
 
 def _spawn(theirs: socket.socket, address: str) -> subprocess.Popen[bytes]:

@@ -18,28 +18,17 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from rl4sys_zmq.learner.engines.packets import LOG, MAX_PACKET_BYTES, TURN, decode_packet, encode_packet
-from rl4sys_zmq.learner.engines.ray_packets import (
-    COMMAND,
-    CONNECTED,
-    ENDED,
-    KILL,
-    LOCAL,
-    PLACE,
-    PLACED,
-    REFUSED,
-    WAITING,
-)
+from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
+from rl4sys_zmq.learner.engines.ray_packets import CONNECTED, ENDED, KILL, LOCAL, PLACE, PLACED, REFUSED, WAITING
 from rl4sys_zmq.learner.engines.ray_resources import BUILT_IN, amounts_text, placement_problem
-from rl4sys_zmq.learner.engines.ray_worker import RayWorker, own_versions
-from rl4sys_zmq.liveness import WORKER_REPORT_S
+from rl4sys_zmq.learner.engines.ray_worker import RayWorker
+from rl4sys_zmq.version import package_version
 
 __all__ = ["RayDriver", "main"]
 
@@ -53,7 +42,8 @@ LOOK_S = 0.05
 STORE_BYTES = 80 * 1024 * 1024
 """Size of the object store of a local Ray. No data passes through it, and this is about the least that Ray accepts."""
 
-METHODS_AT_ONCE = 4
+LOOK_EVERY_S = 1.0
+"""Time between two looks at the nodes of the cluster, in seconds."""
 
 
 def _alive_nodes() -> list[dict[str, Any]]:
@@ -72,25 +62,25 @@ class _Placement:
         number: The number with which the learner names this worker.
         client_id: The client that it trains.
         wanted: The resources that it needs, by Ray's names.
-        start: The fields of `ProcessStart`.
+        start: The start data, as text. They contain secrets.
         waits: True if the worker is to wait for a node with these resources. Otherwise it fails if there is none.
         actor: The Ray actor, once it was created.
-        refs: The calls of the actor's methods that have not returned so far, by name of the method.
+        call: The call of an actor's method that has not returned so far: of `RayWorker.describe`, then of `RayWorker.run`.
+        running: True from the call of `RayWorker.run` on.
         since: When the actor was created.
         reported: The last text about what this worker waits for.
-        looked: When its last sign of life was requested.
     """
 
     number: int
     client_id: str
     wanted: dict[str, float]
-    start: dict[str, Any]
+    start: str = field(repr=False)
     waits: bool
     actor: Any = None
-    refs: dict[str, Any] = field(default_factory=dict)
+    call: Any = None
+    running: bool = False
     since: float = 0.0
     reported: str = ""
-    looked: float = 0.0
 
 
 class RayDriver:
@@ -141,10 +131,10 @@ class RayDriver:
         """
         while self._read():
             now = time.monotonic()
-            if now - self._looked >= WORKER_REPORT_S:
+            if now - self._looked >= LOOK_EVERY_S:
                 self._looked = now
                 self._each_second(now)
-            pending = [ref for placement in self._placements.values() for ref in placement.refs.values()]
+            pending = [placement.call for placement in self._placements.values() if placement.call is not None]
             if pending and ray.wait(pending, timeout=LOOK_S)[0]:
                 returned = ray.wait(pending, num_returns=len(pending), timeout=0)[0]
                 for placement in list(self._placements.values()):
@@ -162,7 +152,7 @@ class RayDriver:
 
     def _read(self) -> bool:
         """Handle the packets that have arrived; wait for one if there is no actor. Return False after the learner's end."""
-        wait_s = 0.0 if any(p.refs for p in self._placements.values()) else LOOK_S
+        wait_s = 0.0 if any(p.call is not None for p in self._placements.values()) else LOOK_S
         while self._poll.poll(wait_s * 1000):
             try:
                 data = self._pair.recv(MAX_PACKET_BYTES)
@@ -175,15 +165,8 @@ class RayDriver:
                 placement = _Placement(**fields)
                 self._placements[placement.number] = placement
                 self._place(placement)
-            elif fields["number"] in self._placements:
-                placement = self._placements[fields["number"]]
-                if kind == KILL:
-                    self._end(placement)
-                elif kind == COMMAND:
-                    if placement.actor is None:  # it waits for a node
-                        self._end(placement)
-                    else:
-                        placement.actor.command.remote(fields["command"])
+            elif kind == KILL and fields["number"] in self._placements:
+                self._end(self._placements[fields["number"]])
             wait_s = 0.0
         return True
 
@@ -204,13 +187,12 @@ class RayDriver:
             "num_gpus": placement.wanted.get("GPU", 0),
             "resources": others,
             "max_restarts": 0,  # a restart by Ray would have the key of the worker before it; the learner restarts with a new one
-            "max_concurrency": METHODS_AT_ONCE,
             "scheduling_strategy": "SPREAD",
         }
         if "memory" in placement.wanted:
             options["memory"] = placement.wanted["memory"]
         placement.actor = ray.remote(RayWorker).options(**options).remote()
-        placement.refs["describe"] = placement.actor.describe.remote()
+        placement.call = placement.actor.describe.remote(placement.start)
         placement.since = time.monotonic()
 
     def _wait(self, placement: _Placement, text: str) -> None:
@@ -219,57 +201,35 @@ class RayDriver:
             self.send(WAITING, number=placement.number, text=text)
 
     def _follow(self, placement: _Placement, returned: list[Any]) -> None:
-        """Handle the results of the actor's methods that have returned."""
-        for method in [name for name, ref in placement.refs.items() if ref in returned]:
-            try:
-                result = ray.get(placement.refs.pop(method))
-            except RayTaskError as exc:
-                self._end(placement, crash=f"its method {method} raised {_line(exc.cause or exc)}")
-                return
-            except RayError as exc:
-                self._crash(placement, exc, began=method != "describe")
-                return
-            if method == "describe":
-                self._on_described(placement, result)
-            elif method == "run":
-                self._look_at(placement, result)
-                self._end(placement, error=result["error"], trace=result["trace"])
-                return
+        """Handle the result of the actor's method, if it has returned."""
+        if placement.call not in returned:
+            return
+        try:
+            result = ray.get(placement.call)
+        except RayTaskError as exc:
+            self._end(placement, end=f"it raised {_line(exc.cause or exc)}")
+        except RayError as exc:  # its process or its node is lost, or could not be reached for a moment
+            if isinstance(exc, RayActorError) and not placement.running and "ModuleNotFoundError" in str(exc):
+                error = f"a node of the Ray cluster lacks rl4sys_zmq {package_version()} or a module that it needs: {_line(exc)}"
+                self._end(placement, error=f"{error}; install it there")
             else:
-                self._look_at(placement, result)
+                self._end(placement, end=_line(exc))
+        else:
+            if placement.running:
+                self._end(placement, end=result)
+            elif result["error"]:
+                self._end(placement, error=f"node {result['node']} ({result['host']}): {result['error']}")
+            else:
+                self.send(PLACED, number=placement.number, node=result["node"], host=result["host"], pid=result["pid"])
+                placement.running, placement.call = True, placement.actor.run.remote(placement.start)
 
-    def _on_described(self, placement: _Placement, found: dict[str, Any]) -> None:
-        ours = own_versions()
-        if found["versions"] != ours:
-            theirs = found["versions"]
-            text = "; ".join(
-                f"{name} {theirs.get(name)} instead of {ours[name]}" for name in ours if theirs.get(name) != ours[name]
-            )
-            self._end(placement, error=f"node {found['host']} has {text}; install the learner's version there")
-            return
-        self.send(PLACED, number=placement.number, node=found["node"], host=found["host"], pid=found["pid"])
-        placement.refs["run"] = placement.actor.run.remote(placement.start)
-
-    def _look_at(self, placement: _Placement, found: Mapping[str, Any]) -> None:
-        for name, level, text in found.get("records", ()):
-            self.send(LOG, number=placement.number, name=name, level=level, text=text)
-        self.send(TURN, number=placement.number, busy_s=found["busy_s"])
-
-    def _crash(self, placement: _Placement, exc: RayError, *, began: bool) -> None:
-        """End a worker whose process or node is lost, or could not be reached for a moment."""
-        text = _line(exc)
-        if isinstance(exc, RayActorError) and not began and "ModuleNotFoundError" in str(exc):
-            error = f"a node of the Ray cluster does not have rl4sys-zmq {own_versions()['rl4sys-zmq']}: {text}; install it there"
-            self._end(placement, error=error)
-            return
-        self._end(placement, crash=text)
-
-    def _end(self, placement: _Placement, *, crash: str = "", error: str = "", trace: str = "") -> None:
+    def _end(self, placement: _Placement, *, end: str = "", error: str = "") -> None:
         """End the actor if it still runs, and report the end of the worker."""
         if placement.actor is not None:
-            ray.kill(placement.actor, no_restart=True)
+            with contextlib.suppress(RayError):  # it has ended already
+                ray.kill(placement.actor, no_restart=True)
         del self._placements[placement.number]
-        self.send(ENDED, number=placement.number, crash=crash, error=error, trace=trace)
+        self.send(ENDED, number=placement.number, end=end, error=error)
 
     def _each_second(self, now: float) -> None:
         nodes = _alive_nodes()
@@ -278,15 +238,13 @@ class RayDriver:
         for placement in list(self._placements.values()):
             if placement.actor is None:
                 self._place(placement)
-            elif "describe" in placement.refs and now - placement.since >= PENDING_S:
+            elif not placement.running and now - placement.since >= PENDING_S:
                 found = ray.available_resources()
                 free = amounts_text({name: found.get(name, 0.0) for name in placement.wanted})
                 needs = amounts_text(placement.wanted)
                 self._wait(
                     placement, f"Ray has not placed it so far: it needs {needs} on one node, and the cluster has {free} free"
                 )
-            elif "run" in placement.refs and "look" not in placement.refs:
-                placement.refs["look"] = placement.actor.look.remote()
 
 
 def _line(exc: BaseException) -> str:

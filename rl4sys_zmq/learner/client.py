@@ -329,7 +329,7 @@ class ClientState:
         )
         self._computing = {"device": assign.device, "learners": assign.learners}
         self.backlog.append(encode(assign))
-        self.worker = callbacks.start_worker(self.client_id, self.key)
+        self.worker = callbacks.start_worker(assign, self.key)
         self.workers.append(self.worker)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import select
 import socket
 import subprocess
@@ -85,6 +86,23 @@ class RayProcess:
     def describe(self) -> dict[str, Any]:
         """Return the Ray node on which the worker runs, and what it waits for, as JSON. A text is empty if there is none."""
         return {"node": self.node, "waiting": self.waiting}
+
+    def order(self, host: str) -> bytes:
+        """Return the packet that tells the driver to place the worker.
+
+        Args:
+            host: The name or address of this machine in the cluster. It replaces an address on all interfaces.
+        """
+        down, up = (address.replace("//0.0.0.0:", f"//{host}:", 1) for address in (self.start.down, self.start.up))
+        return encode_packet(
+            PLACE,
+            number=self.number,
+            client_id=self.client_id,
+            wanted=self.wanted,
+            waits=self.waits,
+            path=[entry or os.getcwd() for entry in sys.path],
+            start=replace(self.start, down=down, up=up).to_json(),
+        )
 
     def ended(self, end: str, error: str) -> None:
         """Record the end of the worker. Only the thread of the connection calls this.
@@ -225,9 +243,7 @@ class RayConnectionThread(Worker):
                 self._outbox.append(encode_packet(KILL, number=worker.number))
             elif self._connected and not worker.sent:
                 worker.sent = True
-                fields = {"client_id": worker.client_id, "wanted": worker.wanted, "waits": worker.waits}
-                start = reachable(worker.start, self._host)
-                self._outbox.append(encode_packet(PLACE, number=worker.number, start=start.to_json(), **fields))
+                self._outbox.append(worker.order(self._host))
         with contextlib.suppress(BlockingIOError):
             while self._outbox:
                 pair.send(self._outbox[0], socket.MSG_NOSIGNAL)
@@ -290,12 +306,6 @@ class RayConnectionThread(Worker):
                 self._on_end(worker, self._problem, "")
             else:
                 worker.waiting = self._problem
-
-
-def reachable(start: RemoteWorkerStart, host: str) -> RemoteWorkerStart:
-    """Return start data in which addresses on all interfaces of this machine have a host name instead."""
-    down, up = (address.replace("//0.0.0.0:", f"//{host}:", 1) for address in (start.down, start.up))
-    return replace(start, down=down, up=up)
 
 
 def _spawn(theirs: socket.socket, address: str) -> subprocess.Popen[bytes]:

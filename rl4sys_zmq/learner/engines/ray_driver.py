@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
 from rl4sys_zmq.learner.engines.ray_packets import CONNECTED, ENDED, KILL, LOCAL, PLACE, PLACED, REFUSED, WAITING
@@ -37,6 +38,10 @@ REACH_S = 5.0
 
 PENDING_S = 5.0
 """Time after which an actor that Ray has not placed so far is reported, in seconds."""
+
+SUSPECT_S = 30.0
+"""Time for which no worker is placed on a node of which one could not be reached, in seconds. Ray itself needs about 15 s to find
+that a node is lost, and places actors on it until then."""
 
 LOOK_S = 0.05
 STORE_BYTES = 80 * 1024 * 1024
@@ -63,9 +68,11 @@ class _Placement:
         client_id: The client that it trains.
         wanted: The resources that it needs, by Ray's names.
         start: The start data, as text. They contain secrets.
+        path: The folders in which the learner finds modules.
         waits: True if the worker is to wait for a node with these resources. Otherwise it fails if there is none.
         actor: The Ray actor, once it was created.
         call: The call of an actor's method that has not returned so far: of `RayWorker.describe`, then of `RayWorker.run`.
+        node: The node on which the actor is; empty until that is known.
         running: True from the call of `RayWorker.run` on.
         since: When the actor was created.
         reported: The last text about what this worker waits for.
@@ -75,9 +82,11 @@ class _Placement:
     client_id: str
     wanted: dict[str, float]
     start: str = field(repr=False)
+    path: list[str]
     waits: bool
     actor: Any = None
     call: Any = None
+    node: str = ""
     running: bool = False
     since: float = 0.0
     reported: str = ""
@@ -92,6 +101,7 @@ class RayDriver:
         self._poll.register(pair, select.POLLIN)
         self._placements: dict[int, _Placement] = {}
         self._node = ""
+        self._suspects: dict[str, float] = {}
         self._looked = 0.0
 
     def connect(self, address: str) -> None:
@@ -166,14 +176,17 @@ class RayDriver:
                 self._placements[placement.number] = placement
                 self._place(placement)
             elif kind == KILL and fields["number"] in self._placements:
-                self._end(self._placements[fields["number"]])
+                placement = self._placements[fields["number"]]
+                self._suspects[placement.node] = time.monotonic()  # the learner has not heard of it for a while
+                self._end(placement)
             wait_s = 0.0
         return True
 
     # ---- one worker
 
     def _place(self, placement: _Placement) -> None:
-        problem = placement_problem(placement.wanted, _alive_nodes())
+        nodes = _alive_nodes()
+        problem = placement_problem(placement.wanted, nodes)
         if problem:
             if placement.waits:
                 self._wait(placement, problem)
@@ -187,13 +200,24 @@ class RayDriver:
             "num_gpus": placement.wanted.get("GPU", 0),
             "resources": others,
             "max_restarts": 0,  # a restart by Ray would have the key of the worker before it; the learner restarts with a new one
-            "scheduling_strategy": "SPREAD",
+            "scheduling_strategy": self._strategy(placement, nodes),
         }
         if "memory" in placement.wanted:
             options["memory"] = placement.wanted["memory"]
         placement.actor = ray.remote(RayWorker).options(**options).remote()
-        placement.call = placement.actor.describe.remote(placement.start)
+        placement.call = placement.actor.describe.remote(placement.start, placement.path)
         placement.since = time.monotonic()
+
+    def _strategy(self, placement: _Placement, nodes: list[dict[str, Any]]) -> Any:
+        """Return Ray's strategy for a new actor: spread over the nodes, but not on one that could be lost."""
+        now = time.monotonic()
+        suspects = {node for node, at in self._suspects.items() if now - at < SUSPECT_S}
+        others = [each for each in nodes if each["node"] not in suspects and not placement_problem(placement.wanted, [each])]
+        if not suspects.intersection(each["node"] for each in nodes) or not others:
+            return "SPREAD"
+        used = [each.node for each in self._placements.values()]
+        placement.node = min((each["node"] for each in others), key=used.count)
+        return NodeAffinitySchedulingStrategy(placement.node, soft=True)
 
     def _wait(self, placement: _Placement, text: str) -> None:
         if text != placement.reported:
@@ -209,6 +233,8 @@ class RayDriver:
         except RayTaskError as exc:
             self._end(placement, end=f"it raised {_line(exc.cause or exc)}")
         except RayError as exc:  # its process or its node is lost, or could not be reached for a moment
+            if isinstance(exc, ActorUnavailableError):
+                self._suspects[placement.node] = time.monotonic()
             if isinstance(exc, RayActorError) and not placement.running and "ModuleNotFoundError" in str(exc):
                 error = f"a node of the Ray cluster lacks rl4sys_zmq {package_version()} or a module that it needs: {_line(exc)}"
                 self._end(placement, error=f"{error}; install it there")
@@ -221,7 +247,8 @@ class RayDriver:
                 self._end(placement, error=f"node {result['node']} ({result['host']}): {result['error']}")
             else:
                 self.send(PLACED, number=placement.number, node=result["node"], host=result["host"], pid=result["pid"])
-                placement.running, placement.call = True, placement.actor.run.remote(placement.start)
+                placement.node, placement.running = result["node"], True
+                placement.call = placement.actor.run.remote(placement.start)
 
     def _end(self, placement: _Placement, *, end: str = "", error: str = "") -> None:
         """End the actor if it still runs, and report the end of the worker."""
@@ -248,9 +275,9 @@ class RayDriver:
 
 
 def _line(exc: BaseException) -> str:
-    """Return the class and the text of an exception in one line of at most 500 characters, without Ray's colours."""
+    """Return the class and the text of an exception in one line of at most 400 characters, without Ray's colours."""
     words = " ".join(str(exc).replace("\x1b[36m", "").replace("\x1b[39m", "").split())
-    return f"{type(exc).__name__}: {words}"[:500]
+    return f"{type(exc).__name__}: {words}"[:400]
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ LOCAL: Final = "local"
 """The address that stands for a Ray of the learner's own."""
 
 PLACE: Final = "place"
-"""To the driver: create a worker. Fields: ``number``, ``client_id``, ``wanted``, ``waits``, and ``start`` as text."""
+"""To the driver: create a worker. Fields: ``number``, ``client_id``, ``wanted``, ``waits``, ``path``, and ``start`` as text."""
 
 KILL: Final = "kill"
 """To the driver: end a worker by force. Field: ``number``."""

@@ -7,6 +7,8 @@ with their secrets. Segments, weights and checkpoints do not pass through Ray.
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 from rl4sys_zmq.errors import ConfigError
@@ -19,17 +21,19 @@ __all__ = ["RayWorker"]
 class RayWorker:
     """The object inside a Ray actor. Ray runs its methods in threads of the actor's process."""
 
-    def describe(self, start: str) -> dict[str, Any]:
+    def describe(self, start: str, path: Sequence[str]) -> dict[str, Any]:
         """Return the node, its host, the process id, and the reason why this process cannot train the client.
 
         Args:
             start: The result of `RemoteWorkerStart.to_json`.
+            path: The folders in which the learner finds modules (`sys.path`). Those that this machine has are used here too.
 
         Returns:
             ``node``, ``host``, ``pid`` and ``error``. The error is empty if the versions here are those of the learner.
         """
         import ray
 
+        sys.path += [entry for entry in path if entry not in sys.path and os.path.exists(entry)]
         try:
             error = RemoteWorkerStart.from_json(start).version_error
         except ConfigError as exc:

@@ -171,6 +171,7 @@ def killed_learner(lab: Lab, given: dict[str, Any], cluster: RayCluster) -> None
     learner = lab.learner(**given)
     balanced(trained(learner, 24), 24)
     agent.close()
+    learner.close()
 
 
 class serving:

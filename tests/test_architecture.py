@@ -42,7 +42,7 @@ FLOORS = (
     ("security",),
     ("rpc",),
     ("actor", "learner"),
-    ("serving", "ops", "testing"),
+    ("serving", "ops", "testing", "capacity"),
     ("bench",),
     ("cli",),
     ("__init__",),

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from rl4sys_zmq.bench.ingress_load import TrajectoryKind, make_segment
+from rl4sys_zmq.bench.ingress_load import SMALL, TrajectoryKind, make_segment
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import (
     Action,
@@ -32,12 +32,12 @@ from rl4sys_zmq.delivery import (
 from rl4sys_zmq.delivery.incarnation import first_incarnation
 from rl4sys_zmq.liveness import BEACON_TOPIC, WEIGHTS_TOPIC
 from rl4sys_zmq.resource import Worker
-from rl4sys_zmq.transports import Address, Poller, Socket
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
+from rl4sys_zmq.transports import Address, Poller, Socket, Source
+from rl4sys_zmq.values import space_to_json
 from rl4sys_zmq.wire import PackedSegment, decode, encode, pack_segment
 from rl4sys_zmq.wire.messages import FetchWeights, Hello, Welcome
 
-__all__ = ["AS_FAST_AS_POSSIBLE", "SessionLoad", "SessionLoadOptions"]
+__all__ = ["AS_FAST_AS_POSSIBLE", "SessionLoad", "SessionLoadOptions", "send_sessions"]
 
 AS_FAST_AS_POSSIBLE = math.inf
 """A rate at which each actor sends a segment whenever the learner's flow control allows one."""
@@ -58,18 +58,16 @@ class SessionLoadOptions:
         address: Address of the learner.
         count: Number of actors.
         client_id: Name of their client (a policy with its learner).
-        algorithm_name: Name of the client's algorithm.
-        steps: Number of steps of each segment.
-        observation_size: Number of floats in an observation.
+        algorithm_name: Name of the client's algorithm; empty if the learner knows it.
+        kind: The segments that they send.
         seed: Seed of the pauses, and part of the actors' names. Processes of one load need different seeds.
     """
 
     address: str
     count: int
     client_id: str = "lab"
-    algorithm_name: str = "FAKE"
-    steps: int = 10
-    observation_size: int = 4
+    algorithm_name: str = ""
+    kind: TrajectoryKind = SMALL
     seed: int = 0
 
 
@@ -93,7 +91,7 @@ class SessionLoad(Worker):
         self.errors: list[str] = []
         self._options = options
         self._actors: list[_SimulatedActor] = []
-        self._by_socket: dict[object, _SimulatedActor] = {}
+        self._by_socket: dict[Source, _SimulatedActor] = {}
         self._poller: Poller
         self._stopping = threading.Event()
 
@@ -152,13 +150,7 @@ class SessionLoad(Worker):
 
     def _create(self) -> None:
         options, rng = self._options, random.Random(self._options.seed)
-        kind = TrajectoryKind(
-            name="simulated",
-            steps=options.steps,
-            observation_space=BoxSpace((options.observation_size,)),
-            action_space=DiscreteSpace(2),
-            words="",
-        )
+        kind = options.kind
         spaces: dict[str, Any] = {
             "observation_space": space_to_json(kind.observation_space),
             "action_space": space_to_json(kind.action_space),
@@ -201,19 +193,18 @@ class SessionLoad(Worker):
         self._release(actor.sub)
         actor.dealer = actor.sub = None
 
-    def _read(self, actor: _SimulatedActor, socket: object) -> None:
-        if socket is actor.sub:
-            for _ in range(MESSAGES_PER_TURN):
+    def _read(self, actor: _SimulatedActor, socket: Source) -> None:
+        for _ in range(MESSAGES_PER_TURN):
+            if socket is actor.sub and actor.sub is not None:
                 if actor.sub.recv(MAX_FRAMES) is None:
                     return
                 self.published += 1
-            return
-        for _ in range(MESSAGES_PER_TURN):
-            if socket is not actor.dealer or (frames := actor.dealer.recv(MAX_FRAMES)) is None:
-                return
-            now = time.monotonic()
-            self._perform(actor, actor.session.on_message(now, decode(frames)))
-            self.latencies_s.extend(actor.acknowledged(now))
+            elif socket is actor.dealer and actor.dealer is not None:
+                if (frames := actor.dealer.recv(MAX_FRAMES)) is None:
+                    return
+                now = time.monotonic()
+                self._perform(actor, actor.session.on_message(now, decode(frames)))
+                self.latencies_s.extend(actor.acknowledged(now))
 
     def _serve(self, actor: _SimulatedActor, now: float, rate: float) -> None:
         self._perform(actor, actor.session.tick(now, (0, 0)))
@@ -230,7 +221,7 @@ class SessionLoad(Worker):
                 case SessionJoined(welcome):
                     self._subscribe(actor, welcome)
                 case SessionRefused(refused):
-                    self.errors.append(f"{refused.code}: {refused.detail}")
+                    self.errors.append(f"{refused.code}: {refused.reason}")
                 case Reconnect() | ReplaceSockets():
                     self._release(actor.dealer)
                     self._connect(actor)
@@ -252,9 +243,7 @@ class SessionLoad(Worker):
 class _SimulatedActor:
     """One simulated actor: its session, its sockets, and the times of the segments that it has sent."""
 
-    def __init__(
-        self, hello: Hello, kind: TrajectoryKind, packed: dict[int, PackedSegment], rng: random.Random
-    ) -> None:
+    def __init__(self, hello: Hello, kind: TrajectoryKind, packed: dict[int, PackedSegment], rng: random.Random) -> None:
         self.counters = Counters()
         self.session = ActorSession(hello, self.counters, rng)
         self.dealer: Socket | None = None
@@ -290,3 +279,19 @@ class _SimulatedActor:
         if generation not in self._packed:
             self._packed[generation] = pack_segment(make_segment(self._kind, generation))
         return self._packed[generation]
+
+
+def send_sessions(address: str, kind: TrajectoryKind, count: int, seed: int, until_s: float) -> None:
+    """Run `count` simulated actors that send segments as fast as the learner's flow control allows, until `until_s` (Unix time).
+
+    This is the main function of a sender process of `rl4sys_zmq.bench.ingress`.
+    """
+    load = SessionLoad(SessionLoadOptions(address=address, count=count, kind=kind, seed=seed))
+    load.rate = AS_FAST_AS_POSSIBLE
+    load.start()
+    try:
+        load.join(max(0.0, until_s - time.time()))
+    finally:
+        load.stop()
+        load.join()
+    load.raise_if_dead()

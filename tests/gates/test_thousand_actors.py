@@ -52,6 +52,7 @@ def test_a_thousand_actors(tier: Tier, seed: int, report: Any, spawn: Spawn, lea
     ends = [crowd.hear(JOIN_S) for crowd in crowds]
     numbers = {name: sum(end[name] for end in ends) for name in ("joined", "submitted", "accepted", "published")}
     client = until(lambda: _settled(process, numbers["accepted"]), "the learner's account")
+    assert client is not None
     latencies = np.array([latency for end in ends for latency in end["latencies_s"]])
     counters = {name: sum(end["counters"].get(name, 0) for end in ends) for end in ends for name in end["counters"]}
     report(

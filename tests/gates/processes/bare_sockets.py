@@ -1,4 +1,4 @@
-"""A bare ROUTER and a bare XPUB, or as many bare DEALERs and SUBs as the test wants: the connections of actors, and nothing else."""
+"""A bare ROUTER and XPUB, or as many bare DEALERs and SUBs as the test wants: the connections of actors, and nothing else."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from typing import Any
@@ -23,7 +22,8 @@ pause = threading.Event()
 
 def join(count: int) -> int:
     """More actors join; says how many have joined in all."""
-    loads.append(SessionLoad(SessionLoadOptions(address=given["address"], count=count, seed=given["seed"] + len(loads))))
+    seed = given["seed"] + len(loads)
+    loads.append(SessionLoad(SessionLoadOptions(address=given["address"], count=count, algorithm_name="FAKE", seed=seed)))
     loads[-1].start()
     wait_for(lambda: loads[-1].joined == count)
     return sum(load.joined for load in loads)
@@ -66,7 +66,10 @@ def wait_for(done: Any) -> None:
 
 raise_descriptor_limit(DESCRIPTORS_PER_ACTOR * given["most"] + 256)
 say("ready")
-with contextlib.ExitStack() as stack:
-    stack.callback(lambda: [load.join() for load in loads])
-    stack.callback(lambda: [load.stop() for load in loads])
+try:
     obey(join=join, send=send, settle=settle)
+finally:
+    for load in loads:
+        load.stop()
+    for load in loads:
+        load.join()

@@ -138,7 +138,8 @@ class SessionLoad(Worker):
                     rate = self.rate
                     due = tick_at - time.monotonic()
                     for socket in self._poller.poll(0.0 if rate == AS_FAST_AS_POSSIBLE else max(0.001, min(due, TICK_S))):
-                        self._read(self._by_socket[socket], socket)
+                        if (actor := self._by_socket.get(socket)) is not None:  # else closed earlier in this turn
+                            self._read(actor, socket)
                     now = time.monotonic()
                     if now >= tick_at or rate == AS_FAST_AS_POSSIBLE:
                         tick_at = now + TICK_S
@@ -205,6 +206,8 @@ class SessionLoad(Worker):
                 now = time.monotonic()
                 self._perform(actor, actor.session.on_message(now, decode(frames)))
                 self.latencies_s.extend(actor.acknowledged(now))
+            else:  # a message has made the actor replace this socket
+                return
 
     def _serve(self, actor: _SimulatedActor, now: float, rate: float) -> None:
         self._perform(actor, actor.session.tick(now, (0, 0)))

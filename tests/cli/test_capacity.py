@@ -64,7 +64,7 @@ def test_json_has_everything() -> None:
 
 
 def test_what_this_version_lacks_is_marked() -> None:
-    output = run(*LOAD, "--bandwidth", "10M", "--publish-per-s", "2")
+    output = run(*LOAD, "--bandwidth", "200M", "--publish-per-s", "2")
     assert "relays with" in output
     assert ("[not in this version]" in output) is ("relay" not in existing_parts(main))
 
@@ -94,7 +94,7 @@ def test_what_it_cannot_use(arguments: tuple[str, ...], expected: str) -> None:
 
 
 def test_constants_are_measured_and_kept(caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "INGRESS_CASES", ((SMALL, 0), (SMALL, 8)))
+    monkeypatch.setattr(measuring, "INGRESS_CASES", ((SMALL, 0),))
     monkeypatch.setattr(measuring, "DURABLE_CASES", ((SMALL, 8),))
     monkeypatch.setattr(measuring, "FANOUT_CASES", ((4, 2),))
     monkeypatch.setattr(measuring, "SIMULATED", 4)
@@ -102,8 +102,7 @@ def test_constants_are_measured_and_kept(caches: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(measuring.measure_constants, "__kwdefaults__", {"seconds": 0.3, "versions": 3, "folder": None})
     output = run("--measure", *LOAD)
     assert "constants written to" in output and "first limit: " in output
-    assert (caches / "rl4sys_zmq" / "capacity.json").exists()
-    constants = json.loads(run("--measure", "--json"))["constants"]
+    constants = json.loads((caches / "rl4sys_zmq" / "capacity.json").read_text())["constants"]
     assert constants["ingress"]["message_s"] + constants["ingress"]["segment_s"] > 0
     assert constants["gradient_s"] + constants["gradient_unit_s"] > 0
     assert constants["commit_s"] > 0 and constants["diff_ratio"] > 1

@@ -27,7 +27,7 @@ __all__ = ["SETUPS", "MeasuredSetup", "Setup", "measure_constants", "measure_set
 
 SIMULATED = 32
 """Number of actors for the cost of a message: so many that each gets an acknowledgement for each of its messages."""
-LARGE = replace(SMALL, name="large", steps=256, observation_space=BoxSpace((1024,)), words="256 steps: obs f32[1024]")
+LARGE = replace(SMALL, name="large", steps=512, observation_space=BoxSpace((1024,)), words="512 steps: obs f32[1024]")
 INGRESS_CASES = ((SMALL, 0), (SMALL, 64), (PAYLOADS["P1"], 16), (LARGE, 1))
 """The measured messages: a kind of trajectory, and the number in a message. 0 stands for `SIMULATED` actors with one each."""
 DURABLE_CASES = ((SMALL, 0), (SMALL, 64), (LARGE, 1))
@@ -182,9 +182,9 @@ class Setup:
 SETUPS = (
     Setup(name="small: 20 steps of 4 floats, 32 segments in a message", limit="ingress", kind=replace(SMALL, steps=20), batch=32),
     Setup(
-        name="large: 64 steps of 8,192 floats",
+        name="large: 128 steps of 8,192 floats",
         limit="ingress",
-        kind=replace(SMALL, steps=64, observation_space=BoxSpace((8192,))),
+        kind=replace(SMALL, steps=128, observation_space=BoxSpace((8192,))),
     ),
     Setup(name="many: 64 actors with 5 steps in a message", limit="ingress", kind=replace(SMALL, steps=5), simulated=64),
     Setup(name="weights: a policy of 500 kB to 4 actors, level 0", limit="fanout", kilobytes=500, actors=4),

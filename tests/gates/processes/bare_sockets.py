@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import zmq
@@ -28,15 +29,18 @@ def serve(router: zmq.Socket[bytes], xpub: zmq.Socket[bytes]) -> None:
     poller = zmq.Poller()
     poller.register(router, zmq.POLLIN)
     poller.register(xpub, zmq.POLLIN)
+    beacon_at = 0.0
     while not over.is_set():
-        for socket, _ in poller.poll(1000):
+        for socket, _ in poller.poll(100):
             frames = socket.recv_multipart()
             if socket is router:
                 counts["hellos"] += 1
                 router.send_multipart([frames[0], HELLO])
             else:
                 counts["subscriptions"] += 1
-        xpub.send_multipart([TOPICS[1], BEACON])
+        if time.monotonic() >= beacon_at:
+            beacon_at = time.monotonic() + 1.0
+            xpub.send_multipart([TOPICS[1], BEACON])
     router.close(0)
     xpub.close(0)
 

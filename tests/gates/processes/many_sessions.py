@@ -48,7 +48,7 @@ def settle() -> dict[str, Any]:
         "submitted": sum(load.submitted for load in loads),
         "accepted": sum(load.accepted for load in loads),
         "published": sum(load.published for load in loads),
-        "latencies_s": [latency for load in loads for latency in load.latencies_s],
+        "latencies_s": [round(latency, 4) for load in loads for latency in load.latencies_s],
         "errors": [error for load in loads for error in load.errors],
         "counters": counters,
     }

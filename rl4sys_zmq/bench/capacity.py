@@ -17,7 +17,7 @@ from rl4sys_zmq.bench.fanout import measure_fanout, policy_bytes
 from rl4sys_zmq.bench.ingress import IngressMeasurement, append_rate, ours
 from rl4sys_zmq.bench.ingress_load import PAYLOADS, SEED, SMALL, TrajectoryKind, body_bytes, make_segment
 from rl4sys_zmq.bench.machine import machine_record
-from rl4sys_zmq.capacity import RECORDED, Constants, Measured, ResourceLoad, Traffic, Workload, traffic
+from rl4sys_zmq.capacity import Constants, Measured, ResourceLoad, Traffic, Workload, traffic
 from rl4sys_zmq.capacity.constants import fit_fanout, fit_ingress
 from rl4sys_zmq.capacity.resources import fanout, ingress, journal
 from rl4sys_zmq.learner.algorithms import make_algorithm
@@ -117,14 +117,9 @@ def _diffs() -> tuple[float, float]:
 
 
 def _gradients() -> tuple[float, float]:
-    """Return the time of a gradient step of PPO in seconds: a fixed part, and a part per parameter and row of a minibatch.
+    """Return the time of a gradient step of PPO in seconds: a fixed part, and a part per parameter and row of a minibatch."""
+    import torch
 
-    Without torch, return the recorded values.
-    """
-    try:
-        import torch
-    except ImportError:
-        return RECORDED.gradient_s, RECORDED.gradient_unit_s
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

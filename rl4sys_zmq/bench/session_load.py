@@ -78,6 +78,8 @@ class SessionLoad(Worker):
 
     Attributes:
         rate: Segments per second that each actor sends; 0 to rest. `AS_FAST_AS_POSSIBLE` for no limit.
+        rate_in_use: The rate that the thread has read last. After a change of `rate`, segments at the old rate can leave until this
+            is the new one.
         latencies_s: Time from the first send of each segment until its acknowledgement, in seconds.
         published: Number of messages that all actors received from the learner's PUB socket.
         errors: Texts of permanent refusals.
@@ -85,7 +87,7 @@ class SessionLoad(Worker):
 
     def __init__(self, options: SessionLoadOptions) -> None:
         super().__init__(f"rl4sys-load-{options.seed}")
-        self.rate = 0.0
+        self.rate = self.rate_in_use = 0.0
         self.latencies_s: list[float] = []
         self.published = 0
         self.errors: list[str] = []
@@ -135,7 +137,7 @@ class SessionLoad(Worker):
                 self._create()
                 tick_at = 0.0
                 while not self._stopping.is_set():
-                    rate = self.rate
+                    self.rate_in_use = rate = self.rate
                     due = tick_at - time.monotonic()
                     for socket in self._poller.poll(0.0 if rate == AS_FAST_AS_POSSIBLE else max(0.001, min(due, TICK_S))):
                         if (actor := self._by_socket.get(socket)) is not None:  # else closed earlier in this turn

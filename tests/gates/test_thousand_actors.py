@@ -86,10 +86,12 @@ def _bare_kib(spawn: Spawn, actors: int) -> float:
     clients = spawn("bare_sockets", {"router": router, "xpub": xpub, "most": actors})
     assert clients.hear() == "ready"
     assert clients.ask("connect", FIRST) == FIRST
-    until(lambda: server.ask("counts")["subscriptions"] == 2 * FIRST, "the first subscriptions")
+    until(lambda: server.ask("counts")["subscriptions"] >= 2 * FIRST, "the first subscriptions")
     before_kib = resident_kib(server.pid)
     assert clients.ask("connect", actors - FIRST, timeout_s=JOIN_S) == actors - FIRST
-    until(lambda: server.ask("counts") == {"hellos": actors, "subscriptions": 2 * actors}, "all connections")
+    until(
+        lambda: server.ask("counts")["subscriptions"] >= 2 * actors, "all connections"
+    )  # one that is made anew subscribes again
     found = (resident_kib(server.pid) - before_kib) / (actors - FIRST)
     for child in (clients, server):
         child.end()

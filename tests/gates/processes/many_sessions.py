@@ -38,7 +38,7 @@ def send(rate: float) -> bool:
 
 def settle() -> dict[str, Any]:
     """Waits until everything is acknowledged; says what came of it."""
-    wait_for(lambda: not any(load.in_flight for load in loads))
+    wait_for(lambda: not any(load.rate_in_use or load.in_flight for load in loads))
     counters: dict[str, int] = {}
     for load in loads:
         for name, count in load.counters.items():

@@ -30,7 +30,8 @@ SIMULATED = 32
 LARGE = replace(SMALL, name="large", steps=512, observation_space=BoxSpace((1024,)), words="512 steps: obs f32[1024]")
 INGRESS_CASES = ((SMALL, 0), (SMALL, 64), (PAYLOADS["P1"], 16), (LARGE, 1))
 """The measured messages: a kind of trajectory, and the number in a message. 0 stands for `SIMULATED` actors with one each."""
-DURABLE_CASES = ((SMALL, 0), (SMALL, 64), (LARGE, 1))
+DURABLE_CASES = ((SMALL, 0), (SMALL, 64), (PAYLOADS["P1"], 64))
+"""The same with a journal. The bytes are in messages of a size at which many of them share a commit."""
 FANOUT_CASES = ((50, 1), (50, 6), (1000, 1), (1000, 6))
 """The measured publications: the size of the policy in kilobytes, and the number of actors."""
 DIFF_PARAMETERS, DIFF_STEP = 250_000, 1e-3

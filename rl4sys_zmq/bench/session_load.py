@@ -78,8 +78,8 @@ class SessionLoad(Worker):
 
     Attributes:
         rate: Segments per second that each actor sends; 0 to rest. `AS_FAST_AS_POSSIBLE` for no limit.
-        rate_in_use: The rate that the thread has read last. After a change of `rate`, segments at the old rate can leave until this
-            is the new one.
+        rate_in_use: The rate that the thread has read last. After a change of `rate`, segments at the old rate can leave until
+            this is the new one.
         latencies_s: Time from the first send of each segment until its acknowledgement, in seconds.
         published: Number of messages that all actors received from the learner's PUB socket.
         errors: Texts of permanent refusals.

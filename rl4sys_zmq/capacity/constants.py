@@ -96,8 +96,8 @@ class Constants:
     all_reduce_s: float = 3.5e-3
     crypt_message_s: float = 2.5e-6
     crypt_byte_s: float = 2e-9
-    connection_bytes: float = 62e3
-    session_bytes: float = 10e3
+    connection_bytes: float = 53e3
+    session_bytes: float = 6.5e3
     learner_bytes: float = 250e6
 
 

@@ -139,11 +139,13 @@ class SessionLoad(Worker):
                 while not self._stopping.is_set():
                     self.rate_in_use = rate = self.rate
                     due = tick_at - time.monotonic()
-                    for socket in self._poller.poll(0.0 if rate == AS_FAST_AS_POSSIBLE else max(0.001, min(due, TICK_S))):
+                    for socket in self._poller.poll(max(0.001, min(due, TICK_S))):
                         if (actor := self._by_socket.get(socket)) is not None:  # else closed earlier in this turn
                             self._read(actor, socket)
+                            if rate == AS_FAST_AS_POSSIBLE and socket is actor.dealer:  # its credit can have grown
+                                self._serve(actor, time.monotonic(), rate)
                     now = time.monotonic()
-                    if now >= tick_at or rate == AS_FAST_AS_POSSIBLE:
+                    if now >= tick_at:
                         tick_at = now + TICK_S
                         for actor in self._actors:
                             self._serve(actor, now, rate)

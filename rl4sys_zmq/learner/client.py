@@ -118,6 +118,8 @@ class ClientState:
             thread returns to a checkpoint.
         dirty: The ids of the actors that need an `Ack` message.
         next_ack_at: The earliest time for the next `Ack` messages, on the monotonic clock, in seconds.
+        beacon_due: True if a new subscriber waits for a beacon, the message with the newest version.
+        next_beacon_at: The earliest time for the next beacon to new subscribers, on the monotonic clock, in seconds.
         waiting: The HELLOs (requests for a session) that arrived while the learner thread was starting, by routing id, each
             with the name of its user and the relays (processes that pass weights on) for its actor.
         worker: The handle of the current learner thread; None after `end_thread`.
@@ -176,6 +178,7 @@ class ClientState:
         self.waiting: dict[bytes, tuple[Hello, str, Relays]] = {}
         self.dirty: set[str] = set()
         self.next_ack_at = 0.0
+        self.beacon_due, self.next_beacon_at = False, 0.0
         self.counters = Counters()
         self.alarms = Alarms(clock.monotonic, clock.unix)
         self.verdicts = dict.fromkeys(Verdict.ALL, 0)

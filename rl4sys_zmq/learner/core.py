@@ -27,7 +27,7 @@ from rl4sys_zmq.learner.endpoint import ActorSessionHandler
 from rl4sys_zmq.learner.log_files import CLIENT_READY
 from rl4sys_zmq.learner.operator import PARAMETERS_CHANGED, OperatorCommandContext, OperatorCommandExecutor
 from rl4sys_zmq.learner.recorder import EventSink
-from rl4sys_zmq.liveness import BEACON_TOPIC, WEIGHTS_TOPIC, WORKER_SILENCE_S
+from rl4sys_zmq.liveness import BEACON_TOPIC, NEWCOMER_BEACON_S, WEIGHTS_TOPIC, WORKER_SILENCE_S
 from rl4sys_zmq.security import AccessList, Authorizer
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import (
@@ -299,6 +299,8 @@ class LearnerCore:
         for client in self.registry:
             self.endpoint.send_acks(client, room_bytes)
             self._report_alarms(client)
+            if client.beacon_due and self._callbacks.clock.monotonic() >= client.next_beacon_at:
+                self._beacon(client)
 
     def rest_s(self, now: float, most_s: float) -> float:
         """Return how long the learner's network thread can wait for messages until its next task: at most `most_s` seconds."""
@@ -309,6 +311,8 @@ class LearnerCore:
                 most_s = min(most_s, BACKLOG_RETRY_S)
             if client.dirty:
                 most_s = min(most_s, client.next_ack_at - now)
+            if client.beacon_due:
+                most_s = min(most_s, client.next_beacon_at - now)
         return max(0.0, most_s)
 
     def each_second(self, now: float) -> None:
@@ -356,6 +360,7 @@ class LearnerCore:
                 self._beacon(client)
 
     def _beacon(self, client: ClientState) -> None:
+        client.beacon_due, client.next_beacon_at = False, self._callbacks.clock.monotonic() + NEWCOMER_BEACON_S
         self._callbacks.publish(BEACON_TOPIC + client.topic, encode(client.beacon()))
 
     # ---- subscribers and rights
@@ -365,12 +370,14 @@ class LearnerCore:
         return self.registry.by_topic(topic[1:]) if topic[:1] in (WEIGHTS_TOPIC, BEACON_TOPIC) else None
 
     def on_subscribed(self, client: ClientState, topic: bytes) -> None:
-        """Handle a new subscription. If it is for beacons (messages with the newest policy version), publish one at once.
+        """Handle a new subscription. If it is for beacons (messages with the newest policy version), let `turn` publish one.
 
-        Without this, the subscriber would have to wait for the next beacon, because it does not receive earlier publications.
+        Without this, the subscriber would have to wait for the next beacon, because it does not receive earlier publications. A
+        beacon goes to all subscribers. So many new subscribers share one, or 1,000 actors that join would cause half a million
+        messages.
         """
         if topic[:1] == BEACON_TOPIC and client.state is LearnerThreadState.RUNNING:
-            self._beacon(client)
+            client.beacon_due = True
 
     def change_access(self, access: AccessList) -> None:
         """Apply a new access list (the users and their rights).

@@ -126,6 +126,7 @@ class ClientState:
         started_at: The time when the current learner thread was started, on the monotonic clock, in seconds.
         restart_at: The time when a new learner process starts after a crash, on the monotonic clock, in seconds; None at all
             other times.
+        devices: The device of each rank (process that computes the gradients together with others) of the current learner thread.
         workers: The handles of all learner threads of the client that can still be running.
         backlog: The encoded messages to send to the learner thread, oldest first. They stay here while the queue of the thread
             is full.
@@ -173,6 +174,7 @@ class ClientState:
         self._stall = StallTimer()
         self.stalled_s = 0.0
         self.worker: LearnerThreadHandle | None = None
+        self.devices: list[str] = []
         self.workers: list[LearnerThreadHandle] = []
         self.backlog: deque[list[Frame]] = deque()
         self.waiting: dict[bytes, tuple[Hello, str, Relays]] = {}
@@ -375,6 +377,7 @@ class ClientState:
             replaced: Ask the thread to end as soon as possible, without a checkpoint. Otherwise it first processes its queue.
         """
         self.worker = None
+        self.devices = []
         self.backlog.clear()
         for worker in self.workers:
             worker.end(replaced=replaced)
@@ -403,6 +406,7 @@ class ClientState:
         self.weight_history.tag_with(self.tag_key)
         self.schema = SegmentSchema.of(spec, MAX_SEGMENT_STEPS)
         self.parameters = parameters_shown(self.settings.kind, self.settings.in_force)
+        self.devices = message.devices
         self._metrics = TrainingMetrics(message.steps, message.updates, self._metrics.scalars, [], message.episodes)
         self._returns.clear()
         self._returns.extend((total, length) for total, length in message.recent)
@@ -688,7 +692,7 @@ class ClientState:
 
     def _worker_report(self, now: float) -> dict[str, Any]:
         """Return the part of the status about the thread or process that trains this client, and about its crashes."""
-        found = self.worker.describe() if self.worker is not None else {}
+        found = self.worker.describe() | {"devices": self.devices} if self.worker is not None else {}
         if self.crashes:
             found |= {"crashes": self.crashes, "last_crash": self._last_crash}
         if self.restart_at is not None:

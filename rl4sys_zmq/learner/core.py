@@ -164,7 +164,7 @@ class LearnerCore:
             case OperatorAlarm():
                 client.alarms.note(message.name, message.text, message.count)
             case ThreadFailed():
-                self._on_failed(client, message)
+                self._on_ended(client, message)
             case ToLearner() | ToActor() | ToLearnerThread():
                 raise ProtocolError(RefusalReason.DIRECTION, f"a learner thread must not send {type(message).__name__}")
             case _:
@@ -226,9 +226,15 @@ class LearnerCore:
         if client is None or worker is None or worker.alive:
             return
         if worker.failure is not None:
-            self._on_failed(client, worker.failure)
+            self._on_ended(client, worker.failure)
         elif worker.crash:
             self._on_crashed(client, worker.crash)
+
+    def _on_ended(self, client: ClientState, failure: ThreadFailed) -> None:
+        if failure.crashed:
+            self._on_crashed(client, failure.error)
+        else:
+            self._on_failed(client, failure)
 
     def _on_crashed(self, client: ClientState, crash: str) -> None:
         with self.published:
@@ -243,7 +249,7 @@ class LearnerCore:
         text = f"{crash}; another one starts in {pause_s:.1f} s"
         client.alarms.note(WORKER_CRASHED, text)
         self._sink.event("worker_crashed", client_id=client.client_id, crash=crash, restart_in_s=round(pause_s, 3))
-        self.endpoint.close_client_sessions(client, "the client's learner process has crashed; send HELLO again")
+        self.endpoint.close_client_sessions(client, "a process of the client's learner has crashed; send HELLO again")
         self._dispatcher.give_up(client, crash)
 
     def _restart_suspended(self) -> None:

@@ -43,7 +43,7 @@ FLOORS = (
     ("security",),
     ("rpc",),
     ("actor", "learner", "relay"),
-    ("serving", "ops", "testing", "fleet"),
+    ("serving", "ops", "testing", "fleet", "capacity"),
     ("bench",),
     ("cli",),
     ("__init__",),

@@ -18,8 +18,6 @@ BUSY_S = 5.0
 NODE_CHARS = 8
 """Number of characters of a Ray node's id that are shown. ``status --json`` has all."""
 
-CPU = "cpu"
-
 
 def report_lines(report: Mapping[str, Any], now_unix_s: float) -> list[str]:
     """Convert the status report of a learner or a relay to lines of text. Problems are marked with ``!!``."""
@@ -181,7 +179,7 @@ def _client_lines(client_id: str, client: Mapping[str, Any], now_unix_s: float) 
 
 
 def worker_text(client: Mapping[str, Any]) -> str:
-    """Return what trains a client as text, such as ``engine ray, process 42 on edge-1, node 1a2b3c4d, 2 ranks on cuda``."""
+    """Return what trains a client as text, such as ``engine ray, process 42 on edge-1, node 1a2b3c4d, 2 ranks``."""
     worker = client.get("worker", {})
     words = [f"engine {worker.get('engine', '-')}"]
     if "pid" in worker or "node" in worker:
@@ -189,10 +187,13 @@ def worker_text(client: Mapping[str, Any]) -> str:
         words.append(f"process {worker.get('pid') or 'starting'}{host}")
     if worker.get("node"):
         words.append(f"node {worker['node'][:NODE_CHARS]}")
-    if (ranks := worker.get("learners", 1)) > 1 or worker.get("device", CPU) != CPU:
-        words.append(f"{ranks:,} ranks on {worker['device']}" if ranks > 1 else f"on {worker['device']}")
     if worker.get("busy_s", 0.0) >= BUSY_S:
         words.append(f"busy for {span_text(worker['busy_s'])}")
+    devices = worker.get("devices", [])
+    if len(devices) > 1:
+        words.append(f"{len(devices)} ranks")
+    if devices and set(devices) != {"cpu"}:
+        words.append(f"device {', '.join(devices)}")
     if client.get("restarts"):
         words.append(f"{client['restarts']:,} restarts")
     return ", ".join(words)

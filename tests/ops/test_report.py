@@ -161,6 +161,22 @@ def test_a_broken_law_is_loud_while_running_and_not_resuming() -> None:
         ({"clients": {}}, "no clients yet"),
         ({"clients": {"a": client(error="ValueError: \x1b[31mno\nway")}}, "  !! ValueError: \\x1b[31mno\\nway"),
         ({"clients": {"a": client(checkpoint={"number": 0, "error": "no space"})}}, "  no checkpoint yet"),
+        (
+            {"clients": {"a": client(worker={"engine": "thread", "devices": ["cuda:0", "cuda:1"]}, restarts=3)}},
+            "  engine thread, 2 ranks, device cuda:0, cuda:1, 3 restarts",
+        ),
+        (
+            {"clients": {"a": client(worker={"engine": "process", "pid": 7, "busy_s": 0.0, "devices": ["cpu"]})}},
+            "  engine process, process 7",
+        ),
+        (
+            {"clients": {"a": client(worker={"engine": "ray", "node": "0123456789", "host": "edge-1", "pid": 7}, restarts=1)}},
+            "  engine ray, process 7 on edge-1, node 01234567, 1 restarts",
+        ),
+        (
+            {"clients": {"a": client(worker={"engine": "ray", "node": "", "waiting": "no node has it"})}},
+            "  !! it waits: no node has it",
+        ),
         ({"clients": {"a": client(checkpoint={"number": 0, "error": "no space"})}}, "  !! checkpoint: no space"),
     ],
 )

@@ -111,7 +111,7 @@ class RayDriver:
             address: ``local``, ``auto``, or the ``HOST:PORT`` of the head node.
 
         Raises:
-            OSError, RayError, RuntimeError, ValueError: If that is impossible. Ray raises most of them.
+            Exception: If that is impossible. Ray raises exceptions of many types.
         """
         if address == LOCAL:
             ray.init(address="local", include_dashboard=False, object_store_memory=STORE_BYTES, log_to_driver=False)

@@ -41,7 +41,7 @@ $(VENV)/.installed-test: $(VENV)/.installed
 
 venv-dev: $(VENV)/.installed-dev  ## the same with ruff, mypy and build
 $(VENV)/.installed-dev: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml,test,dev]'
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml,test,dev,recipes]'
 	@touch $@
 
 # The Python reference imports the package, so its environment is the learner's.

@@ -15,25 +15,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from rl4sys_zmq.bench.machine import machine_record
 from rl4sys_zmq.bench.pairs import MedianRange, spread
-from rl4sys_zmq.learner.algorithms import make_algorithm
-from rl4sys_zmq.learner.placement import place_algorithm
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, space_to_json
-from rl4sys_zmq.wire.messages import AssignClient
+from rl4sys_zmq.bench.updates import hidden_width, layer_parameters, placed_algorithm, random_segment, updates_per_s
 
-OBSERVATIONS, ACTIONS = BoxSpace((8,)), DiscreteSpace(4)
 MINIBATCHES, EPOCHS = 2, 4
 
 
@@ -69,7 +62,7 @@ def parse() -> argparse.Namespace:
 def measure(wanted: int, options: argparse.Namespace) -> dict[str, Any]:
     """The figures of one size of the networks."""
     parameters = {
-        "hidden_sizes": [width(wanted)] * 2,
+        "hidden_sizes": [hidden_width(wanted, 2)] * 2,
         "steps_per_update": MINIBATCHES * options.rows,
         "minibatch_size": options.rows,
         "update_epochs": EPOCHS,
@@ -84,71 +77,25 @@ def measure(wanted: int, options: argparse.Namespace) -> dict[str, Any]:
         for round_number in range(-1, options.rounds):
             for name, (update, threads) in updates.items():
                 torch.set_num_threads(threads)
-                rate = steps_per_s(update, options.seconds if round_number >= 0 else 0.0)
+                rate = MINIBATCHES * EPOCHS * updates_per_s(update, options.seconds if round_number >= 0 else 0.0)
                 if round_number >= 0:  # the first round is a warm-up
                     rates[name].append(rate)
     best = [max(pair) for pair in zip(rates["one rank"], rates["one rank, more threads"], strict=True)]
     gain = spread([ours / other for ours, other in zip(rates["ranks"], best, strict=True)])
     figures = {name: asdict(spread(values)) for name, values in rates.items()}
-    return {"parameters": trained_parameters(parameters["hidden_sizes"][0]), "steps_per_s": figures, "gain": asdict(gain)}
+    return {"parameters": 2 * layer_parameters(parameters["hidden_sizes"][0]), "steps_per_s": figures, "gain": asdict(gain)}
 
 
 def prepare(stack: ExitStack, parameters: dict[str, Any], ranks: int, device: str) -> Callable[[], None]:
     """A function that makes one update of a new algorithm with running ranks."""
-    spaces = space_to_json(OBSERVATIONS), space_to_json(ACTIONS)
-    assign = AssignClient(
-        "c", bytes(8), 1, "PPO", parameters, *spaces, seed=1, max_policy_lag=-1, on_lag="drop", pacing_lag=-1,
-        publish_every_updates=0, max_parameters=1 << 30, checkpoints="", checkpoint_every_s=10.0, journal_id=1,
-        torch_threads=1, learners=ranks, device=device,
-    )  # fmt: skip
-    algorithm = make_algorithm("PPO", OBSERVATIONS, ACTIONS, parameters, 1)
-    group = place_algorithm(algorithm, assign, threading.Event())
-    if group is not None:
-        stack.enter_context(group).start()
-    data = segment(parameters["steps_per_update"])
+    algorithm = placed_algorithm(stack, "PPO", parameters, ranks=ranks, device=device)
+    data = random_segment(parameters["steps_per_update"])
 
     def update() -> None:
         algorithm.observe(data)
         assert algorithm.update() is not None
 
     return update
-
-
-def segment(steps: int) -> Segment:
-    rng = np.random.default_rng(0)
-    return Segment(
-        observations=rng.normal(size=(steps, *OBSERVATIONS.shape)).astype(np.float32),
-        actions=rng.integers(0, ACTIONS.n, steps),
-        rewards=rng.normal(size=steps).astype(np.float32),
-        log_probs=np.full(steps, -np.log(ACTIONS.n), np.float32),
-        versions=np.zeros(steps, np.uint64),
-        masks=None,
-        generation=1,
-        episode_id=1,
-        segment_index=0,
-        terminated=True,
-        truncated=False,
-    )
-
-
-def steps_per_s(update: Callable[[], None], seconds: float) -> float:
-    """Gradient steps per second over at least one update."""
-    began, count = time.perf_counter(), 0
-    while count == 0 or time.perf_counter() - began < seconds:
-        update()
-        count += 1
-    return count * MINIBATCHES * EPOCHS / (time.perf_counter() - began)
-
-
-def width(parameters: int) -> int:
-    """The width of two hidden layers with which PPO's two networks have about as many parameters."""
-    return max((w for w in range(1, 20_000) if trained_parameters(w) <= parameters), default=1)
-
-
-def trained_parameters(hidden: int) -> int:
-    """The parameters of the policy and the value network, which are in one vector of two equal halves."""
-    inputs, outputs = OBSERVATIONS.size, ACTIONS.n
-    return 2 * ((inputs + 1) * hidden + (hidden + 1) * hidden + (hidden + 1) * outputs)
 
 
 def line(row: dict[str, Any], ranks: int) -> str:

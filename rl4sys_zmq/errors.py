@@ -30,6 +30,7 @@
     ├── WeightsError                a weight diff or snapshot does not fit, or its digest is wrong
     ├── WorkerDied                  a thread of this library ended with an exception
     ├── RankError                   a process that trains together with a learner thread has ended or does not answer
+    │   └── RankLost                it was killed or does not answer
     ├── MemoryExceeded              the learner's process is over its memory limit
     ├── CheckpointError             a checkpoint cannot be written or read, or is damaged
     ├── PolicyFolderError           a policy folder is missing, damaged, of another format, or cannot be written
@@ -79,6 +80,7 @@ __all__ = [
     "ProtocolError",
     "RL4SysError",
     "RankError",
+    "RankLost",
     "RefusalReason",
     "RewardError",
     "RunDirectoryError",
@@ -451,6 +453,10 @@ class RankError(RL4SysError):
 
     The ranks are the processes that train one policy together (the option ``learners``).
     """
+
+
+class RankLost(RankError):
+    """A rank that was killed or does not answer. The client of the learner thread starts again from its checkpoint."""
 
 
 class CheckpointError(RL4SysError):

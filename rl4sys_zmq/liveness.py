@@ -26,6 +26,7 @@ REFUSED_RETRY_S = 2.0  # between HELLOs after a permanent refusal, which ends on
 # A publisher and its subscribers
 BEACON_S = 1.0  # for a learner and for a server
 PUBLISHER_SILENCE_S = 5.0  # then a subscriber reconnects; above `SILENCE_S`, because a new subscription costs a fetch
+NEWCOMER_BEACON_S = 0.05  # between two beacons for new subscribers, because each beacon goes to all subscribers
 FETCH_RETRY_S = 1.0  # before missing weights are fetched again
 LATEST_RETRY_S = 5.0  # before a newest publication is requested again; long, because the caller's session resends the request
 WEIGHTS_TOPIC, BEACON_TOPIC = b"W", b"B"  # the first byte of a learner's topics

@@ -43,7 +43,7 @@ FLOORS = (
     ("security",),
     ("rpc",),
     ("actor", "learner", "relay"),
-    ("serving", "ops", "testing"),
+    ("serving", "ops", "testing", "fleet", "capacity"),
     ("bench",),
     ("cli",),
     ("__init__",),
@@ -55,7 +55,7 @@ GROUND = FLOORS[0]
 TORCH_ROOMS = {"learner", "bench", "cli"}
 TORCH_ROOMS_LATE = {"testing"}
 """Here only inside a function."""
-NO_GYMNASIUM = {room for floor in FLOORS[: FLOORS.index(("actor", "learner", "relay"))] for room in floor} | {"actor"}
+NO_GYMNASIUM = {room for floor in FLOORS[: FLOORS.index(("actor", "learner", "relay"))] for room in floor} | {"actor", "fleet"}
 SANS_IO = {
     "learner": {"client", "core", "endpoint", "client_registry", "dispatcher", "operator", "relays"},
     "delivery": {"actor_slots", "credit", "intake", "session", "stall", "stream", "table", "transit", "weight_history"},
@@ -363,6 +363,8 @@ PLANTED = [
     ("cellar/a.py", "", "a room without a floor"),
     ("actor/a.py", "def f():\n    import torch", "actor imports torch"),
     ("testing/a.py", "from torch import nn", "testing imports torch"),
+    ("fleet/a.py", "import torch", "fleet imports torch"),
+    ("fleet/a.py", "def f():\n    import gymnasium", "fleet imports gymnasium"),
     ("actor/a.py", "def f():\n    import gymnasium.spaces", "actor imports gymnasium"),
     ("learner/a.py", "from pickle import loads", "imports pickle"),
     ("wire/a.py", "from msgpack_numpy import decode", "imports msgpack_numpy.decode"),

@@ -368,6 +368,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
             "alarms": dict(io.weight_subscriber.alarms),
             "relay": io.weight_subscriber.relay,
             "credit_steps": max(0, session.credit_steps - session.sent_steps),
+            "credit_wait_s": round(self._context.credit_wait.seconds, 3),
             "waiting_for_rewards": len(self._context.pending.late),
             "episodes": self._context.pending.episodes,
             "mean_return": sum(returns) / len(returns) if returns else None,

@@ -16,6 +16,7 @@ from rl4sys_zmq.actor.io import ActorIOThread
 from rl4sys_zmq.actor.remote import InferenceCaller, PlaceholderPolicy
 from rl4sys_zmq.actor.segment_queue import Outbox
 from rl4sys_zmq.actor.segments import LateRewardQueue, PolicyStamp
+from rl4sys_zmq.actor.wait_timer import WaitTimer
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import SessionState
@@ -95,6 +96,7 @@ class AgentComponents:
         threads: The state of each host thread.
         pending: The closed segments that wait for late rewards before they go into the outbox.
         remote: Calls the learner's inference service. None with ``inference: local``.
+        credit_wait: The time that host threads have waited in `admit`, for the learner's credit or for newer weights.
         no_policy: The placeholder for the policy of an actor that started without its learner, until the first policy arrives.
         closed: True once the agent is closed. `wait` then raises Closed.
     """
@@ -119,6 +121,7 @@ class AgentComponents:
         self.counters = counters
         self.no_policy: PlaceholderPolicy | None = parent.no_policy if parent is not None else None
         self.closed = False
+        self.credit_wait = WaitTimer()
         self._waits = config.overflow == "wait" and config.explore
         self.outbox = Outbox(config.queue_items, config.queue_bytes, drops=config.overflow == "drop_oldest")
         hello = _hello(config, self.actor_id)
@@ -224,7 +227,8 @@ class AgentComponents:
         io.waiting += 1
         io.wake()
         try:
-            self.wait(lambda: self._granted(steps), self.config.wait_timeout_s)
+            with self.credit_wait:
+                self.wait(lambda: self._granted(steps), self.config.wait_timeout_s)
         finally:
             io.waiting -= 1
 

@@ -30,7 +30,7 @@ from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySpec, Space
 
-__all__ = ["CASES", "LEVELS", "measure_fanout"]
+__all__ = ["CASES", "LEVELS", "measure_fanout", "policy_bytes"]
 
 ALGORITHM = "WALKS"
 STEP = 1e-3
@@ -83,6 +83,11 @@ def measure_fanout(kilobytes: int, actors: int, level: int, pairs: int, versions
     spec = _spec(kilobytes)
     ours = functools.partial(_ours, spec, actors, level, versions, seed)
     return measure_pairs(ours, functools.partial(_bare, 4 * spec.size, actors, versions), pairs, warm=False)
+
+
+def policy_bytes(kilobytes: int) -> int:
+    """Return the exact size in bytes of the float32 weights that `measure_fanout` uses for a policy of about `kilobytes`."""
+    return 4 * _spec(kilobytes).size
 
 
 def _spec(kilobytes: int) -> PolicySpec:

@@ -19,6 +19,7 @@ from typing import ClassVar, TypeVar
 import zmq
 
 from rl4sys_zmq.bench.ingress_load import RAW_HWM, TrajectoryKind, body_bytes, bytes_per_item, send_ours, send_raw
+from rl4sys_zmq.bench.session_load import send_sessions
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.memory_watch import keep_freed_memory
 from rl4sys_zmq.policies.mlp import mlp_spec
@@ -42,11 +43,15 @@ class IngressMeasurement:
         steps_per_s: Number of steps received per second.
         cpu: CPU time of the receiving process divided by wall time. 1.0 is one full core.
         items_per_commit: Mean number of trajectories that the learner writes to disk together. 0 if it keeps them in memory.
+        gateway_cpu: CPU time of the gateway (the learner's network thread) divided by wall time. 0 for a reference.
+        trainer_cpu: The same of the learner thread (the thread that trains a client). 0 for a reference.
     """
 
     steps_per_s: float
     cpu: float
     items_per_commit: float = 0.0
+    gateway_cpu: float = 0.0
+    trainer_cpu: float = 0.0
 
 
 class IngressCountingAlgorithm(FakeAlgorithm):
@@ -77,7 +82,14 @@ def _build(
 
 
 def ours(
-    payload: TrajectoryKind, *, batch: int, actors: int, seconds: float, fsync: str = "", folder: Path | None = None
+    payload: TrajectoryKind,
+    *,
+    batch: int,
+    actors: int,
+    seconds: float,
+    fsync: str = "",
+    folder: Path | None = None,
+    simulated: int = 0,
 ) -> IngressMeasurement:
     """Measure the steps per second that a learner of this library receives from several sending processes.
 
@@ -85,6 +97,8 @@ def ours(
         payload: The kind of trajectory to send.
         batch: Number of trajectories in a message.
         actors: Number of sending processes.
+        simulated: Number of actors of each sending process (`rl4sys_zmq.bench.session_load`), which send one trajectory in a
+            message; 0 for one actor, which sends prepared messages.
         seconds: Duration of the measurement.
         fsync: The option ``fsync``, for a learner that records received data on disk (the journal). Empty: in memory.
         folder: Folder for the run directory. None: the temporary folder.
@@ -105,15 +119,21 @@ def ours(
             run = stack.enter_context(tempfile.TemporaryDirectory(dir=folder))
             config.update(run_dir=run, fsync=fsync, checkpoint_every_s=1.0)
         learner = stack.enter_context(Learner(LearnerConfig.from_mapping(config)))
-        senders = [(send_ours, (learner.address, payload, batch, f"a{n}")) for n in range(actors)]
+        senders: list[tuple[Callable[..., None], tuple[object, ...]]] = [
+            (send_sessions, (learner.address, payload, simulated, n))
+            if simulated
+            else (send_ours, (learner.address, payload, batch, f"a{n}"))
+            for n in range(actors)
+        ]
         with _processes(senders, seconds):
             _wait_for(lambda: IngressCountingAlgorithm.made and IngressCountingAlgorithm.made[-1].steps)
             counting = IngressCountingAlgorithm.made[-1]
-            rate = _measure(lambda: counting.steps, seconds)
+            threads = _threads("rl4sys-gateway"), _threads("rl4sys-learner-")
+            rate, cpu, thread_cpu = _measure(lambda: counting.steps, seconds, threads)
             journal = learner.status()["journal"] if fsync else None
         per = counting.segments / journal["commits"] if journal else 0.0
     IngressCountingAlgorithm.made.clear()
-    return IngressMeasurement(*rate, per)
+    return IngressMeasurement(rate, cpu, per, *thread_cpu)
 
 
 def raw(payload: TrajectoryKind, *, batch: int, actors: int, seconds: float) -> IngressMeasurement:
@@ -140,7 +160,7 @@ def raw(payload: TrajectoryKind, *, batch: int, actors: int, seconds: float) -> 
     try:
         with _processes([(send_raw, (f"tcp://127.0.0.1:{port}", sizes))] * actors, seconds):
             _wait_for(lambda: messages[0])
-            return IngressMeasurement(*_measure(lambda: messages[0] * batch * payload.steps, seconds))
+            return IngressMeasurement(*_measure(lambda: messages[0] * batch * payload.steps, seconds)[:2])
     finally:
         ending.set()
         thread.join()
@@ -167,13 +187,29 @@ def append_rate(
     return IngressMeasurement(steps / took, (time.process_time() - cpu) / took, items_per_commit)
 
 
-def _measure(count: Callable[[], int], seconds: float) -> tuple[float, float]:
-    """Return the steps per second, and the CPU time divided by wall time, during `seconds` after a warm-up."""
+def _measure(count: Callable[[], int], seconds: float, threads: Sequence[Sequence[int]] = ()) -> tuple[float, float, list[float]]:
+    """Measure during `seconds` after a warm-up.
+
+    Return the steps per second, the CPU time of the process divided by wall time, and the same of each group of `threads`, which
+    are given by their ``ident``.
+    """
     time.sleep(WARM_UP_S)
+    used = [_cpu_s(group) for group in threads]
     began, cpu, steps = time.monotonic(), time.process_time(), count()
     time.sleep(seconds)
     took = time.monotonic() - began
-    return (count() - steps) / took, (time.process_time() - cpu) / took
+    shares = [(_cpu_s(group) - before) / took for group, before in zip(threads, used, strict=True)]
+    return (count() - steps) / took, (time.process_time() - cpu) / took, shares
+
+
+def _threads(prefix: str) -> list[int]:
+    """Return the identifiers of the running threads whose names begin with `prefix`."""
+    return [t.ident for t in threading.enumerate() if t.name.startswith(prefix) and t.ident is not None]
+
+
+def _cpu_s(threads: Sequence[int]) -> float:
+    """Return the CPU time that these running threads have used so far, in seconds."""
+    return sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in threads)
 
 
 def _wait_for(look: Callable[[], T]) -> T:

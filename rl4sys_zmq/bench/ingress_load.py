@@ -24,6 +24,7 @@ __all__ = [
     "PAYLOADS",
     "RAW_HWM",
     "SEED",
+    "SMALL",
     "TrajectoryKind",
     "body_bytes",
     "bytes_per_item",
@@ -85,6 +86,16 @@ PAYLOADS = {
         ),
     )
 }
+
+
+SMALL = TrajectoryKind(
+    name="small",
+    steps=10,
+    observation_space=BoxSpace((4,)),
+    action_space=DiscreteSpace(2),
+    words="10 steps: obs f32[4], action i64",
+)
+"""Trajectories that are so short that each costs more than its bytes."""
 
 
 def make_segment(payload: TrajectoryKind, generation: int) -> Segment:

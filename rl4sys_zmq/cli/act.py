@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,6 +22,8 @@ from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.config.options import check_value
 from rl4sys_zmq.config.rl4sys import IGNORED_BY_ACTORS
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.fleet.report import REPORT_S, ActorReport
+from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.values import DiscreteSpace, Space, observation_space_from, space_from
 from rl4sys_zmq.values.observations import flat_space
 
@@ -52,6 +56,9 @@ class RunOptions:
     keys: Path | None = None
     spool: Path | None = None
     sidecar: bool = False
+    actor_id: str | None = None
+    json: bool = False
+    plugin: tuple[str, ...] = ()
 
 
 def act(run: RunOptions) -> None:
@@ -62,13 +69,13 @@ def act(run: RunOptions) -> None:
         RL4SysError: If the learner does not reply, or refuses the actor.
     """
     configure_logging(run.debug)
+    tally = EpisodeCounts(run.episodes, VERBOSE_S if run.verbose and not run.json else None)
     if run.exit_with_stdin:
-        end_with_stdin()
+        end_with_stdin(lambda line: tally.drain() if line == "drain" else None)
     seeds = np.random.SeedSequence(run.seed).spawn(2)
     envs = make_environments(run.env_id, run.num_envs)
     try:
         config = agent_config(run, envs[0], _number(seeds[0]))
-        tally = EpisodeCounts(run.episodes, VERBOSE_S if run.verbose else None)
         library = logging.getLogger("rl4sys_zmq")
         level = library.level
         if not run.debug:
@@ -78,20 +85,78 @@ def act(run: RunOptions) -> None:
         finally:
             if not run.debug:
                 library.setLevel(level)
+        output = _JsonOutput(agent, tally) if run.json else _TextOutput(agent, tally)
         flush_s = SIGNALLED_FLUSH_S
         try:
-            print_line(
-                f"{run.num_envs} x {run.env_id} for client {config.client_id!r} at {config.address}, "
-                f"acting with version {agent.version} as actor {agent.actor_id}"
-            )
+            output.begin(f"{run.num_envs} x {run.env_id} for client {config.client_id!r} at {config.address}")
             play(agent, envs, [_number(s) for s in seeds[1].spawn(run.num_envs)], tally)
             flush_s = LAST_FLUSH_S
         finally:
             agent.close(flush_s)
-            print_line(f"{tally.summary()}; last version {agent.version}")
+            output.end()
     finally:
         for env in envs:
             env.close()
+
+
+class _TextOutput:
+    """The output of an actor for people: a line at the start and a line at the end."""
+
+    def __init__(self, agent: RL4SysAgent, tally: EpisodeCounts) -> None:
+        self._agent, self._tally = agent, tally
+
+    def begin(self, what: str) -> None:
+        print_line(f"{what}, acting with version {self._agent.version} as actor {self._agent.actor_id}")
+
+    def end(self) -> None:
+        print_line(f"{self._tally.summary()}; last version {self._agent.version}")
+
+
+class _JsonOutput(Worker):
+    """The output of an actor for programs: a thread that prints an `ActorReport` as a line of JSON each second."""
+
+    def __init__(self, agent: RL4SysAgent, tally: EpisodeCounts) -> None:
+        super().__init__("rl4sys-report")
+        self._agent, self._tally = agent, tally
+        self._stopped = threading.Event()
+
+    def begin(self, _what: str) -> None:
+        self.start()
+
+    def end(self) -> None:
+        """End the thread, and print a last report."""
+        self.stop()
+        self.join()
+        self._print()
+
+    def run(self) -> None:
+        """Print a report at once, and then every `REPORT_S` seconds."""
+        while True:
+            self._print()
+            if self._stopped.wait(REPORT_S):
+                return
+
+    def stop(self) -> None:
+        """Make `run` return."""
+        self._stopped.set()
+
+    def _print(self) -> None:
+        stats, tally = self._agent.stats(), self._tally
+        returns = tally.returns.copy()
+        report = ActorReport(
+            actor_id=stats["actor_id"],
+            state=stats["state"],
+            version=stats["version"],
+            uptime_s=round(time.monotonic() - tally.began_s, 3),
+            steps=tally.steps,
+            episodes=tally.episodes,
+            returns=len(returns),
+            mean_return=sum(returns) / len(returns) if returns else None,
+            credit_wait_s=stats["credit_wait_s"],
+            done=tally.done,
+        )
+        with contextlib.suppress(BrokenPipeError):  # the reader has ended; then the end of stdin ends this process
+            print_line(report.to_json())
 
 
 def agent_config(run: RunOptions, env: Any, seed: int) -> AgentConfig:
@@ -115,6 +180,7 @@ def agent_config(run: RunOptions, env: Any, seed: int) -> AgentConfig:
             raise ConfigError(f"{run.config_path}: {key} is {said}, but {run.env_id} has {real}; correct one of them", key=key)
     overrides: dict[str, Any] = {
         "client_id": run.client_id,
+        "actor_id": run.actor_id,
         "train_server_address": run.learner,
         "algorithm_name": run.algorithm,
         "connect_timeout_s": run.connect_timeout_s,
@@ -172,6 +238,7 @@ class EpisodeCounts:
         steps: Number of environment steps so far.
         returns: Returns of the last 100 episodes.
         episodes: Number of episodes that have ended.
+        began_s: The monotonic time of the start, in seconds.
     """
 
     def __init__(self, episodes: int | None = None, every_s: float | None = None) -> None:
@@ -180,21 +247,36 @@ class EpisodeCounts:
         self.episodes = 0
         self._limit = episodes
         self._every_s = every_s
-        self._began = self._said = time.monotonic()
+        self._ended: set[int] | None = None
+        self._width = 0
+        self.began_s = self._said = time.monotonic()
 
     @property
     def done(self) -> bool:
-        """True if the requested number of episodes have ended."""
+        """True if the requested number of episodes have ended, or every environment has ended one since `drain` was called."""
+        if self._ended is not None and len(self._ended) >= self._width:
+            return True
         return self._limit is not None and self.episodes >= self._limit
 
-    def ended(self, total: float) -> None:
-        """Count an episode that has ended, with its return."""
+    def begin(self, environments: int) -> None:
+        """Begin the run of a number of environments."""
+        self._width = environments
+
+    def drain(self) -> None:
+        """Let each environment end its episode, and then let the run end. Any thread can call this."""
+        if self._ended is None:
+            self._ended = set()
+
+    def ended(self, environment: int, total: float) -> None:
+        """Count an episode that has ended in the environment with this index, with its return."""
         self.episodes += 1
         self.returns.append(total)
+        if self._ended is not None:
+            self._ended.add(environment)
 
     def summary(self) -> str:
         """Return the counts so far, as text."""
-        seconds = time.monotonic() - self._began
+        seconds = time.monotonic() - self.began_s
         mean = f", mean return of the last {len(self.returns)}: {np.mean(self.returns):.1f}" if self.returns else ""
         rate = self.steps / max(seconds, 1e-9)
         return f"{self.episodes:,} episodes, {self.steps:,} steps in {seconds:.1f} s ({rate:,.0f}/s){mean}"
@@ -219,6 +301,7 @@ def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: E
     signals = SignalHandlers.current
     trajs: Any = None
     rounds = 0
+    tally.begin(len(envs))
     while not tally.done:
         trajs, actions = request(trajs, obs)
         for i in indices:
@@ -230,7 +313,7 @@ def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: E
             if terminated or truncated:
                 cut = not terminated
                 agent.mark_end_of_trajectory(trajs[i], action, truncated=cut, final_obs=observation if cut else None)
-                tally.ended(float(totals[i]))
+                tally.ended(i, float(totals[i]))
                 totals[i] = 0.0
                 observation, _ = envs[i].reset()
             obs[i] = observation

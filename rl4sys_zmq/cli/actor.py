@@ -31,24 +31,54 @@ def main() -> None:
 @option("--client-id", metavar="NAME", help="The client: the policy to act with and to train. Required unless in the file.")
 @option("--config", type=click.Path(path_type=Path), metavar="FILE", help="The configuration file of an actor.")
 @option("--num-envs", type=click.IntRange(1, 4096), default=4, help="Number of environments in this process, in one batch.")
-@option("--episodes", type=click.IntRange(1), help="Stop after this number of episodes.  [default: never]")
+@option(
+    "--episodes", type=click.IntRange(1), help="Stop after this number of episodes; in a fleet, of each actor.  [default: never]"
+)
 @option("--seed", type=click.IntRange(0), help="Seed of the environments and the actor.  [default: from the OS]")
 @option("--algorithm", metavar="NAME", help="The algorithm, if neither the file nor the learner names one.")
 @option("--keys", type=click.Path(path_type=Path), metavar="FILE", help="NAME.keys, for a learner with keys.")
-@plugin_option(expose_value=False)
+@plugin_option()
 @option(
-    "--spool", type=click.Path(path_type=Path), metavar="DIR", help="Store finished segments here until the learner has them."
+    "--spool",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Store finished segments here until the learner has them; in a fleet, in a folder for each actor.",
 )
 @option("--sidecar", is_flag=True, help="Keep the sockets in a separate process.")
 @option("--connect-timeout", type=click.FloatRange(0), help="Seconds to wait for the learner.  [default: 10]")
-@option("--exit-with-stdin", is_flag=True, help="Exit when stdin is closed, so that a child process ends with its parent.")
+@option("--actor-id", metavar="NAME", help="The name of the actor; in a fleet, its beginning.  [default: random]")
+@option("--num-actors", type=click.IntRange(1, 10_000), help="Keep this number of actor processes alive, as a fleet.")
+@option("--min-actors", type=click.IntRange(1, 10_000), help="Shrink the fleet to this number while actors wait a lot.")
+@option("--max-actors", type=click.IntRange(1, 10_000), help="Grow the fleet to this number while the learner lacks data.")
+@option("--engine", type=click.Choice(["process"]), default="process", help="The engine that runs the actors of a fleet.")
+@option(
+    "--grace", type=click.FloatRange(0, 3600), default=10.0, help="Seconds that actors of a fleet have to end their episodes."
+)
+@option("--json", is_flag=True, help="Print the figures as a line of JSON each second.")
+@option(
+    "--exit-with-stdin",
+    is_flag=True,
+    help="Exit when stdin is closed, so that a child process ends with its parent; a line `drain` ends the episodes first.",
+)
 @option("-v", "--verbose", is_flag=True, help="Print a line every few seconds.")
 @option("--debug", is_flag=True, help="Log everything.")
 def run(env: str, config: Path | None, connect_timeout: float | None, **options: Any) -> None:
-    """Run environments with a learner, until --episodes have ended, Ctrl-C or SIGTERM."""
+    """Run environments with a learner, until --episodes have ended, Ctrl-C or SIGTERM.
+
+    With --num-actors, or --min-actors and --max-actors, the command keeps a fleet of such actors alive. Each is a process with
+    its own name, seed and folder in --spool. An actor that fails is started again.
+    """
     from rl4sys_zmq.cli.act import RunOptions, act
 
-    act(RunOptions(env_id=env, config_path=config, connect_timeout_s=connect_timeout, **options))
+    fleet = {name: options.pop(name) for name in ("engine", "num_actors", "min_actors", "max_actors")}
+    grace_s = options.pop("grace")
+    given = RunOptions(env_id=env, config_path=config, connect_timeout_s=connect_timeout, **options)
+    if all(fleet[name] is None for name in ("num_actors", "min_actors", "max_actors")):
+        act(given)
+        return
+    from rl4sys_zmq.cli.fleet import FleetOptions, run_fleet
+
+    run_fleet(FleetOptions(run=given, grace_s=grace_s, **fleet))
 
 
 @main.command()

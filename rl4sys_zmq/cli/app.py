@@ -33,6 +33,7 @@ __all__ = [
     "FAILED",
     "USAGE",
     "CommandGroup",
+    "amount",
     "configure_logging",
     "as_config_error",
     "option",
@@ -75,17 +76,26 @@ _UNITS: dict[str, int] = {
 }
 
 
-def size(value: str) -> int:
-    """Convert the text of an option, such as 0, 800MB, 8GiB or 1.5T, to a number of bytes.
+def amount(value: str) -> int:
+    """Convert the text of an option, such as 0, 800MB, 8GiB or 1.5T, to a number.
 
     Raises:
-        click.BadParameter: If the text is not a size, or the size is less than 1 MiB and not 0.
+        click.BadParameter: If the text is not a number with an optional unit.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", value.strip())
     unit = _UNITS.get(found.group(2).upper()) if found else None
     if found is None or unit is None:
         raise click.BadParameter(f"{value!r} is not a size such as 800MB or 8GiB")
-    count = round(float(found[1]) * unit)
+    return round(float(found[1]) * unit)
+
+
+def size(value: str) -> int:
+    """Convert the text of an option to a number of bytes, as `amount` does.
+
+    Raises:
+        click.BadParameter: If the text is not a size, or the size is less than 1 MiB and not 0.
+    """
+    count = amount(value)
     if 0 < count < MIN_SIZE:
         raise click.BadParameter(f"{value!r} is less than 1 MiB; give at least 1MiB, or 0")
     return count

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from rl4sys_zmq.cli.app import FAILED, USAGE, print_line, require
+from rl4sys_zmq.cli.children import child_environment
 from rl4sys_zmq.cli.progress import make_progress
 from rl4sys_zmq.cli.rundir import fresh_run_dir, print_saved_at_stop
 from rl4sys_zmq.cli.serve import await_status, warm_up
@@ -196,7 +197,7 @@ class ActorProcesses(Resource):
                             stdin=subprocess.PIPE,
                             stdout=output,
                             stderr=subprocess.STDOUT,
-                            env=_child_environment(),
+                            env=child_environment(),
                             start_new_session=True,  # Ctrl-C reaches only this process, which then ends the actors
                         )
                     )
@@ -344,11 +345,3 @@ def _facts(task: DemoTask, curve: LearningCurve | None, outcome: DemoProgress) -
 def _actors(task: DemoTask) -> str:
     count, envs = task.preset.actors, task.preset.num_envs
     return f"{count} actor process{'es' if count != 1 else ''} with {envs} environment{'s' if envs != 1 else ''} each"
-
-
-def _child_environment() -> dict[str, str]:
-    """Return environment variables for an actor process, so that it imports this package from the same folder as this process."""
-    package = Path(__file__).parents[2]
-    path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH", "")]))
-    ours = {k: v for k, v in os.environ.items() if not k.startswith("RL4SYS_ACTOR_")}
-    return {**ours, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
-from rl4sys_zmq.cli.app import CommandGroup, option, plugin_option, settings, size, version_option
+from rl4sys_zmq.cli.app import CommandGroup, amount, option, plugin_option, settings, size, version_option
 
 if TYPE_CHECKING:
     from rl4sys_zmq.cli.client import CommandTarget
@@ -443,6 +443,48 @@ def bench(what: tuple[str, ...], pairs: int, seconds: float, peers: bool, json: 
 
     require("gym", "gymnasium")
     run(what, pairs, seconds, peers=peers, path=json)
+
+
+@main.command()
+@option("--actors", type=click.IntRange(1), help="Number of actors of all clients together.")
+@option("--steps-per-s", type=click.FloatRange(0), help="Environment steps per second of each actor.")
+@option("--model-bytes", type=amount, metavar="SIZE", help="Size of the weights of a policy in float32, such as 300kB.")
+@option("--obs-bytes", type=amount, metavar="SIZE", default="32", help="Size of an observation.")
+@option("--action-bytes", type=amount, metavar="SIZE", default="8", help="Size of an action.")
+@option("--segment-steps", type=click.IntRange(1), default=128, help="Steps of a segment, the option rollout_length.")
+@option("--segments-per-message", type=click.IntRange(1, 64), default=1, help="Segments in a message, the option send_frequency.")
+@option("--publish-per-s", type=click.FloatRange(0), default=1.0, help="Versions of the weights per second of each client.")
+@option("--weights-level", type=click.IntRange(0, 2), default=1, help="The option weights.level: 0 sends all weights.")
+@option("--clients", type=click.IntRange(1), default=1, help="Number of clients, each a policy with its own learner thread.")
+@option("--journal", type=click.Choice(["memory", "sqlite"]), default="sqlite", help="Storage of the journal of accepted data.")
+@option("--fsync", type=click.Choice(["normal", "always"]), default="normal", help="The option fsync of the journal.")
+@option("--journal-max", type=amount, metavar="SIZE", default="4GiB", help="The option journal_max_bytes.")
+@option(
+    "--checkpoint-every-s", type=click.FloatRange(0, min_open=True), default=10.0, help="The option of this name, in seconds."
+)
+@option("--keys", is_flag=True, help="Connections are encrypted.")
+@option("--algorithm", type=click.Choice(["PPO", "DQN"]), help="Include the training of this algorithm.  [default: no training]")
+@option("--minibatch", type=click.IntRange(1), help="Rows of a gradient step.  [default: the algorithm's]")
+@option("--epochs", type=click.IntRange(1), help="Passes of PPO over its data.  [default: the algorithm's]")
+@option("--cores", type=click.IntRange(1), help="Processor cores of the learner's machine.  [default: those of this machine]")
+@option("--memory", type=amount, metavar="SIZE", help="Memory of the learner.  [default: 80% of this machine's]")
+@option("--bandwidth", type=amount, metavar="BITS", help="Speed of the learner's network in bits per second, such as 1G.")
+@option("--measure", is_flag=True, help="Measure the constants on this machine, in about a minute, and keep them.")
+@option("--constants", type=FILE, metavar="FILE", help="The file of the constants.  [default: in the user's folder for caches]")
+@option("--json", is_flag=True, help="Print JSON.")
+def capacity(**options: Any) -> None:
+    """Predict the load of a learner, and name the first limit.
+
+    The prediction needs --actors, --steps-per-s and --model-bytes. It uses constants that --measure has measured on this machine,
+    or else constants that are recorded in this package. For loads above 70 % it proposes a change.
+    """
+    from rl4sys_zmq.cli.capacity import CapacityOptions, existing_parts
+    from rl4sys_zmq.cli.capacity import capacity as run
+
+    needed = [options[name] is not None for name in ("actors", "steps_per_s", "model_bytes")]
+    if not all(needed) and (any(needed) or not options["measure"]):
+        raise click.UsageError("give --actors, --steps-per-s and --model-bytes, or --measure")
+    run(CapacityOptions(**options), existing_parts(main))
 
 
 @main.command()

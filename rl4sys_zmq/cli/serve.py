@@ -22,6 +22,7 @@ from rl4sys_zmq.learner.memory_watch import available_bytes, keep_freed_memory
 from rl4sys_zmq.learner.resume import ACCEPT_LOSS, AUTO, NEVER, has_state, state_dir
 from rl4sys_zmq.policies import read_policy
 from rl4sys_zmq.policies.initial_weights import check_weights_source
+from rl4sys_zmq.transports import raise_descriptor_limit
 
 __all__ = ["ServeOptions", "await_status", "serve", "warm_up"]
 
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.25
 MEMORY_SHARE = 0.8
+DESCRIPTORS_PER_ACTOR, OTHER_DESCRIPTORS = 2, 1024
+"""The open files of a learner: one connection of each actor for messages and one for weights, and files and other peers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,7 @@ def serve(given: ServeOptions) -> None:
     if config.torch_threads is None:
         config = replace(config, torch_threads=1)
     keep_freed_memory()
+    raise_descriptor_limit(DESCRIPTORS_PER_ACTOR * config.max_actors + OTHER_DESCRIPTORS)
     signals = SignalHandlers.current
     if signals is not None:
         signals.patience_s = config.shutdown_timeout_s + 0.35

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -12,6 +14,7 @@ __all__ = ["INTERRUPTED", "SignalHandlers", "StopSignalReceived", "end_with_stdi
 
 INTERRUPTED = 130
 PATIENCE_S = 1.85
+MAX_LINE_BYTES = 4096
 _ASKED_TO_END = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
@@ -40,12 +43,15 @@ class SignalHandlers:
     Attributes:
         current: The active instance, or None outside of the ``with`` block.
         patience_s: Longest time for cleaning up after the first signal, in seconds.
+        defers: True if the first signal is only recorded, and `check` raises the exception. A loop that must not be interrupted
+            within a step sets it.
     """
 
     current: SignalHandlers | None = None
 
     def __init__(self) -> None:
         self.patience_s = PATIENCE_S
+        self.defers = False
         self._before: dict[int, Any] = {}
         self._stopping: StopSignalReceived | None = None
         self._timer: threading.Timer | None = None
@@ -85,21 +91,34 @@ class SignalHandlers:
         self._timer = threading.Timer(self.patience_s, os._exit, [self._stopping.exit_code])
         self._timer.daemon = True
         self._timer.start()
-        raise self._stopping
+        if not self.defers:
+            raise self._stopping
 
 
-def end_with_stdin() -> None:
+def end_with_stdin(on_line: Callable[[str], None] | None = None) -> None:
     """Start a thread that sends SIGTERM to this process when its stdin is closed.
 
-    A child process thus ends with its parent.
+    A child process thus ends with its parent. If the process does not end within a second more than `SignalHandlers.patience_s`,
+    for example because its main thread is busy in native code, the thread ends it.
+
+    Args:
+        on_line: Called in the thread with each line that arrives on stdin before.
     """
 
     def watch() -> None:
+        rest = b""
         try:
-            while os.read(0, 4096):
-                pass
+            while data := os.read(0, 4096):
+                *lines, rest = (rest + data).split(b"\n")
+                rest = rest[-MAX_LINE_BYTES:]
+                if on_line is not None:
+                    for line in lines:
+                        on_line(line.decode(errors="replace").strip())
         except OSError:
             pass  # stdin is already closed
         os.kill(os.getpid(), signal.SIGTERM)
+        signals = SignalHandlers.current
+        time.sleep((signals.patience_s if signals is not None else PATIENCE_S) + 1.0)
+        os._exit(1)
 
     threading.Thread(target=watch, name="stdin-watch", daemon=True).start()

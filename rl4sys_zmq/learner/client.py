@@ -118,12 +118,15 @@ class ClientState:
             thread returns to a checkpoint.
         dirty: The ids of the actors that need an `Ack` message.
         next_ack_at: The earliest time for the next `Ack` messages, on the monotonic clock, in seconds.
+        beacon_due: True if a new subscriber waits for a beacon, the message with the newest version.
+        next_beacon_at: The earliest time for the next beacon to new subscribers, on the monotonic clock, in seconds.
         waiting: The HELLOs (requests for a session) that arrived while the learner thread was starting, by routing id, each
             with the name of its user and the relays (processes that pass weights on) for its actor.
         worker: The handle of the current learner thread; None after `end_thread`.
         started_at: The time when the current learner thread was started, on the monotonic clock, in seconds.
         restart_at: The time when a new learner process starts after a crash, on the monotonic clock, in seconds; None at all
             other times.
+        devices: The device of each rank (process that computes the gradients together with others) of the current learner thread.
         workers: The handles of all learner threads of the client that can still be running.
         backlog: The encoded messages to send to the learner thread, oldest first. They stay here while the queue of the thread
             is full.
@@ -171,11 +174,13 @@ class ClientState:
         self._stall = StallTimer()
         self.stalled_s = 0.0
         self.worker: LearnerThreadHandle | None = None
+        self.devices: list[str] = []
         self.workers: list[LearnerThreadHandle] = []
         self.backlog: deque[list[Frame]] = deque()
         self.waiting: dict[bytes, tuple[Hello, str, Relays]] = {}
         self.dirty: set[str] = set()
         self.next_ack_at = 0.0
+        self.beacon_due, self.next_beacon_at = False, 0.0
         self.counters = Counters()
         self.alarms = Alarms(clock.monotonic, clock.unix)
         self.verdicts = dict.fromkeys(Verdict.ALL, 0)
@@ -372,6 +377,7 @@ class ClientState:
             replaced: Ask the thread to end as soon as possible, without a checkpoint. Otherwise it first processes its queue.
         """
         self.worker = None
+        self.devices = []
         self.backlog.clear()
         for worker in self.workers:
             worker.end(replaced=replaced)
@@ -400,6 +406,7 @@ class ClientState:
         self.weight_history.tag_with(self.tag_key)
         self.schema = SegmentSchema.of(spec, MAX_SEGMENT_STEPS)
         self.parameters = parameters_shown(self.settings.kind, self.settings.in_force)
+        self.devices = message.devices
         self._metrics = TrainingMetrics(message.steps, message.updates, self._metrics.scalars, [], message.episodes)
         self._returns.clear()
         self._returns.extend((total, length) for total, length in message.recent)
@@ -685,7 +692,7 @@ class ClientState:
 
     def _worker_report(self, now: float) -> dict[str, Any]:
         """Return the part of the status about the thread or process that trains this client, and about its crashes."""
-        found = self.worker.describe() if self.worker is not None else {}
+        found = self.worker.describe() | {"devices": self.devices} if self.worker is not None else {}
         if self.crashes:
             found |= {"crashes": self.crashes, "last_crash": self._last_crash}
         if self.restart_at is not None:

@@ -27,7 +27,7 @@ from rl4sys_zmq.learner.endpoint import ActorSessionHandler
 from rl4sys_zmq.learner.log_files import CLIENT_READY
 from rl4sys_zmq.learner.operator import PARAMETERS_CHANGED, OperatorCommandContext, OperatorCommandExecutor
 from rl4sys_zmq.learner.recorder import EventSink
-from rl4sys_zmq.liveness import BEACON_TOPIC, WEIGHTS_TOPIC, WORKER_SILENCE_S
+from rl4sys_zmq.liveness import BEACON_TOPIC, NEWCOMER_BEACON_S, WEIGHTS_TOPIC, WORKER_SILENCE_S
 from rl4sys_zmq.security import AccessList, Authorizer
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import (
@@ -166,7 +166,7 @@ class LearnerCore:
             case OperatorAlarm():
                 client.alarms.note(message.name, message.text, message.count)
             case ThreadFailed():
-                self._on_failed(client, message)
+                self._on_ended(client, message)
             case FromRemoteWorker() | ToLearner() | ToActor() | ToLearnerThread():
                 raise ProtocolError(RefusalReason.DIRECTION, f"a learner thread must not send {type(message).__name__}")
             case _:
@@ -228,9 +228,15 @@ class LearnerCore:
         if client is None or worker is None or worker.alive:
             return
         if worker.failure is not None:
-            self._on_failed(client, worker.failure)
+            self._on_ended(client, worker.failure)
         elif worker.crash:
             self._on_crashed(client, worker.crash)
+
+    def _on_ended(self, client: ClientState, failure: ThreadFailed) -> None:
+        if failure.crashed:
+            self._on_crashed(client, failure.error)
+        else:
+            self._on_failed(client, failure)
 
     def _on_crashed(self, client: ClientState, crash: str) -> None:
         with self.published:
@@ -245,7 +251,7 @@ class LearnerCore:
         text = f"{crash}; another one starts in {pause_s:.1f} s"
         client.alarms.note(WORKER_CRASHED, text)
         self._sink.event("worker_crashed", client_id=client.client_id, crash=crash, restart_in_s=round(pause_s, 3))
-        self.endpoint.close_client_sessions(client, "the client's learner process has crashed; send HELLO again")
+        self.endpoint.close_client_sessions(client, "a process of the client's learner has crashed; send HELLO again")
         self._dispatcher.give_up(client, crash)
 
     def _restart_suspended(self) -> None:
@@ -301,6 +307,8 @@ class LearnerCore:
         for client in self.registry:
             self.endpoint.send_acks(client, room_bytes)
             self._report_alarms(client)
+            if client.beacon_due and self._callbacks.clock.monotonic() >= client.next_beacon_at:
+                self._beacon(client)
 
     def rest_s(self, now: float, most_s: float) -> float:
         """Return how long the learner's network thread can wait for messages until its next task: at most `most_s` seconds."""
@@ -311,6 +319,8 @@ class LearnerCore:
                 most_s = min(most_s, BACKLOG_RETRY_S)
             if client.dirty:
                 most_s = min(most_s, client.next_ack_at - now)
+            if client.beacon_due:
+                most_s = min(most_s, client.next_beacon_at - now)
         return max(0.0, most_s)
 
     def each_second(self, now: float) -> None:
@@ -358,6 +368,7 @@ class LearnerCore:
                 self._beacon(client)
 
     def _beacon(self, client: ClientState) -> None:
+        client.beacon_due, client.next_beacon_at = False, self._callbacks.clock.monotonic() + NEWCOMER_BEACON_S
         self._callbacks.publish(BEACON_TOPIC + client.topic, encode(client.beacon()))
 
     # ---- subscribers and rights
@@ -367,12 +378,14 @@ class LearnerCore:
         return self.registry.by_topic(topic[1:]) if topic[:1] in (WEIGHTS_TOPIC, BEACON_TOPIC) else None
 
     def on_subscribed(self, client: ClientState, topic: bytes) -> None:
-        """Handle a new subscription. If it is for beacons (messages with the newest policy version), publish one at once.
+        """Handle a new subscription. If it is for beacons (messages with the newest policy version), let `turn` publish one.
 
-        Without this, the subscriber would have to wait for the next beacon, because it does not receive earlier publications.
+        Without this, the subscriber would have to wait for the next beacon, because it does not receive earlier publications. A
+        beacon goes to all subscribers. So many new subscribers share one, or 1,000 actors that join would cause half a million
+        messages.
         """
         if topic[:1] == BEACON_TOPIC and client.state is LearnerThreadState.RUNNING:
-            self._beacon(client)
+            client.beacon_due = True
 
     def change_access(self, access: AccessList) -> None:
         """Apply a new access list (the users and their rights).

@@ -7,13 +7,14 @@ through a PUSH socket.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError
+from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, RankLost
 from rl4sys_zmq.learner.checkpoints import CheckpointStore
 from rl4sys_zmq.learner.core_callbacks import LearnerThreadHandle
 from rl4sys_zmq.learner.reporting import GATEWAY_TIMEOUT_S, GatewaySender, plain_text
@@ -92,7 +93,7 @@ class LearnerThread(Worker):
                         text, trace = str(exc), ""
                         if self._remote and exc.key == "algorithm_name":
                             text += "; a learner process finds only what the modules under `plugins` register"
-                    self.failure = ThreadFailed(plain_text(text[:1000]), plain_text(trace))
+                    self.failure = ThreadFailed(plain_text(text[:1000]), plain_text(trace), isinstance(exc, RankLost))
                     upstream.send(self.failure)
             except Closed as exc:
                 log.warning("%s ends without a report to the gateway: %s", self.name, exc)
@@ -102,7 +103,7 @@ class LearnerThread(Worker):
         try:
             learning.run()
         finally:
-            learning.close()
+            learning.close(crashed=isinstance(sys.exception(), RankLost))
 
     @property
     def busy_s(self) -> float:

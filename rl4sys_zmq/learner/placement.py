@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from dataclasses import dataclass
 
 import torch
 
@@ -14,21 +15,31 @@ from rl4sys_zmq.learner.algorithms.compute import ONE_RANK, Compute, find_device
 from rl4sys_zmq.learner.rank_group import RankGroup
 from rl4sys_zmq.wire.messages import AssignClient
 
-__all__ = ["allow_tf32", "place_algorithm"]
+__all__ = ["Placement", "allow_tf32", "place_algorithm"]
 
 log = logging.getLogger(__name__)
 
 
-def place_algorithm(algorithm: Algorithm, assign: AssignClient, stopping: threading.Event) -> RankGroup | None:
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The devices and the processes that an algorithm trains with.
+
+    Attributes:
+        devices: The device of each rank (process that trains together with others), such as ``cpu`` or ``cuda:0``.
+        group: The ranks, whose processes are not started so far; None for a client with one rank.
+    """
+
+    devices: tuple[str, ...] = ("cpu",)
+    group: RankGroup | None = None
+
+
+def place_algorithm(algorithm: Algorithm, assign: AssignClient, stopping: threading.Event) -> Placement:
     """Move an algorithm to the device of its client, and give it its ranks (the processes that train together).
 
     Args:
         algorithm: The algorithm, just built.
         assign: The settings of the client.
         stopping: Set if the learner thread must end.
-
-    Returns:
-        The ranks, whose processes are not started so far; None for a client with one rank.
 
     Raises:
         ConfigError: If the device does not exist, or the algorithm cannot use it or several ranks.
@@ -41,7 +52,7 @@ def place_algorithm(algorithm: Algorithm, assign: AssignClient, stopping: thread
         )
     if not isinstance(algorithm, PlaceableAlgorithm):
         if assign.device in ("auto", "cpu"):
-            return None
+            return Placement()
         raise ConfigError(
             f"device: algorithm {assign.algorithm_name} trains on the CPU, because it has no method place; set it to cpu or auto",
             key="device",
@@ -53,7 +64,7 @@ def place_algorithm(algorithm: Algorithm, assign: AssignClient, stopping: thread
         group = RankGroup(assign, importable_factory(ALGORITHMS.get(assign.algorithm_name)), devices, stopping)
     algorithm.place(Compute(device=devices[0], ranks=ONE_RANK if group is None else group))
     log.info("client %s trains on %s", assign.client_id, ", ".join(map(str, devices)))
-    return group
+    return Placement(tuple(map(str, devices)), group)
 
 
 def allow_tf32(assign: AssignClient, device: torch.device) -> None:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from rl4sys_zmq.child_process import child_environment, end_text
-from rl4sys_zmq.errors import Closed, RankError
+from rl4sys_zmq.errors import Closed, RankError, RankLost
 from rl4sys_zmq.learner.rank_link import RankLink, encode_rank_message
 from rl4sys_zmq.learner.rank_member import RANK_TIMEOUT_S, RankMember, open_store
 from rl4sys_zmq.resource import Resource
@@ -130,7 +130,7 @@ class RankGroup(RankMember, Resource):
             if self._stopping.is_set():
                 raise Closed("the learner thread was stopped before its ranks were ready")
             if time.monotonic() > deadline:
-                raise RankError(f"{self._name(other)} was not ready within {RANK_START_S:g} s; is the machine overloaded?")
+                raise RankLost(f"{self._name(other)} was not ready within {RANK_START_S:g} s; is the machine overloaded?")
         try:
             answer = other.link.receive()
         except (EOFError, OSError) as exc:
@@ -207,12 +207,14 @@ class RankGroup(RankMember, Resource):
         ended.sort(key=lambda pair: pair[1] == LOST_STATUS)
         if ended:
             other, code = ended[0]
-            text = f"{self._name(other)} ended with {end_text(code)}{_last_words(other.link)}"
+            words = _last_words(other.link)
+            text = f"{self._name(other)} ended with {end_text(code)}{words}"
         else:
+            words = ""
             text = f"{' or '.join(map(self._name, self._others))} did not answer within {RANK_TIMEOUT_S:g} s"
-        self._failure = f"{text}; {_REMEDY}"
+        self._failure = f"{text}; {_REMEDY}" if words else text
         self.close()
-        return RankError(self._failure)
+        return RankError(self._failure) if words else RankLost(self._failure)
 
     def close(self) -> None:
         """End the other ranks. Every further call for work raises `RankError`."""
@@ -252,7 +254,7 @@ def _start_process(rank: int) -> _OtherRank:
             os.close(theirs_fd)
     except (OSError, subprocess.SubprocessError) as exc:
         ours.close()
-        raise RankError(f"the process of rank {rank} cannot be started: {exc}") from exc
+        raise RankLost(f"the process of rank {rank} cannot be started: {exc}") from exc
     except BaseException:
         ours.close()
         raise

@@ -202,6 +202,7 @@ def list_parts(folder: Path, form: RecordFormat) -> tuple[list[SeriesPart], list
         The valid parts, oldest first; and the leftovers of a crash, whose range lies within that of a valid part.
 
     Raises:
+        FileNotFoundError: If the writer has merged a part meanwhile; the part that replaces it may be missing in the list.
         OSError: If the folder cannot be read.
     """
     found = []
@@ -214,10 +215,7 @@ def list_parts(folder: Path, form: RecordFormat) -> tuple[list[SeriesPart], list
         match = _BODY.fullmatch(body)
         if match is not None and name == f"{form.prefix}{body}{form.suffix}":
             path = folder / name
-            try:
-                found.append(SeriesPart(path, int(match[1]), int(match[2]), int(match[3]), path.stat().st_size))
-            except FileNotFoundError:  # another thread has merged it
-                continue
+            found.append(SeriesPart(path, int(match[1]), int(match[2]), int(match[3]), path.stat().st_size))
     found.sort(key=lambda part: (part.first, -part.last))
     parts: list[SeriesPart] = []
     within: list[SeriesPart] = []

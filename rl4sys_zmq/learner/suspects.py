@@ -77,9 +77,14 @@ class CrashSuspectRecord:
             except OSError as exc:
                 self._give_up(exc)
 
-    def close(self) -> None:
-        """Record that no segment is in training, and stop recording, at the end of the learner thread."""
-        self.clear()
+    def close(self, *, crashed: bool = False) -> None:
+        """Record that no segment is in training, and stop recording, at the end of the learner thread.
+
+        Args:
+            crashed: True to leave the record as it is, so that the next start suspects the segments in training.
+        """
+        if not crashed:
+            self.clear()
         self._disabled = True
 
     def expect_end(self, *, disable: bool = False) -> None:

@@ -100,6 +100,7 @@ class TrainLoop:
         self._poller.register(down)
         self._assign = self._wait_for_assignment()
         self._ranks: RankGroup | None = None
+        self._devices = ["cpu"]
         self._algorithm = self._build()
         self._spec = self._algorithm.spec()
         own_limit = -1 if self._algorithm.max_policy_lag is None else self._algorithm.max_policy_lag
@@ -157,13 +158,16 @@ class TrainLoop:
             self._report()
             self._reporter.report_figures(self._trainer.updates)
 
-    def close(self) -> None:
+    def close(self, *, crashed: bool = False) -> None:
         """Record on disk that no segment is in training any more, and end the other ranks (processes) of the client.
 
         Only the learner thread calls this, at its end.
+
+        Args:
+            crashed: True if a rank was killed or does not answer. The record then stays, because a segment can be the cause.
         """
         try:
-            self._suspects.close()
+            self._suspects.close(crashed=crashed)
         finally:
             if self._ranks is not None:
                 self._ranks.close()
@@ -242,7 +246,8 @@ class TrainLoop:
         algorithm = make(*spaces, a.parameters, a.seed)
         if a.device != "cpu" or a.learners > 1:  # the module imports torch
             placement = importlib.import_module("rl4sys_zmq.learner.placement")
-            self._ranks = placement.place_algorithm(algorithm, a, self._stopping)
+            placed = placement.place_algorithm(algorithm, a, self._stopping)
+            self._devices, self._ranks = list(placed.devices), placed.group
         for line in readings(getattr(algorithm, "parameters", None)):
             log.info("client %s: %s", a.client_id, line)
         self._check_size(algorithm.spec())
@@ -299,6 +304,7 @@ class TrainLoop:
             max(0, self._saved_updates),
             self._progress.observed.episodes,
             [list(episode) for episode in self._progress.observed.recent],
+            self._devices,
         )
 
     def _start_from(self, source: Path) -> None:

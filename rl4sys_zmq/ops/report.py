@@ -177,16 +177,27 @@ def _client_lines(client_id: str, client: Mapping[str, Any], now_unix_s: float) 
 
 
 def _worker_lines(client: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines about the process that trains a client. There is none for a thread that has not been restarted."""
+    """Yield the lines about the thread or process that trains a client.
+
+    There is none for a thread on the CPU that has not been restarted.
+    """
     worker = client.get("worker", {})
-    restarts = f", {client['restarts']:,} restarts" if client.get("restarts") else ""
+    words = [f"engine {worker.get('engine', '-')}"]
     if "pid" in worker:
-        busy = f", busy for {span_text(worker['busy_s'])}" if worker["busy_s"] >= BUSY_S else ""
-        yield f"  engine {worker['engine']}, process {worker['pid'] or 'starting'}{busy}{restarts}"
-        if worker["silent_s"] >= WORKER_SILENCE_S:
-            yield f"  !! the process has given no sign of life for {span_text(worker['silent_s'])}: is it stopped?"
-    elif restarts:
-        yield f"  engine {worker.get('engine', '-')}{restarts}"
+        words.append(f"process {worker['pid'] or 'starting'}")
+        if worker["busy_s"] >= BUSY_S:
+            words.append(f"busy for {span_text(worker['busy_s'])}")
+    devices = worker.get("devices", [])
+    if len(devices) > 1:
+        words.append(f"{len(devices)} ranks")
+    if devices and set(devices) != {"cpu"}:
+        words.append(f"device {', '.join(devices)}")
+    if client.get("restarts"):
+        words.append(f"{client['restarts']:,} restarts")
+    if len(words) > 1:
+        yield f"  {', '.join(words)}"
+    if worker.get("silent_s", 0.0) >= WORKER_SILENCE_S:
+        yield f"  !! the process has given no sign of life for {span_text(worker['silent_s'])}: is it stopped?"
     if crashes := worker.get("crashes"):
         pause = f"; another one starts in {span_text(worker['restart_in_s'])}" if "restart_in_s" in worker else ""
         yield f"  !! {crashes:,} crashes, the last one: {worker['last_crash']}{pause}"

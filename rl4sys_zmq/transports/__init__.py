@@ -6,7 +6,8 @@
 - `Socket.user`: The user that sent the last message, on a socket that authenticates its peers (see the package `security`).
 - `Socket.events`, `explain`: The events of connections, and their meaning in one sentence.
 - `Poller`: Waits until sockets or file descriptors are ready. `Wakeup`: Ends this wait from another thread.
-- `context`, `open_sockets`: The ZeroMQ context of the process, and the number of open sockets.
+- `context`, `open_sockets`: The ZeroMQ context of the process, and the number of open sockets. `raise_descriptor_limit`: Permits
+  more of them.
 
 Use tcp or ipc if a socket must reconnect to a restarted peer. An inproc socket does not reconnect when the name is bound again.
 """
@@ -14,7 +15,7 @@ Use tcp or ipc if a socket must reconnect to a restarted peer. An inproc socket 
 from __future__ import annotations
 
 from rl4sys_zmq.transports.address import Address
-from rl4sys_zmq.transports.context import context, open_sockets
+from rl4sys_zmq.transports.context import context, open_sockets, raise_descriptor_limit
 from rl4sys_zmq.transports.frames import (
     LARGE_FRAME_BYTES,
     MAX_FRAMES,
@@ -53,5 +54,6 @@ __all__ = [
     "context",
     "explain",
     "open_sockets",
+    "raise_descriptor_limit",
     "read_subscription",
 ]

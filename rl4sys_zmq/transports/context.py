@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import resource
 import threading
 from abc import abstractmethod
 
@@ -16,7 +17,7 @@ import zmq
 
 from rl4sys_zmq.resource import Resource
 
-__all__ = ["TrackedResource", "context", "open_sockets", "track", "untrack"]
+__all__ = ["TrackedResource", "context", "open_sockets", "raise_descriptor_limit", "track", "untrack"]
 
 MAX_SOCKETS = 8192
 
@@ -60,6 +61,23 @@ def context() -> zmq.Context[zmq.Socket[bytes]]:
             _process.context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
             _process.context.linger = 0
         return _process.context
+
+
+def raise_descriptor_limit(wanted: int) -> int:
+    """Raise the soft limit on open files of this process to `wanted`, as far as the hard limit permits. Never lower it.
+
+    A learner needs two descriptors for each actor: one connection for messages, and one for weights. Many systems start processes
+    with a soft limit of 1,024.
+
+    Returns:
+        The soft limit that now holds.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return soft if soft != resource.RLIM_INFINITY else wanted
+    raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+    return raised
 
 
 def track(socket: TrackedResource) -> None:

@@ -683,6 +683,7 @@ class ThreadReady(FromLearnerThread):
         updates: Number of updates that led to the restored state.
         episodes: Number of episodes that ended in these steps.
         recent: A list ``[return, length]`` for each of the latest of these episodes, at most 100.
+        devices: The device of each rank (process that computes the gradients together with others), such as ``cpu``.
     """
 
     KIND: ClassVar[int] = 48
@@ -699,6 +700,7 @@ class ThreadReady(FromLearnerThread):
     updates: int = 0
     episodes: int = 0
     recent: list[Any] = field(default_factory=list)
+    devices: list[Any] = field(default_factory=lambda: ["cpu"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -765,11 +767,14 @@ class ThreadFailed(FromLearnerThread):
     Attributes:
         error: Class and message of the exception, as text.
         trace: The traceback, as text.
+        crashed: True if the cause is the end of a process that the learner thread needs. The gateway (the learner's network
+            thread) then starts the client again from its checkpoint.
     """
 
     KIND: ClassVar[int] = 52
     error: str
     trace: str
+    crashed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

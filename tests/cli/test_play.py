@@ -96,7 +96,7 @@ def test_rewards_come_before_the_step_is_stored() -> None:
 def test_a_summary_has_the_figures() -> None:
     tally = EpisodeCounts()
     tally.steps = 1234
-    tally.ended(7.0)
+    tally.ended(0, 7.0)
     assert "1 episodes, 1,234 steps" in tally.summary()
     assert tally.summary().endswith("mean return of the last 1: 7.0")
     assert not tally.done

@@ -158,7 +158,7 @@ def test_an_abort_in_one_client_costs_the_others_nothing(lab: Lab, options: dict
     play(well, played % 2)  # a full batch
     other = trained(learner, played, "well")
     balanced(other, other["accepted"])
-    assert other["worker"] == {"engine": "thread"} and other["restarts"] == 0 and not other["alarms"]
+    assert other["worker"] == {"engine": "thread", "devices": ["cpu"]} and other["restarts"] == 0 and not other["alarms"]
 
 
 def test_a_stopped_process_that_wakes_after_its_replacement_changes_nothing(

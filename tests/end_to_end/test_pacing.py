@@ -82,6 +82,7 @@ def test_waiting_ends_with_the_timeout_and_with_close(inproc_lab: Any) -> None:
     try:
         with pytest.raises(LearnerUnavailable, match=r"0\.1 s \(waiting for credit or newer weights\)"):
             simulate(agent, 100)
+        assert agent.stats()["credit_wait_s"] >= 0.1
         caught: list[BaseException] = []
         patient = inproc_lab.agent(learner, algorithm_name="STUCK", overflow="wait")
 

@@ -17,6 +17,7 @@ from rl4sys_zmq.learner.core import LearnerCore
 from rl4sys_zmq.learner.core_callbacks import Clock, CoreCallbacks
 from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, RESTART
 from rl4sys_zmq.learner.recorder import NullEventSink
+from rl4sys_zmq.liveness import BEACON_TOPIC, NEWCOMER_BEACON_S, WEIGHTS_TOPIC
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.security import Authorizer
 from rl4sys_zmq.transports import SendResult
@@ -658,3 +659,29 @@ def test_an_idle_client_goes_and_a_beacon_comes_each_second() -> None:
     rig.core.each_second(rig.now)
     assert rig.client is None
     assert "client_expired" in rig.sink.names
+
+
+def test_many_new_subscribers_share_a_beacon() -> None:
+    """Each beacon goes to all subscribers: one for each of a thousand newcomers would be half a million messages."""
+    rig = Rig()
+    rig.join()
+    rig.turn()
+    rig.now += 1.0
+    rig.published.clear()
+    topic = BEACON_TOPIC + rig.client.topic
+    for _ in range(1000):
+        rig.core.on_subscribed(rig.client, topic)
+    rig.turn()
+    assert [type(message) for message in rig.published] == [Beacon], "the first at once, and with them all that came together"
+    rig.core.on_subscribed(rig.client, topic)
+    rig.turn()
+    assert len(rig.published) == 1
+    rest_s = rig.core.rest_s(rig.now, 1.0)
+    assert 0 < rest_s <= NEWCOMER_BEACON_S, "the gateway wakes for the next one"
+    rig.now += rest_s
+    rig.turn()
+    assert len(rig.published) == 2
+    assert rig.core.rest_s(rig.now, 1.0) == 1.0
+    rig.core.on_subscribed(rig.client, WEIGHTS_TOPIC + rig.client.topic)
+    rig.turn()
+    assert len(rig.published) == 2, "weights are fetched, not published again"

@@ -53,10 +53,11 @@ KEY = ("a", 9)
 
 
 def assigned(folder: Path, generation: int = GENERATION) -> AssignClient:
-    spaces: dict[str, Any] = {"observation_space": {}, "action_space": {}}
-    numbers = {"seed": 1, "max_policy_lag": -1, "on_lag": "drop", "pacing_lag": 0, "publish_every_updates": 0}
-    more = {"max_parameters": 1000, "checkpoints": str(folder), "checkpoint_every_s": 1.0, "journal_id": 1}
-    return AssignClient("lab", bytes(8), generation, "X", {}, **spaces, **numbers, **more)
+    named: dict[str, Any] = {"client_id": "lab", "policy_id": bytes(8), "generation": generation, "algorithm_name": "X"}
+    spaces: dict[str, Any] = {"parameters": {}, "observation_space": {}, "action_space": {}, "seed": 1, "max_policy_lag": -1}
+    numbers: dict[str, Any] = {"on_lag": "drop", "pacing_lag": 0, "publish_every_updates": 0, "max_parameters": 1000}
+    files: dict[str, Any] = {"checkpoints": str(folder), "checkpoint_every_s": 1.0, "journal_id": 1}
+    return AssignClient(**named, **spaces, **numbers, **files)
 
 
 class Wire:

@@ -161,6 +161,14 @@ def test_a_broken_law_is_loud_while_running_and_not_resuming() -> None:
         ({"clients": {}}, "no clients yet"),
         ({"clients": {"a": client(error="ValueError: \x1b[31mno\nway")}}, "  !! ValueError: \\x1b[31mno\\nway"),
         ({"clients": {"a": client(checkpoint={"number": 0, "error": "no space"})}}, "  no checkpoint yet"),
+        (
+            {"clients": {"a": client(worker={"engine": "thread", "devices": ["cuda:0", "cuda:1"]}, restarts=3)}},
+            "  engine thread, 2 ranks, device cuda:0, cuda:1, 3 restarts",
+        ),
+        (
+            {"clients": {"a": client(worker={"engine": "process", "pid": 7, "busy_s": 0.0, "devices": ["cpu"]})}},
+            "  engine process, process 7",
+        ),
         ({"clients": {"a": client(checkpoint={"number": 0, "error": "no space"})}}, "  !! checkpoint: no space"),
     ],
 )

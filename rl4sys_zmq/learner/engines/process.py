@@ -335,7 +335,7 @@ class _ProcessWatchThread(Worker):
             elif kind == TURN:
                 self._alive_at, self.busy_s = time.monotonic(), float(fields["busy_s"])
             elif kind == FAILED:
-                self.failure = ThreadFailed(fields["error"], fields["trace"])
+                self.failure = ThreadFailed(**fields)
 
     def _log(self, name: str, level: int, text: str) -> None:
         logging.getLogger(name).log(level, "process %d: %s", self.pid, text)

@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+from dataclasses import asdict
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.engines.packets import (
@@ -130,7 +131,7 @@ def _train(pair: socket.socket, start: ProcessStart) -> None:
     try:
         import_plugins(start.plugins)
     except ConfigError as exc:
-        _send(pair, encode_packet(FAILED, error=str(exc), trace=""))
+        _send(pair, encode_packet(FAILED, error=str(exc), trace="", crashed=False))
         return
     name = f"rl4sys-learner-{start.client_id}"
     learner = LearnerThread(name, bytes.fromhex(start.key), start.down, start.up, remote=True)
@@ -139,7 +140,7 @@ def _train(pair: socket.socket, start: ProcessStart) -> None:
     if not open_sockets():
         context().term()  # this sends the last messages
     if learner.failure is not None:
-        _send(pair, encode_packet(FAILED, error=learner.failure.error, trace=learner.failure.trace))
+        _send(pair, encode_packet(FAILED, **asdict(learner.failure)))
 
 
 def _isolate() -> None:

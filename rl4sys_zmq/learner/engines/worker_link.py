@@ -135,7 +135,7 @@ class WorkerLink(Resource):
         """
         if not self._ended:
             self._ended = True
-            if self._files is not None and not self.finished:  # it has not ended by itself
+            if self._files is not None and not (self.finished or self.signs.failed):  # it has not ended by itself
                 self._shared.storage.excuse(self._files)
             self.control(StopThread())
         if replaced and self._files is not None:

@@ -1,0 +1,304 @@
+"""Many simulated actors in one process: each has real sockets and a real `ActorSession`, but no thread and no policy.
+
+One thread serves all of them. They join a learner, rest, or send prepared segments (consecutive steps of an episode), and measure
+the time until the learner acknowledges each segment. They receive weights and beacons, and do not decode them.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from rl4sys_zmq.bench.ingress_load import SMALL, TrajectoryKind, make_segment
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.delivery import (
+    Action,
+    ActorSession,
+    Reconnect,
+    ReplaceSockets,
+    SendMessage,
+    SessionJoined,
+    SessionRefused,
+    SessionState,
+    SessionTemporarilyRefused,
+    StreamRestarted,
+)
+from rl4sys_zmq.delivery.incarnation import first_incarnation
+from rl4sys_zmq.liveness import BEACON_TOPIC, WEIGHTS_TOPIC
+from rl4sys_zmq.resource import Worker
+from rl4sys_zmq.transports import Address, Poller, Socket, Source
+from rl4sys_zmq.values import space_to_json
+from rl4sys_zmq.wire import PackedSegment, decode, encode, pack_segment
+from rl4sys_zmq.wire.messages import FetchWeights, Hello, Welcome
+
+__all__ = ["AS_FAST_AS_POSSIBLE", "SessionLoad", "SessionLoadOptions", "send_sessions"]
+
+AS_FAST_AS_POSSIBLE = math.inf
+"""A rate at which each actor sends a segment whenever the learner's flow control allows one."""
+
+TICK_S = 0.05
+"""Time between two looks at the timers of all sessions, in seconds."""
+AHEAD = 4
+"""Number of segments for which an actor requests credit (permission to send) in advance."""
+MAX_FRAMES = 256
+MESSAGES_PER_TURN = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLoadOptions:
+    """The number of simulated actors and the segments that they send.
+
+    Attributes:
+        address: Address of the learner.
+        count: Number of actors.
+        client_id: Name of their client (a policy with its learner).
+        algorithm_name: Name of the client's algorithm; empty if the learner knows it.
+        kind: The segments that they send.
+        seed: Seed of the pauses, and part of the actors' names. Processes of one load need different seeds.
+    """
+
+    address: str
+    count: int
+    client_id: str = "lab"
+    algorithm_name: str = ""
+    kind: TrajectoryKind = SMALL
+    seed: int = 0
+
+
+class SessionLoad(Worker):
+    """A thread with the sockets and the sessions of many simulated actors.
+
+    Other threads set `rate` and read the results. Stop it with `stop` and `join`.
+
+    Attributes:
+        rate: Segments per second that each actor sends; 0 to rest. `AS_FAST_AS_POSSIBLE` for no limit.
+        rate_in_use: The rate that the thread has read last. After a change of `rate`, segments at the old rate can leave until
+            this is the new one.
+        latencies_s: Time from the first send of each segment until its acknowledgement, in seconds.
+        published: Number of messages that all actors received from the learner's PUB socket.
+        errors: Texts of permanent refusals.
+    """
+
+    def __init__(self, options: SessionLoadOptions) -> None:
+        super().__init__(f"rl4sys-load-{options.seed}")
+        self.rate = self.rate_in_use = 0.0
+        self.latencies_s: list[float] = []
+        self.published = 0
+        self.errors: list[str] = []
+        self._options = options
+        self._actors: list[_SimulatedActor] = []
+        self._by_socket: dict[Source, _SimulatedActor] = {}
+        self._poller: Poller
+        self._stopping = threading.Event()
+
+    @property
+    def joined(self) -> int:
+        """The number of actors that the learner has accepted."""
+        return sum(actor.session.state is SessionState.JOINED for actor in self._actors)
+
+    @property
+    def submitted(self) -> int:
+        """The number of segments that all actors have sent."""
+        return sum(actor.submitted for actor in self._actors)
+
+    @property
+    def in_flight(self) -> int:
+        """The number of segments that were sent and are not acknowledged."""
+        return sum(actor.session.in_flight for actor in self._actors)
+
+    @property
+    def accepted(self) -> int:
+        """The number of segments that the learner has acknowledged and not refused."""
+        return sum(actor.session.accepted for actor in self._actors)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """The counters of all sessions, such as ``resent_messages``."""
+        total = Counters()
+        for actor in self._actors:
+            for name, count in actor.counters.snapshot().items():
+                total.add(name, count)
+        return total.snapshot()
+
+    def stop(self) -> None:
+        """Make the thread end all sessions and stop."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Create the actors, and serve their sockets and timers until `stop`."""
+        with Poller() as self._poller:
+            try:
+                self._create()
+                tick_at = 0.0
+                while not self._stopping.is_set():
+                    self.rate_in_use = rate = self.rate
+                    due = tick_at - time.monotonic()
+                    for socket in self._poller.poll(max(0.001, min(due, TICK_S))):
+                        if (actor := self._by_socket.get(socket)) is not None:  # else closed earlier in this turn
+                            self._read(actor, socket)
+                            if rate == AS_FAST_AS_POSSIBLE and socket is actor.dealer:  # its credit can have grown
+                                self._serve(actor, time.monotonic(), rate)
+                    now = time.monotonic()
+                    if now >= tick_at:
+                        tick_at = now + TICK_S
+                        for actor in self._actors:
+                            self._serve(actor, now, rate)
+            finally:
+                for actor in self._actors:
+                    self._close(actor)
+
+    def _create(self) -> None:
+        options, rng = self._options, random.Random(self._options.seed)
+        kind = options.kind
+        spaces: dict[str, Any] = {
+            "observation_space": space_to_json(kind.observation_space),
+            "action_space": space_to_json(kind.action_space),
+        }
+        packed: dict[int, PackedSegment] = {}
+        for number in range(options.count):
+            name = f"simulated-{options.seed}-{number}"
+            hello = Hello(
+                options.client_id,
+                name,
+                first_incarnation(time.time(), rng),
+                0,
+                0,
+                0,
+                algorithm_name=options.algorithm_name,
+                **spaces,
+            )
+            self._actors.append(_SimulatedActor(hello, kind, packed, random.Random(rng.random())))
+            self._connect(self._actors[-1])
+
+    def _connect(self, actor: _SimulatedActor) -> None:
+        actor.dealer = Socket.dealer(self._options.address, send_hwm=8192)
+        self._register(actor, actor.dealer)
+        self._perform(actor, actor.session.open(time.monotonic(), (0, 0)))
+
+    def _register(self, actor: _SimulatedActor, socket: Socket) -> None:
+        self._by_socket[socket] = actor
+        self._poller.register(socket)
+
+    def _release(self, socket: Socket | None) -> None:
+        if socket is not None:
+            self._poller.unregister(socket)
+            self._by_socket.pop(socket, None)
+            socket.close()
+
+    def _close(self, actor: _SimulatedActor) -> None:
+        if actor.dealer is not None:
+            self._perform(actor, actor.session.close(time.monotonic()))
+        self._release(actor.dealer)
+        self._release(actor.sub)
+        actor.dealer = actor.sub = None
+
+    def _read(self, actor: _SimulatedActor, socket: Source) -> None:
+        for _ in range(MESSAGES_PER_TURN):
+            if socket is actor.sub and actor.sub is not None:
+                if actor.sub.recv(MAX_FRAMES) is None:
+                    return
+                self.published += 1
+            elif socket is actor.dealer and actor.dealer is not None:
+                if (frames := actor.dealer.recv(MAX_FRAMES)) is None:
+                    return
+                now = time.monotonic()
+                self._perform(actor, actor.session.on_message(now, decode(frames)))
+                self.latencies_s.extend(actor.acknowledged(now))
+            else:  # a message has made the actor replace this socket
+                return
+
+    def _serve(self, actor: _SimulatedActor, now: float, rate: float) -> None:
+        self._perform(actor, actor.session.tick(now, (0, 0)))
+        if rate and actor.session.state is SessionState.JOINED:
+            for actions in actor.segments_due(now, rate):
+                self._perform(actor, actions)
+
+    def _perform(self, actor: _SimulatedActor, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case SendMessage(message):
+                    assert actor.dealer is not None
+                    actor.dealer.send(encode(message))
+                case SessionJoined(welcome):
+                    self._subscribe(actor, welcome)
+                case SessionRefused(refused):
+                    self.errors.append(f"{refused.code}: {refused.reason}")
+                case Reconnect() | ReplaceSockets():
+                    self._release(actor.dealer)
+                    self._connect(actor)
+                case SessionTemporarilyRefused() | StreamRestarted():
+                    pass
+                case _:
+                    assert_never(action)
+
+    def _subscribe(self, actor: _SimulatedActor, welcome: Welcome) -> None:
+        self._release(actor.sub)
+        learner = Address.parse(self._options.address)
+        actor.sub = Socket.sub(welcome.pub.replace("*", learner.host), hwm=64)
+        for kind in (WEIGHTS_TOPIC, BEACON_TOPIC):
+            actor.sub.subscribe(kind + welcome.topic)
+        self._register(actor, actor.sub)
+        self._perform(actor, [SendMessage(FetchWeights(0, 0))])
+
+
+class _SimulatedActor:
+    """One simulated actor: its session, its sockets, and the times of the segments that it has sent."""
+
+    def __init__(self, hello: Hello, kind: TrajectoryKind, packed: dict[int, PackedSegment], rng: random.Random) -> None:
+        self.counters = Counters()
+        self.session = ActorSession(hello, self.counters, rng)
+        self.dealer: Socket | None = None
+        self.sub: Socket | None = None
+        self.submitted = 0
+        self._kind, self._packed, self._rng = kind, packed, rng
+        self._sent: deque[tuple[int, float]] = deque()
+        self._due_at = 0.0
+        self._rate = 0.0
+
+    def segments_due(self, now: float, rate: float) -> list[list[Action]]:
+        """Return the actions that send the segments due now, at `rate` segments per second, and request credit for more."""
+        if rate != self._rate:
+            self._rate, self._due_at = rate, now + (self._rng.random() / rate if rate != AS_FAST_AS_POSSIBLE else 0.0)
+        actions = []
+        while self._due_at <= now and self.session.can_take():
+            self._sent.append((self.submitted, now))
+            self.submitted += 1
+            self._due_at = self._due_at + 1 / rate if rate != AS_FAST_AS_POSSIBLE else now
+            actions.append(self.session.take(now, [self._segment()], AHEAD * self._kind.steps))
+        actions.append(self.session.want(now, self.session.sent_steps + AHEAD * self._kind.steps))
+        return actions
+
+    def acknowledged(self, now: float) -> list[float]:
+        """Return the times from send to acknowledgement of the segments that the last message acknowledged, in seconds."""
+        took = []
+        while self._sent and self._sent[0][0] < self.session.durable:
+            took.append(now - self._sent.popleft()[1])
+        return took
+
+    def _segment(self) -> PackedSegment:
+        generation = self.session.generation
+        if generation not in self._packed:
+            self._packed[generation] = pack_segment(make_segment(self._kind, generation))
+        return self._packed[generation]
+
+
+def send_sessions(address: str, kind: TrajectoryKind, count: int, seed: int, until_s: float) -> None:
+    """Run `count` simulated actors that send segments as fast as the learner's flow control allows, until `until_s` (Unix time).
+
+    This is the main function of a sender process of `rl4sys_zmq.bench.ingress`.
+    """
+    load = SessionLoad(SessionLoadOptions(address=address, count=count, kind=kind, seed=seed))
+    load.rate = AS_FAST_AS_POSSIBLE
+    load.start()
+    try:
+        load.join(max(0.0, until_s - time.time()))
+    finally:
+        load.stop()
+        load.join()
+    load.raise_if_dead()

@@ -1,0 +1,176 @@
+"""The measured times and sizes from which a load is predicted, and the values recorded with this package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+__all__ = ["RECORDED", "Constants", "FanoutCost", "IngressCost", "Measured", "fit_ingress", "fit_fanout"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngressCost:
+    """The time that a message with segments takes: a part for the message, for each of its segments, and for each byte.
+
+    Attributes:
+        message_s: Seconds per message.
+        segment_s: Seconds per segment.
+        byte_s: Seconds per byte.
+    """
+
+    message_s: float
+    segment_s: float
+    byte_s: float
+
+    def seconds(self, messages: float, segments: float, nbytes: float) -> float:
+        """Return the time of so many messages, segments and bytes, in seconds. With rates, this is the share of a second."""
+        return messages * self.message_s + segments * self.segment_s + nbytes * self.byte_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FanoutCost:
+    """The time from an update of the weights until the last actor has them, if all weights are sent (level 0).
+
+    Attributes:
+        version_s: Seconds per version.
+        actor_s: Seconds per version and actor.
+        model_byte_s: Seconds per byte of the weights: copying, checksums.
+        sent_byte_s: Seconds per byte that is sent to one actor.
+    """
+
+    version_s: float
+    actor_s: float
+    model_byte_s: float
+    sent_byte_s: float
+
+    def seconds(self, model_bytes: float, update_bytes: float, actors: float) -> float:
+        """Return the time of one version, in seconds: ``version_s + model_bytes * model_byte_s + actors * (...)``.
+
+        Args:
+            model_bytes: Size of the weights in float32.
+            update_bytes: Size of the message to each actor.
+            actors: Number of actors that receive it.
+        """
+        here = self.version_s + model_bytes * self.model_byte_s
+        return here + actors * (self.actor_s + update_bytes * self.sent_byte_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """The constants of the predictions. All times are in seconds, all sizes in bytes.
+
+    Attributes:
+        ingress: Wall time of the whole way of a message in memory, at saturation: gateway (the network thread), learner thread,
+            and their switches of the interpreter lock.
+        gateway: CPU time of the gateway for a message.
+        trainer: CPU time of the learner thread for a message, without training.
+        processor: CPU time of the learner's process for a message, over all threads.
+        durable: As `ingress`, with the journal on disk, by value of the option ``fsync``.
+        commit_s: Time of one write and flush of a small message to the disk.
+        fanout: Time of a version of the weights.
+        encode_byte_s: Time to encode a diff at level 1, per byte of the weights.
+        diff_ratio: Size of the weights divided by that of a diff at level 1.
+        gradient_s: Time of a gradient step of PPO, besides `gradient_unit_s`.
+        gradient_unit_s: Time of a gradient step per parameter of the policy and row of the minibatch.
+        all_reduce_s: Time to sum a small gradient over two processes. Not measured here.
+        crypt_message_s, crypt_byte_s: Time of the encryption of a message, and of a byte. Not measured here.
+        connection_bytes: Memory of a bare ROUTER and XPUB for the two connections of an actor. Not measured here.
+        session_bytes: Memory of the learner's records for a resting actor. Not measured here.
+        learner_bytes: Memory of a learner process with torch and without actors. Not measured here.
+    """
+
+    ingress: IngressCost
+    gateway: IngressCost
+    trainer: IngressCost
+    processor: IngressCost
+    durable: Mapping[str, IngressCost]
+    commit_s: float
+    fanout: FanoutCost
+    encode_byte_s: float
+    diff_ratio: float
+    gradient_s: float
+    gradient_unit_s: float
+    all_reduce_s: float = 3.5e-3
+    crypt_message_s: float = 2.5e-6
+    crypt_byte_s: float = 2e-9
+    connection_bytes: float = 53e3
+    session_bytes: float = 6.5e3
+    learner_bytes: float = 250e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Constants with their origin.
+
+    Attributes:
+        constants: The constants.
+        machine: Description of the machine, the versions and the time (`rl4sys_zmq.bench.machine`); empty if the constants were
+            not measured here.
+    """
+
+    constants: Constants
+    machine: Mapping[str, Any] = field(default_factory=dict)
+
+
+def fit_ingress(points: Sequence[tuple[float, float, float]], seconds: Sequence[float]) -> IngressCost:
+    """Return the costs, none of them negative, that explain measured times with the smallest relative errors.
+
+    Args:
+        points: For each measurement the number of messages, of segments and of bytes.
+        seconds: The measured time of each.
+    """
+    solved = _fit(np.array(points, np.float64), np.array(seconds, np.float64))
+    return IngressCost(message_s=solved[0], segment_s=solved[1], byte_s=solved[2])
+
+
+def fit_fanout(points: Sequence[tuple[float, float]], seconds: Sequence[float]) -> FanoutCost:
+    """Return the costs, none of them negative, that explain measured times of versions with the smallest relative errors.
+
+    Args:
+        points: For each measurement the size of the weights in bytes, and the number of actors.
+        seconds: The measured time of each.
+    """
+    rows = np.array([(1.0, actors, size, size * actors) for size, actors in points])
+    solved = _fit(rows, np.array(seconds, np.float64))
+    return FanoutCost(version_s=solved[0], actor_s=solved[1], model_byte_s=solved[2], sent_byte_s=solved[3])
+
+
+def _fit(rows: Any, seconds: Any) -> list[float]:
+    """Return the least-squares solution of ``rows @ x = seconds`` with relative errors and without negative numbers.
+
+    A column whose number would be negative is left out, and the others are solved again.
+    """
+    weighted = rows / seconds[:, None]
+    scale = np.abs(weighted).max(axis=0)
+    used = [column for column in range(rows.shape[1]) if scale[column] > 0]
+    while used:
+        found, *_ = np.linalg.lstsq(weighted[:, used] / scale[used], np.ones(len(seconds)), rcond=None)
+        if (found >= 0).all():
+            break
+        used.pop(int(np.argmin(found)))
+    solved = np.zeros(rows.shape[1])
+    if used:
+        solved[used] = found / scale[used]
+    return [float(x) for x in solved]
+
+
+RECORDED = Constants(
+    ingress=IngressCost(message_s=300e-6, segment_s=5e-6, byte_s=0.45e-9),
+    gateway=IngressCost(message_s=150e-6, segment_s=2e-6, byte_s=0.2e-9),
+    trainer=IngressCost(message_s=120e-6, segment_s=3e-6, byte_s=0.15e-9),
+    processor=IngressCost(message_s=350e-6, segment_s=5e-6, byte_s=0.8e-9),
+    durable={
+        "normal": IngressCost(message_s=330e-6, segment_s=12e-6, byte_s=3e-9),
+        "always": IngressCost(message_s=330e-6, segment_s=12e-6, byte_s=3.2e-9),
+    },
+    commit_s=1e-3,
+    fanout=FanoutCost(version_s=0.6e-3, actor_s=60e-6, model_byte_s=0.4e-9, sent_byte_s=0.75e-9),
+    encode_byte_s=1.8e-9,
+    diff_ratio=1.45,
+    gradient_s=0.6e-3,
+    gradient_unit_s=0.2e-9,
+)
+"""Constants of a machine with two cores, used until ``rl4sys-learner capacity --measure`` has measured this one."""

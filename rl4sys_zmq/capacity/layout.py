@@ -1,0 +1,170 @@
+"""Proposals for a load that one learner process cannot carry, or can hardly carry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+
+from rl4sys_zmq.capacity.constants import Constants
+from rl4sys_zmq.capacity.resources import ResourceLoad, fanout, gradient_s, ingress, journal, learner_thread
+from rl4sys_zmq.capacity.workload import Training, Workload, traffic
+
+__all__ = ["PARTS", "Proposal", "propose"]
+
+COMFORTABLE = 0.7
+"""The load above which a proposal is made. Above it, queues grow at each burst."""
+MAX_LEARNERS = 16
+MAX_SEGMENTS = 64
+"""Largest number of segments that an actor puts into one message."""
+
+PARTS = {
+    "process": "rl4sys-learner serve --engine process: each client's training in a process of its own",
+    "learners": "clients.NAME.learners: N processes share each gradient step of a client",
+    "relay": "rl4sys-learner relay: a process that passes weights on to a part of the actors",
+}
+"""The parts of a layout beyond one process, and what each of them is. A version of this package can lack some of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A change that reduces the load of a resource.
+
+    Attributes:
+        resource: Name of the resource, as in `ResourceLoad.name`.
+        text: The change, for people.
+        needs: The part of `PARTS` that it needs; empty if every version has what it needs.
+        available: True if this version has that part.
+    """
+
+    resource: str
+    text: str
+    needs: str = ""
+    available: bool = True
+
+
+def propose(load: Workload, costs: Constants, rows: Sequence[ResourceLoad], existing: Set[str]) -> list[Proposal]:
+    """Return changes for each resource whose load is above 70 %, the highest load first. Empty if one process is enough.
+
+    Args:
+        load: The workload.
+        costs: The constants.
+        rows: The loads that `predict` returned for both.
+        existing: The parts of `PARTS` that this version has.
+    """
+    found: list[Proposal] = []
+    for row in sorted(rows, key=lambda row: row.share, reverse=True):
+        if row.share > COMFORTABLE:
+            found += [
+                replace(proposal, available=not proposal.needs or proposal.needs in existing)
+                for proposal in _for_resource(row, load, costs)
+            ]
+    return found
+
+
+def _for_resource(row: ResourceLoad, load: Workload, costs: Constants) -> list[Proposal]:
+    match row.name:
+        case "interpreter (ingress)" | "gateway thread":
+            return [*_fewer_messages(row, load, costs), *_own_processes(row, load), *_more_processes(row, load)]
+        case "learner thread (each)":
+            return _ranks(row, load, costs)
+        case "fan-out of weights" | "network, sent":
+            slower = COMFORTABLE * load.publish_per_s / row.share
+            text = f"at most {slower:.2g} versions of the weights a second (publish_every_updates)"
+            return [*_relays(row, load, costs), Proposal(resource=row.name, text=text)]
+        case "journal":
+            return [*_fewer_messages(row, load, costs), *_more_processes(row, load)]
+        case "journal's disk":
+            fits = load.checkpoint_every_s / row.share * COMFORTABLE
+            text = f"journal_max_bytes of {row.used / COMFORTABLE / 1e9:,.1f} GB, or checkpoint_every_s of {fits:.2g}"
+            return [Proposal(resource=row.name, text=text)]
+        case "open files":
+            return [
+                Proposal(resource=row.name, text=f"a hard limit of {math.ceil(row.used / COMFORTABLE):,} open files (ulimit -Hn)")
+            ]
+        case "memory":
+            return [
+                Proposal(resource=row.name, text=f"{row.used / COMFORTABLE / 1e9:,.1f} GB of memory"),
+                *_more_processes(row, load),
+            ]
+        case "processor cores":
+            text = f"{math.ceil(row.used / COMFORTABLE)} cores for the learner"
+            return [Proposal(resource=row.name, text=text)]
+        case _:
+            return [
+                Proposal(resource=row.name, text="compression: zstd for large observations, longer segments, or a faster link")
+            ]
+
+
+def _fewer_messages(row: ResourceLoad, load: Workload, costs: Constants) -> list[Proposal]:
+    """Return a larger number of segments in a message, if that is a remedy."""
+    for count in (4, 16, MAX_SEGMENTS):
+        if count <= load.segments_per_message:
+            continue
+        other = replace(load, segments_per_message=count)
+        flow = traffic(other, costs.diff_ratio)
+        measure = journal(other, flow, costs) if row.name == "journal" else ingress(other, flow, costs)
+        if measure is not None and measure.share <= COMFORTABLE:
+            text = f"send_frequency {count} at the actors: {count} segments in a message take {measure.share:.0%}"
+            return [Proposal(resource=row.name, text=text)]
+    return []
+
+
+def _own_processes(row: ResourceLoad, load: Workload) -> list[Proposal]:
+    """Return the engine that moves learner threads out of the gateway's process."""
+    if load.clients == 1 and load.training is None:
+        return []
+    text = f"engine process: {load.clients} training process{'es' * (load.clients > 1)} beside the gateway"
+    return [Proposal(resource=row.name, text=text, needs="process")]
+
+
+def _more_processes(row: ResourceLoad, load: Workload) -> list[Proposal]:
+    """Return the number of separate learners that divide the clients, or the actors of one client, among them."""
+    count = math.ceil(row.share / COMFORTABLE)
+    if count <= load.clients:
+        text = f"{count} learner processes, each with a part of the {load.clients} clients"
+    else:
+        text = f"less data for each client: one process carries {1 / row.share:.2g} of this load, and a client cannot be divided"
+    return [Proposal(resource=row.name, text=text)]
+
+
+def _ranks(row: ResourceLoad, load: Workload, costs: Constants) -> list[Proposal]:
+    """Return the smallest number of processes that share the gradient steps and are enough, or the reason that none is."""
+    training = load.training
+    if training is None:
+        return []
+    alone = gradient_s(load, costs)
+    for count in range(2, MAX_LEARNERS + 1):
+        other = replace(load, training=_shared(training, count))
+        share = learner_thread(other, traffic(other, costs.diff_ratio), costs).share
+        if share <= COMFORTABLE:
+            text = f"learners {count}: a gradient step of {1e3 * alone:.1f} ms takes {1e3 * gradient_s(other, costs):.1f} ms"
+            return [Proposal(resource=row.name, text=text, needs="learners")]
+    text = (
+        f"larger minibatches or fewer epochs: a gradient step takes {1e3 * alone:.1f} ms, and a sum over processes "
+        f"{1e3 * costs.all_reduce_s:.1f} ms, so more processes do not help"
+    )
+    return [Proposal(resource=row.name, text=text)]
+
+
+def _shared(training: Training, count: int) -> Training:
+    return replace(training, learners=count)
+
+
+def _relays(row: ResourceLoad, load: Workload, costs: Constants) -> list[Proposal]:
+    """Return the number of relays below the learner, each of which serves its part of the actors.
+
+    The learner then sends each version once to each relay, and each relay once to each of its actors.
+    """
+    everyone = math.ceil(load.actors / load.clients)
+    for count in range(2, max(3, everyone)):
+        below = math.ceil(everyone / count)
+        widest = max(count, below)
+        flow = traffic(load, costs.diff_ratio)
+        other = replace(load, actors=max(load.clients, widest * load.clients))
+        ratio = widest * load.clients / load.actors
+        share = fanout(other, flow, costs).share if row.name == "fan-out of weights" else row.share * ratio
+        if share <= COMFORTABLE:
+            text = f"{count} relays with {below} actors each: the learner sends {count} copies of a version instead of {everyone}"
+            return [Proposal(resource=row.name, text=text, needs="relay")]
+    return []

@@ -1,0 +1,298 @@
+"""The load of each resource of a learner: pure functions of a workload and of measured constants.
+
+Each function returns the amount that is needed, the amount that there is, and the quotient of both. 1.0 is the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rl4sys_zmq.capacity.constants import Constants
+from rl4sys_zmq.capacity.workload import Traffic, Workload, traffic
+
+__all__ = [
+    "ResourceLoad",
+    "descriptors",
+    "fanout",
+    "first_limit",
+    "gateway_thread",
+    "gradient_s",
+    "ingress",
+    "journal",
+    "journal_disk",
+    "learner_thread",
+    "memory",
+    "network",
+    "predict",
+    "processor",
+]
+
+HISTORY_ITEMS, HISTORY_BYTES = 64, 64 << 20
+"""Limits on the versions of weights that a client keeps for late actors (`rl4sys_zmq.learner.weight_history`)."""
+PUB_QUEUE = 32
+"""Number of updates that wait at most for a slow actor. Actors share the memory of an update."""
+CREDIT_BYTES = 256 << 20
+"""Size of the messages that can wait for one learner thread."""
+TRAINING_COPIES = 8
+"""Memory of training in sizes of the policy: policy and value network, each with gradients and two moments of Adam."""
+CHECKPOINTS_KEPT = 3
+"""Intervals of checkpoints for which the journal keeps data: two complete ones, and the one in progress."""
+JOURNAL_HEADROOM = 2
+"""From half of the journal's size on, the learner requests a checkpoint each second."""
+DESCRIPTORS_PER_ACTOR, OTHER_DESCRIPTORS = 2, 64
+PACKET_OVERHEAD = 1.05
+"""Bytes on the network for each byte of a message: headers of TCP, IP and Ethernet."""
+THREADS = 1.0
+"""One thread can use one second of a core per second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceLoad:
+    """The load of one resource.
+
+    Attributes:
+        name: Name of the resource.
+        used: The amount that is needed.
+        limit: The amount that there is.
+        unit: Unit of both.
+        detail: Further figures, for people.
+    """
+
+    name: str
+    used: float
+    limit: float
+    unit: str
+    detail: str = ""
+
+    @property
+    def share(self) -> float:
+        """The load: `used` divided by `limit`. 1.0 is the limit."""
+        return self.used / self.limit
+
+
+def ingress(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
+    """Return the load of the learner's interpreter by data: the gateway and the learner threads share one interpreter lock.
+
+    Seconds per second::
+
+        messages_s * message_s + segments_s * segment_s + data_bytes_s * byte_s
+        + heartbeats_s * gateway.message_s
+        + messages_s * crypt_message_s + received_bytes_s * crypt_byte_s    (with keys)
+
+    The times are those of `Constants.ingress`, measured at saturation: so 1.0 is the rate at which the benchmark saturated.
+    """
+    used = costs.ingress.seconds(flow.messages_s, flow.segments_s, flow.data_bytes_s)
+    used += flow.heartbeats_s * costs.gateway.message_s
+    if load.keys:
+        used += flow.messages_s * costs.crypt_message_s + flow.received_bytes_s * costs.crypt_byte_s
+    detail = f"{flow.messages_s:,.0f} messages/s, {flow.segments_s:,.0f} segments/s, {flow.data_bytes_s / 1e6:,.1f} MB/s"
+    return ResourceLoad(name="interpreter (ingress)", used=used, limit=THREADS, unit="s/s", detail=detail)
+
+
+def gateway_thread(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
+    """Return the load of the gateway, the learner's network thread, in seconds of CPU time per second.
+
+    As `ingress`, with the CPU times of `Constants.gateway`.
+    """
+    used = costs.gateway.seconds(flow.messages_s + flow.heartbeats_s, flow.segments_s, flow.data_bytes_s)
+    detail = f"{flow.heartbeats_s:,.0f} heartbeats/s"
+    return ResourceLoad(name="gateway thread", used=used, limit=THREADS, unit="s/s", detail=detail)
+
+
+def gradient_s(load: Workload, costs: Constants) -> float:
+    """Return the time of one gradient step, in seconds. 0 without training.
+
+    ::
+
+        gradient_s + model_bytes / 4 * minibatch / learners * gradient_unit_s + all_reduce_s    (the last with learners > 1)
+    """
+    training = load.training
+    if training is None:
+        return 0.0
+    rows = training.minibatch / training.learners
+    shared = costs.all_reduce_s if training.learners > 1 else 0.0
+    return costs.gradient_s + load.model_bytes / 4 * rows * costs.gradient_unit_s + shared
+
+
+def learner_thread(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
+    """Return the load of each learner thread: it takes its client's data, and trains. Actors are spread evenly over clients.
+
+    Seconds per second, for one client::
+
+        (messages_s * message_s + segments_s * segment_s + data_bytes_s * byte_s) / clients     (Constants.trainer)
+        + steps_s / clients * gradients_per_step * gradient_s
+        + publish_per_s * model_bytes * encode_byte_s                                            (levels 1 and 2)
+    """
+    used = costs.trainer.seconds(flow.messages_s, flow.segments_s, flow.data_bytes_s) / load.clients
+    detail = "no training given"
+    if load.training is not None:
+        gradients_s = flow.steps_s / load.clients * load.training.gradients_per_step
+        used += gradients_s * gradient_s(load, costs)
+        detail = f"{gradients_s:,.1f} gradient steps/s of {1e3 * gradient_s(load, costs):.2f} ms for {flow.steps_s:,.0f} steps/s"
+    if load.weights_level:
+        used += load.publish_per_s * load.model_bytes * costs.encode_byte_s
+    return ResourceLoad(name="learner thread (each)", used=used, limit=THREADS, unit="s/s", detail=detail)
+
+
+def fanout(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
+    """Return the load of publishing weights: the part of a second in which some actor does not have a version so far.
+
+    Seconds per second::
+
+        versions_s * (version_s + model_bytes * model_byte_s
+                      + actors / clients * (actor_s + update_bytes * sent_byte_s)
+                      + model_bytes * encode_byte_s)               (levels 1 and 2)
+        + updates_s * update_bytes * crypt_byte_s                  (with keys: each connection encrypts separately)
+
+    At 1.0, the next version follows when the last actor has the one before. The times were measured with the actors on the
+    learner's machine, so actors on other machines leave more room.
+    """
+    each = costs.fanout.seconds(load.model_bytes, flow.update_bytes, load.actors / load.clients)
+    if load.weights_level:
+        each += load.model_bytes * costs.encode_byte_s
+    used = flow.versions_s * each
+    if load.keys:
+        used += flow.updates_s * flow.update_bytes * costs.crypt_byte_s
+    detail = f"{flow.updates_s:,.0f} messages/s of {flow.update_bytes / 1e3:,.1f} kB, {1e3 * each:.1f} ms to the last actor"
+    return ResourceLoad(name="fan-out of weights", used=used, limit=THREADS, unit="s/s", detail=detail)
+
+
+def journal(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad | None:
+    """Return the load of the way of the data with the journal on disk, or None without a journal.
+
+    Seconds per second, with the times of `Constants.durable` for the value of ``fsync``::
+
+        messages_s * message_s + segments_s * segment_s + data_bytes_s * byte_s
+
+    Messages that arrive during a commit share the next one, so commits do not limit the rate: there are at most
+    ``1 / commit_s`` of them. An acknowledgement waits for one or two.
+    """
+    if not load.journal:
+        return None
+    used = costs.durable[load.fsync].seconds(flow.messages_s, flow.segments_s, flow.data_bytes_s)
+    commits_s = min(flow.messages_s, 1 / costs.commit_s) if costs.commit_s else flow.messages_s
+    detail = f"{flow.data_bytes_s / 1e6:,.1f} MB/s, up to {commits_s:,.0f} commits/s, fsync {load.fsync}"
+    return ResourceLoad(name="journal", used=used, limit=THREADS, unit="s/s", detail=detail)
+
+
+def journal_disk(load: Workload, flow: Traffic) -> ResourceLoad | None:
+    """Return the bytes of segments in the journal before a checkpoint permits their removal, or None without a journal.
+
+    ::
+
+        data_bytes_s * checkpoint_every_s * 3 intervals * 2
+
+    The factor 2 is headroom: from half of ``journal_max_bytes`` on, the learner requests a checkpoint each second.
+    """
+    if not load.journal:
+        return None
+    kept = flow.data_bytes_s * load.checkpoint_every_s * CHECKPOINTS_KEPT
+    detail = f"{kept / 1e6:,.0f} MB until a checkpoint covers them"
+    return ResourceLoad(
+        name="journal's disk", used=JOURNAL_HEADROOM * kept, limit=load.journal_max_bytes, unit="bytes", detail=detail
+    )
+
+
+def memory(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
+    """Return the resident memory of the learner with its queues full.
+
+    Bytes::
+
+        learner_bytes
+        + actors * (connection_bytes + session_bytes)
+        + clients * (history + queues + model_bytes * 8 + replay_steps * 2 * observation_bytes)
+
+        history = the versions kept for late actors: up to 64 within 64 MiB, 2 at level 0, never fewer than 2
+        queues  = 32 updates for slow actors + the data of one second, at most 256 MiB
+
+    Eight copies of the model: policy and value network, each with gradients and two moments of Adam.
+    """
+    items = min(HISTORY_ITEMS, max(2, HISTORY_BYTES // load.model_bytes)) if load.weights_level else 2
+    history = items * load.model_bytes
+    queues = PUB_QUEUE * flow.update_bytes + min(CREDIT_BYTES, flow.data_bytes_s / load.clients)
+    training = load.training
+    replay = 2 * load.observation_bytes * training.replay_steps if training is not None else 0
+    trained = TRAINING_COPIES * load.model_bytes if training is not None else 0
+    actors = load.actors * (costs.connection_bytes + costs.session_bytes)
+    each = history + queues + trained + replay
+    detail = f"{actors / 1e6:,.0f} MB for actors, {each / 1e6:,.0f} MB for each client"
+    return ResourceLoad(
+        name="memory",
+        used=costs.learner_bytes + actors + load.clients * each,
+        limit=load.memory_bytes,
+        unit="bytes",
+        detail=detail,
+    )
+
+
+def network(load: Workload, flow: Traffic) -> list[ResourceLoad]:
+    """Return the load of the network link in both directions, or an empty list if its speed is not given.
+
+    Bits per second::
+
+        received: received_bytes_s * 8 * 1.05
+        sent:     sent_bytes_s * 8 * 1.05
+    """
+    if load.bandwidth_bits_s is None:
+        return []
+    ways = (("network, received", flow.received_bytes_s), ("network, sent", flow.sent_bytes_s))
+    return [
+        ResourceLoad(
+            name=name,
+            used=8 * PACKET_OVERHEAD * amount,
+            limit=load.bandwidth_bits_s,
+            unit="bit/s",
+            detail=f"{8 * PACKET_OVERHEAD * amount / 1e6:,.1f} Mbit/s",
+        )
+        for name, amount in ways
+    ]
+
+
+def processor(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
+    """Return the cores that the learner needs: all threads, also those of libzmq and of the journal.
+
+    Seconds of CPU time per second::
+
+        messages_s * message_s + segments_s * segment_s + data_bytes_s * byte_s                 (Constants.processor)
+        + what the journal takes beyond the interpreter
+        + clients * (load of a learner thread - its part of the data)
+        + updates_s * (actor_s + update_bytes * sent_byte_s)
+    """
+    used = costs.processor.seconds(flow.messages_s + flow.heartbeats_s, flow.segments_s, flow.data_bytes_s)
+    written = journal(load, flow, costs)
+    if written is not None:
+        used += max(0.0, written.used - costs.ingress.seconds(flow.messages_s, flow.segments_s, flow.data_bytes_s))
+    data = costs.trainer.seconds(flow.messages_s, flow.segments_s, flow.data_bytes_s)
+    used += load.clients * learner_thread(load, flow, costs).used - data
+    used += flow.updates_s * (costs.fanout.actor_s + flow.update_bytes * costs.fanout.sent_byte_s)
+    return ResourceLoad(name="processor cores", used=used, limit=load.cores, unit="cores")
+
+
+def descriptors(load: Workload) -> ResourceLoad:
+    """Return the open files of the learner: two connections for each actor, and 64 others."""
+    used = DESCRIPTORS_PER_ACTOR * load.actors + OTHER_DESCRIPTORS
+    return ResourceLoad(name="open files", used=used, limit=load.descriptors, unit="files")
+
+
+def predict(load: Workload, costs: Constants) -> list[ResourceLoad]:
+    """Return the load of every resource, in a fixed order. Resources that the workload leaves out are missing."""
+    flow = traffic(load, costs.diff_ratio)
+    found: list[ResourceLoad | None] = [
+        ingress(load, flow, costs),
+        gateway_thread(load, flow, costs),
+        learner_thread(load, flow, costs),
+        fanout(load, flow, costs),
+        journal(load, flow, costs),
+        journal_disk(load, flow),
+        memory(load, flow, costs),
+        *network(load, flow),
+        processor(load, flow, costs),
+        descriptors(load),
+    ]
+    return [row for row in found if row is not None]
+
+
+def first_limit(rows: Sequence[ResourceLoad]) -> ResourceLoad:
+    """Return the resource with the highest load: the one that a growing load exceeds first."""
+    return max(rows, key=lambda row: row.share)

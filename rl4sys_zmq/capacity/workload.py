@@ -1,0 +1,186 @@
+"""A planned load of a learner, and the messages and bytes per second that follow from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.liveness import BEACON_S, HEARTBEAT_S
+
+__all__ = ["Traffic", "Training", "Workload", "traffic"]
+
+SEGMENT_HEAD_BYTES = 64
+STEP_BYTES = 8
+"""The columns of a step beside observation and action: reward and log-probability."""
+MESSAGE_BYTES = 140
+"""The prefix, header, layouts and digests of a message with segments."""
+SMALL_MESSAGE_BYTES = 120
+"""A heartbeat, an acknowledgement or a beacon, with its frames."""
+UPDATE_HEAD_BYTES = 128
+"""The topic, header and digest of an update of the weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """The gradient steps of one client.
+
+    Attributes:
+        algorithm: Name of the algorithm, for the output.
+        gradients_per_step: Number of gradient steps for each environment step. PPO: epochs / minibatch. DQN: gradient steps of a
+            unit of training / train frequency.
+        minibatch: Number of rows of a gradient step.
+        replay_steps: Number of transitions that the algorithm keeps in memory. 0 if it has no replay.
+        learners: Number of processes that share each gradient step.
+    """
+
+    algorithm: str
+    gradients_per_step: float
+    minibatch: int
+    replay_steps: int = 0
+    learners: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A planned load: actors, the data that they send, the weights that they receive, and the limits of the machine.
+
+    Attributes:
+        actors: Number of actors of all clients together.
+        steps_per_s: Environment steps per second of each actor.
+        model_bytes: Size of a policy's weights in float32.
+        observation_bytes, action_bytes: Size of one observation and of one action.
+        segment_steps: Number of steps of a segment (the steps of an episode that travel together).
+        segments_per_message: Number of segments in a message.
+        publish_per_s: Versions of the weights per second that each client publishes.
+        weights_level: The option ``weights.level``: 0 sends all weights, 1 and 2 send differences.
+        clients: Number of clients, each a policy with its own learner thread.
+        journal: True if the learner records accepted segments on disk.
+        fsync: The option ``fsync`` of the journal: ``normal`` or ``always``.
+        journal_max_bytes, checkpoint_every_s: The options of these names.
+        keys: True if connections are encrypted.
+        training: The gradient steps of a client; None to leave training out.
+        cores: Number of processor cores of the learner's machine.
+        memory_bytes: Memory that the learner can use.
+        descriptors: Largest number of open files of the learner's process.
+        bandwidth_bits_s: Speed of the learner's network link in each direction; None to leave it out.
+
+    Raises:
+        ConfigError: If a number is out of range.
+    """
+
+    actors: int
+    steps_per_s: float
+    model_bytes: int
+    observation_bytes: int = 32
+    action_bytes: int = 8
+    segment_steps: int = 128
+    segments_per_message: int = 1
+    publish_per_s: float = 1.0
+    weights_level: int = 1
+    clients: int = 1
+    journal: bool = True
+    fsync: str = "normal"
+    journal_max_bytes: int = 4 << 30
+    checkpoint_every_s: float = 10.0
+    keys: bool = False
+    training: Training | None = None
+    cores: int = 2
+    memory_bytes: int = 8 << 30
+    descriptors: int = 20_000
+    bandwidth_bits_s: float | None = None
+
+    def __post_init__(self) -> None:
+        least = {
+            "actors": 1,
+            "model_bytes": 4,
+            "observation_bytes": 1,
+            "segment_steps": 1,
+            "segments_per_message": 1,
+            "clients": 1,
+            "cores": 1,
+        }
+        for name, floor in least.items():
+            if getattr(self, name) < floor:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected at least {floor}", key=name)
+        for name in ("steps_per_s", "publish_per_s"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected 0 or more", key=name)
+        if self.clients > self.actors:
+            raise ConfigError(
+                f"{self.clients} clients share {self.actors} actors; expected at least one actor each", key="clients"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The messages and bytes per second of a workload. All rates are of the whole learner.
+
+    Attributes:
+        steps_s: Environment steps per second.
+        segments_s: Segments per second.
+        messages_s: Messages with segments per second.
+        heartbeats_s: Heartbeats per second. An actor sends one when it has sent nothing else for `HEARTBEAT_S`.
+        segment_bytes: Size of a segment.
+        data_bytes_s: Bytes per second of all messages with segments.
+        received_bytes_s: Bytes per second that the learner receives.
+        versions_s: Versions of all clients' weights per second.
+        update_bytes: Size of one update of the weights.
+        updates_s: Updates per second to all actors together.
+        sent_bytes_s: Bytes per second that the learner sends.
+    """
+
+    steps_s: float
+    segments_s: float
+    messages_s: float
+    heartbeats_s: float
+    segment_bytes: float
+    data_bytes_s: float
+    received_bytes_s: float
+    versions_s: float
+    update_bytes: float
+    updates_s: float
+    sent_bytes_s: float
+
+
+def traffic(load: Workload, diff_ratio: float) -> Traffic:
+    """Return the messages and bytes per second of a workload.
+
+    With ``n`` steps in a segment and ``k`` segments in a message::
+
+        segment_bytes    = 64 + (n + 1) * observation_bytes + n * (action_bytes + 8)
+        segments_s       = actors * steps_per_s / n
+        messages_s       = segments_s / k
+        heartbeats_s     = max(0, actors / 1 s - messages_s)
+        data_bytes_s     = segments_s * segment_bytes + messages_s * 140
+        update_bytes     = 128 + model_bytes              (level 0), or
+                           128 + model_bytes / diff_ratio (levels 1 and 2)
+        updates_s        = publish_per_s * actors
+        sent_bytes_s     = updates_s * update_bytes + (beacons + acknowledgements) * 120
+
+    Args:
+        load: The workload.
+        diff_ratio: Size of the weights divided by the size of a diff between two versions.
+    """
+    n = load.segment_steps
+    segment_bytes = SEGMENT_HEAD_BYTES + (n + 1) * load.observation_bytes + n * (load.action_bytes + STEP_BYTES)
+    steps_s = load.actors * load.steps_per_s
+    segments_s = steps_s / n
+    messages_s = segments_s / load.segments_per_message
+    heartbeats_s = max(0.0, load.actors / HEARTBEAT_S - messages_s)
+    data_bytes_s = segments_s * segment_bytes + messages_s * MESSAGE_BYTES
+    update_bytes = UPDATE_HEAD_BYTES + load.model_bytes / (diff_ratio if load.weights_level else 1.0)
+    updates_s = load.publish_per_s * load.actors
+    beacons_s, acks_s = load.actors / BEACON_S, messages_s + heartbeats_s
+    return Traffic(
+        steps_s=steps_s,
+        segments_s=segments_s,
+        messages_s=messages_s,
+        heartbeats_s=heartbeats_s,
+        segment_bytes=segment_bytes,
+        data_bytes_s=data_bytes_s,
+        received_bytes_s=data_bytes_s + heartbeats_s * SMALL_MESSAGE_BYTES,
+        versions_s=load.publish_per_s * load.clients,
+        update_bytes=update_bytes,
+        updates_s=updates_s,
+        sent_bytes_s=updates_s * update_bytes + (beacons_s + acks_s) * SMALL_MESSAGE_BYTES,
+    )

@@ -1,0 +1,266 @@
+"""The command ``rl4sys-learner capacity``: predicts the load of a learner, from constants measured on this machine."""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+import resource
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rl4sys_zmq.capacity import (
+    RECORDED,
+    Constants,
+    Measured,
+    Proposal,
+    ResourceLoad,
+    Training,
+    Workload,
+    constants_path,
+    first_limit,
+    predict,
+    propose,
+    read_constants,
+    write_constants,
+)
+from rl4sys_zmq.capacity.layout import PARTS
+from rl4sys_zmq.cli.app import print_line, require
+from rl4sys_zmq.config import ClientConfig
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.memory_watch import available_bytes
+from rl4sys_zmq.version import package_version
+
+__all__ = ["CapacityOptions", "capacity", "existing_parts"]
+
+MEMORY_SHARE = 0.8
+UNLIMITED = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityOptions:
+    """The options of the command ``rl4sys-learner capacity``, with the names of the command line.
+
+    Attributes:
+        actors, steps_per_s, model_bytes: The load. None only with `measure`.
+        obs_bytes, action_bytes, segment_steps, segments_per_message: The data; see `Workload`.
+        publish_per_s, weights_level, clients: The weights and their clients.
+        journal, fsync, journal_max, checkpoint_every_s: The journal.
+        keys: True if connections are encrypted.
+        algorithm: Name of the algorithm; None to leave the training out.
+        minibatch, epochs: Parameters of the algorithm; None for its defaults.
+        cores, memory: The machine; None for this machine.
+        bandwidth: Speed of the network in bits per second; None to leave it out.
+        measure: True to measure the constants.
+        constants: File of the constants; None for the user's.
+        json: True to print JSON.
+    """
+
+    actors: int | None
+    steps_per_s: float | None
+    model_bytes: int | None
+    obs_bytes: int
+    action_bytes: int
+    segment_steps: int
+    segments_per_message: int
+    publish_per_s: float
+    weights_level: int
+    clients: int
+    journal: str
+    fsync: str
+    journal_max: int
+    checkpoint_every_s: float
+    keys: bool
+    algorithm: str | None
+    minibatch: int | None
+    epochs: int | None
+    cores: int | None
+    memory: int | None
+    bandwidth: int | None
+    measure: bool
+    constants: Path | None
+    json: bool
+
+
+def existing_parts(commands: click.Group) -> set[str]:
+    """Return the parts of a layout (`rl4sys_zmq.capacity.layout.PARTS`) that this version of ``rl4sys-learner`` has.
+
+    Args:
+        commands: The group with all commands of ``rl4sys-learner``.
+    """
+    found = set()
+    engines = [p.type for p in commands.commands["serve"].params if p.name == "engine"]
+    if any(isinstance(kind, click.Choice) and "process" in kind.choices for kind in engines):
+        found.add("process")
+    if "relay" in commands.commands:
+        found.add("relay")
+    if any(field.name == "learners" for field in fields(ClientConfig)):
+        found.add("learners")
+    return found
+
+
+def capacity(options: CapacityOptions, existing: Set[str]) -> None:
+    """Measure the constants if asked to, and print the predicted loads if a workload is given.
+
+    Args:
+        options: The options of the command.
+        existing: The parts of a layout that this version has (`existing_parts`).
+
+    Raises:
+        ConfigError: If the file of the constants cannot be used, or a number is out of range.
+    """
+    path = options.constants or constants_path()
+    if options.measure:
+        measured = _measure(path, quiet=options.json)
+    elif options.constants is not None or path.exists():
+        measured = read_constants(path)
+    else:
+        measured = Measured(constants=RECORDED)
+    notes = _notes(measured)
+    if options.actors is None:
+        if options.json:
+            print_line(json_module.dumps({"notes": notes, "constants": asdict(measured.constants)}, indent=2))
+        else:
+            _print_constants(measured.constants, notes)
+        return
+    load = _workload(options)
+    rows = predict(load, measured.constants)
+    proposals = propose(load, measured.constants, rows, existing)
+    if options.json:
+        print_line(json_module.dumps(_document(load, rows, proposals, notes, existing), indent=2))
+    else:
+        _print(rows, proposals, notes, existing)
+
+
+def _measure(path: Path, *, quiet: bool) -> Measured:
+    require("learner", "torch")
+    from rl4sys_zmq.bench.capacity import measure_constants
+
+    measured = measure_constants(lambda line: None if quiet else print_line(f"measuring {line}"))
+    write_constants(path, measured)
+    if not quiet:
+        print_line(f"constants written to {path}")
+    return measured
+
+
+def _notes(measured: Measured) -> list[str]:
+    """Return lines on the origin of the constants, and on what has changed since then."""
+    machine = measured.machine
+    if not machine:
+        return [
+            "constants: recorded on another machine with two cores; `rl4sys-learner capacity --measure` measures this one",
+        ]
+    about, versions = _mapping(machine.get("machine")), _mapping(machine.get("versions"))
+    notes = [f"constants: measured {machine.get('time')} on {about.get('cpu')} with {about.get('cores')} cores"]
+    if about.get("cores") != os.cpu_count():
+        notes.append(f"this machine has {os.cpu_count()} cores: measure again with --measure")
+    if versions.get("rl4sys-zmq") != package_version():
+        notes.append(
+            f"they are of version {versions.get('rl4sys-zmq')}, this is {package_version()}: measure again with --measure"
+        )
+    return notes
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _workload(options: CapacityOptions) -> Workload:
+    assert options.actors is not None and options.steps_per_s is not None and options.model_bytes is not None
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return Workload(
+        actors=options.actors,
+        steps_per_s=options.steps_per_s,
+        model_bytes=options.model_bytes,
+        observation_bytes=options.obs_bytes,
+        action_bytes=options.action_bytes,
+        segment_steps=options.segment_steps,
+        segments_per_message=options.segments_per_message,
+        publish_per_s=options.publish_per_s,
+        weights_level=options.weights_level,
+        clients=options.clients,
+        journal=options.journal == "sqlite",
+        fsync=options.fsync,
+        journal_max_bytes=options.journal_max,
+        checkpoint_every_s=options.checkpoint_every_s,
+        keys=options.keys,
+        training=_training(options),
+        cores=options.cores or os.cpu_count() or 1,
+        memory_bytes=round(MEMORY_SHARE * available_bytes()) if options.memory is None else options.memory,
+        descriptors=UNLIMITED if hard == resource.RLIM_INFINITY else hard,
+        bandwidth_bits_s=options.bandwidth,
+    )
+
+
+def _training(options: CapacityOptions) -> Training | None:
+    from rl4sys_zmq.learner.algorithms.dqn_parameters import DQNParameters
+    from rl4sys_zmq.learner.algorithms.ppo_parameters import DEFAULT_MINIBATCH, PPOParameters
+
+    if options.algorithm is None:
+        if options.minibatch is not None or options.epochs is not None:
+            raise ConfigError("minibatch and epochs are parameters of an algorithm; give --algorithm too", key="algorithm")
+        return None
+    if options.algorithm == "PPO":
+        minibatch = options.minibatch or DEFAULT_MINIBATCH
+        epochs = options.epochs or PPOParameters().update_epochs
+        return Training(algorithm="PPO", gradients_per_step=epochs / minibatch, minibatch=minibatch)
+    if options.epochs is not None:
+        raise ConfigError("DQN has no epochs; omit --epochs", key="epochs")
+    dqn = DQNParameters()
+    return Training(
+        algorithm="DQN",
+        gradients_per_step=dqn.gradient_steps / dqn.train_frequency,
+        minibatch=options.minibatch or dqn.batch_size,
+        replay_steps=dqn.buffer_size,
+    )
+
+
+def _print(rows: Sequence[ResourceLoad], proposals: Sequence[Proposal], notes: Sequence[str], existing: Set[str]) -> None:
+    for note in notes:
+        print_line(note)
+    print_line()
+    for row in rows:
+        print_line(f"{row.name:<24} {row.share:7.1%}  {row.detail}".rstrip())
+    first = first_limit(rows)
+    print_line()
+    if first.share > 1:
+        print_line(
+            f"first limit: {first.name}, at {first.share:.0%}: one learner process carries {1 / first.share:.2g} of this load"
+        )
+    else:
+        times = f"{1 / first.share:.2g} times this load" if first.share else "any such load"
+        print_line(f"first limit: {first.name}, at {first.share:.0%}: one learner process carries {times}")
+    for proposal in proposals:
+        state = "" if proposal.available else "  [not in this version]"
+        print_line(f"  {proposal.resource}: {proposal.text}{state}")
+    if any(proposal.needs for proposal in proposals):
+        print_line()
+        for name, text in PARTS.items():
+            print_line(f"{name:<10} {'exists' if name in existing else 'not in this version':<20} {text}")
+
+
+def _print_constants(constants: Constants, notes: Sequence[str]) -> None:
+    for note in notes:
+        print_line(note)
+    for name, value in asdict(constants).items():
+        parts = value if isinstance(value, dict) else {"": value}
+        for part, number in parts.items():
+            inner = number if isinstance(number, dict) else {"": number}
+            for key, seconds in inner.items():
+                print_line(f"  {'.'.join(filter(None, (name, part, key))):<32} {seconds:.4g}")
+
+
+def _document(
+    load: Workload, rows: Sequence[ResourceLoad], proposals: Sequence[Proposal], notes: Sequence[str], existing: Set[str]
+) -> dict[str, Any]:
+    return {
+        "notes": list(notes),
+        "workload": asdict(load),
+        "resources": [{**asdict(row), "share": row.share} for row in rows],
+        "first_limit": first_limit(rows).name,
+        "proposals": [asdict(proposal) for proposal in proposals],
+        "parts": {name: name in existing for name in PARTS},
+    }

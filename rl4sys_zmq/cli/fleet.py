@@ -1,0 +1,253 @@
+"""The command ``rl4sys-actor run --num-actors N``: a fleet of actor processes, with one line of output for all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import strftime
+from typing import Any
+
+import numpy as np
+
+from rl4sys_zmq.cli.act import RunOptions
+from rl4sys_zmq.cli.app import configure_logging, print_line, require
+from rl4sys_zmq.cli.children import child_environment
+from rl4sys_zmq.cli.signals import SignalHandlers, StopSignalReceived, end_with_stdin
+from rl4sys_zmq.config.files import read_mapping
+from rl4sys_zmq.config.rl4sys import expand_sections
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.fleet import ActorEngine, Fleet, FleetConfig, FleetStatus, ProcessEngine, SizeLimits
+from rl4sys_zmq.fleet.engine import TERMINATE_S
+from rl4sys_zmq.resource import Resource
+
+__all__ = ["ENGINES", "FleetOptions", "actor_command", "run_fleet"]
+
+POLL_S = 0.1
+SHOW_S, JSON_S, VERBOSE_S, LINES_S = 0.25, 1.0, 5.0, 60.0
+DRAIN_SLACK_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetOptions:
+    """The options of ``rl4sys-actor run`` for a fleet. The help of the command describes them.
+
+    Attributes:
+        run: The options that each actor has.
+    """
+
+    run: RunOptions
+    engine: str
+    num_actors: int | None
+    min_actors: int | None
+    max_actors: int | None
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPaths:
+    """The parts of the configuration that each actor of a fleet has in a form of its own.
+
+    Attributes:
+        actor_id: The beginning of the names of the actors.
+        spool: The folder with a spool for each actor, or None.
+    """
+
+    actor_id: str
+    spool: Path | None
+
+
+def run_fleet(options: FleetOptions) -> None:
+    """Keep actor processes alive until all have ended in order, or a signal arrives.
+
+    Raises:
+        ConfigError: If the options are invalid, or the first actors cannot begin.
+    """
+    configure_logging(options.run.debug)
+    require("gym", "gymnasium")
+    config = fleet_config(options)
+    shared = shared_paths(options.run, resizes=config.limits is not None)
+    if options.run.exit_with_stdin:
+        end_with_stdin()
+    signals = SignalHandlers.current
+    if signals is not None:
+        signals.defers = True
+        signals.patience_s = options.grace_s + TERMINATE_S + DRAIN_SLACK_S
+    with ExitStack() as stack:
+        display = stack.enter_context(_display(options.run))
+        engine = ENGINES[options.engine](options.run, shared, display)
+        fleet = stack.enter_context(Fleet(config, engine, display.event))
+        try:
+            while not fleet.done:
+                fleet.tick(POLL_S)
+                display.show(fleet.status())
+                if signals is not None:
+                    signals.check()
+        except StopSignalReceived:
+            display.event(f"draining {fleet.alive} actors, at most {options.grace_s:g} s")
+            fleet.drain()
+            while fleet.alive:
+                fleet.tick(POLL_S)
+            display.last(fleet.status())
+            raise
+        display.last(fleet.status())
+
+
+def fleet_config(options: FleetOptions) -> FleetConfig:
+    """Return the configuration of the fleet.
+
+    Raises:
+        ConfigError: If the numbers of actors contradict each other, or each actor has to run a number of episodes and the number
+            of actors is not fixed.
+    """
+    low, actors, high = options.min_actors, options.num_actors, options.max_actors
+    if (low is None) != (high is None):
+        raise ConfigError("give both --min-actors and --max-actors, or neither", key="min_actors")
+    limits = None
+    if low is not None and high is not None:
+        actors = low if actors is None else actors
+        if not low <= actors <= high:
+            raise ConfigError(
+                f"--num-actors {actors} is not between --min-actors {low} and --max-actors {high}", key="num_actors"
+            )
+        if options.run.episodes is not None:
+            raise ConfigError("--episodes needs a fixed number of actors; omit --min-actors and --max-actors", key="episodes")
+        limits = SizeLimits(low, high)
+    return FleetConfig(actors=actors or 1, limits=limits, grace_s=options.grace_s, starting=max(2, os.cpu_count() or 1))
+
+
+def shared_paths(run: RunOptions, *, resizes: bool) -> SharedPaths:
+    """Return what the actors of a fleet have in different forms, from the options and the configuration file.
+
+    Raises:
+        ConfigError: If the file has a `policy_cache`, which processes cannot share, or the fleet resizes and its actors do not
+            wait for the learner.
+    """
+    given: Mapping[str, Any] = expand_sections(read_mapping(run.config_path)) if run.config_path is not None else {}
+    if given.get("policy_cache") is not None:
+        words = "policy_cache: the actors of a fleet cannot share a file; use `spool`, which has one for each actor"
+        raise ConfigError(f"{run.config_path}: {words}", key="policy_cache")
+    if resizes and (given.get("overflow", "wait") != "wait" or given.get("explore") is False):
+        words = "--min-actors and --max-actors need actors that wait for the learner: set overflow to wait and explore to true"
+        raise ConfigError(f"{run.config_path}: {words}", key="overflow")
+    spool = run.spool if run.spool is not None else given.get("spool")
+    name = run.actor_id or given.get("actor_id") or f"fleet-{secrets.token_hex(4)}"
+    return SharedPaths(str(name), Path(str(spool)) if spool is not None else None)
+
+
+def actor_command(run: RunOptions, shared: SharedPaths, index: int, start: int) -> list[str]:
+    """Return the command line of one actor process.
+
+    Each start of each actor has a seed of its own, which depends only on ``--seed``, `index` and `start`.
+
+    Args:
+        run: The options that all actors share.
+        shared: The parts of which each actor has its own form.
+        index: The place of the actor in the fleet.
+        start: The number of its earlier starts.
+    """
+    seed = None if run.seed is None else int(np.random.SeedSequence(run.seed, spawn_key=(index, start)).generate_state(1)[0])
+    options: dict[str, object] = {
+        "env": run.env_id,
+        "learner": run.learner,
+        "client-id": run.client_id,
+        "actor-id": f"{shared.actor_id}-{index}",
+        "config": run.config_path,
+        "num-envs": run.num_envs,
+        "episodes": run.episodes,
+        "seed": seed,
+        "algorithm": run.algorithm,
+        "keys": run.keys,
+        "spool": shared.spool / f"actor-{index}" if shared.spool is not None else None,
+        "connect-timeout": run.connect_timeout_s,
+    }
+    flags = ["--exit-with-stdin", "--json", *["--sidecar"] * run.sidecar, *["--debug"] * run.debug]
+    return [
+        *(sys.executable, "-m", "rl4sys_zmq.cli.actor", "run", *flags),
+        *(word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))),
+        *(word for module in run.plugin for word in ("--plugin", module)),
+    ]
+
+
+def _processes(run: RunOptions, shared: SharedPaths, display: _FleetDisplay) -> ActorEngine:
+    talks = run.verbose or run.debug
+    return ProcessEngine(
+        lambda index, start: actor_command(run, shared, index, start),
+        child_environment(),
+        lambda index, line: display.event(f"actor {index}: {line}") if talks else None,
+    )
+
+
+ENGINES: Mapping[str, Callable[[RunOptions, SharedPaths, _FleetDisplay], ActorEngine]] = {"process": _processes}
+"""A function for each name of an engine, which creates the engine without actors."""
+
+
+class _FleetDisplay(Resource):
+    """The output of a fleet: one line with the figures of all actors every few seconds, and a line for each event."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._shown_at = time.monotonic()
+
+    def show(self, status: FleetStatus) -> None:
+        """Show the figures if the interval has passed since the last time."""
+        if time.monotonic() - self._shown_at >= self._every_s:
+            self._shown_at = time.monotonic()
+            self.write(status)
+
+    def write(self, status: FleetStatus) -> None:
+        """Write the figures."""
+        print_line(f"{strftime('%Y-%m-%d %H:%M:%S')} {status.line()}")
+
+    def event(self, text: str) -> None:
+        """Write a line about an event."""
+        print_line(f"{strftime('%Y-%m-%d %H:%M:%S')} {text}")
+
+    def last(self, status: FleetStatus) -> None:
+        """Write the last figures."""
+        self.write(status)
+
+    def close(self) -> None:
+        """Do nothing; there is nothing to release."""
+
+
+class _JsonDisplay(_FleetDisplay):
+    """The output for programs: the figures as a line of JSON on stdout each second. Events go to stderr."""
+
+    def write(self, status: FleetStatus) -> None:
+        print_line(json.dumps(asdict(status)))
+
+    def event(self, text: str) -> None:
+        print_line(text, err=True)
+
+
+class _TerminalDisplay(_FleetDisplay):
+    """The output on a terminal: a line with the figures that is written again in place."""
+
+    def write(self, status: FleetStatus) -> None:
+        line = status.line()[: shutil.get_terminal_size().columns - 1]
+        sys.stdout.write(f"\r\x1b[K{line}")
+        sys.stdout.flush()
+
+    def event(self, text: str) -> None:
+        sys.stdout.write("\r\x1b[K")
+        super().event(text)
+
+    def last(self, status: FleetStatus) -> None:
+        sys.stdout.write("\r\x1b[K")
+        print_line(status.line())
+
+
+def _display(run: RunOptions) -> _FleetDisplay:
+    if run.json:
+        return _JsonDisplay(JSON_S)
+    if sys.stdout.isatty():
+        return _TerminalDisplay(SHOW_S)
+    return _FleetDisplay(VERBOSE_S if run.verbose else LINES_S)

@@ -1,0 +1,29 @@
+"""A fleet: many actors that one process starts, restarts after a failure, drains, and counts.
+
+- `report` has the JSON line in which an actor reports its figures.
+- `engine` has the interface of an engine, which starts and ends actors. `process` is the engine for processes of this machine.
+- `sizing` has the rule that grows or shrinks a fleet, a pure function.
+- `supervisor` has the fleet itself, which decides when to start, restart, drain and resize.
+
+This package imports neither torch nor Gymnasium.
+"""
+
+from rl4sys_zmq.fleet.engine import ActorEngine, ActorHandle
+from rl4sys_zmq.fleet.process import ProcessEngine
+from rl4sys_zmq.fleet.report import ActorReport
+from rl4sys_zmq.fleet.sizing import FleetLoad, SizeLimits, SizingMemory, next_size
+from rl4sys_zmq.fleet.supervisor import Fleet, FleetConfig, FleetStatus
+
+__all__ = [
+    "ActorEngine",
+    "ActorHandle",
+    "ActorReport",
+    "Fleet",
+    "FleetConfig",
+    "FleetLoad",
+    "FleetStatus",
+    "ProcessEngine",
+    "SizeLimits",
+    "SizingMemory",
+    "next_size",
+]

@@ -1,0 +1,196 @@
+"""The engine that runs each actor as a process of this machine.
+
+One socket connects the fleet with each process. It is the standard input, output and error of the process. So the process sees
+the end of its input when the fleet ends, even if the fleet is killed, and then ends by itself. Each process is the leader of a
+session and of a process group of its own: Ctrl-C on the terminal reaches only the fleet, and everything that an actor has started
+is killed with the actor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from rl4sys_zmq.fleet.engine import TERMINATE_S, ActorEngine, ActorHandle
+from rl4sys_zmq.fleet.report import MAX_REPORT_BYTES, ActorReport
+
+__all__ = ["DRAIN_LINE", "ActorProcess", "ProcessEngine"]
+
+log = logging.getLogger(__name__)
+
+DRAIN_LINE = b"drain\n"
+"""The line on its standard input that tells an actor process to drain."""
+READ_BYTES = 65_536
+READS = 16
+KILLED_S = 5.0
+"""The longest wait for the end of a killed process, in seconds."""
+
+
+class ActorProcess(ActorHandle):
+    """One actor process, its socket, and the steps that end it.
+
+    Attributes:
+        pid: The number of the process and of its process group.
+        socket: The fleet's end of the socket. The engine closes it once the process has ended.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], on_output: Callable[[str], None]) -> None:
+        super().__init__()
+        self._on_output = on_output
+        self._buffer = b""
+        self._terminate_at = self._kill_at = float("inf")
+        self._terminated = False
+        self.socket, theirs = socket.socketpair()
+        end = theirs.fileno()
+        try:
+            self._process = subprocess.Popen(command, stdin=end, stdout=end, stderr=end, env=environment, start_new_session=True)
+        except BaseException:
+            self.socket.close()
+            raise
+        finally:
+            theirs.close()
+        self.socket.setblocking(False)
+        self.pid = self._process.pid
+
+    def stop(self, grace_s: float) -> None:
+        """Drain the process with a line on its input. `advance` sends SIGTERM and SIGKILL later."""
+        now = time.monotonic()
+        asked = self._terminate_at < float("inf")
+        if self.report is None or (not asked and not self._ask_to_drain()):
+            grace_s = 0.0
+        self._terminate_at = min(self._terminate_at, now + grace_s)
+        self._kill_at = min(self._kill_at, self._terminate_at + TERMINATE_S)
+
+    def _ask_to_drain(self) -> bool:
+        try:
+            return self.socket.send(DRAIN_LINE) == len(DRAIN_LINE)
+        except OSError:
+            return False
+
+    def read(self) -> bool:
+        """Read the output that is there, at most `READS` times `READ_BYTES`. Return False at the end of the output."""
+        for _ in range(READS):
+            try:
+                data = self.socket.recv(READ_BYTES)
+            except BlockingIOError:
+                return True
+            except ConnectionError:
+                data = b""
+            if not data:
+                self._take_line(self._buffer)
+                self._buffer = b""
+                return False
+            *lines, rest = (self._buffer + data).split(b"\n")
+            self._buffer = rest[-MAX_REPORT_BYTES:]
+            for line in lines:
+                self._take_line(line)
+        return True
+
+    def _take_line(self, line: bytes) -> None:
+        report = ActorReport.parse(line)
+        if report is not None:
+            self.report = report
+        elif text := line.decode(errors="replace").strip():
+            self.last_output = text
+            self._on_output(text)
+
+    def advance(self, now: float) -> None:
+        """Do the next step of `stop` if its time has come, and record the end of the process."""
+        if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            self._signal_group(signal.SIGKILL)  # the ended leader, not yet collected, still holds the number of its group
+            self.read()
+            self.exit_code = self._process.wait()
+        elif now >= self._kill_at:
+            self._signal_group(signal.SIGKILL)
+        elif now >= self._terminate_at and not self._terminated:
+            self._terminated = True
+            self._process.terminate()
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill the process and everything that it has started, and wait for its end."""
+        self._signal_group(signal.SIGKILL)
+        try:
+            self.exit_code = self._process.wait(KILLED_S)
+        except subprocess.TimeoutExpired:
+            log.error("process %d did not end within %g s after SIGKILL; the kernel holds it", self.pid, KILLED_S)
+
+
+class ProcessEngine(ActorEngine):
+    """The engine for actor processes.
+
+    Used in one thread.
+    """
+
+    def __init__(
+        self,
+        command: Callable[[int, int], Sequence[str]],
+        environment: Mapping[str, str],
+        on_output: Callable[[int, str], None] = lambda index, line: None,
+    ) -> None:
+        """Create an engine without processes.
+
+        Args:
+            command: Returns the command line of an actor. The arguments are those of `start`. The command must send reports on
+                its standard output, drain when it reads `DRAIN_LINE`, and end when its standard input ends.
+            environment: The environment variables of the processes.
+            on_output: Called with the index of an actor and each line of its output that is not a report.
+        """
+        self._command, self._environment, self._on_output = command, environment, on_output
+        self._selector = selectors.DefaultSelector()
+        self._processes: list[ActorProcess] = []
+        self._closed = False
+
+    def start(self, index: int, start: int) -> ActorProcess:
+        """Start an actor process."""
+        command = self._command(index, start)
+        process = ActorProcess(command, self._environment, lambda line: self._on_output(index, line))
+        self._processes.append(process)
+        self._selector.register(process.socket, selectors.EVENT_READ, process)
+        return process
+
+    def poll(self, timeout_s: float) -> None:
+        """Read the reports of all processes, do the steps that end them, and record their ends."""
+        for key, _ in self._selector.select(timeout_s):
+            process: ActorProcess = key.data
+            if not process.read():
+                self._selector.unregister(process.socket)
+        now = time.monotonic()
+        for process in self._processes:
+            process.advance(now)
+            if not process.alive:
+                self._release(process)
+        self._processes = [process for process in self._processes if process.alive]
+
+    def _release(self, process: ActorProcess) -> None:
+        with contextlib.suppress(KeyError):  # at the end of its output it was unregistered
+            self._selector.unregister(process.socket)
+        process.socket.close()
+
+    def close(self) -> None:
+        """Terminate all processes, kill those that are left after `TERMINATE_S` seconds, and wait for their end."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            for process in self._processes:
+                process.stop(0.0)
+            deadline = time.monotonic() + TERMINATE_S
+            while self._processes and time.monotonic() < deadline:
+                self.poll(0.05)
+        finally:
+            for process in self._processes:
+                process.kill()
+                self._release(process)
+            self._processes = []
+            self._selector.close()

@@ -1,0 +1,106 @@
+"""The rule that grows or shrinks a fleet by the time that its actors wait for the learner. A pure function.
+
+An actor waits when the learner grants no credit (permission to send steps) or requires newer weights. So the share of waiting
+time tells which side is slower:
+
+- Actors that wait most of the time are too many. The work of the fleet then needs only as many actors as would wait `TARGET` of
+  their time.
+- Actors that hardly wait are too few: the learner waits for data. The fleet grows in steps of a quarter.
+
+Between the two thresholds nothing changes. A fleet that has just grown or shrunk by this rule lands between them if the learner
+takes as many steps as before, so that it does not swing. Growth that brings less than half of the steps that it should bring
+shows that the machine or the network is the limit. It is taken back, and not tried again for `CEILING_WINDOWS` windows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+__all__ = ["CEILING_WINDOWS", "GROW_BELOW", "SHRINK_ABOVE", "TARGET", "FleetLoad", "SizeLimits", "SizingMemory", "next_size"]
+
+GROW_BELOW, TARGET, SHRINK_ABOVE = 0.1, 0.25, 0.5
+"""Shares of the time that an actor waits: the fleet grows below the first, shrinks above the last, and aims at the middle."""
+GROWTH = 4
+"""The fleet grows by one actor for each `GROWTH` actors that it has, and by at least one."""
+CEILING_WINDOWS = 20
+"""The number of windows for which a size that did not pay is not tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetLoad:
+    """The load of a fleet in one window of time, in which its size did not change and all its actors were joined.
+
+    Attributes:
+        actors: The number of actors.
+        waiting: The mean share of the time in which an actor waited, from 0 to 1.
+        steps_per_s: Environment steps per second of the whole fleet.
+    """
+
+    actors: int
+    waiting: float
+    steps_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SizeLimits:
+    """The bounds on the number of actors of a fleet, both inclusive."""
+
+    min_actors: int
+    max_actors: int
+
+
+@dataclass(frozen=True, slots=True)
+class SizingMemory:
+    """The values that the rule keeps from one window to the next.
+
+    Attributes:
+        before_growth: The load before the fleet last grew. None if its last change was not a growth, or the growth has paid.
+        ceiling: The largest size that may be tried. None: no limit.
+        ceiling_windows: The number of windows for which `ceiling` holds.
+    """
+
+    before_growth: FleetLoad | None = None
+    ceiling: int | None = None
+    ceiling_windows: int = 0
+
+
+def next_size(load: FleetLoad, memory: SizingMemory, limits: SizeLimits) -> tuple[int, SizingMemory]:
+    """Return the number of actors that the fleet should have after a window, and the values for the next call.
+
+    Args:
+        load: The load in the window that has just ended.
+        memory: The values that the last call returned.
+        limits: The bounds on the result.
+    """
+    memory = _aged(memory)
+    actors, before = load.actors, memory.before_growth
+    if load.waiting < GROW_BELOW and before is not None and not _paid(before, load):
+        size = _bounded(before.actors, limits)
+        return size, SizingMemory(ceiling=size, ceiling_windows=CEILING_WINDOWS)
+    memory = replace(memory, before_growth=None)
+    if load.waiting > SHRINK_ABOVE:
+        needed = math.ceil(actors * (1.0 - load.waiting) / (1.0 - TARGET))
+        return _bounded(min(actors, max(needed, actors // 2)), limits), memory
+    if load.waiting < GROW_BELOW:
+        most = limits.max_actors if memory.ceiling is None else min(memory.ceiling, limits.max_actors)
+        size = min(actors + max(1, actors // GROWTH), most)
+        if size > actors:
+            return _bounded(size, limits), replace(memory, before_growth=load)
+    return _bounded(actors, limits), memory
+
+
+def _aged(memory: SizingMemory) -> SizingMemory:
+    if memory.ceiling is None:
+        return memory
+    left = memory.ceiling_windows - 1
+    return replace(memory, ceiling=memory.ceiling if left > 0 else None, ceiling_windows=left)
+
+
+def _paid(before: FleetLoad, now: FleetLoad) -> bool:
+    """Return True if a growth has brought at least half of the steps that as many more actors should bring."""
+    return now.steps_per_s >= before.steps_per_s * (1.0 + 0.5 * (now.actors / before.actors - 1.0))
+
+
+def _bounded(size: int, limits: SizeLimits) -> int:
+    return max(limits.min_actors, min(size, limits.max_actors))

@@ -1,0 +1,279 @@
+"""The recipes in examples/deploy: their commands exist, and each system's own tools accept them, as far as they are installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from rl4sys_zmq.cli.actor import main as actor
+from rl4sys_zmq.cli.learner import main as learner
+
+RECIPES = Path(__file__).resolve().parents[2] / "examples/deploy"
+UNITS = sorted((RECIPES / "systemd").glob("*.service"))
+MANIFESTS = ("learner.yaml", "actors.yaml", "network.yaml")
+PROGRAMS: dict[str, click.Group] = {"rl4sys-learner": learner, "rl4sys-actor": actor}
+KEY_CHARS = 40
+"""The length of a CURVE key as text."""
+MAX_EXPOSURE = 20
+"""The largest exposure of a unit by `systemd-analyze security`, from 0 to 100: below 20 it is "OK"."""
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    yaml = pytest.importorskip("yaml")
+    return [found for found in yaml.safe_load_all((RECIPES / name).read_text()) if found]
+
+
+def has(tool: str) -> str:
+    """The path of a tool; skips the test without it."""
+    found = shutil.which(tool) or shutil.which(tool, path=Path(sys.executable).parent)
+    if found is None:
+        pytest.skip(f"{tool} is not installed")
+    return found
+
+
+def has_module(name: str) -> None:
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"the Python package {name} is not installed (extra recipes)")
+
+
+def accepted(*command: str | Path) -> str:
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+# ---- the commands of all recipes
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """Each command of this library in a recipe: the file, and the words from the name of the program on."""
+    pattern = re.compile(r"(?:\S*/)?(rl4sys-(?:learner|actor))$")
+    for unit in UNITS:
+        for line in re.findall(r"^Exec\w+=(.*)$", unit.read_text(), re.MULTILINE):
+            words = [word for part in shlex.split(line) for word in shlex.split(part)]
+            for at, word in enumerate(words):
+                if found := pattern.match(word):
+                    ours = [w for w in words[at + 1 :] if not w.startswith(">")]
+                    yield (
+                        unit.name,
+                        [found[1], *(w.replace("%S", "/var/lib").replace("%i", "a").replace("%H", "h") for w in ours)],
+                    )
+    compose = documents("docker/compose.yaml")[0]
+    for name, service in compose["services"].items():
+        yield "compose.yaml", [service["image"], *service["command"]]
+        if "healthcheck" in service:
+            assert name == "learner"
+            yield "compose.yaml", service["healthcheck"]["test"][1:]
+    for pod in pods():
+        for container in pod["containers"]:
+            yield "kubernetes", [container["image"], *container["args"]]
+            for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+                if probe in container:
+                    yield "kubernetes", container[probe]["exec"]["command"]
+    script = (RECIPES / "slurm/rl4sys.sbatch").read_text().replace("\\\n", " ")
+    for program, rest in re.findall(r'"\$\{(learner|actor)\[@\]\}" (.*)', script):
+        text = re.sub(r"\$\{RL4SYS_EPISODES:\+(.*)\}", r"\1", re.split(r" >/dev/null| &$", rest)[0])
+        text = re.sub(r"\$\(\(.*?\)\)|\$\w+", "1", text)
+        yield "rl4sys.sbatch", [f"rl4sys-{program}", *shlex.split(text)]
+
+
+def pods() -> list[dict[str, Any]]:
+    found = [document for name in MANIFESTS for document in documents(f"kubernetes/{name}")]
+    return [d["spec"]["template"]["spec"] for d in found if d["kind"] in ("StatefulSet", "Deployment")]
+
+
+def test_every_command_of_a_recipe_exists_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("ENV", "CartPole-v1"), ("LEARNER", "learner:50051"), ("CLIENT_ID", "luna")):
+        monkeypatch.setenv(f"RL4SYS_ACTOR_RUN_{name}", value)  # as in the environment file of a unit
+    seen: list[tuple[str, str]] = []
+    for source, (program, name, *arguments) in commands():
+        command = PROGRAMS[program].commands[name]
+        context = click.Context(command, info_name=name, auto_envvar_prefix=f"{program.upper().replace('-', '_')}_RUN")
+        try:
+            command.parse_args(context, arguments)
+        except click.ClickException as error:
+            pytest.fail(f"{source}: {program} {name} {arguments}: {error.format_message()}")
+        seen.append((source, f"{program} {name}"))
+    assert set(seen) == {
+        *((unit.name, "rl4sys-actor run") for unit in UNITS if "learner" not in unit.name),
+        *(
+            (source, f"rl4sys-{command}")
+            for source in ("compose.yaml", "kubernetes", "rl4sys.sbatch")
+            for command in ("learner serve", "learner status", "actor run")
+        ),
+        ("rl4sys-learner.service", "rl4sys-learner serve"),
+        ("rl4sys-learner.service", "rl4sys-learner status"),
+        ("rl4sys.sbatch", "rl4sys-learner keys"),
+    }
+
+
+def test_no_recipe_holds_a_secret_or_turns_keys_off() -> None:
+    for path in (p for p in RECIPES.rglob("*") if p.is_file()):
+        text = path.read_text()
+        assert "--insecure" not in text, path
+        assert not re.search(r"kind: Secret\b|BEGIN .*PRIVATE|password|secret_key", text, re.IGNORECASE), path
+        assert not [word for word in re.split(r"[\s\"']+", text) if len(word) == KEY_CHARS and "/" not in word], path
+
+
+# ---- systemd
+
+
+@pytest.fixture
+def stubbed(tmp_path: Path) -> list[Path]:
+    """The units, with programs that exist in place of /opt/rl4sys/bin."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in PROGRAMS:
+        stub = folder / name
+        stub.write_text("#!/bin/sh\n")
+        stub.chmod(0o755)
+    for unit in UNITS:
+        (tmp_path / unit.name).write_text(unit.read_text().replace("/opt/rl4sys/bin", str(folder)))
+    return [tmp_path / unit.name for unit in UNITS]
+
+
+def test_systemd_accepts_the_units(stubbed: list[Path]) -> None:
+    tool = has("systemd-analyze")
+    done = subprocess.run([tool, "verify", *map(str, stubbed)], capture_output=True, text=True, timeout=60, check=False)
+    ours = [line for line in done.stderr.splitlines() if "rl4sys" in line]
+    assert not ours, done.stderr
+    assert len(stubbed) == 3
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_a_unit_is_exposed_to_little(unit: Path) -> None:
+    tool = has("systemd-analyze")
+    if "offline" not in subprocess.run([tool, "--help"], capture_output=True, text=True, check=False).stdout:
+        pytest.skip("this systemd-analyze cannot examine the security of a file")
+    accepted(tool, "security", "--offline=true", f"--threshold={MAX_EXPOSURE}", unit)
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_a_unit_restarts_runs_as_a_user_and_keeps_its_files_private(unit: Path) -> None:
+    lines = set(unit.read_text().splitlines())
+    assert lines >= {"User=rl4sys", "UMask=0077", "StateDirectoryMode=0700", "NoNewPrivileges=yes", "ProtectSystem=strict"}
+    assert lines & {"Restart=always", "Restart=on-failure"}
+
+
+# ---- Docker
+
+
+def test_hadolint_accepts_the_dockerfile() -> None:
+    accepted(has("hadolint"), RECIPES / "docker/Dockerfile")
+
+
+def test_the_images_run_as_a_user_and_take_only_what_the_build_needs() -> None:
+    text = (RECIPES / "docker/Dockerfile").read_text()
+    stages = re.split(r"^FROM ", text, flags=re.MULTILINE)[1:]
+    final = {stage.split(" AS ")[1].split()[0]: stage for stage in stages if "ENTRYPOINT" in stage}
+    assert set(final) == {"actor", "learner"}
+    for name, stage in final.items():
+        assert re.search(r"^USER 10001:10001$", stage, re.MULTILINE)
+        assert re.search(rf'^ENTRYPOINT \["rl4sys-{name}"\]$', stage, re.MULTILINE)
+    assert not re.search(r"^ADD|:latest|keys", re.sub(r"^#.*", "", text, flags=re.MULTILINE), re.MULTILINE)
+    copied = {word for line in re.findall(r"^COPY (?!--from)(.*)$", text, re.MULTILINE) for word in line.split()[:-1]}
+    allowed = set(re.findall(r"^!(\S+)$", (RECIPES / "docker/Dockerfile.dockerignore").read_text(), re.MULTILINE))
+    assert copied == allowed
+    root = RECIPES.parents[1]
+    assert all((root / name).exists() for name in copied)
+
+
+def test_the_compose_file_follows_the_specification() -> None:
+    has_module("check_jsonschema")
+    path = RECIPES / "docker/compose.yaml"
+    accepted(sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", path)
+
+
+def test_services_of_the_compose_file_are_locked_down() -> None:
+    compose = documents("docker/compose.yaml")[0]
+    for service in compose["services"].values():
+        assert service["read_only"] and service["init"] and service["cap_drop"] == ["ALL"]
+        assert service["user"] == "10001:10001" and service["security_opt"] == ["no-new-privileges:true"]
+        assert "environment" not in service and "ports" not in service
+        assert (RECIPES / "docker" / service["build"]["context"] / service["build"]["dockerfile"]).resolve().is_file()
+
+
+# ---- Kubernetes
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_the_manifests_follow_the_schemas(name: str) -> None:
+    has_module("kubernetes_validate")
+    text = accepted(sys.executable, "-m", "kubernetes_validate", "--strict", RECIPES / "kubernetes" / name)
+    assert "passed" in text or not text
+
+
+def test_kustomize_joins_the_manifests() -> None:
+    text = accepted(has("kubectl"), "kustomize", RECIPES / "kubernetes")
+    assert len(re.findall(r"^kind: ", text, re.MULTILINE)) == 6
+    assert set(re.findall(r"image: (\S+)", text)) == {f"registry.example/rl4sys-{name}:0.1.0" for name in ("learner", "actor")}
+
+
+def test_pods_are_locked_down_and_are_given_time_to_drain() -> None:
+    assert len(pods()) == 2
+    for pod in pods():
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+        for container in (*pod["initContainers"], *pod["containers"]):
+            locked = container["securityContext"]
+            assert locked["readOnlyRootFilesystem"] and locked["allowPrivilegeEscalation"] is False
+            assert locked["capabilities"] == {"drop": ["ALL"]}
+            assert "memory" in container["resources"]["limits"]
+            assert all("value" not in variable for variable in container.get("env", ()))
+        secrets = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
+        assert [secret["defaultMode"] for secret in secrets] == [0o400]
+    manifest = {document["kind"]: document for document in documents("kubernetes/learner.yaml")}
+    shutdown_s = json.loads(manifest["ConfigMap"]["data"]["learner.json"])["shutdown_timeout_s"]
+    learner_pod, actor_pod = pods()
+    assert learner_pod["terminationGracePeriodSeconds"] >= shutdown_s + 5
+    grace_s = float(next(w for w in actor_pod["containers"][0]["args"] if w.startswith("--grace=")).removeprefix("--grace="))
+    assert actor_pod["terminationGracePeriodSeconds"] >= grace_s + 10
+
+
+def test_the_secret_files_that_a_pod_copies_are_accepted(tmp_path: Path) -> None:
+    """The shell command of the init containers, with folders of this machine."""
+    secret, keys = tmp_path / "secret", tmp_path / "keys"
+    secret.mkdir()
+    keys.mkdir()
+    real = secret / "..data"
+    real.mkdir()
+    (real / "actors.keys").write_text("x")
+    (real / "actors.keys").chmod(0o440)
+    (secret / "actors.keys").symlink_to("..data/actors.keys")
+    script = {pod["initContainers"][0]["command"][-1] for pod in pods()}
+    assert len(script) == 1
+    accepted("/bin/sh", "-ec", script.pop().replace("/secret", str(secret)).replace("/keys", str(keys)))
+    copied = keys / "own" / "actors.keys"
+    assert stat.S_IMODE(copied.stat().st_mode) == 0o600 and not copied.is_symlink()
+    assert stat.S_IMODE(copied.parent.stat().st_mode) == 0o700
+
+
+def test_network_policies_allow_the_ports_of_the_learner_only() -> None:
+    pytest.importorskip("yaml")
+    learner_policy, actor_policy = documents("kubernetes/network.yaml")
+    (service,) = (d for d in documents("kubernetes/learner.yaml") if d["kind"] == "Service")
+    ports = {port["port"] for port in service["spec"]["ports"]}
+    assert {rule["port"] for rule in learner_policy["spec"]["ingress"][0]["ports"]} == {"data", "weights"}
+    assert learner_policy["spec"]["egress"] == [] and actor_policy["spec"]["ingress"] == []
+    assert {rule["port"] for rule in actor_policy["spec"]["egress"][0]["ports"]} == ports
+
+
+# ---- Slurm
+
+
+def test_the_batch_script_is_a_sound_shell_script() -> None:
+    script = RECIPES / "slurm/rl4sys.sbatch"
+    accepted("bash", "-n", script)
+    accepted(has("shellcheck"), script)

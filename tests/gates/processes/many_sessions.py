@@ -1,0 +1,75 @@
+"""Simulated actors without threads, as many as the test wants; they join, send at a rate, rest, and give their account."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from harness.talk import obey, options, say
+
+from rl4sys_zmq.bench.session_load import SessionLoad, SessionLoadOptions
+from rl4sys_zmq.transports import raise_descriptor_limit
+
+PATIENCE_S = 120.0
+DESCRIPTORS_PER_ACTOR = 4
+"""A connection and a mailbox for each of the two sockets."""
+
+given = options()
+loads: list[SessionLoad] = []
+pause = threading.Event()
+
+
+def join(count: int) -> int:
+    """More actors join; says how many have joined in all."""
+    seed = given["seed"] + len(loads)
+    loads.append(SessionLoad(SessionLoadOptions(address=given["address"], count=count, algorithm_name="FAKE", seed=seed)))
+    loads[-1].start()
+    wait_for(lambda: loads[-1].joined == count)
+    return sum(load.joined for load in loads)
+
+
+def send(rate: float) -> bool:
+    """From now on each actor sends this many segments a second; 0 to rest."""
+    for load in loads:
+        load.rate = rate
+    return True
+
+
+def settle() -> dict[str, Any]:
+    """Waits until everything is acknowledged; says what came of it."""
+    wait_for(lambda: not any(load.rate_in_use or load.in_flight for load in loads))
+    counters: dict[str, int] = {}
+    for load in loads:
+        for name, count in load.counters.items():
+            counters[name] = counters.get(name, 0) + count
+    return {
+        "joined": sum(load.joined for load in loads),
+        "submitted": sum(load.submitted for load in loads),
+        "accepted": sum(load.accepted for load in loads),
+        "published": sum(load.published for load in loads),
+        "latencies_s": [round(latency, 4) for load in loads for latency in load.latencies_s],
+        "errors": [error for load in loads for error in load.errors],
+        "counters": counters,
+    }
+
+
+def wait_for(done: Any) -> None:
+    """Until it is so; a failed thread ends the wait, and so does the watchdog."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not done():
+        for load in loads:
+            load.raise_if_dead()
+        assert time.monotonic() < deadline, {"joined": [load.joined for load in loads], "in flight": [x.in_flight for x in loads]}
+        pause.wait(0.02)
+
+
+raise_descriptor_limit(DESCRIPTORS_PER_ACTOR * given["most"] + 256)
+say("ready")
+try:
+    obey(join=join, send=send, settle=settle)
+finally:
+    for load in loads:
+        load.stop()
+    for load in loads:
+        load.join()

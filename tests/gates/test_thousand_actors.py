@@ -1,0 +1,104 @@
+"""A thousand actors at one gateway: nothing is lost, each costs little memory, and acks come soon."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rl4sys_zmq.transports import raise_descriptor_limit
+
+from .conftest import PATIENCE_S, Child, Spawn, Tier, resident_kib, until
+
+ACK_S = 2.0
+BEYOND_KIB = 30.0
+FIRST = 20
+"""So many join before the memory is measured: what the first ones cost is the learner's own."""
+PROCESSES = 2
+JOIN_S = 4 * PATIENCE_S
+REST_S = 5.0
+
+
+def test_a_thousand_actors(tier: Tier, seed: int, report: Any, spawn: Spawn, learner: Callable[..., tuple[Child, str]]) -> None:
+    actors, seconds = tier.size(100, 1000, least=100), tier.size(3, 600, least=30)
+    raise_descriptor_limit(8 * actors + 256)  # the children inherit it
+    bare = _bare_kib(spawn, actors)
+    process, address = learner(
+        forgetful=True, steps_per_update=10_000, rollout_length=10, config={"pacing_lag": 8, "max_actors": 2 * actors}
+    )
+    crowds = [spawn("many_sessions", {"address": address, "seed": 1000 * n, "most": actors}) for n in range(PROCESSES)]
+    assert [crowd.hear() for crowd in crowds] == ["ready"] * PROCESSES
+    assert crowds[0].ask("join", FIRST, timeout_s=JOIN_S) == FIRST
+    rest = threading.Event()
+    rest.wait(REST_S if tier.long else 0.5)  # the memory of a resting learner is what is measured here
+    before_kib = resident_kib(process.pid)
+    share = (actors - FIRST) // PROCESSES
+    for crowd in crowds:
+        crowd.tell("join", share)
+    joined = sum(crowd.hear(JOIN_S) for crowd in crowds)
+    assert joined == FIRST + share * PROCESSES
+    rest.wait(REST_S if tier.long else 0.5)
+    each_kib = (resident_kib(process.pid) - before_kib) / (joined - FIRST)
+
+    for crowd in crowds:
+        crowd.ask("send", 0.5 if tier.long else 2.0)
+    rest.wait(seconds)  # the length of the run is what is wanted here
+    for crowd in crowds:
+        crowd.ask("send", 0.0)
+    for crowd in crowds:
+        crowd.tell("settle")
+    ends = [crowd.hear(JOIN_S) for crowd in crowds]
+    numbers = {name: sum(end[name] for end in ends) for name in ("joined", "submitted", "accepted", "published")}
+    client = until(lambda: _settled(process, numbers["accepted"]), "the learner's account")
+    assert client is not None
+    latencies = np.array([latency for end in ends for latency in end["latencies_s"]])
+    counters = {name: sum(end["counters"].get(name, 0) for end in ends) for end in ends for name in end["counters"]}
+    report(
+        actors=joined,
+        seconds=seconds,
+        segments=numbers["submitted"],
+        published=numbers["published"],
+        bare_kib=round(bare, 1),
+        each_kib=round(each_kib, 1),
+        beyond_kib=round(each_kib - bare, 1),
+        learner_kib=resident_kib(process.pid),
+        ack_median_s=round(float(np.median(latencies)), 4),
+        ack_p99_s=round(float(np.quantile(latencies, 0.99)), 4),
+        ack_worst_s=round(float(latencies.max()), 3),
+        counters=counters,
+    )
+    assert [end["errors"] for end in ends] == [[]] * PROCESSES
+    assert numbers["joined"] == joined, "no session was lost for good"
+    assert numbers["submitted"] == numbers["accepted"] == len(latencies) > joined
+    assert numbers["published"] >= joined, "each follows the learner's PUB"
+    assert client["verdicts"]["refused"] == client["verdicts"]["quarantined"] == client["rolled_back"] == 0
+    if tier.long:
+        assert each_kib - bare < BEYOND_KIB
+        assert np.quantile(latencies, 0.99) < ACK_S
+
+
+def _bare_kib(spawn: Spawn, actors: int) -> float:
+    """What a bare ROUTER and XPUB need for one DEALER and one SUB."""
+    server = spawn("bare_sockets", {"most": actors})
+    router, xpub = server.hear()
+    clients = spawn("bare_sockets", {"router": router, "xpub": xpub, "most": actors})
+    assert clients.hear() == "ready"
+    assert clients.ask("connect", FIRST) == FIRST
+    until(lambda: server.ask("counts")["subscriptions"] >= 2 * FIRST, "the first subscriptions")
+    before_kib = resident_kib(server.pid)
+    assert clients.ask("connect", actors - FIRST, timeout_s=JOIN_S) == actors - FIRST
+    until(
+        lambda: server.ask("counts")["subscriptions"] >= 2 * actors, "all connections"
+    )  # one that is made anew subscribes again
+    found = (resident_kib(server.pid) - before_kib) / (actors - FIRST)
+    for child in (clients, server):
+        child.end()
+    return found
+
+
+def _settled(process: Child, accepted: int) -> dict[str, Any] | None:
+    client: dict[str, Any] = process.ask("status")["clients"]["lab"]
+    judged = sum(client["verdicts"][v] for v in ("trained", "stale", "quarantined"))
+    return client if client["accepted"] == accepted == judged + client["pending"] else None

@@ -55,6 +55,7 @@ __all__ = [
     "encode_checkpoint",
     "read_checkpoint",
     "read_manifest",
+    "state_file",
 ]
 
 
@@ -182,11 +183,9 @@ def read_checkpoint(path: Path, read: Callable[[Path], bytes] | None = None) -> 
     document = _document(path, read)
     manifest = _manifest(path, document)
     file = path / STATE
-    try:
-        size, digest = document["files"][STATE]["bytes"], document["files"][STATE]["xxh3_128"]
-        tree = document["state"]
-    except (KeyError, TypeError) as exc:
-        raise CheckpointError(path / MANIFEST, f"the field {exc} is missing", damaged=True) from exc
+    size, digest = _listed(path, document)
+    if "state" not in document:
+        raise CheckpointError(path / MANIFEST, "the field 'state' is missing", damaged=True)
     data = read(file)
     if len(data) != size:
         raise CheckpointError(file, f"it has {len(data)} bytes; expected {size}", damaged=True)
@@ -194,10 +193,26 @@ def read_checkpoint(path: Path, read: Callable[[Path], bytes] | None = None) -> 
         raise CheckpointError(file, "its contents have changed since it was written (digest)", damaged=True)
     try:
         arrays = _safetensors().numpy.load(data)
-        state = unpack_state(tree, arrays)
+        state = unpack_state(document["state"], arrays)
     except (_safetensors().SafetensorError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as exc:
         raise CheckpointError(file, f"it does not match its manifest: {exc}", damaged=True) from exc
     return manifest, state
+
+
+def state_file(path: Path) -> tuple[int, str]:
+    """Return the size in bytes and the digest (xxh3-128) that the manifest in the folder `path` gives for the state.
+
+    Raises:
+        CheckpointError: If the manifest is missing, damaged, unreadable or of another format.
+    """
+    return _listed(path, _document(path, _read))
+
+
+def _listed(path: Path, document: Mapping[str, Any]) -> tuple[int, str]:
+    try:
+        return document["files"][STATE]["bytes"], document["files"][STATE]["xxh3_128"]
+    except (KeyError, TypeError) as exc:
+        raise CheckpointError(path / MANIFEST, f"the field {exc} is missing", damaged=True) from exc
 
 
 def _document(path: Path, read: Callable[[Path], bytes]) -> dict[str, Any]:

@@ -18,8 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import assert_never
 
+import xxhash
+
 from rl4sys_zmq.errors import CheckpointError
-from rl4sys_zmq.learner.checkpoints import MANIFEST, STATE, CheckpointStore, read_manifest
+from rl4sys_zmq.learner.checkpoints import MANIFEST, STATE, CheckpointStore, read_manifest, state_file
 from rl4sys_zmq.learner.suspect_files import SuspectFiles, encode_mark, is_excused
 from rl4sys_zmq.policies.folder import POLICY_FILES
 from rl4sys_zmq.private import open_private, sync_folder
@@ -46,7 +48,10 @@ PART_BYTES = 4 << 20
 MAX_WAITING = 4
 """Largest number of requests of one worker that wait for this thread. A worker sends at most two parts before an answer."""
 
-_EXCUSE, _FINISH = "excuse", "finish"
+MAX_RECORDS = 1000
+"""Largest number of records of segments in training of one worker that wait for this thread. Older ones are superseded."""
+
+_EXCUSE, _FINISH, _RECORD = "excuse", "finish", "record"
 _LOOK_S = 0.05
 _NAMES = frozenset({MANIFEST, STATE, *POLICY_FILES})
 
@@ -58,12 +63,19 @@ StorageAnswer = CheckpointFound | CheckpointPartReply | CheckpointStored | Train
 
 
 class _Incoming:
-    """A checkpoint that arrives in parts, in a temporary folder."""
+    """A checkpoint that arrives in parts, in a temporary folder.
+
+    Attributes:
+        folder: The folder.
+        number: The number of the checkpoint.
+        content: The size in bytes and the digest (xxh3-128) of each complete file.
+    """
 
     def __init__(self, folder: Path, number: int) -> None:
         self.folder, self.number = folder, number
+        self.content: dict[str, tuple[int, str]] = {}
         self._file = -1
-        self._name, self._size = "", 0
+        self._name, self._size, self._digest = "", 0, xxhash.xxh3_128()
         folder.mkdir(mode=0o700)
 
     def add(self, part: CheckpointPart) -> None:
@@ -73,12 +85,13 @@ class _Incoming:
             if part.name not in _NAMES or part.offset:
                 raise CheckpointError(self.folder, f"part {part.offset} of {part.name!r:.80} does not begin a checkpoint's file")
             self._file = open_private(self.folder / part.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-            self._name, self._size = part.name, 0
+            self._name, self._size, self._digest = part.name, 0, xxhash.xxh3_128()
         if part.offset != self._size:
             raise CheckpointError(self.folder / part.name, f"a part begins at byte {part.offset}; expected {self._size}")
         for frame in part.body:
             rest = memoryview(frame)
             self._size += len(rest)
+            self._digest.update(rest)
             while rest:
                 rest = rest[os.write(self._file, rest) :]
 
@@ -97,6 +110,7 @@ class _Incoming:
     def _end_file(self) -> None:
         if self._file >= 0:
             file, self._file = self._file, -1
+            self.content[self._name] = self._size, self._digest.hexdigest()
             try:
                 os.fsync(file)
             finally:
@@ -108,6 +122,8 @@ class WorkerFiles:
 
     Attributes:
         closed: Set when the thread has finished all work for this worker.
+        waiting: Number of requests that wait for the thread or for the delivery of the answer, without those in `records`.
+        records: The records of segments in training that wait for the thread. It stores only the newest of them.
     """
 
     def __init__(self, assign: AssignClient, answer: Callable[[StorageAnswer], None]) -> None:
@@ -119,6 +135,7 @@ class WorkerFiles:
         """
         self.closed = threading.Event()
         self.waiting = 0
+        self.records: deque[RecordTraining] = deque(maxlen=MAX_RECORDS)
         self.answer = answer
         self._assign = assign
         self._store = CheckpointStore(Path(assign.checkpoints))
@@ -136,7 +153,7 @@ class WorkerFiles:
         if self._claimed:
             self._store_mark(encode_mark(0, b"", excused=True))
 
-    def handle(self, message: StorageRequest) -> StorageAnswer:
+    def handle(self, message: FindCheckpoint | FetchCheckpointPart | CheckpointPart) -> StorageAnswer:
         """Handle one request of the worker, and return the answer."""
         match message:
             case FindCheckpoint():
@@ -145,8 +162,6 @@ class WorkerFiles:
                 return self._fetch(message)
             case CheckpointPart():
                 return self._take(message)
-            case RecordTraining():
-                return self._record(message)
             case _:
                 assert_never(message)
 
@@ -156,6 +171,7 @@ class WorkerFiles:
             log.warning("client %s: an unfinished checkpoint is discarded: its worker has ended", self._assign.client_id)
             self._incoming.discard()
             self._incoming = None
+        self.closed.set()
 
     def _find(self) -> CheckpointFound:
         try:
@@ -214,23 +230,33 @@ class WorkerFiles:
         return self._incoming
 
     def _install(self, incoming: _Incoming) -> None:
-        """Check the manifest of a complete checkpoint, and rename its folder into place."""
+        """Check the manifest of a complete checkpoint and the digest of its state, and rename its folder into place."""
         try:
             manifest = read_manifest(incoming.folder)
             wrote = (manifest.client_id, manifest.generation, manifest.number)
             expected = (self._assign.client_id, self._assign.generation, incoming.number)
             if wrote != expected:
                 raise CheckpointError(incoming.folder, f"its client, generation and number are {wrote}; expected {expected}")
+            if incoming.content.get(STATE) != state_file(incoming.folder):
+                problem = "its state is not the one that its manifest describes; the worker must send the whole checkpoint"
+                raise CheckpointError(incoming.folder, problem)
         except BaseException:
             incoming.discard()
             raise
         self._store.install(incoming.folder, incoming.number, lambda: not self._fenced)
 
-    def _record(self, message: RecordTraining) -> TrainingRecorded:
-        suspects, mark = (bytes(frame) for frame in message.body)
+    def record(self) -> TrainingRecorded | None:
+        """Store the newest segments in training, and return the answer; None if no record waits."""
+        suspects, mark, count = b"", b"", 0
+        while self.records:
+            message = self.records.popleft()
+            changed, mark = (bytes(frame) for frame in message.body)
+            suspects, count = changed or suspects, message.count
+        if not count:
+            return None
         if not (self._excused or self._fenced):
             self._store_mark(mark, suspects)
-        return TrainingRecorded(message.count)
+        return TrainingRecorded(count)
 
     def _store_mark(self, mark: bytes, suspects: bytes = b"") -> None:
         try:
@@ -255,11 +281,18 @@ class CheckpointThread(Worker):
         """
         super().__init__("rl4sys-checkpoints")
         self._wake = wake
-        self._requests: queue.SimpleQueue[tuple[WorkerFiles, StorageRequest | str] | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[
+            tuple[WorkerFiles, FindCheckpoint | FetchCheckpointPart | CheckpointPart | str] | None
+        ] = queue.SimpleQueue()
         self._answers: deque[tuple[WorkerFiles, StorageAnswer]] = deque()
 
     def request(self, files: WorkerFiles, message: StorageRequest) -> bool:
         """Queue a request of a worker. Return False if too many of its requests wait. Only the gateway thread calls this."""
+        if isinstance(message, RecordTraining):
+            files.records.append(message)
+            if len(files.records) == 1:  # otherwise the thread has not taken those before
+                self._requests.put((files, _RECORD))
+            return True
         if files.waiting >= MAX_WAITING:
             return False
         files.waiting += 1
@@ -280,20 +313,23 @@ class CheckpointThread(Worker):
         """Pass the answers that are ready to the workers' connections. Only the gateway thread calls this."""
         while self._answers:
             files, answer = self._answers.popleft()
-            files.waiting -= 1
+            if not isinstance(answer, TrainingRecorded):
+                files.waiting -= 1
             files.answer(answer)
 
     def run(self) -> None:
         """Handle requests until `stop`. Requests that were queued before `stop` are handled."""
         while (request := self._requests.get()) is not None:
             files, message = request
-            if isinstance(message, str):
-                files.excuse() if message == _EXCUSE else files.finish()
-                if message == _FINISH:
-                    files.closed.set()
+            if message == _EXCUSE:
+                files.excuse()
+            elif message == _FINISH:
+                files.finish()
             elif not files.closed.is_set():
-                self._answers.append((files, files.handle(message)))
-                self._wake()
+                answer = files.record() if isinstance(message, str) else files.handle(message)
+                if answer is not None:
+                    self._answers.append((files, answer))
+                    self._wake()
 
     def stop(self) -> None:
         """Ask the thread to end after the requests that wait."""

@@ -107,7 +107,8 @@ class GatewayStorage:
             answer = None if self._lost else self._answers.get()
             if self._lost or answer is None:
                 raise CheckpointError("on the gateway's machine", self._lost)
-            if isinstance(answer, expected):
+            refused = isinstance(answer, CheckpointStored) and not answer.number
+            if isinstance(answer, expected) and not refused:
                 return answer
             if isinstance(answer, CheckpointStored) and answer.error:
                 raise CheckpointError("on the gateway's machine", answer.error)

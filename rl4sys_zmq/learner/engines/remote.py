@@ -202,8 +202,10 @@ class _RemoteWatchThread(Worker):
             if now >= self._kill_at:
                 process.kill()
             if self.silent_s > REMOTE_WORKER_SILENCE_S:
+                silent_s = self.silent_s
                 process.kill()
-                return f"no sign of life for {self.silent_s:.0f} s; is its machine lost, or the worker stopped?"
+                process.wait(ABORT_WAIT_S)  # a process that can be reached ends now
+                return f"no sign of life for {silent_s:.0f} s; is its machine lost, or the worker stopped?"
         return end
 
     def _where(self) -> str:

@@ -16,7 +16,7 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.learner.client import QUEUE_MESSAGES
 from rl4sys_zmq.learner.engines.base import WorkerAssignment
-from rl4sys_zmq.learner.engines.checkpoint_thread import CheckpointThread, StorageAnswer, StorageRequest, WorkerFiles
+from rl4sys_zmq.learner.engines.checkpoint_thread import MAX_WAITING, CheckpointThread, StorageAnswer, StorageRequest, WorkerFiles
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.learner.learner_thread import NO_FRAME_LIMIT
 from rl4sys_zmq.plugins import imported_plugins
@@ -26,6 +26,7 @@ from rl4sys_zmq.transports import Address, Poller, Socket, TooManyFrames
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import (
     CheckpointPart,
+    CheckpointStored,
     FetchCheckpointPart,
     FindCheckpoint,
     Frame,
@@ -134,7 +135,7 @@ class WorkerLink(Resource):
         """
         if not self._ended:
             self._ended = True
-            if self._files is not None and not self.finished:  # it has not ended by itself
+            if self._files is not None and not (self.finished or self.signs.failed):  # it has not ended by itself
                 self._shared.storage.excuse(self._files)
             self.control(StopThread())
         if replaced and self._files is not None:
@@ -195,6 +196,7 @@ class WorkerLink(Resource):
             self._shared.counters.add("worker_messages_refused.direction")
         elif not self._shared.storage.request(self._files, message):
             self._shared.counters.add("worker_messages_refused.quota")
+            self.control(CheckpointStored(0, False, f"{MAX_WAITING} requests wait; send no more before an answer"))
 
     def each_second(self) -> None:
         """Send a sign of life to the worker, and count the connections that were refused."""

@@ -46,11 +46,16 @@ def folder() -> Iterator[Path]:
 
 
 class Run:
-    """A learner with eight clients, and the times that it takes to recover."""
+    """A learner with eight clients.
+
+    Attributes:
+        reached: the best mean return of each.
+        recovery_s: for each loss, when it was noticed and when all the struck clients had trained again.
+    """
 
     def __init__(self, lab: Lab) -> None:
         self.lab, self.clients = lab, [f"cart{i}" for i in range(CLIENTS)]
-        self.recovery_s: dict[str, float] = {}
+        self.recovery_s: dict[str, list[float]] = {}
         self.reached: dict[str, float] = dict.fromkeys(self.clients, 0.0)
         self.actors = [
             lab.actor(
@@ -95,10 +100,13 @@ class Run:
         before = self.status()
         began = time.monotonic()
         struck = loss(before)
+        noticed_s: list[float] = []
 
         def recovered() -> bool:
             self.lab.loop.wait(0.1)
             now = self.status()
+            if not noticed_s and any(client["state"] != "running" for client in now.values()):
+                noticed_s.append(round(time.monotonic() - began, 1))
             return len(now) == CLIENTS and all(
                 now[name]["state"] == "running"
                 and now[name]["generation"] > before[name]["generation"]
@@ -107,7 +115,7 @@ class Run:
             )
 
         self.lab.loop.until(recovered, 180.0, f"training after the loss of {what}")
-        self.recovery_s[f"{what}: {len(struck)} clients"] = round(time.monotonic() - began, 1)
+        self.recovery_s[f"{what}: {len(struck)} clients"] = [*noticed_s, round(time.monotonic() - began, 1)]
 
 
 @pytest.mark.parametrize("engine", ["process", "ray"])

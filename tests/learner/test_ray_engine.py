@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.util
+import itertools
 import re
+import socket
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +18,12 @@ import pytest
 from rl4sys_zmq.config import LearnerConfig, ResourcesConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner import Learner
+from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
+from rl4sys_zmq.learner.engines.ray_packets import ENDED, KILL, PLACE, PLACED, WAITING
 from rl4sys_zmq.learner.engines.ray_resources import nodes_text, placement_problem, ray_amounts
 from rl4sys_zmq.learner.engines.registry import check_engines
 
+MODULE = "rl4sys_zmq.learner.engines.ray_driver"
 NODES = [
     {"host": "10.0.0.1", "resources": {"CPU": 8.0, "memory": 1e9, "node:10.0.0.1": 1.0, "object_store_memory": 1e8}},
     {"host": "10.0.0.2", "resources": {"CPU": 2.0, "GPU": 1.0, "edge": 4.0}},
@@ -65,3 +75,216 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     config = LearnerConfig(bind="inproc://no-ray", run_dir=None, engine="ray")
     with pytest.raises(ConfigError, match=re.escape("pip install 'rl4sys-zmq[ray]'")), Learner(config):
         pytest.fail("it has started")
+
+
+# ---- the driver, with a Ray that does what the test says
+
+
+class Lost(Exception):
+    """An exception of the fake Ray."""
+
+
+class Unreachable(Lost):
+    """What Ray raises for an actor that it cannot reach."""
+
+
+class Raised(Lost):
+    """What Ray raises for a method that has raised."""
+
+    cause = ValueError("of the method")
+
+
+class FakeRay:
+    """As much of the module ``ray`` as the driver uses. Actors are numbers; the test says what their methods return."""
+
+    def __init__(self) -> None:
+        self.alive = {"head": {"CPU": 1.0}, "a": {"CPU": 1.0, "edge": 1.0}, "b": {"CPU": 1.0, "edge": 1.0}}
+        self.options_of: list[dict[str, Any]] = []
+        self.killed: list[int] = []
+        self.results: dict[str, Any] = {}
+        self.calls: list[str] = []
+        self.exceptions = self.util = self.scheduling_strategies = self
+        self.ActorUnavailableError, self.RayActorError, self.RayError, self.RayTaskError = Unreachable, Lost, Lost, Raised
+
+    def NodeAffinitySchedulingStrategy(self, node: str, *, soft: bool) -> str:
+        assert soft
+        return f"on {node}"
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [
+            {"NodeID": name, "NodeManagerAddress": f"host-{name}", "Resources": resources, "Alive": True}
+            for name, resources in self.alive.items()
+        ]
+
+    def available_resources(self) -> dict[str, float]:
+        return {"CPU": 0.5}
+
+    def remote(self, kind: type) -> FakeRay:
+        assert kind.__name__ == "RayWorker"
+        return self
+
+    def options(self, **options: Any) -> Any:
+        self.options_of.append(options)
+        number = len(self.options_of)
+
+        def method(name: str) -> Any:
+            return SimpleNamespace(remote=lambda *arguments: self._call(f"{name}-{number}"))
+
+        actor = SimpleNamespace(number=number, describe=method("describe"), run=method("run"))
+        return SimpleNamespace(remote=lambda: actor)
+
+    def _call(self, name: str) -> str:
+        self.calls.append(name)
+        return name
+
+    def wait(self, calls: list[str], *, num_returns: int = 1, timeout: float = 0.0) -> tuple[list[str], list[str]]:
+        done = [call for call in calls if call in self.results][:num_returns]
+        return done, [call for call in calls if call not in done]
+
+    def get(self, call: str) -> Any:
+        result = self.results[call]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def kill(self, actor: Any, *, no_restart: bool) -> None:
+        assert no_restart
+        self.killed.append(actor.number)
+
+
+class Driver:
+    """A `RayDriver` over a fake Ray, and the learner's end of its socketpair."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ray = FakeRay()
+        for name in ("ray", "ray.exceptions", "ray.util", "ray.util.scheduling_strategies"):
+            monkeypatch.setitem(sys.modules, name, self.ray)  # type: ignore[arg-type]
+        monkeypatch.delitem(sys.modules, MODULE, raising=False)
+        self.module = importlib.import_module(MODULE)
+        monkeypatch.setattr(self.module, "LOOK_EVERY_S", 0.0)
+        self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.driver = self.module.RayDriver(theirs)
+        self.driver._node = "head"
+        self.theirs, self.numbers = theirs, itertools.count(1)
+
+    def place(self, *, waits: bool = False, **wanted: float) -> int:
+        """Orders a worker."""
+        number = next(self.numbers)
+        fields = {"client_id": "lab", "wanted": {"CPU": 1.0, **wanted}, "waits": waits, "path": [], "start": "secrets"}
+        self.ours.send(encode_packet(PLACE, number=number, **fields))
+        return number
+
+    def turn(self) -> list[tuple[str, dict[str, Any]]]:
+        """One turn of the driver; what it says."""
+        turns = iter([True, False])
+        read = self.driver._read
+        self.driver._read = lambda: read() and next(turns)
+        self.driver.run()
+        self.driver._read = read
+        said = []
+        self.ours.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                said.append(decode_packet(self.ours.recv(MAX_PACKET_BYTES)))
+        return said
+
+    def described(self, number: int, node: str, error: str = "") -> None:
+        """An actor says where it is."""
+        self.ray.results[f"describe-{number}"] = {"node": node, "host": f"host-{node}", "pid": 7, "error": error}
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    driver = Driver(monkeypatch)
+    yield driver
+    driver.ours.close()
+    driver.theirs.close()
+    sys.modules.pop(MODULE, None)
+
+
+def test_a_worker_is_placed_runs_and_ends(driver: Driver) -> None:
+    number = driver.place(edge=1.0)
+    assert driver.turn() == []
+    (options,) = driver.ray.options_of
+    assert (options["resources"], options["num_cpus"], options["max_restarts"]) == ({"edge": 1.0}, 1.0, 0)
+    assert options["scheduling_strategy"] == "SPREAD"
+    driver.described(1, "a")
+    assert driver.turn() == [(PLACED, {"number": number, "node": "a", "host": "host-a", "pid": 7})]
+    assert driver.ray.calls == ["describe-1", "run-1"] and driver.turn() == []
+    driver.ray.results["run-1"] = ""
+    assert driver.turn() == [(ENDED, {"number": number, "end": "", "error": ""})]
+    assert driver.ray.killed == [1] and driver.turn() == []
+
+
+@pytest.mark.parametrize(
+    ("result", "key", "text"),
+    [
+        ({"node": "a", "host": "h", "pid": 7, "error": "version 0.0.1"}, "error", "node a (h): version 0.0.1"),
+        (Lost("ModuleNotFoundError: No module named 'rl4sys_zmq'"), "error", "lacks rl4sys_zmq"),
+        (Lost("its process was killed"), "end", "Lost: its process was killed"),
+        (Raised("..."), "end", "it raised ValueError: of the method"),
+    ],
+)
+def test_what_keeps_a_worker_from_starting_is_told_apart(driver: Driver, result: Any, key: str, text: str) -> None:
+    """An ``error`` fails the client. After an ``end``, another worker is tried."""
+    driver.place()
+    driver.turn()
+    driver.ray.results["describe-1"] = result
+    ((kind, fields),) = driver.turn()
+    assert kind == ENDED and text in fields[key] and not fields[{"end": "error", "error": "end"}[key]]
+    assert driver.ray.killed == [1]
+
+
+def test_resources_that_no_node_has_are_refused_or_waited_for(driver: Driver) -> None:
+    driver.place(far=1.0)
+    ((kind, fields),) = driver.turn()
+    assert kind == ENDED and "no node of the Ray cluster has {CPU: 1, far: 1}; there is host-head {CPU: 1}" in fields["error"]
+    number = driver.place(waits=True, far=1.0)
+    ((kind, fields),) = driver.turn()
+    assert kind == WAITING and fields["number"] == number and driver.turn() == []  # it is said once
+    driver.ray.alive["c"] = {"CPU": 1.0, "far": 1.0}
+    assert driver.turn() == [] and driver.ray.calls == ["describe-1"]
+    driver.ours.send(encode_packet(KILL, number=number))
+    assert driver.turn() == [(ENDED, {"number": number, "end": "", "error": ""})]
+
+
+def test_resources_that_others_use_are_named(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver.module, "PENDING_S", 0.0)
+    driver.place(edge=1.0)
+    ((kind, fields),) = [*driver.turn(), *driver.turn()]
+    assert (
+        kind == WAITING
+        and "it needs {CPU: 1, edge: 1} on one node, and the cluster has {CPU: 0.5, edge: 0} free" in fields["text"]
+    )
+
+
+def test_no_worker_is_placed_on_a_node_that_could_be_lost(driver: Driver) -> None:
+    driver.place(edge=1.0)
+    driver.turn()
+    driver.described(1, "a")
+    driver.turn()
+    driver.ray.results["run-1"] = Unreachable("socket closed")
+    ((kind, fields),) = driver.turn()
+    assert kind == ENDED and fields["end"] == "Unreachable: socket closed"
+    driver.place(edge=1.0)
+    driver.turn()
+    assert driver.ray.options_of[1]["scheduling_strategy"] == "on b"
+    del driver.ray.alive["b"]  # then Ray decides
+    driver.place(edge=1.0)
+    driver.turn()
+    assert driver.ray.options_of[2]["scheduling_strategy"] == "SPREAD"
+
+
+def test_a_driver_without_its_node_ends(driver: Driver) -> None:
+    del driver.ray.alive["head"]
+    with pytest.raises(RuntimeError, match="the node of this machine has left the Ray cluster"):
+        driver.turn()
+
+
+def test_a_learner_that_has_ended_takes_its_workers_along(driver: Driver) -> None:
+    driver.place()
+    driver.turn()
+    driver.ours.close()
+    driver.driver.run()
+    driver.driver.close()
+    assert driver.ray.killed == [1]

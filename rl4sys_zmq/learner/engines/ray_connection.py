@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import select
@@ -36,6 +37,7 @@ CLOSE_S = 5.0
 """Longest time in which the driver ends the local Ray that it has started, in seconds. Then it is killed."""
 
 LOOK_S = 0.1
+_LOWEST_FD = 3
 _PROGRAM = "from rl4sys_zmq.learner.engines.ray_driver import main; main()"
 _NO_STATISTICS = {"RAY_USAGE_STATS_ENABLED": "0"}
 """A Ray that the learner starts sends no statistics to Ray's authors, unless the environment says so."""
@@ -137,6 +139,7 @@ class RayConnectionThread(Worker):
         self._workers: list[RayProcess] = []
         self._host = ""
         self._outbox: deque[bytes] = deque()
+        self._over = False
         self._stopping = threading.Event()
         self._settled = threading.Event()
         self._connected = False
@@ -159,7 +162,10 @@ class RayConnectionThread(Worker):
     def add(self, worker: RayProcess) -> None:
         """Place a worker as soon as there is a connection. Any thread can call this."""
         with self._lock:
-            self._workers.append(worker)
+            if not self._over:
+                self._workers.append(worker)
+                return
+        worker.ended(self._problem, "")
 
     def stop(self) -> None:
         """End the driver, and so all workers and a local Ray. Any thread can call this."""
@@ -168,14 +174,12 @@ class RayConnectionThread(Worker):
     def on_death(self, error: BaseException) -> None:
         """Record the end of all workers, after this thread has failed."""
         self._problem = self._problem or repr(error)
-        self._stopping.set()
-        self._forget_driver()
-        self._settled.set()
+        self._finish()
 
     # ---- the thread
 
     def run(self) -> None:
-        """Run drivers, one after the other, until `stop`. After the first connection, failed ones are repeated."""
+        """Run drivers, one after the other, until `stop`. If the first one cannot connect, no other follows."""
         attempts = 0
         while not self._stopping.is_set():
             connected = False
@@ -183,15 +187,13 @@ class RayConnectionThread(Worker):
                 connected = self._run_driver()
             except OSError as exc:
                 self._problem = f"no driver process can be started: {exc.strerror}; raise the limit of open files (ulimit -n)"
-            finally:
-                self._forget_driver()
-            if not self._settled.is_set():
-                self._settled.set()
-                return
+            if self._stopping.is_set() or not self._settled.is_set():
+                break
+            self._forget_driver()
             attempts = 0 if connected else attempts + 1
-            if not self._stopping.is_set():
-                log.warning("%s: %s; the learner tries again", self._described, self._problem)
+            log.warning("%s: %s; the learner tries again", self._described, self._problem)
             self._stopping.wait(WORKER_RESTART.pause_s(attempts))
+        self._finish()
 
     @property
     def _described(self) -> str:
@@ -244,7 +246,7 @@ class RayConnectionThread(Worker):
             elif self._connected and not worker.sent:
                 worker.sent = True
                 self._outbox.append(worker.order(self._host))
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # the driver is busy; or it has ended, and `_read` returns False
             while self._outbox:
                 pair.send(self._outbox[0], socket.MSG_NOSIGNAL)
                 self._outbox.popleft()
@@ -302,21 +304,34 @@ class RayConnectionThread(Worker):
         with self._lock:
             workers = list(self._workers)
         for worker in workers:
-            if worker.sent or self._stopping.is_set() or not self._settled.is_set():
+            if worker.sent:
                 self._on_end(worker, self._problem, "")
             else:
                 worker.waiting = self._problem
 
+    def _finish(self) -> None:
+        """Record the end of all workers, also of those that are still to come."""
+        with self._lock:
+            self._over = True
+            workers = list(self._workers)
+        for worker in workers:
+            self._on_end(worker, self._problem, "")
+        self._settled.set()
+
 
 def _spawn(theirs: socket.socket, address: str) -> subprocess.Popen[bytes]:
-    number = theirs.fileno()
-    return subprocess.Popen(
-        [sys.executable, "-P", "-c", _PROGRAM, str(number), address],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,  # Ray writes messages of its own there
-        stderr=subprocess.DEVNULL,
-        pass_fds=(number,),
-        close_fds=True,
-        start_new_session=True,
-        env={**_NO_STATISTICS, **child_environment()},
-    )
+    # In a learner without standard streams, the socketpair could have one of their numbers, which the child replaces.
+    number = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", _PROGRAM, str(number), address],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # Ray writes messages of its own there
+            stderr=subprocess.DEVNULL,
+            pass_fds=(number,),
+            close_fds=True,
+            start_new_session=True,
+            env={**_NO_STATISTICS, **child_environment()},
+        )
+    finally:
+        os.close(number)

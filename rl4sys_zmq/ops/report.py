@@ -184,7 +184,7 @@ def _worker_lines(client: Mapping[str, Any]) -> Iterator[str]:
     worker = client.get("worker", {})
     words = [f"engine {worker.get('engine', '-')}"]
     if "pid" in worker:
-        words.append(f"process {worker['pid'] or 'starting'}")
+        words.append(f"process {worker['pid'] or 'starting'}" + (f" on {worker['host']}" if "host" in worker else ""))
         if worker["busy_s"] >= BUSY_S:
             words.append(f"busy for {span_text(worker['busy_s'])}")
     devices = worker.get("devices", [])

@@ -357,6 +357,15 @@ def test_nothing_beside_the_package_runs_bytes(folder: str) -> None:
         assert peer or not found & EXECUTING, path
 
 
+LEARNERS_FILES = {"CheckpointStore", "LocalStorage", "SuspectFiles"}
+
+
+@pytest.mark.parametrize("name", ["remote_worker", "gateway_storage", "remote_start"])
+def test_a_worker_on_another_machine_opens_no_file_of_the_learner(name: str) -> None:
+    found = imports_of(ast.parse((ROOT / "learner" / "engines" / f"{name}.py").read_text()), "")
+    assert not {i.name.rpartition(".")[2] for i in found} & LEARNERS_FILES
+
+
 PLANTED = [
     ("wire/a.py", "from rl4sys_zmq.config import AgentConfig", "two rooms on floor F2 never meet"),
     ("actor/a.py", "import rl4sys_zmq.learner", "two rooms on floor F6 never meet"),

@@ -325,9 +325,8 @@ class Gateway(Worker):
         with Poller() as poller:
             for upstream in self._upstreams:
                 poller.register(upstream)
-            self._remote.watch(poller)
             while any(t.alive for t in self.learner_threads()) and (now := time.monotonic()) < deadline:
-                poller.poll(0.02)
+                poller.poll(0.02)  # workers on other machines are not in this poller
                 self._read_upstream()
                 if beacon.expired(now):
                     beacon.restart(now)

@@ -16,7 +16,7 @@ from rl4sys_zmq.transports.peers import SubscriptionControl
 
 __all__ = ["Socket"]
 
-_NOTICE_MAX_BYTES = 4096  # an XPUB receives only topics and the handshake
+_NOTICE_MAX_BYTES = 4096  # an XPUB receives only topics and the handshake, a PUSH only the handshake
 
 _PUBLICATION_HWM = 4
 """The receive high-water mark of an XPUB with ``grants=True``, in subscription messages.
@@ -121,7 +121,8 @@ class Socket(Endpoint):
 
         After `close`, libzmq continues to send the queued messages for up to `linger_s` seconds, also at the exit of the process.
         """
-        made = cls._make("push", {zmq.SNDHWM: hwm}, bind=bind, connect=connect, secure=secure, watch=watch)
+        options: Options = {zmq.SNDHWM: hwm, zmq.MAXMSGSIZE: _NOTICE_MAX_BYTES}
+        made = cls._make("push", options, bind=bind, connect=connect, secure=secure, watch=watch)
         made._linger_ms = round(linger_s * 1000)
         return made
 

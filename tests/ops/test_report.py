@@ -177,6 +177,10 @@ def test_a_broken_law_is_loud_while_running_and_not_resuming() -> None:
             {"clients": {"a": client(worker={"engine": "ray", "node": "", "waiting": "no node has it"})}},
             "  !! it waits: no node has it",
         ),
+        (
+            {"clients": {"a": client(worker={"engine": "ray", "host": "node-3", "pid": 7, "busy_s": 0.0})}},
+            "  engine ray, process 7 on node-3",
+        ),
         ({"clients": {"a": client(checkpoint={"number": 0, "error": "no space"})}}, "  !! checkpoint: no space"),
     ],
 )

@@ -71,8 +71,12 @@ class RemoteWorker:
                 it can take its time. A ConfigError fails the client; other errors of this library count as a crash.
         """
         self._engine, self._link = assignment.engine, link
-        self._watch = _RemoteWatchThread(assignment, link, launch)
-        self._watch.start()
+        try:
+            self._watch = _RemoteWatchThread(assignment, link, launch)
+            self._watch.start()
+        except BaseException:
+            link.finished = True
+            raise
 
     @property
     def alive(self) -> bool:

@@ -19,7 +19,7 @@ from rl4sys_zmq.errors import ConfigError, ProtocolError
 from rl4sys_zmq.learner.client import QUEUE_MESSAGES
 from rl4sys_zmq.learner.engines.gateway_storage import GatewayStorage
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
-from rl4sys_zmq.learner.learner_thread import NO_FRAME_LIMIT, PULL_MESSAGES, LearnerThread
+from rl4sys_zmq.learner.learner_thread import PULL_MESSAGES, LearnerThread
 from rl4sys_zmq.learner.reporting import plain_text
 from rl4sys_zmq.learner.train_loop import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.liveness import WORKER_REPORT_S, SilenceTimer
@@ -193,7 +193,7 @@ class _GatewayConnection(Worker):
             with (
                 Socket.push(bind=self._inner_down, hwm=QUEUE_MESSAGES) as to_learner,
                 Socket.pull(bind=self._inner_up, hwm=PULL_MESSAGES) as from_learner,
-                Socket.pull(connect=start.down, max_frame_bytes=NO_FRAME_LIMIT, secure=secure) as down,
+                Socket.pull(connect=start.down, secure=secure) as down,
                 Socket.push(connect=start.up, hwm=PULL_MESSAGES, secure=secure) as up,
                 Poller() as poller,
             ):

@@ -18,7 +18,6 @@ from rl4sys_zmq.learner.client import QUEUE_MESSAGES
 from rl4sys_zmq.learner.engines.base import WorkerAssignment
 from rl4sys_zmq.learner.engines.checkpoint_thread import MAX_WAITING, CheckpointThread, StorageAnswer, StorageRequest, WorkerFiles
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
-from rl4sys_zmq.learner.learner_thread import NO_FRAME_LIMIT
 from rl4sys_zmq.plugins import imported_plugins
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.security import WorkerAccess, WorkerKeys
@@ -96,7 +95,7 @@ class WorkerLink(Resource):
             bind=bind, hwm=QUEUE_MESSAGES, linger_s=LINGER_S, secure=access.secure, watch=True
         )
         try:
-            self.pull = Socket.pull(bind=bind, max_frame_bytes=NO_FRAME_LIMIT, secure=access.secure, watch=True)
+            self.pull = Socket.pull(bind=bind, secure=access.secure, watch=True)
         except BaseException:
             self._push.close()
             raise
@@ -278,20 +277,21 @@ class WorkerLinks:
             finished = link.finished  # before the last messages are read
             yield from link.receive()
             link.turn()
-            if finished:
+            if finished and link in self._links:
                 self._links.remove(link)
                 self._poller.unregister(link.pull)
                 link.close()
 
     def each_second(self) -> None:
-        """Send each worker a sign of life, and count refused connections."""
+        """Send each worker a sign of life, and count refused connections.
+
+        Raises:
+            WorkerDied: If the thread that keeps the checkpoints has ended with an exception.
+        """
+        if self._shared is not None:
+            self._shared.storage.raise_if_dead()
         for link in self._links:
             link.each_second()
-
-    def watch(self, poller: Poller) -> None:
-        """Register the sockets of all workers with another poller."""
-        for link in self._links:
-            poller.register(link.pull)
 
     def close(self) -> None:
         """Close all connections."""

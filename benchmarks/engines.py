@@ -1,4 +1,4 @@
-"""Four clients with large networks, trained in threads and in processes of their own, in turn.
+"""Four clients, trained in threads and in processes of their own, in turn, with small and with large networks.
 
     python benchmarks/engines.py --pairs 5 --seconds 20 --json benchmarks/results/engines.json
 
@@ -34,15 +34,16 @@ WAITING_SEGMENTS = 4
 WARM_UP_UPDATES = 2
 PAUSE_S = 0.02
 START_S = 120.0
-PARAMETERS = {"hidden_sizes": [700, 700], "steps_per_update": 512, "update_epochs": 2, "minibatch_size": 128}
-"""The heavy clients: about a million parameters in the policy and the value network together."""
+CASES = {64: 50, 700: 2}
+"""The width of the two hidden layers of the clients, and the epochs of an update, so that an update takes about as long."""
+PARAMETERS = {"steps_per_update": 512, "minibatch_size": 128}
 PROBE = "probe"
 PROBE_PARAMETERS = {"hidden_sizes": [16], "learning_starts": 1_000_000_000}
 PROBE_STEPS = 8
 PROBE_TIMEOUT_S = 30.0
 
 
-def act(pipe: Connection, address: str) -> None:
+def act(pipe: Connection, address: str, hidden: int) -> None:
     """Send random episodes of all clients as fast as the learner takes them, until the pipe has a message."""
     rng = np.random.default_rng(1)
     agents = [
@@ -51,7 +52,7 @@ def act(pipe: Connection, address: str) -> None:
                 client_id=client,
                 train_server_address=address,
                 algorithm_name="PPO",
-                algorithm_parameters=PARAMETERS,
+                algorithm_parameters={**PARAMETERS, "hidden_sizes": [hidden, hidden], "update_epochs": CASES[hidden]},
                 observation_space=BoxSpace((8,)),
                 action_space=DiscreteSpace(4),
                 overflow="drop_oldest",
@@ -120,13 +121,13 @@ def updates(address: str) -> dict[str, int]:
     return {name: clients[name]["updates"] for name in CLIENTS if name in clients}
 
 
-def measure(engine: str, seconds: float) -> dict[str, float]:
-    """Train all clients with one engine, and return the measured figures."""
+def measure(engine: str, hidden: int, seconds: float) -> dict[str, float]:
+    """Train all clients, with two hidden layers of `hidden` units, by one engine. Return the measured figures."""
     entries = {name: ClientConfig(engine=engine) for name in CLIENTS}
     config = LearnerConfig(
         bind="ipc://*", run_dir=None, clients=entries, engine="thread", torch_threads=1, shutdown_timeout_s=20.0
     )
-    with Learner(config) as learner, child(act, learner.address) as acting, child(probe, learner.address) as probing:
+    with Learner(config) as learner, child(act, learner.address, hidden) as acting, child(probe, learner.address) as probing:
         deadline = time.monotonic() + START_S
         while len(now := updates(learner.address)) < len(CLIENTS) or min(now.values()) < WARM_UP_UPDATES:
             if time.monotonic() > deadline:
@@ -156,20 +157,28 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="duration of each run")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     given = parser.parse_args()
-    runs: dict[str, list[dict[str, float]]] = {"thread": [], "process": []}
-    for _ in range(given.pairs):
-        for engine, results in runs.items():
-            results.append(measure(engine, given.seconds))
-            print(engine, results[-1], flush=True)
     rows: dict[str, Any] = {}
+    for hidden in CASES:
+        runs: dict[str, list[dict[str, float]]] = {"thread": [], "process": []}
+        for _ in range(given.pairs):
+            for engine, results in runs.items():
+                results.append(measure(engine, hidden, given.seconds))
+                print(f"{hidden}-{hidden}", engine, results[-1], flush=True)
+        rows[str(hidden)] = compare(runs)
+    if given.json is not None:
+        given.json.parent.mkdir(parents=True, exist_ok=True)
+        given.json.write_text(json.dumps({**machine_record(), "seconds": given.seconds, "hidden": rows}, indent=2) + "\n")
+
+
+def compare(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    """Print each figure of both engines and their ratios, and return them."""
+    found = {}
     for name in runs["thread"][0]:
         thread, process = ([result[name] for result in results] for results in runs.values())
         ratio = spread([b / a for a, b in zip(thread, process, strict=True)])
-        rows[name] = {"thread": asdict(spread(thread)), "process": asdict(spread(process)), "process_to_thread": asdict(ratio)}
+        found[name] = {"thread": asdict(spread(thread)), "process": asdict(spread(process)), "process_to_thread": asdict(ratio)}
         print(f"{name}: thread {spread(thread).text()}, process {spread(process).text()}, ratio {ratio.text()}")
-    if given.json is not None:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps({**machine_record(), "seconds": given.seconds, "rows": rows}, indent=2) + "\n")
+    return found
 
 
 if __name__ == "__main__":

@@ -198,6 +198,10 @@ class Attacker:
         """Sends a well-formed message."""
         self.send(encode(message))
 
+    def try_to_say(self, message: Message) -> None:
+        """Sends a well-formed message, unless the learner has refused the connection by now."""
+        self.socket.send(encode(message))
+
     def listen(self, timeout_s: float) -> Message | None:
         """The next message, or None when none comes."""
         deadline = time.monotonic() + timeout_s

@@ -129,7 +129,7 @@ def test_eight_clients_learn_cartpole_through_losses(engine: str, folder: Path, 
                 pytest.skip("ray is not installed: pip install 'rl4sys-zmq[ray]'")
             cluster = stack.enter_context(RayCluster(NODES, edge=CLIENTS // (NODES - 1)))
             config |= {"ray_address": cluster.address, "resources": {"cpus": 0.1, "custom": {"edge": 1}}}
-        options = {"pacing_lag": PRESET.pacing_lag, "max_policy_lag": 1000, "torch_threads": 1}
+        options: dict[str, Any] = {"pacing_lag": PRESET.pacing_lag, "max_policy_lag": 1000, "torch_threads": 1}
         lab = stack.enter_context(Lab(folder / engine, seed, torch=False, **config, **options))
         lab.serving(60.0)
         began = time.monotonic()

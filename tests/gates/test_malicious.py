@@ -146,7 +146,7 @@ def siege_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 @case(1, "no-keys-to-a-port-that-asks-for-them", {"connections.handshake_failed.protocol": 1})
 def _(siege: Siege) -> None:
     attacker = siege.attacker("")
-    attacker.say(hello())
+    attacker.try_to_say(hello())
     assert named(attacker.failure()) == ("handshake_failed.protocol", 0x11000002)
 
 
@@ -161,7 +161,7 @@ def _(siege: Siege) -> None:
 @case(3, "unlisted-key", {"connections.handshake_failed.auth": 1, "security.denied.unlisted": 2})
 def _(siege: Siege) -> None:
     attacker = siege.attacker("nobody")
-    attacker.say(hello())
+    attacker.try_to_say(hello())
     assert named(attacker.failure()) == ("handshake_failed.auth", 400)
     subscriber = siege.subscriber("nobody")
     until(lambda: ("handshake_failed.auth", 400) in map(named, subscriber.events()), "the publisher's denial")
@@ -170,7 +170,7 @@ def _(siege: Siege) -> None:
 @case(4, "expired-key", {"connections.handshake_failed.auth": 1, "security.denied.expired": 1})
 def _(siege: Siege) -> None:
     attacker = siege.attacker("late")
-    attacker.say(hello())
+    attacker.try_to_say(hello())
     assert named(attacker.failure()) == ("handshake_failed.auth", 400)
 
 

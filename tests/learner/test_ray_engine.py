@@ -158,7 +158,7 @@ class Driver:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ray = FakeRay()
         for name in ("ray", "ray.exceptions", "ray.util", "ray.util.scheduling_strategies"):
-            monkeypatch.setitem(sys.modules, name, self.ray)  # type: ignore[arg-type]
+            monkeypatch.setitem(sys.modules, name, self.ray)
         monkeypatch.delitem(sys.modules, MODULE, raising=False)
         self.module = importlib.import_module(MODULE)
         monkeypatch.setattr(self.module, "LOOK_EVERY_S", 0.0)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rl4sys_zmq.capacity.constants import Constants
 from rl4sys_zmq.capacity.resources import ResourceLoad, fanout, gradient_s, ingress, journal, learner_thread
 from rl4sys_zmq.capacity.workload import Training, Workload, traffic
 
-__all__ = ["PARTS", "Proposal", "propose"]
+__all__ = ["HOW_TO", "Proposal", "propose"]
 
 COMFORTABLE = 0.7
 """The load above which a proposal is made. Above it, queues grow at each burst."""
@@ -18,12 +18,12 @@ MAX_LEARNERS = 16
 MAX_SEGMENTS = 64
 """Largest number of segments that an actor puts into one message."""
 
-PARTS = {
-    "process": "rl4sys-learner serve --engine process: each client's training in a process of its own",
-    "learners": "clients.NAME.learners: N processes share each gradient step of a client",
+HOW_TO = {
+    "engine": "rl4sys-learner serve --engine process: each client is trained in a process of its own",
+    "learners": "learners: N in the entry of a client: N processes share each of its gradient steps",
     "relay": "rl4sys-learner relay: a process that passes weights on to a part of the actors",
 }
-"""The parts of a layout beyond one process, and what each of them is. A version of this package can lack some of them."""
+"""The parts of a layout of several processes, and how each of them is set up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,32 +33,26 @@ class Proposal:
     Attributes:
         resource: Name of the resource, as in `ResourceLoad.name`.
         text: The change, for people.
-        needs: The part of `PARTS` that it needs; empty if every version has what it needs.
-        available: True if this version has that part.
+        needs: The key of `HOW_TO` that says how to set it up; empty if there is none.
     """
 
     resource: str
     text: str
     needs: str = ""
-    available: bool = True
 
 
-def propose(load: Workload, costs: Constants, rows: Sequence[ResourceLoad], existing: Set[str]) -> list[Proposal]:
+def propose(load: Workload, costs: Constants, rows: Sequence[ResourceLoad]) -> list[Proposal]:
     """Return changes for each resource whose load is above 70 %, the highest load first. Empty if one process is enough.
 
     Args:
         load: The workload.
         costs: The constants.
         rows: The loads that `predict` returned for both.
-        existing: The parts of `PARTS` that this version has.
     """
     found: list[Proposal] = []
     for row in sorted(rows, key=lambda row: row.share, reverse=True):
         if row.share > COMFORTABLE:
-            found += [
-                replace(proposal, available=not proposal.needs or proposal.needs in existing)
-                for proposal in _for_resource(row, load, costs)
-            ]
+            found += _for_resource(row, load, costs)
     return found
 
 
@@ -115,7 +109,7 @@ def _own_processes(row: ResourceLoad, load: Workload) -> list[Proposal]:
     if load.clients == 1 and load.training is None:
         return []
     text = f"engine process: {load.clients} training process{'es' * (load.clients > 1)} beside the gateway"
-    return [Proposal(resource=row.name, text=text, needs="process")]
+    return [Proposal(resource=row.name, text=text, needs="engine")]
 
 
 def _more_processes(row: ResourceLoad, load: Workload) -> list[Proposal]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json as json_module
 import os
 import resource
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import click
 
 from rl4sys_zmq.capacity import (
     RECORDED,
@@ -27,14 +25,13 @@ from rl4sys_zmq.capacity import (
     read_constants,
     write_constants,
 )
-from rl4sys_zmq.capacity.layout import PARTS
+from rl4sys_zmq.capacity.layout import HOW_TO
 from rl4sys_zmq.cli.app import print_line, require
-from rl4sys_zmq.config import ClientConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.memory_watch import available_bytes
 from rl4sys_zmq.version import package_version
 
-__all__ = ["CapacityOptions", "capacity", "existing_parts"]
+__all__ = ["CapacityOptions", "capacity"]
 
 MEMORY_SHARE = 0.8
 UNLIMITED = 1 << 20
@@ -85,29 +82,11 @@ class CapacityOptions:
     json: bool
 
 
-def existing_parts(commands: click.Group) -> set[str]:
-    """Return the parts of a layout (`rl4sys_zmq.capacity.layout.PARTS`) that this version of ``rl4sys-learner`` has.
-
-    Args:
-        commands: The group with all commands of ``rl4sys-learner``.
-    """
-    found = set()
-    engines = [p.type for p in commands.commands["serve"].params if p.name == "engine"]
-    if any(isinstance(kind, click.Choice) and "process" in kind.choices for kind in engines):
-        found.add("process")
-    if "relay" in commands.commands:
-        found.add("relay")
-    if any(field.name == "learners" for field in fields(ClientConfig)):
-        found.add("learners")
-    return found
-
-
-def capacity(options: CapacityOptions, existing: Set[str]) -> None:
+def capacity(options: CapacityOptions) -> None:
     """Measure the constants if asked to, and print the predicted loads if a workload is given.
 
     Args:
         options: The options of the command.
-        existing: The parts of a layout that this version has (`existing_parts`).
 
     Raises:
         ConfigError: If the file of the constants cannot be used, or a number is out of range.
@@ -128,11 +107,11 @@ def capacity(options: CapacityOptions, existing: Set[str]) -> None:
         return
     load = _workload(options)
     rows = predict(load, measured.constants)
-    proposals = propose(load, measured.constants, rows, existing)
+    proposals = propose(load, measured.constants, rows)
     if options.json:
-        print_line(json_module.dumps(_document(load, rows, proposals, notes, existing), indent=2))
+        print_line(json_module.dumps(_document(load, rows, proposals, notes), indent=2))
     else:
-        _print(rows, proposals, notes, existing)
+        _print(rows, proposals, notes)
 
 
 def _measure(path: Path, *, quiet: bool) -> Measured:
@@ -218,7 +197,7 @@ def _training(options: CapacityOptions) -> Training | None:
     )
 
 
-def _print(rows: Sequence[ResourceLoad], proposals: Sequence[Proposal], notes: Sequence[str], existing: Set[str]) -> None:
+def _print(rows: Sequence[ResourceLoad], proposals: Sequence[Proposal], notes: Sequence[str]) -> None:
     for note in notes:
         print_line(note)
     print_line()
@@ -234,12 +213,13 @@ def _print(rows: Sequence[ResourceLoad], proposals: Sequence[Proposal], notes: S
         times = f"{1 / first.share:.2g} times this load" if first.share else "any such load"
         print_line(f"first limit: {first.name}, at {first.share:.0%}: one learner process carries {times}")
     for proposal in proposals:
-        state = "" if proposal.available else "  [not in this version]"
-        print_line(f"  {proposal.resource}: {proposal.text}{state}")
-    if any(proposal.needs for proposal in proposals):
+        print_line(f"  {proposal.resource}: {proposal.text}")
+    needed = {proposal.needs for proposal in proposals}
+    if needed & HOW_TO.keys():
         print_line()
-        for name, text in PARTS.items():
-            print_line(f"{name:<10} {'exists' if name in existing else 'not in this version':<20} {text}")
+        for name, text in HOW_TO.items():
+            if name in needed:
+                print_line(f"{name:<10} {text}")
 
 
 def _print_constants(constants: Constants, notes: Sequence[str]) -> None:
@@ -254,7 +234,7 @@ def _print_constants(constants: Constants, notes: Sequence[str]) -> None:
 
 
 def _document(
-    load: Workload, rows: Sequence[ResourceLoad], proposals: Sequence[Proposal], notes: Sequence[str], existing: Set[str]
+    load: Workload, rows: Sequence[ResourceLoad], proposals: Sequence[Proposal], notes: Sequence[str]
 ) -> dict[str, Any]:
     return {
         "notes": list(notes),
@@ -262,5 +242,5 @@ def _document(
         "resources": [{**asdict(row), "share": row.share} for row in rows],
         "first_limit": first_limit(rows).name,
         "proposals": [asdict(proposal) for proposal in proposals],
-        "parts": {name: name in existing for name in PARTS},
+        "how_to": HOW_TO,
     }

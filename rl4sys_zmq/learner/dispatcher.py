@@ -98,7 +98,8 @@ class SegmentDispatcher:
             if client.client_id in busy:
                 client.stalled_s = 0.0
                 continue
-            wrong = client.pool.transit.correct_waiting() if not client.replaying else None
+            counted = client.worker is not None and not client.replaying  # the counts cover one learner thread
+            wrong = client.pool.transit.correct_waiting() if counted else None
             if wrong is not None:
                 text = f"{wrong} were counted as waiting, but the journal has nothing left to write; the count was corrected"
                 client.alarms.note(CREDIT_CORRECTED, text)

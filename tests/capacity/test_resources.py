@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq.capacity import RECORDED, FanoutCost, IngressCost, Training, Workload, first_limit, predict, propose, traffic
 from rl4sys_zmq.capacity.constants import fit_fanout, fit_ingress
-from rl4sys_zmq.capacity.layout import PARTS
+from rl4sys_zmq.capacity.layout import HOW_TO
 from rl4sys_zmq.capacity.resources import ResourceLoad, gradient_s
 from rl4sys_zmq.delivery import weight_history
 from rl4sys_zmq.errors import ConfigError
@@ -187,11 +187,8 @@ def test_costs_are_never_negative() -> None:
         assert min(weights.version_s, weights.actor_s, weights.model_byte_s, weights.sent_byte_s) >= 0
 
 
-def texts(load: Workload, existing: set[str] = set()) -> list[str]:  # noqa: B006 - never changed
-    return [
-        f"{p.resource}: {p.text}{'' if p.available else ' (missing)'}"
-        for p in propose(load, COSTS, predict(load, COSTS), existing)
-    ]
+def texts(load: Workload) -> list[str]:
+    return [f"{p.resource}: {p.text}" for p in propose(load, COSTS, predict(load, COSTS))]
 
 
 def test_a_small_load_needs_nothing() -> None:
@@ -207,14 +204,13 @@ def test_many_small_messages_share_messages_first() -> None:
 def test_a_wide_fan_out_gets_relays() -> None:
     wide = replace(LOAD, actors=400, steps_per_s=0.1, publish_per_s=20.0)
     (relays, *_) = texts(wide)
-    assert "relays with" in relays and "(missing)" in relays
-    assert "(missing)" not in texts(wide, {"relay"})[0]
+    assert "relays with" in relays
 
 
 def test_long_gradient_steps_are_shared_and_short_ones_are_not() -> None:
     training = Training(algorithm="PPO", gradients_per_step=0.02, minibatch=256)
     heavy = replace(LOAD, training=training, model_bytes=4_000_000)
-    assert any("learners " in text and "(missing)" in text for text in texts(heavy))
+    assert any("learners " in text for text in texts(heavy))
     light = replace(LOAD, training=replace(training, gradients_per_step=1.0), model_bytes=4_000)
     assert any("more processes do not help" in text for text in texts(light))
 
@@ -223,7 +219,6 @@ def test_every_proposal_names_a_known_part() -> None:
     training = Training(algorithm="PPO", gradients_per_step=1.0, minibatch=64)
     huge = replace(LOAD, actors=5000, steps_per_s=1000.0, clients=4, publish_per_s=50.0, training=training, bandwidth_bits_s=1e6)
     rows = predict(replace(huge, descriptors=1024, memory_bytes=1 << 20), COSTS)
-    found = propose(huge, COSTS, rows, set(PARTS))
+    found = propose(huge, COSTS, rows)
     assert {row.name for row in rows if row.share > 0.7} == {proposal.resource for proposal in found}
-    assert {proposal.needs for proposal in found} <= {"", *PARTS}
-    assert all(proposal.available for proposal in found)
+    assert {proposal.needs for proposal in found} <= {"", *HOW_TO}

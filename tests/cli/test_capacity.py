@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner
 
@@ -14,8 +13,7 @@ from rl4sys_zmq.bench import capacity as measuring
 from rl4sys_zmq.bench.ingress_load import SMALL
 from rl4sys_zmq.bench.machine import machine_record
 from rl4sys_zmq.capacity import RECORDED, Measured, write_constants
-from rl4sys_zmq.capacity.layout import PARTS
-from rl4sys_zmq.cli.capacity import existing_parts
+from rl4sys_zmq.capacity.layout import HOW_TO
 from rl4sys_zmq.cli.learner import main
 
 LOAD = ("--actors", "100", "--steps-per-s", "50", "--model-bytes", "300kB")
@@ -59,22 +57,19 @@ def test_json_has_everything() -> None:
     loads = {row["name"]: row["share"] for row in found["resources"]}
     assert found["first_limit"] == max(loads, key=lambda name: loads[name])
     assert found["workload"]["training"]["replay_steps"] == 100_000
-    assert set(found["parts"]) == set(PARTS)
+    assert set(found["how_to"]) == set(HOW_TO)
     assert all(proposal["resource"] in loads for proposal in found["proposals"])
 
 
-def test_what_this_version_lacks_is_marked() -> None:
+@pytest.mark.parametrize("option", ["--memory", "--bandwidth", "--journal-max", "--steps-per-s"])
+def test_a_number_out_of_range_is_refused(option: str) -> None:
+    value = "inf" if option == "--steps-per-s" else "0"
+    assert "expected a" in run(*LOAD, option, value, code=2)
+
+
+def test_a_proposal_says_how_to_set_it_up() -> None:
     output = run(*LOAD, "--bandwidth", "200M", "--publish-per-s", "2")
-    assert "relays with" in output
-    assert ("[not in this version]" in output) is ("relay" not in existing_parts(main))
-
-
-def test_parts_are_found_where_they_are() -> None:
-    serve = click.Command("serve", params=[click.Option(["--engine"], type=click.Choice(["thread", "process"]))])
-    group = click.Group("rl4sys-learner", commands={"serve": serve, "relay": click.Command("relay")})
-    assert existing_parts(group) >= {"process", "relay"}
-    bare = click.Group("rl4sys-learner", commands={"serve": click.Command("serve")})
-    assert not existing_parts(bare) & {"process", "relay"}
+    assert "relays with" in output and "rl4sys-learner relay: " in output and "learners: N" not in output
 
 
 @pytest.mark.parametrize(

@@ -544,6 +544,23 @@ def test_a_process_that_crashes_gets_a_successor_after_a_pause_that_grows() -> N
     assert rig.core.rest_s(rig.now, 60.0) == pytest.approx(0.2), "it had worked for a while"
 
 
+def test_an_actors_long_texts_do_not_fill_the_status() -> None:
+    rig = Rig()
+    rig.join(library="x" * 10_000, relay="y" * 10_000)
+    assert len(str(rig.client.report(rig.now))) < 5_000
+
+
+def test_a_segment_that_is_committed_after_a_crash_is_no_fault() -> None:
+    disk = FakeDisk()
+    rig = Rig(disk)
+    rig.join()
+    rig.say(submit(0))
+    crash(rig)
+    disk.commit()
+    rig.core.each_second(rig.now)
+    assert set(rig.client.report(rig.now)["alarms"]) == {"worker_crashed"}
+
+
 def test_a_process_that_always_crashes_before_it_is_ready_fails_its_client() -> None:
     rig = Rig()
     rig.say(hello())

@@ -9,19 +9,25 @@ import itertools
 import re
 import socket
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rl4sys_zmq.config import LearnerConfig, ResourcesConfig
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.learner import Learner
+from rl4sys_zmq.learner.engines import ray_connection
 from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
+from rl4sys_zmq.learner.engines.ray_connection import RayConnectionThread, RayProcess
 from rl4sys_zmq.learner.engines.ray_packets import ENDED, KILL, PLACE, PLACED, WAITING
 from rl4sys_zmq.learner.engines.ray_resources import nodes_text, placement_problem, ray_amounts
 from rl4sys_zmq.learner.engines.registry import check_engines
+from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 
 MODULE = "rl4sys_zmq.learner.engines.ray_driver"
 NODES = [
@@ -288,3 +294,103 @@ def test_a_learner_that_has_ended_takes_its_workers_along(driver: Driver) -> Non
     driver.driver.run()
     driver.driver.close()
     assert driver.ray.killed == [1]
+
+
+# ---- the learner's connection, with drivers that do what the test says
+
+START = RemoteWorkerStart(
+    engine="ray",
+    client_id="lab",
+    generation=1,
+    key="00",
+    down="tcp://0.0.0.0:1",
+    up="tcp://0.0.0.0:2",
+    public="p",
+    secret="s",
+    gateway_public="g",
+    plugins=(),
+    log_level=20,
+)
+DRIVER = """
+import json, os, signal, socket, sys
+from rl4sys_zmq.learner.engines import ray_connection
+from rl4sys_zmq.learner.engines.packets import decode_packet, encode_packet
+pair = socket.socket(fileno=int(sys.argv[1]))
+say = lambda kind, **fields: pair.send(encode_packet(kind, **fields))
+say("connected", address="h:1", host="10.0.0.9", node="n0", nodes=[], version="2")
+while data := pair.recv(1 << 17):
+    kind, fields = decode_packet(data)
+    if kind == "kill":
+        say("ended", number=fields["number"], end="", error="")
+    elif fields["client_id"] == "deadly":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif fields["client_id"] == "bad":
+        say("ended", number=fields["number"], end="", error="no such node")
+    else:
+        start = json.loads(fields["start"])
+        say("waiting", number=fields["number"], text=start["down"] + " " + start["up"])
+        say("placed", number=fields["number"], node="n1", host="h", pid=5) if fields["client_id"] == "good" else None
+"""
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def connection(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[RayConnectionThread]:
+    monkeypatch.setattr(ray_connection, "_PROGRAM", getattr(request, "param", DRIVER))
+    thread = RayConnectionThread("h:1")
+    thread.start()
+    yield thread
+    thread.stop()
+    assert thread.join(PATIENCE_S)
+
+
+def worker(number: int, client_id: str) -> RayProcess:
+    return RayProcess(number, client_id, {"CPU": 1.0}, replace(START, client_id=client_id), waits=True)
+
+
+def until(ready: Callable[[], bool]) -> None:
+    deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
+    while not ready():
+        assert time.monotonic() < deadline
+        pause.wait(0.01)
+
+
+def test_workers_are_placed_and_told_the_learners_address_in_the_cluster(connection: RayConnectionThread) -> None:
+    connection.wait_connected()
+    good, slow, bad = worker(1, "good"), worker(2, "slow"), worker(3, "bad")
+    for each in (good, slow, bad):
+        connection.add(each)
+    until(lambda: good.node == "n1" and bool(slow.waiting))
+    assert good.describe() == {"node": "n1", "waiting": ""} and good.wait(0.0) is None
+    assert slow.describe() == {"node": "", "waiting": "tcp://10.0.0.9:1 tcp://10.0.0.9:2"}
+    with pytest.raises(ConfigError, match="no such node"):
+        bad.wait(PATIENCE_S)
+    good.kill()
+    assert good.wait(PATIENCE_S) == "" and slow.wait(0.0) is None
+
+
+def test_all_workers_of_a_driver_end_with_it_and_others_get_another_driver(connection: RayConnectionThread) -> None:
+    good, deadly = worker(1, "good"), worker(2, "deadly")
+    connection.add(good)
+    until(lambda: good.node == "n1")
+    connection.add(deadly)
+    for each in (good, deadly):
+        assert each.wait(PATIENCE_S) == "the driver process ended with signal 9 (SIGKILL)"
+    later = worker(3, "good")
+    connection.add(later)
+    until(lambda: later.node == "n1")
+
+
+@pytest.mark.parametrize("connection", ["raise SystemExit(3)"], indirect=True)
+def test_a_first_driver_that_cannot_connect_is_the_last(connection: RayConnectionThread) -> None:
+    early = worker(1, "good")
+    connection.add(early)
+    with pytest.raises(
+        TransportError, match="the Ray cluster at h:1 cannot be used: the driver process ended with exit status 3"
+    ):
+        connection.wait_connected()
+    assert early.wait(PATIENCE_S) == "the driver process ended with exit status 3"
+    until(lambda: not connection.alive)
+    late = worker(2, "good")
+    connection.add(late)
+    assert late.wait(0.0) == "the driver process ended with exit status 3"

@@ -305,14 +305,15 @@ class _GatewayConnection(Worker):
                         return False
                     self._sent += 1
                 self._out.popleft()
-            if self._sign_due:
-                frames: Sequence[Frame] | None = [self._key, *encode(self._alive())]
-            elif (frames := from_learner.recv(MAX_MESSAGE_FRAMES)) is None:
-                waiting = self._posted or self._logs
-                if not waiting:
-                    return True
-                frames = [self._key, *encode(waiting.popleft())]
-            self._out.append(frames)
+            frames = from_learner.recv(MAX_MESSAGE_FRAMES) if not self._sign_due else None
+            if frames is not None:
+                self._out.append(frames)
+            elif self._sign_due:
+                self._out.append([self._key, *encode(self._alive())])
+            elif waiting := self._posted or self._logs:
+                self._out.append([self._key, *encode(waiting.popleft())])
+            else:
+                return True
         return False
 
     def _give_up(self, reason: str) -> None:

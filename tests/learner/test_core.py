@@ -163,7 +163,7 @@ class Rig:
         self._sent.append((peer, decode(frames)))
         return SendResult.OK
 
-    def _start(self, client_id: str, key: bytes) -> FakeWorker:
+    def _start(self, assign: AssignClient, key: bytes) -> FakeWorker:
         self.workers.append(FakeWorker(key))
         return self.workers[-1]
 
